@@ -1,4 +1,7 @@
-"""Privacy mathematics: events, accountants, calibration, ledger. numpy and scipy only."""
+"""Privacy accounting: privacy events, accountants, noise calibration and the privacy ledger.
+
+Apart from fedsim itself it needs only numpy and scipy.
+"""
 
 if not __name__.startswith("fedsim."):
     raise ImportError(f"import fedsim.{__name__}, not {__name__}")

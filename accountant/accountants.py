@@ -1,7 +1,7 @@
-"""Privacy accountants: they compose events and return the (epsilon, delta) of the composition.
+"""Privacy accountants, which compose privacy events and return the (epsilon, delta) of all of them.
 
-The state is the number of runs of each mechanism. Composing adds to a counter; epsilon is computed
-on request. The counts do not depend on the order of the events, so neither does epsilon.
+The state of an accountant is the number of runs of each mechanism. Composing an event adds to a
+counter; epsilon is computed on request. It does not depend on the order of the events.
 """
 
 import math
@@ -50,7 +50,7 @@ AccountantName = Literal["pld", "rdp", "moments"]
 
 @dataclass(frozen=True)
 class RdpOrders:
-    """The Rényi accountant with chosen orders, in place of an accountant's name.
+    """The Rényi accountant with given orders, which can be passed in place of an accountant's name.
 
     Attributes:
         orders: Rényi orders, each in (1, 65536].
@@ -73,10 +73,10 @@ AccountantChoice = AccountantName | RdpOrders
 
 
 class PrivacySpent(NamedTuple):
-    """The (epsilon, delta) of all composed events.
+    """The (epsilon, delta) of all events that an accountant composed.
 
     Attributes:
-        epsilon: >= 0; infinite after a release without a guarantee.
+        epsilon: the epsilon, >= 0; infinite after a release without a guarantee.
         delta: the delta at which epsilon holds.
         best_order: the Rényi order that gives epsilon; None if no order is involved.
     """
@@ -87,17 +87,18 @@ class PrivacySpent(NamedTuple):
 
 
 class Accountant(ABC):
-    """Base of the accountants: composes events into one (epsilon, delta).
+    """Base class of the accountants, which compose events into one (epsilon, delta).
 
     Guarantee: everything composed is jointly (get_epsilon(delta), delta)-DP for every delta, under
-    the accountant's adjacency, for noise of standard deviation z C with C the clipping norm of one
-    example. The composition is adaptive: later releases may depend on earlier ones, but every
-    sampling rate and noise multiplier must be fixed without looking at them.
+    the accountant's adjacency. The noise has standard deviation z C, with noise multiplier z and
+    clipping norm C of one example. The composition is adaptive: later releases may depend on
+    earlier ones, but every sampling rate and noise multiplier must be fixed without looking at
+    them.
 
-    Adjacency (see `fedsim.accountant.events`): zero-out and add-remove both have L2 sensitivity
-    C, and the same numbers for Gaussian, JointGaussian, PoissonSampled and RandomAllocation events;
-    replace-one has sensitivity 2 C. FixedSizeSampled needs replace-one, EpochShuffled zero-out or
-    replace-one; other combinations are refused.
+    Adjacency (see `fedsim.accountant.events`): zero-out and add-remove both have L2 sensitivity C.
+    They give the same epsilon for Gaussian, JointGaussian, PoissonSampled and RandomAllocation
+    events; replace-one has sensitivity 2 C. FixedSizeSampled needs replace-one, and EpochShuffled
+    needs zero-out or replace-one; other combinations are refused.
 
     Edge cases: an accountant without events has epsilon 0; NonPrivate, or noise multiplier 0 with a
     sampling rate above 0, gives epsilon infinity and delta 1.
@@ -118,17 +119,17 @@ class Accountant(ABC):
 
     @property
     def adjacency(self) -> Adjacency:
-        """The pairs of data sets that the guarantee covers; fixed at construction."""
+        """The neighbouring data sets that the guarantee covers; fixed at construction."""
         return self._adjacency
 
     @property
     def history(self) -> tuple[tuple[Event, int], ...]:
-        """The composed events as pairs (event, count) in order; equal neighbours share an entry."""
+        """Composed events in order, as pairs (event, count); consecutive equal events share one."""
         return tuple(self._history)
 
     @property
     def steps(self) -> Mapping[Mechanism, int]:
-        """A copy of the number of runs of each mechanism: epsilon depends on nothing else."""
+        """A copy of the number of runs of each mechanism, which alone determines epsilon."""
         return dict(self._steps)
 
     @final
@@ -140,8 +141,8 @@ class Accountant(ABC):
             count: number of releases, a whole number >= 0.
 
         Raises:
-            UnsupportedEventError: a part of the event has no accounting rule under this adjacency;
-                nothing was added.
+            UnsupportedEventError: the event, or one inside it, has no accounting rule under this
+                adjacency; nothing was added.
             ValueError: `count` is negative or not whole; nothing was added.
         """
         count = checks.whole_number("count", count)
@@ -154,7 +155,11 @@ class Accountant(ABC):
 
     @final
     def get_epsilon(self, delta: float) -> float:
-        """Return the epsilon of all events at `delta`; ValueError if delta is not in (0, 1)."""
+        """Return the epsilon of all events at `delta`.
+
+        Raises:
+            ValueError: `delta` is not in (0, 1).
+        """
         return self.get_privacy_spent(delta).epsilon
 
     @final
@@ -251,18 +256,19 @@ class _RenyiAccountant(Accountant):
 
 @final
 class RdpAccountant(_RenyiAccountant):
-    """Rényi accountant: adds RDP curves (Mironov 2017, arXiv:1702.07476, Proposition 1).
+    """The Rényi accountant, which adds RDP curves (Mironov 2017, arXiv:1702.07476, Proposition 1).
 
-    Guarantee: that of `Accountant`; epsilon is an upper bound, typically 8 to 15 % above the exact
-    one. An account of only a few EpsilonDelta events is composed exactly (`few_guarantees`).
+    Guarantee: all composed events are jointly (epsilon, delta)-DP, as for every `Accountant`.
+    Epsilon is an upper bound, typically 8 to 15 % above the exact one. A few EpsilonDelta events
+    without other events are composed exactly (`few_guarantees`).
 
     Args:
         orders: Rényi orders to try, each in (1, 65536]. More orders can only lower epsilon.
-        conversion: from RDP to (epsilon, delta): "tight", or the older "mironov".
+        conversion: the conversion from RDP to (epsilon, delta): "tight", or the older "mironov".
         adjacency: "zero_out", "add_remove" or "replace_one".
-        refine: whether to search between the neighbours of the best order, which lowers epsilon
-            (not delta) by some 1e-3 relative at ten to a hundred times the cost. The order then
-            depends on the events: valid for a schedule fixed in advance, not for a privacy filter.
+        refine: whether to search between the neighbours of the best order. This lowers epsilon (not
+            delta) by some 1e-3 relative at ten to a hundred times the cost. The order then depends
+            on the events: valid for a schedule fixed in advance, not for a privacy filter.
 
     Raises:
         ValueError: there are no orders, one is outside (1, 65536], or a name is unknown.
@@ -318,11 +324,12 @@ class RdpAccountant(_RenyiAccountant):
 class MomentsAccountant(_RenyiAccountant):
     """The moments accountant as published (Abadi et al. 2016, arXiv:1607.00133), for comparison.
 
-    Log moments lambda = 1 ... 31, that is RDP at the integer orders 2 ... 32, added up and
-    converted by epsilon = min over lambda of (moments + log(1/delta)) / lambda.
+    It adds up the log moments lambda = 1 ... 31, which are RDP at the integer orders 2 ... 32. It
+    converts them by epsilon = min over lambda of (moments + log(1/delta)) / lambda.
 
-    Guarantee: that of `Accountant`; epsilon is an upper bound, never below that of `RdpAccountant`,
-    and far above it where epsilon is very small or very large.
+    Guarantee: all composed events are jointly (epsilon, delta)-DP, as for every `Accountant`.
+    Epsilon is an upper bound, never below that of `RdpAccountant`, and far above it where epsilon
+    is very small or very large.
 
     Args:
         adjacency: "zero_out", "add_remove" or "replace_one".
@@ -334,12 +341,13 @@ class MomentsAccountant(_RenyiAccountant):
 
 @final
 class PldAccountant(Accountant):
-    """Privacy loss distribution accountant: the exact composition up to numerics, never below it.
+    """The privacy loss distribution accountant: exact up to numerics, never below the exact value.
 
-    Guarantee: that of `Accountant`; at most 1e-3 above the exact epsilon in ordinary settings (see
-    `fedsim.accountant.pld.distribution` for the method and its limits). For FixedSizeSampled,
-    exact means the composition of the dominating pairs, which no real data set may attain. Accounts
-    with ZCDP or RepeatAndSelect use RDP.
+    Guarantee: all composed events are jointly (epsilon, delta)-DP, as for every `Accountant`. In
+    ordinary settings epsilon is at most 1e-3 above the exact value (see
+    `fedsim.accountant.pld.distribution` for the method and its limits). For FixedSizeSampled, exact
+    means the composition of the dominating pairs, which no real data set may attain. If any
+    composed event is ZCDP or RepeatAndSelect, RDP is used for all events.
     """
 
     def _epsilon(self, delta: float) -> tuple[float, float | None]:
@@ -359,7 +367,7 @@ _ACCOUNTANTS: dict[str, type[RdpAccountant] | type[PldAccountant] | type[Moments
 def choose_accountant(
     name: AccountantName, orders: Sequence[float] | None = None
 ) -> AccountantChoice:
-    """Return the choice of an accountant by its name, with Rényi orders if they are given.
+    """Return `name`, or `RdpOrders(orders)` if Rényi orders are given.
 
     Args:
         name: "pld", "rdp" or "moments".
@@ -381,14 +389,14 @@ def accountant_name(accountant: AccountantChoice) -> AccountantName:
 
 
 def renyi_choice(accountant: AccountantChoice) -> AccountantChoice:
-    """Return the Rényi accountant to compare `accountant` with, at its orders if it has any."""
+    """Return the Rényi accountant to compare `accountant` with, with the same orders if any."""
     return accountant if isinstance(accountant, RdpOrders) else "rdp"
 
 
 def make_accountant(
     name: AccountantChoice = "pld", *, adjacency: Adjacency = "zero_out"
 ) -> Accountant:
-    """Return a new accountant by its name in the experiment file.
+    """Return a new accountant, chosen by its name or by `RdpOrders`.
 
     Args:
         name: "pld", "rdp" or "moments", or `RdpOrders`.

@@ -1,7 +1,7 @@
 """Calibration of the noise multiplier, the number of steps or the sampling rate to an epsilon.
 
-The search uses the accountant that later computes epsilon, so the epsilon of the
-result, by that accountant, never exceeds the target.
+The search uses the accountant that later computes epsilon. So by that accountant the epsilon of the
+result never exceeds the target.
 """
 
 import math
@@ -35,9 +35,9 @@ def calibrate_noise_multiplier(
     """Return a noise multiplier z at which the schedule spends at most `target_epsilon`.
 
     Guarantee: `steps` Poisson-sampled Gaussian steps with the returned z have
-    get_epsilon(delta) <= target_epsilon by the same accountant, and at least
-    target_epsilon - tolerance. The lower bound can fail, towards more noise, where the PLD
-    accountant has to coarsen its grid (epsilon in the hundreds) or uses RDP instead.
+    get_epsilon(delta) <= target_epsilon by the same accountant, and at least target_epsilon -
+    tolerance. The lower bound can fail: z then has more noise than needed. This happens where the
+    PLD accountant has to coarsen its grid of losses (epsilon in the hundreds) or uses RDP instead.
 
     The result depends on the arguments alone and is cached.
 
@@ -51,9 +51,9 @@ def calibrate_noise_multiplier(
         tolerance: how far below the target the spent epsilon may stay, > 0.
 
     Raises:
-        ValueError: an argument is outside its range, or there is nothing to calibrate: even
-            noise 1e6 spends too much, even 1e-2 stays below the target, or delta covers the
-            whole probability that an example is ever sampled.
+        ValueError: an argument is outside its range, or there is nothing to calibrate: even z = 1e6
+            spends too much, even z = 1e-2 stays below the target, or delta is at least the
+            probability that an example is ever sampled.
     """
     rate = checks.probability("sampling_rate", sampling_rate)
     count = checks.whole_number("steps", steps)
@@ -136,13 +136,13 @@ def calibrate_sampling_rate(
     adjacency: Adjacency = "zero_out",
     tolerance: float = NOISE_TOLERANCE,
 ) -> float:
-    """Return the largest sampling rate, up to `tolerance`, that spends at most `target_epsilon`.
+    """Return the largest sampling rate, to within `tolerance`, that keeps to `target_epsilon`.
 
     Guarantee: by the same accountant, `steps` Poisson-sampled Gaussian steps at the returned rate
-    have get_epsilon(delta) <= target_epsilon, and at least target_epsilon - tolerance, with the
-    exceptions of `calibrate_noise_multiplier`.
+    have get_epsilon(delta) <= target_epsilon, and at least target_epsilon - tolerance. As in
+    `calibrate_noise_multiplier`, the lower bound can fail if the PLD grid is coarse or RDP is used.
 
-    Edge cases: returns 1 where even sampling every example stays below the target.
+    Edge cases: the result is 1 if even sampling every example stays below the target.
 
     The result depends on the arguments alone and is cached.
 

@@ -1,4 +1,4 @@
-"""Checks of arguments, array types, and a cache of large values that is bounded by their bytes.
+"""Checks of arguments, array types, and a cache whose size in bytes is bounded.
 
 In every check, `name` is the argument's name for the error message and `value` its value.
 """
@@ -40,7 +40,7 @@ def non_negative(name: str, value: SupportsFloat) -> float:
 
 
 def positive(name: str, value: SupportsFloat) -> float:
-    """Return `value` as a float > 0; raises ValueError if it is not, or is infinite."""
+    """Return `value` as a float > 0; raises ValueError if it is not positive or is infinite."""
     number = real_number(name, value)
     if not 0.0 < number < math.inf:
         raise ValueError(f"{name} must be finite and > 0, got {number!r}")
@@ -102,15 +102,15 @@ Value = TypeVar("Value")
 
 
 class CachedByBytes(Generic[Arguments, Value]):
-    """A function with a cache of its latest results, of at most `limit` bytes together.
+    """A function with a cache of its most recently used results, at most `limit` bytes in total.
 
-    The newest result is kept even if it is larger. Threads that call with equal arguments at the
-    same time may each compute the result. Arguments must be positional and hashable.
+    The newest result is kept even if it exceeds the limit. Threads that call with equal arguments
+    at the same time may each compute the result. Arguments must be positional and hashable.
 
     Args:
         function: the function whose results are kept.
         limit: largest total size of the kept results, in bytes.
-        size_of: returns the size of one result, in bytes.
+        size_of: function that returns the size of one result, in bytes.
     """
 
     def __init__(
@@ -144,10 +144,10 @@ class CachedByBytes(Generic[Arguments, Value]):
 def cached_by_bytes(
     limit: int, size_of: Callable[[Value], int]
 ) -> Callable[[Callable[Arguments, Value]], CachedByBytes[Arguments, Value]]:
-    """Return a decorator that makes a function a `CachedByBytes`.
+    """Return a decorator that gives a function a cache of bounded size, see `CachedByBytes`.
 
     Args:
         limit: largest total size of the kept results, in bytes.
-        size_of: returns the size of one result, in bytes.
+        size_of: function that returns the size of one result, in bytes.
     """
     return lambda function: CachedByBytes(function, limit, size_of)

@@ -1,7 +1,8 @@
-"""Breaks events down into the mechanisms that accountants compose.
+"""Translation of privacy events into the mechanisms that accountants compose.
 
-A mechanism has one dominating pair of distributions or one RDP curve. Which mechanisms an event has
-depends on the adjacency; only this module decides it. Combinations without a proof are refused.
+A mechanism is a step with one dominating pair of distributions or one RDP curve. The mechanisms of
+an event depend on the adjacency, and only this module chooses them. Combinations without a proof
+are refused.
 """
 
 import math
@@ -31,14 +32,14 @@ from fedsim.core.errors import FedsimError
 
 
 class UnsupportedEventError(FedsimError, ValueError):
-    """Raised for an event, or a sub-event, whose privacy the accountant cannot bound."""
+    """Raised for an event, or an event inside it, whose privacy the accountant cannot bound."""
 
 
 class SampledGaussian(NamedTuple):
-    """One step: Poisson sampling at rate q, then a Gaussian release with noise multiplier z > 0.
+    """A step: Poisson sampling at rate q, then a Gaussian release with noise multiplier z > 0.
 
-    The dominating pair is (1-q) N(0, z^2) + q N(1, z^2) against N(0, z^2): z is relative to the
-    sensitivity, which under replace-one adjacency (possible for q = 1 only) is 2 C.
+    The dominating pair is (1-q) N(0, z^2) + q N(1, z^2) against N(0, z^2). Here z is the noise over
+    the sensitivity, which is 2 C under replace-one adjacency (possible only for q = 1).
 
     q = 1 is the plain Gaussian mechanism; q = 0 never occurs here, as it releases nothing.
     """
@@ -49,9 +50,10 @@ class SampledGaussian(NamedTuple):
 
 @dataclass(frozen=True)
 class ReplacedGaussian:
-    """One Poisson-sampled Gaussian step under replace-one; q < 1, z > 0 relative to C, not to 2 C.
+    """A Poisson-sampled Gaussian step with sampling rate q < 1 under replace-one adjacency.
 
-    The dominating pair is (1-q) N(0, z^2) + q N(1, z^2) and (1-q) N(0, z^2) + q N(-1, z^2).
+    The noise multiplier z > 0 is relative to the clipping norm C, not to the sensitivity 2 C. The
+    dominating pair is (1-q) N(0, z^2) + q N(1, z^2) and (1-q) N(0, z^2) + q N(-1, z^2).
     """
 
     sampling_rate: float
@@ -60,7 +62,10 @@ class ReplacedGaussian:
 
 @dataclass(frozen=True)
 class FixedSizeGaussian:
-    """One Gaussian step on a share q < 1 drawn without replacement, replace-one; z is over C."""
+    """A Gaussian step on a share q < 1 of the examples, drawn without replacement, for replace-one.
+
+    The noise multiplier z is relative to the clipping norm C.
+    """
 
     sampling_rate: float
     noise_multiplier: float
@@ -68,7 +73,10 @@ class FixedSizeGaussian:
 
 @dataclass(frozen=True)
 class AllocatedGaussian:
-    """One balls-and-bins pass over b > 1 Gaussian batches, zero-out or add-remove; z > 0."""
+    """One pass of balls-and-bins sampling over b > 1 batches with a Gaussian release about each.
+
+    It is valid under zero-out and add-remove adjacency; the noise multiplier z is > 0.
+    """
 
     batches: int
     noise_multiplier: float
@@ -76,14 +84,14 @@ class AllocatedGaussian:
 
 @dataclass(frozen=True)
 class Concentrated:
-    """Any release that is rho-zCDP, rho > 0."""
+    """A release known only to be rho-zCDP, rho > 0."""
 
     rho: float
 
 
 @dataclass(frozen=True)
 class Approximate:
-    """Any release that is (epsilon, delta)-DP, delta < 1."""
+    """A release known only to be (epsilon, delta)-DP, delta < 1."""
 
     epsilon: float
     delta: float
@@ -91,12 +99,12 @@ class Approximate:
 
 @dataclass(frozen=True)
 class Selection:
-    """The best of a random number of runs, of which only the best result is released.
+    """A mechanism that runs a random number of times and releases only the best result.
 
     Attributes:
-        steps: the mechanisms of one run, with the number of each.
+        steps: pairs (mechanism, number of times that one run uses it).
         mean: expected number of runs, >= 1.
-        shape: parameter of the number's distribution, see `RepeatAndSelect`.
+        shape: parameter of the distribution of the number of runs, see `RepeatAndSelect`.
     """
 
     steps: "tuple[tuple[Mechanism, int], ...]"
@@ -131,7 +139,7 @@ def _sort_key(item: tuple[Mechanism, int]) -> tuple[str, tuple[float, ...], str]
 
 @dataclass
 class Breakdown:
-    """The mechanisms that an event adds to an account.
+    """The mechanisms into which an event was broken down for accounting.
 
     Attributes:
         steps: number of runs of each mechanism.
@@ -145,9 +153,9 @@ class Breakdown:
 def break_down(event: Event, count: int = 1, adjacency: Adjacency = "zero_out") -> Breakdown:
     """Return the mechanisms that `count` releases of `event` add to an account.
 
-    Several Gaussians about one and the same sample are one Gaussian with
-    z = (sum of z_i^-2)^(-1/2) (McMahan et al. 2018, arXiv:1812.06210, section 3); counting them as
-    separately sampled steps would under-report.
+    Several Gaussians with noise multipliers z_i about the same sample are one Gaussian with
+    z = (sum of z_i^-2)^(-1/2) (McMahan et al. 2018, arXiv:1812.06210, section 3). Counting them as
+    separately sampled steps would under-report epsilon.
 
     Args:
         event: one release.
@@ -155,8 +163,8 @@ def break_down(event: Event, count: int = 1, adjacency: Adjacency = "zero_out") 
         adjacency: "zero_out", "add_remove" or "replace_one".
 
     Raises:
-        UnsupportedEventError: names the sub-event that has no rule here, or none under this
-            adjacency.
+        UnsupportedEventError: `event`, or an event inside it, has no rule under this adjacency; the
+            message names it.
         ValueError: there is no such adjacency.
     """
     breakdown = Breakdown()
@@ -327,10 +335,10 @@ def _collect_noises(event: Event, count: int, whole: Event, into: Counter[float]
 
 
 def joint_noise_multiplier(steps: Mapping[float, int]) -> float:
-    """Return the z of the single Gaussian equal to several: (sum of n_i z_i^-2)^(-1/2).
+    """Return z = (sum of n_i z_i^-2)^(-1/2), the noise multiplier of one Gaussian equal to several.
 
     Args:
-        steps: the number n_i of Gaussians with each noise multiplier z_i > 0; not empty.
+        steps: maps each noise multiplier z_i > 0 to the number n_i of Gaussians; not empty.
     """
     least = min(steps)  # taken out of the sum: no square over- or underflows
     return least / math.sqrt(sum(n * (least / z) ** 2 for z, n in steps.items()))

@@ -1,4 +1,4 @@
-"""Privacy events, which describe releases, and the adjacency of a guarantee.
+"""Privacy events, which describe what is released, and the adjacency of a guarantee.
 
 An event is an immutable, hashable value. Accountants turn events into epsilon; ledgers store
 them. The meaning of an event never changes: a new mechanism is a new class.
@@ -31,15 +31,17 @@ SCHEMA_VERSION = 1  # of the JSON form; raised when a reader of the old form wou
 
 @dataclass(frozen=True)
 class Event:
-    """Base of all events: immutable values whose fields are numbers or other events."""
+    """Base class of all events, which are immutable values made of numbers and other events."""
 
 
 @dataclass(frozen=True)
 class Gaussian(Event):
-    """One release of a sum plus N(0, (z C)^2) per coordinate, C the L2 sensitivity of the sum.
+    """A release of a sum plus Gaussian noise N(0, (z C)^2) per coordinate.
+
+    C is the clipping norm of one example.
 
     Attributes:
-        noise_multiplier: z >= 0, finite. 0 is a release without noise: its epsilon is infinite.
+        noise_multiplier: z >= 0, finite. A release with z = 0 has no noise and infinite epsilon.
 
     Raises:
         ValueError: `noise_multiplier` is negative, infinite or NaN.
@@ -55,9 +57,9 @@ class Gaussian(Event):
 class JointGaussian(Event):
     """Several Gaussian releases about the same examples, which count as ONE Gaussian release.
 
-    Group m (of parameters, or the bits of adaptive clipping) has clipping norm C_m and noise of
-    standard deviation z_m C_m per coordinate. Scaled by 1 / (z_m C_m) the groups are one vector
-    with unit noise, whose sensitivity is the root of the sum of z_m^-2 (McMahan et al. 2018,
+    Group m (a group of parameters, or the bits of adaptive clipping) has clipping norm C_m and
+    noise of standard deviation z_m C_m per coordinate. Scaled by 1 / (z_m C_m), the groups are one
+    vector with unit noise. Its sensitivity is the root of the sum of z_m^-2 (McMahan et al. 2018,
     arXiv:1812.06210, section 3). Inside a sampling event all groups share the sample.
 
     Attributes:
@@ -82,7 +84,7 @@ class JointGaussian(Event):
 
     @property
     def noise_multiplier(self) -> float:
-        """Noise multiplier of the equivalent single Gaussian: (sum of z_m^-2)^(-1/2)."""
+        """Noise multiplier (sum of z_m^-2)^(-1/2) of the single Gaussian equal to all groups."""
         least = min(self.noise_multipliers)  # taken out of the sum: no square over- or underflows
         if least == 0.0:
             return 0.0
@@ -91,7 +93,7 @@ class JointGaussian(Event):
 
 @dataclass(frozen=True)
 class PoissonSampled(Event):
-    """`event` applied to a Poisson sample: each example joins independently with probability q.
+    """A release about a Poisson sample, which each example joins independently with probability q.
 
     Attributes:
         sampling_rate: q in [0, 1], the inclusion probability of every example.
@@ -111,10 +113,10 @@ class PoissonSampled(Event):
 
 @dataclass(frozen=True)
 class FixedSizeSampled(Event):
-    """`event` applied to a uniformly random subset of fixed size, drawn without replacement.
+    """A release about a uniformly random subset of fixed size, drawn without replacement.
 
-    Another example takes the place of a missing one, so the guarantee differs from that of Poisson
-    sampling and holds under replace-one adjacency.
+    If one example is missing, another takes its place in the subset. So the guarantee differs from
+    that of Poisson sampling and holds under replace-one adjacency.
 
     Attributes:
         population: number of examples in the data set, N >= 1, public.
@@ -141,12 +143,12 @@ class FixedSizeSampled(Event):
 
 @dataclass(frozen=True)
 class EpochShuffled(Event):
-    """One pass over shuffled data cut into disjoint batches, `event` released about each batch.
+    """One pass over shuffled data cut into disjoint batches, with a release about each batch.
 
-    Record it once per pass (epoch), or once per shuffle where only a part of a pass was run: every
-    example is in at most one of the batches, so the pass costs as much as ONE release about a
-    known batch, for any number of batches. No amplification by sampling is claimed: batches
-    of one shuffle depend on each other (Chua et al. 2024, arXiv:2403.17673).
+    Record it once per pass (epoch), or once per shuffle if only a part of the pass was run. Every
+    example is in at most one batch, so the pass costs as much as ONE release about a known batch,
+    for any number of batches. No amplification by sampling is claimed, because batches of one
+    shuffle depend on each other (Chua et al. 2024, arXiv:2403.17673).
 
     Attributes:
         batches: number of disjoint batches of the pass, >= 1; does not change epsilon.
@@ -168,9 +170,9 @@ class EpochShuffled(Event):
 class RandomAllocation(Event):
     """One pass in which each example joins one of the batches, at random and independently.
 
-    Also known as balls-and-bins sampling (Chua et al. 2024, arXiv:2412.16802). Batch sizes are
-    random; `event` is released about each batch, an empty one too. Record it once per pass, with a
-    fresh allocation each time, also for an allocation of which only some batches were released.
+    This is also known as balls-and-bins sampling (Chua et al. 2024, arXiv:2412.16802). Batch sizes
+    are random, and `event` is released about each batch, even an empty one. Record it once per
+    pass, even if only some batches of the pass were released. Each pass needs a fresh allocation.
 
     Attributes:
         batches: number of batches of the pass, >= 1, public and chosen without looking at the data.
@@ -192,8 +194,8 @@ class RandomAllocation(Event):
 class ZCDP(Event):
     """A release that is rho-zero-concentrated DP (Bun, Steinke 2016, arXiv:1605.02065).
 
-    That is (alpha, rho alpha)-RDP for every alpha > 1, under the adjacency of the accountant that
-    composes it: the code that records the event vouches for it.
+    This means (alpha, rho alpha)-RDP for every alpha > 1. The code that records the event must make
+    sure that this holds under the adjacency of the accountant that composes the event.
 
     Attributes:
         rho: the zCDP parameter, >= 0, finite.
@@ -212,12 +214,12 @@ class ZCDP(Event):
 class EpsilonDelta(Event):
     """A release known to be (epsilon, delta)-DP, and nothing more.
 
-    It holds under the adjacency of the accountant that composes it: the code that records the event
-    vouches for it.
+    The code that records the event must make sure that this holds under the adjacency of the
+    accountant that composes the event.
 
     Attributes:
-        epsilon: >= 0, finite.
-        delta: in [0, 1].
+        epsilon: the epsilon of the release, >= 0, finite.
+        delta: the delta of the release, in [0, 1].
 
     Raises:
         ValueError: a value is outside its range or NaN.
@@ -233,18 +235,18 @@ class EpsilonDelta(Event):
 
 @dataclass(frozen=True)
 class RepeatAndSelect(Event):
-    """`event` run a random number of times on the same data; only the best result is released.
+    """A release of the best result of a random number of runs of `event` on the same data.
 
-    It accounts for tuning hyper-parameters (Papernot, Steinke 2022, arXiv:2110.03620). The number
-    of runs must be drawn from the stated distribution and kept secret; if the result of every run
-    is released, use `SelfComposed` instead.
+    It is used to account for hyper-parameter tuning (Papernot, Steinke 2022, arXiv:2110.03620). The
+    number of runs must be drawn from the stated distribution and kept secret. If the result of
+    every run is released, use `SelfComposed` instead.
 
     Attributes:
         event: the release of one run.
         mean: expected number of runs, >= 1.
-        shape: eta >= 0 of the truncated negative binomial distribution of the number of runs (1 is
-            the geometric, 0 the logarithmic one); None for the Poisson distribution, also given as
-            infinity.
+        shape: parameter eta >= 0 of the truncated negative binomial distribution of the number of
+            runs: 1 is the geometric, 0 the logarithmic one. None or infinity stands for the Poisson
+            distribution.
 
     Raises:
         ValueError: a value is outside its range or NaN, or `event` is not an event.
@@ -263,7 +265,7 @@ class RepeatAndSelect(Event):
 
 @dataclass(frozen=True)
 class SelfComposed(Event):
-    """`event` released `count` times, with fresh randomness each time.
+    """A release of `event`, made `count` times with fresh randomness each time.
 
     Attributes:
         event: the event that is repeated.
@@ -286,7 +288,7 @@ class Composed(Event):
     """A sequence of releases with independent randomness; later events may use earlier results.
 
     Attributes:
-        events: the events, in order; kept as a tuple. An empty tuple releases nothing.
+        events: the events in order, kept as a tuple. An empty tuple releases nothing.
 
     Raises:
         ValueError: an element is not an event.
@@ -327,9 +329,9 @@ _EVENT_TYPES: dict[str, type[Event]] = {
 
 
 def to_dict(event: Event) -> dict[str, Any]:
-    """Return the event in the JSON form of the ledger, e.g. `{"type": "Gaussian", ...}`.
+    """Return an event as the JSON object that ledgers store, e.g. `{"type": "Gaussian", ...}`.
 
-    Edge cases: values stay exact: `event_from_dict(to_dict(e)) == e`, also through JSON text,
+    Edge cases: values stay exact. `event_from_dict(to_dict(e)) == e` holds also through JSON text,
     because Python prints floats so that they read back exactly.
 
     Raises:
@@ -342,7 +344,7 @@ def to_dict(event: Event) -> dict[str, Any]:
 
 
 def event_from_dict(record: Mapping[str, Any]) -> Event:
-    """Return the event of a record that `to_dict` wrote.
+    """Return the event that `to_dict` turned into this record.
 
     Raises:
         ValueError: the type is unknown, a key is missing or unknown, or a value breaks the
@@ -364,7 +366,9 @@ def event_from_dict(record: Mapping[str, Any]) -> Event:
 
 
 def append_event(runs: list[tuple[Event, int]], event: Event, count: int) -> None:
-    """Append `count` releases of `event` to a run-length list in place; equal neighbours merge.
+    """Append `count` releases of `event` to a run-length list in place.
+
+    If the last entry has an equal event, its count is increased instead.
 
     Args:
         runs: pairs (event, number of releases), in order.

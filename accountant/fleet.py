@@ -1,4 +1,4 @@
-"""The privacy accounts of all clients of a federation, computed together."""
+"""The privacy accounts of all clients of a federation, with every ε computed together."""
 
 import math
 from collections import Counter
@@ -21,17 +21,17 @@ Client = str | int
 
 
 class FleetAccountant:
-    """One privacy account per client, for thousands of clients with different events.
+    """An accountant with one privacy account per client, fast for thousands of clients.
 
     A client's epsilon equals that of a single accountant of the same name that composed the same
-    events: by "rdp" to 1e-12 relative, by "pld" to 2e-4 (both never below the exact value; the
-    fleet chooses its grids for the requested delta). Gaussian mechanisms, sampled or not, are fast:
-    their curves are computed together, as arrays. Other mechanisms are computed one by one. The
-    epsilon of a client without new events is kept, and equal accounts are computed once.
+    events: by "rdp" to 1e-12 relative, by "pld" to 2e-4. Neither is below the exact value; "pld"
+    chooses its grids of losses for the requested delta. Gaussian mechanisms, sampled or not, are
+    fast: their curves are computed together, as arrays. Other mechanisms are computed one by one.
+    The epsilon of a client without new events is kept, and equal accounts are computed once.
 
-    Guarantee: client k's releases are (get_epsilon(delta)[k], delta)-DP per example of client k.
-    Where no person has data in two clients, the federation's guarantee is the largest of these
-    (parallel composition), never the mean.
+    Guarantee: client k's releases are (get_epsilon(delta)[k], delta)-DP per example of client k. If
+    no person has data in two clients, the federation's guarantee is the largest of these (parallel
+    composition), never the mean.
 
     Args:
         accountant: name of the accountant, or `RdpOrders`; accounts by "moments" are computed
@@ -65,15 +65,15 @@ class FleetAccountant:
 
     @property
     def clients(self) -> tuple[Client, ...]:
-        """All clients, in the order of their first composed event."""
+        """Names or numbers of all clients, in the order of their first composed event."""
         return tuple(self._counts)
 
     def events(self, client: Client) -> Mapping[Event, int]:
-        """Return the number of releases of each event by `client`; empty for an unknown client."""
+        """Return how often `client` released each event; empty for an unknown client."""
         return dict(self._counts.get(client, {}))
 
     def compose(self, client: Client, event: Event, count: int = 1) -> Self:
-        """Add `count` releases of `event` to the account of `client` and return the fleet itself.
+        """Add `count` releases of `event` to the account of `client`; return the fleet accountant.
 
         Args:
             client: the client's name or number.
@@ -94,7 +94,7 @@ class FleetAccountant:
         return self
 
     def check(self, event: Event) -> None:
-        """Check that the accountant has a rule for an event.
+        """Check that the accountant has a rule for an event; raise an error if it has none.
 
         Raises:
             UnsupportedEventError: the accountant has no rule for the event.
@@ -103,11 +103,11 @@ class FleetAccountant:
         self._learn(event)
 
     def get_epsilon(self, delta: float | Mapping[Client, float]) -> dict[Client, float]:
-        """Return the epsilon of each client.
+        """Return the epsilon of each requested client.
 
         Args:
-            delta: one delta for all clients, or a mapping of the requested clients to deltas; a
-                client without events has epsilon 0.
+            delta: one delta for all clients, or a delta for each requested client. A client without
+                events has epsilon 0.
 
         Raises:
             ValueError: a delta is not in (0, 1).
@@ -122,7 +122,9 @@ class FleetAccountant:
         return {client: self._answers[client][1] for client in delta}
 
     def own_epsilon_of(self, composition: Mapping[Event, int], delta: float) -> float:
-        """Return the epsilon of a composition by a new accountant; no client's account changes.
+        """Return the epsilon of a given composition, computed by a new accountant for one client.
+
+        No client's account changes.
 
         Args:
             composition: number of releases of each event.
@@ -137,7 +139,7 @@ class FleetAccountant:
         return accountant.get_epsilon(delta)
 
     def epsilons_of(self, compositions: Sequence[Mapping[Event, int]], delta: float) -> Floats:
-        """Return the epsilon of each composition; no client's account changes.
+        """Return the epsilon of each given composition; no client's account changes.
 
         Args:
             compositions: for each composition, the number of releases of each event; an empty
@@ -163,7 +165,7 @@ class FleetAccountant:
         return np.array([self._answers[client][1] for client in self._counts])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the fleet as JSON values."""
+        """Return the state of the fleet accountant as JSON values, for `load_state_dict`."""
         numbers = {event: i for i, event in enumerate(self._breakdowns)}
         return {
             "schema_version": SCHEMA_VERSION,
@@ -177,11 +179,11 @@ class FleetAccountant:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Self:
-        """Replace the state by one that `state_dict` wrote and return the fleet itself.
+        """Replace the state by one that `state_dict` returned; return the fleet accountant.
 
         Raises:
             ValueError: the state is of another version, accountant or adjacency, or is malformed;
-                the fleet is as before.
+                the state does not change.
         """
         expected = (SCHEMA_VERSION, self._recorded_name(), self._adjacency)
         names = ("schema_version", "accountant", "adjacency")

@@ -1,7 +1,7 @@
 """The exact privacy of unsampled Gaussians (Balle, Wang 2018, arXiv:1805.06530, Theorem 8).
 
-T releases with noise multipliers z_1 ... z_T are one release with mu = sqrt(sum of z_t^-2), where
-mu = 1/z is the distance of the two Gaussians in standard deviations.
+A release with noise multiplier z compares two Gaussians at a distance of mu = 1/z standard
+deviations. Releases with z_1 ... z_T are together one release with mu = sqrt(sum of z_t^-2).
 """
 
 import math
@@ -20,7 +20,7 @@ _REACH = 48.0  # e^-48 = 1e-21 of the integrand is left out
 
 
 def gaussian_log_delta(mu: float, epsilon: float) -> float:
-    """Return log delta(epsilon) of N(mu, 1) against N(0, 1), exact also where delta underflows.
+    """Return log delta(epsilon) of N(mu, 1) against N(0, 1), exact even where delta underflows.
 
     Guarantee: the pair dominates a Gaussian release with noise multiplier 1/mu, in both
     directions, so the release is (epsilon, delta)-DP.
@@ -38,7 +38,9 @@ def gaussian_log_delta(mu: float, epsilon: float) -> float:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Return the least epsilon >= 0 of N(mu, 1) against N(0, 1) at `delta`, to 1e-12 relative.
+    """Return the least epsilon >= 0 at which N(mu, 1) against N(0, 1) has the given `delta`.
+
+    It is exact to 1e-12 relative.
 
     Edge cases: mu above 1e8 gives infinity.
 

@@ -1,10 +1,10 @@
 """Clip norms and noise of separately clipped groups of parameters, and of adaptive clipping.
 
 Group m is clipped to C_m and gets noise of standard deviation sigma_m = z_m C_m, once on the sum.
-An example moves the vector of groups, each divided by its sigma_m, by at most
-(sum of z_m^-2)^(1/2) in L2 norm, so all groups together are ONE Gaussian release with
-z* = (sum of z_m^-2)^(-1/2) (McMahan et al. 2018, arXiv:1812.06210, section 3). z* depends
-neither on the C_m nor on the batch size.
+Divide each group by its sigma_m. Then one example moves the vector of all groups by at most
+(sum of z_m^-2)^(1/2) in L2 norm. So all groups together are ONE Gaussian release with
+z* = (sum of z_m^-2)^(-1/2) (McMahan et al. 2018, arXiv:1812.06210, section 3). z* depends neither
+on the C_m nor on the batch size.
 """
 
 import math
@@ -19,7 +19,7 @@ _ROUNDING = 1e-12  # relative excess of sum C_m^2 over C^2 that rounding alone e
 
 
 def equal_clip_norms(clip_norm: float, num_groups: int) -> Floats:
-    """Return equal clip norms C_m = C / sqrt(M) of M groups, shape (M,).
+    """Return equal clip norms C_m = C / sqrt(M) for M groups of parameters, shape (M,).
 
     Args:
         clip_norm: C > 0, the clip norm of the whole vector.
@@ -36,7 +36,9 @@ def equal_clip_norms(clip_norm: float, num_groups: int) -> Floats:
 
 
 def dimension_clip_norms(clip_norm: float, dimensions: Sequence[int]) -> Floats:
-    """Return clip norms C_m = C sqrt(d_m / sum of d), which clip each coordinate alike, shape (M,).
+    """Return clip norms C_m = C sqrt(d_m / sum of d), larger for groups with more coordinates.
+
+    Each coordinate gets the same share of C^2. The result has shape (M,) for M groups.
 
     Args:
         clip_norm: C > 0, the clip norm of the whole vector.
@@ -51,9 +53,9 @@ def dimension_clip_norms(clip_norm: float, dimensions: Sequence[int]) -> Floats:
 
 
 def explicit_clip_norms(clip_norm: float, clip_norms: Sequence[float]) -> Floats:
-    """Check the clip norms C_m of the groups and return them, shape (M,).
+    """Check the given clip norms C_m of M groups and return them, shape (M,).
 
-    Guarantee: sum of C_m^2 <= C^2 (but for rounding), so clipping each group to C_m clips the whole
+    Guarantee: sum of C_m^2 <= C^2 (up to rounding), so clipping each group to C_m clips the whole
     vector to C.
 
     Args:
@@ -77,12 +79,12 @@ def explicit_clip_norms(clip_norm: float, clip_norms: Sequence[float]) -> Floats
 def group_noise_multiplier(noise_multipliers: Sequence[float]) -> float:
     """Return z* = (sum of z_m^-2)^(-1/2), the noise multiplier of all groups together.
 
-    It is sqrt(M) below the power mean of order -2 ("quadratic harmonic mean"): M groups at one z_m
-    have z* = z_m / sqrt(M). Sampled steps must use z* inside the sampling; accounting groups as
-    separately sampled steps under-reports.
+    M groups with the same z_m have z* = z_m / sqrt(M); in general z* is sqrt(M) times smaller than
+    the power mean of order -2 ("quadratic harmonic mean") of the z_m. Sampled steps must use z*
+    inside the sampling: groups accounted for as separately sampled steps under-report epsilon.
 
     Args:
-        noise_multipliers: z_m >= 0 of each group, at least one; if any is 0, so is z*.
+        noise_multipliers: z_m >= 0 of each group, at least one group. If one of them is 0, z* is 0.
 
     Raises:
         ValueError: `noise_multipliers` is empty, or a value is negative or not finite.
@@ -99,10 +101,11 @@ def group_noise_multiplier(noise_multipliers: Sequence[float]) -> float:
 def least_energy_noise(
     noise_multiplier: float, clip_norms: Sequence[float], dimensions: Sequence[int]
 ) -> Floats:
-    """Return the noise sigma_m of each group with least sum of d_m sigma_m^2 at a given z*.
+    """Return the noise sigma_m of each group that minimises the energy, the sum of d_m sigma_m^2.
 
-    sigma_m^2 = z^2 (sum over k of C_k sqrt(d_k)) C_m / sqrt(d_m), by Lagrange's condition
-    d_m sigma_m^4 proportional to C_m^2; the energy is z^2 (sum of C_k sqrt(d_k))^2.
+    The noise multiplier z of all groups together is given. By Lagrange's condition d_m sigma_m^4 is
+    proportional to C_m^2, so sigma_m^2 = z^2 (sum over k of C_k sqrt(d_k)) C_m / sqrt(d_m). The
+    energy is then z^2 (sum of C_k sqrt(d_k))^2.
 
     Guarantee: group_noise_multiplier(sigma_m / C_m) = z.
 
@@ -128,10 +131,11 @@ def least_energy_noise(
 def adaptive_clip_noise_multiplier(
     noise_multiplier: float, count_noise: float, num_groups: int = 1
 ) -> float:
-    """Return the z_D of the gradients at which gradients and quantile counts together have z.
+    """Return the noise multiplier z_D of the gradients, given z of gradients and counts together.
 
-    z_D = (z^-2 - M (2 sigma_b)^-2)^(-1/2): each example adds +1/2 or -1/2 to the count of every
-    group, noised with sigma_b (Andrew et al. 2021, arXiv:1905.03871, Theorem 1, for M = 1).
+    Adaptive clipping also releases a quantile count for each of M groups, with noise sigma_b. Each
+    example adds +1/2 or -1/2 to every count, so z_D = (z^-2 - M (2 sigma_b)^-2)^(-1/2) (Andrew et
+    al. 2021, arXiv:1905.03871, Theorem 1, for M = 1).
 
     Args:
         noise_multiplier: z > 0 of gradients and counts together, the z that is accounted for.
@@ -157,13 +161,13 @@ def adaptive_clip_noise_multiplier(
 def adaptive_clip_total_noise_multiplier(
     gradient_noise_multiplier: float, count_noise: float, num_groups: int = 1
 ) -> float:
-    """Return the z of gradients with z_D and quantile counts with sigma_b together.
+    """Return the noise multiplier z of gradients and quantile counts together.
 
     z = (z_D^-2 + M (2 sigma_b)^-2)^(-1/2), the inverse of `adaptive_clip_noise_multiplier`. Account
-    with this z if that function did not raise the gradient noise.
+    with this z if the gradient noise was not raised by that function.
 
     Args:
-        gradient_noise_multiplier: z_D > 0.
+        gradient_noise_multiplier: z_D > 0, the noise multiplier of the gradients alone.
         count_noise: sigma_b > 0, standard deviation of the noise on each count.
         num_groups: M >= 0, the number of groups with an adaptive clip norm.
 

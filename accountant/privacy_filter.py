@@ -1,4 +1,4 @@
-"""Privacy filters, which decide whether the budget affords the next release."""
+"""Privacy filters, which decide whether the next release still fits in the privacy budget."""
 
 import math
 import warnings
@@ -20,16 +20,16 @@ from fedsim.accountant.search import largest_count
 
 
 class Budget(Protocol):
-    """The spending rule of a `PrivacyFilter`: how many releases fit, and the epsilon spent."""
+    """The spending rule of a `PrivacyFilter`: it counts how many more releases fit."""
 
     order: float | None  # the Rényi order of the filter, if it has one
 
     def max_count(self, event: Event) -> int:
-        """Return the number of further releases of `event` that fit in the budget."""
+        """Return the number of further releases of `event` that the budget allows."""
         ...
 
     def charge(self, event: Event, count: int) -> None:
-        """Charge `count` releases of `event`, whether they fit in the budget or not."""
+        """Charge `count` releases of `event`, even if they exceed the budget."""
         ...
 
     def spent(self) -> float:
@@ -38,7 +38,7 @@ class Budget(Protocol):
 
 
 class FixedSchedule:
-    """A budget on the epsilon of all charged releases, by any accountant."""
+    """A privacy budget in (epsilon, delta) for a schedule of releases that is fixed in advance."""
 
     order: float | None = None
 
@@ -52,7 +52,7 @@ class FixedSchedule:
         self._account(name)  # refuses unknown names
 
     def max_count(self, event: Event) -> int:
-        """Return the number of further releases of `event` that fit in the budget."""
+        """Return the number of further releases of `event` that the budget allows."""
         # Rényi DP is cheap and never far above: a good start for the search by another accountant.
         guess = 1
         if self._name == "pld":
@@ -62,7 +62,7 @@ class FixedSchedule:
         )
 
     def charge(self, event: Event, count: int) -> None:
-        """Charge `count` releases of `event`, whether they fit in the budget or not."""
+        """Charge `count` releases of `event`, even if they exceed the budget."""
         self._counts[event] += count
 
     def spent(self) -> float:
@@ -80,7 +80,7 @@ class FixedSchedule:
 
 
 class RenyiFilter:
-    """A budget B on the sum of the RDP of all charged releases at one fixed order."""
+    """A privacy budget B: a limit on the summed RDP of all charged releases at one fixed order."""
 
     def __init__(
         self,
@@ -110,12 +110,12 @@ class RenyiFilter:
         self._costs: dict[Event, float] = {}
 
     def max_count(self, event: Event) -> int:
-        """Return the number of further releases of `event` that fit in the budget."""
+        """Return the number of further releases of `event` that the budget allows."""
         cost, used = self._cost(event), self._used()
         return largest_count(lambda n: used + n * cost, self._limit)
 
     def charge(self, event: Event, count: int) -> None:
-        """Charge `count` releases of `event`, whether they fit in the budget or not."""
+        """Charge `count` releases of `event`, even if they exceed the budget."""
         self._counts[event] += count
 
     def spent(self) -> float:
@@ -144,23 +144,23 @@ FilterMode = Literal["fixed_schedule", "adaptive"]
 
 
 class PrivacyFilter:
-    """Grants releases as long as all of them together are (target_epsilon, delta)-DP.
+    """A filter that grants releases while all of them are jointly (target_epsilon, delta)-DP.
 
     - mode "fixed_schedule": the sampling rates and noise multipliers of all releases, and their
-      order, must be fixed before the first release; the filter then only ends the schedule
-      early. All accountants are allowed. Where it ends depends on the schedule alone and reveals
-      nothing.
-    - mode "adaptive": the next event may be chosen after looking at all releases so far. The
-      rule is then a Rényi filter at ONE order, which is fixed here: releases are granted while the
-      sum of their RDP at that order is at most B = epsilon - log((a-1)/a) + log(delta a)/(a-1),
-      which makes them (a, B)-RDP (Feldman, Zrnic 2021, arXiv:2008.11193) and so
-      (epsilon, delta)-DP (Canonne, Kamath, Steinke 2020, Proposition 12).
+      order, must be fixed before the first release. The filter then only ends the schedule early.
+      All accountants are allowed. Where it ends depends on the schedule alone and reveals nothing.
+    - mode "adaptive": the next event may be chosen after looking at all releases so far. The rule
+      is then a Rényi filter at ONE order a, which is fixed at construction. Releases are granted
+      while the sum of their RDP at that order is at most B, with
+      B = epsilon - log((a-1)/a) + log(delta a)/(a-1). This makes them (a, B)-RDP (Feldman, Zrnic
+      2021, arXiv:2008.11193) and so (epsilon, delta)-DP (Canonne, Kamath, Steinke 2020, Proposition
+      12).
 
     A filter on the composed privacy loss distribution is refused in adaptive mode: it is not valid
     there (arXiv:2602.06756).
 
-    A second request for the same event takes about a microsecond: the largest count is computed
-    once per event and counted down afterwards.
+    A second request for the same event takes about a microsecond: the largest number of releases is
+    computed once per event and counted down afterwards.
 
     Guarantee: for every sequence of requests, the releases granted never exceed the target under
     the stated adjacency. Releases added by `record` count, too.
@@ -171,9 +171,9 @@ class PrivacyFilter:
         mode: "fixed_schedule" or "adaptive".
         accountant: "pld", "rdp", "moments" or `RdpOrders`; by default "pld", and "rdp" in
             adaptive mode.
-        order: Rényi order > 1 of the adaptive filter. By default the order that allows most
-            Gaussian releases, which depends on epsilon and delta only; for sampled releases the
-            best order of an `RdpAccountant` on the expected schedule is better.
+        order: Rényi order > 1 of the adaptive filter. The default is the order that allows most
+            Gaussian releases; it depends on epsilon and delta only. For sampled releases the best
+            order of an `RdpAccountant` on the expected schedule is better.
         adjacency: "zero_out", "add_remove" or "replace_one".
 
     Raises:
@@ -216,24 +216,25 @@ class PrivacyFilter:
 
     @property
     def ledger(self) -> PrivacyLedger:
-        """A ledger of all granted and recorded releases, in order; a copy."""
+        """A copy of the ledger of all granted and recorded releases, in order."""
         return PrivacyLedger().merge(self._ledger)
 
     @property
     def spent(self) -> float:
         """Epsilon at `delta` of all granted and recorded releases.
 
-        In mode "adaptive" it is for display only: the guarantee there is the target itself.
+        In mode "adaptive" this epsilon is for display only: the guarantee there is the target
+        itself.
         """
         return self._budget.spent()
 
     @property
     def order(self) -> float | None:
-        """The Rényi order of the adaptive filter; None in mode "fixed_schedule"."""
+        """Rényi order of the adaptive filter; None in mode "fixed_schedule"."""
         return self._budget.order
 
     def is_affordable(self, event: Event, count: int = 1) -> bool:
-        """Whether `count` more releases of `event` fit in the budget; nothing is charged.
+        """Whether the budget allows `count` more releases of `event`; nothing is charged.
 
         Args:
             event: one release.
@@ -248,12 +249,14 @@ class PrivacyFilter:
         return count <= self.max_count(event)
 
     def may(self, event: Event, count: int = 1) -> bool:
-        """Old name of `is_affordable`, until fedsim 0.3."""
+        """Old name of `is_affordable`, kept until fedsim 0.3."""
         warnings.warn("may is now is_affordable", DeprecationWarning, stacklevel=2)
         return self.is_affordable(event, count)
 
     def max_count(self, event: Event) -> int:
-        """Return the number of further releases of `event` that fit; 10^12 means no limit.
+        """Return the number of further releases of `event` that the budget allows.
+
+        The value 10^12 means that there is no limit.
 
         Raises:
             UnsupportedEventError: the event has no accounting rule.
@@ -267,7 +270,7 @@ class PrivacyFilter:
         return self._left
 
     def request(self, event: Event, count: int = 1) -> int:
-        """Charge as many of `count` releases of `event` as fit, and return that number.
+        """Charge up to `count` releases of `event`, as the budget allows, and return their number.
 
         Args:
             event: one release.
@@ -290,7 +293,7 @@ class PrivacyFilter:
 
         Args:
             event: one release.
-            count: number of releases, a whole number >= 0; charged even beyond the target.
+            count: number of releases, a whole number >= 0, charged even beyond the target.
 
         Raises:
             UnsupportedEventError: the event has no accounting rule; nothing was charged.

@@ -1,19 +1,20 @@
-"""The slack in ε and δ that covers the integer sampler of a release's noise.
+"""Additions to ε and δ, called slack, which cover the error of the integer noise sampler.
 
-The accountants assume noise rint(N(0, 2⁴⁸)). The law of the values that `spline_integers` draws
-differs from it by a factor close to 1 for each value (theorem and proof: docs/explain/proofs.md):
+The accountants assume noise rint(N(0, 2⁴⁸)). The sampler `spline_integers` draws each value with a
+probability that differs by a factor close to 1 (theorem and proof: docs/explain/proofs.md):
 
-- within 4093 · 2¹⁶ (15.99 standard deviations) the ratio of the two probabilities is e^ℓ, where
-  ℓ is at most 5e-8 in size and E ℓ² ≤ 1e-23;
-- values outside, and the table's rounding, have a probability of at most 2⁻¹⁸⁷ under either law.
+- for values within 4093 · 2¹⁶ (15.99 standard deviations) the ratio of the two probabilities is
+  e^ℓ, where ℓ is at most 5e-8 in size and E ℓ² ≤ 1e-23;
+- values outside, and the rounding of the sampler's table, have a probability of at most 2⁻¹⁸⁷ with
+  the sampler and with the accountants' noise.
 
-For a mechanism that draws N values and is (ε, δ)-DP with the accountants' noise, Bernstein's
-inequality for the sum of ℓ and two changes of measure give, with the drawn noise and for every δ₁,
+Take a mechanism that draws N values and is (ε, δ)-DP with the accountants' noise. Bernstein's
+inequality for the sum of ℓ and two changes of measure show for every δ₁ that with drawn noise it is
 
     (ε + 2t, e^t δ + (1 + e^(ε + t)) (δ₁ + N 2⁻¹⁸⁷))-DP,
     t = N (E ℓ² + 2⁻¹⁸⁷) + sqrt(2 N E ℓ² ln(1/δ₁)) + (2/3) 5e-8 ln(1/δ₁).
 
-N is always `MAX_DRAWS` here, so the slack of an account does not grow with its steps.
+N is always `MAX_DRAWS` in this module, so the slack does not grow with the number of steps.
 """
 
 import math
@@ -31,11 +32,11 @@ _OUTSIDE = 2.0**-187
 
 
 class Slack(NamedTuple):
-    """The amounts that the sampler adds to ε and δ of a guarantee.
+    """The amounts that the error of the noise sampler adds to ε and δ of a guarantee.
 
     Attributes:
-        epsilon: 2t, added to ε; infinite where nothing can be proven.
-        delta: added to the δ of the accountants; 1 where nothing can be proven.
+        epsilon: amount 2t added to ε; infinite if nothing can be proven.
+        delta: amount added to the δ of the accountants; 1 if nothing can be proven.
     """
 
     epsilon: float
@@ -43,15 +44,17 @@ class Slack(NamedTuple):
 
 
 def sampler_slack(epsilon: float, delta: float) -> Slack:
-    """Return the slack that the sampler adds to the ε of the accountants at δ (1 - 2⁻¹⁴).
+    """Return the slack: what the error of the noise sampler adds to the accountants' ε and δ.
+
+    The accountants use δ (1 - SHARE) with SHARE = 2⁻¹⁴, so δ · SHARE remains for the sampler.
 
     Guarantee: a mechanism that is (epsilon, delta · (1 - SHARE))-DP with noise rint(N(0, 2⁴⁸)) is
     (epsilon + slack.epsilon, delta)-DP with at most MAX_DRAWS values of `spline_integers`;
     slack.delta is at most delta · SHARE.
 
-    Edge cases: an infinite epsilon has slack (0, 0). The slack is
-    infinite where (1 + e^epsilon) MAX_DRAWS 2⁻¹⁸⁷ is not far below delta: for epsilon above 79 at
-    delta = 1e-5, above 55 at 1e-15.
+    Edge cases: an infinite epsilon has slack (0, 0). The slack is infinite if (1 + e^epsilon)
+    MAX_DRAWS 2⁻¹⁸⁷ is not far below delta. This holds for epsilon above 79 at delta = 1e-5, and
+    above 55 at 1e-15.
 
     Args:
         epsilon: the ε of the accountants at delta · (1 - SHARE), >= 0.
@@ -75,16 +78,18 @@ def sampler_slack(epsilon: float, delta: float) -> Slack:
 
 
 def epsilon_with_slack(get_epsilon: Callable[[float], float], delta: float) -> float:
-    """Return the ε at `delta` of releases whose noise comes from the sampler.
+    """Return the ε at `delta` of all releases, plus what the error of the noise sampler adds.
 
     Guarantee: if all releases are (get_epsilon(d), d)-DP for every d with the accountants' noise,
     they are (epsilon, delta)-DP with at most MAX_DRAWS values of `spline_integers`.
 
-    Edge cases: without releases ε is 0, recognised by an ε of 0 at a δ of 2⁻²⁰⁰ too; an
-    infinite ε stays infinite; an ε for which nothing can be proven (`sampler_slack`) is infinite.
+    Edge cases: without releases ε is 0; this case is recognised by an ε of 0 even at δ = 2⁻²⁰⁰. The
+    result is infinite if the ε of the accountants is infinite, or if `sampler_slack` can prove
+    nothing.
 
     Args:
-        get_epsilon: returns the ε of the accountants at a δ in (0, 1); does not increase with δ.
+        get_epsilon: function that returns the ε of the accountants at a δ in (0, 1); it never
+            increases with δ.
         delta: the δ of the whole guarantee, in (0, 1).
 
     Raises:
@@ -98,17 +103,18 @@ def epsilon_with_slack(get_epsilon: Callable[[float], float], delta: float) -> f
 
 
 def target_without_slack(target_epsilon: float, delta: float) -> tuple[float, float]:
-    """Return the (ε, δ) that the accountants must meet so that the target holds with the slack.
+    """Return the stricter (ε, δ) for the accountants that leaves room for the sampler's error.
 
     Guarantee: if all releases have the returned (ε, δ) with the accountants' noise,
     `epsilon_with_slack` is at most `target_epsilon` at `delta`.
 
     Args:
-        target_epsilon: the ε that must hold with the slack, > 0.
+        target_epsilon: the ε that must hold after the slack is added, > 0.
         delta: the δ of that ε, in (0, 1).
 
     Raises:
-        ValueError: an argument is outside its range, or the target is below the slack alone.
+        ValueError: an argument is outside its range, or the sampler's error alone (the slack)
+            exceeds the target.
     """
     epsilon = min(checks.positive("target_epsilon", target_epsilon), _MAX_EPSILON)
     # No slack is proven for very large ε: aim for a smaller ε there.
@@ -123,16 +129,17 @@ def target_without_slack(target_epsilon: float, delta: float) -> tuple[float, fl
 
 
 def delta_with_slack(get_delta: Callable[[float], float], epsilon: float) -> float:
-    """Return the δ at `epsilon` of releases whose noise comes from the sampler.
+    """Return the δ at `epsilon` of all releases, plus what the error of the noise sampler adds.
 
     Guarantee: if all releases are (e, get_delta(e))-DP for every e >= 0 with the accountants'
     noise, they are (epsilon, delta)-DP with at most MAX_DRAWS values of `spline_integers`.
 
-    Edge cases: without releases (δ is 0 at ε = 0) δ is 0; the result is at most 1. For ε < 2t, the
-    δ at ε - 2t < 0 is at most the δ at 0 plus 2t - ε.
+    Edge cases: without releases (δ is 0 at ε = 0) the result is 0; it is never above 1. If ε is
+    below the slack 2t, the δ at ε - 2t < 0 is bounded by the δ at 0 plus 2t - ε.
 
     Args:
-        get_delta: returns the δ of the accountants at an ε >= 0; does not increase with ε.
+        get_delta: function that returns the δ of the accountants at an ε >= 0; it never increases
+            with ε.
         epsilon: the ε of the guarantee, >= 0, finite.
 
     Raises:

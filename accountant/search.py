@@ -1,4 +1,4 @@
-"""Searches for the largest number of releases or the least noise within an epsilon limit."""
+"""Searches for the largest number of releases, or the least noise, within an epsilon limit."""
 
 import math
 from collections.abc import Callable
@@ -20,9 +20,9 @@ def largest_count(cost: Callable[[int], float], limit: float, start: int = 1) ->
     not grow everywhere, several n qualify and one of them is returned.
 
     Args:
-        cost: returns the cost (such as epsilon) of n >= 1 releases.
+        cost: function that returns the cost (such as epsilon) of n >= 1 releases.
         limit: largest cost, finite.
-        start: a guess of n, >= 1.
+        start: first guess of n, >= 1; it changes the speed of the search only.
     """
     low, high = (0, 0.0), (MOST + 1, math.inf)  # cost(low) <= limit < cost(high)
     n, stride = min(max(1, start), MOST), 1
@@ -68,12 +68,12 @@ def least_noise(
     Edge cases: where epsilon jumps over that range, z is right above the jump.
 
     Args:
-        epsilon: returns epsilon at a noise multiplier z > 0; falls with z.
+        epsilon: function that returns epsilon at a noise multiplier z > 0; falls with z.
         target: largest epsilon, > 0.
         tolerance: how far below the target epsilon may stay, > 0.
-        interpolate: whether to interpolate; see `solve_falling`. Ledgers hold every digit of z, so
-            a caller must not change its choice.
-        schedule: words for the target and its schedule in error messages.
+        interpolate: whether to interpolate; see `solve_falling`. The choice changes the last digits
+            of z, which ledgers store, so a caller must always make the same choice.
+        schedule: description of the target and of its schedule for error messages.
 
     Raises:
         ValueError: the target is not > 0, even the largest noise spends too much, or even the
@@ -117,18 +117,19 @@ def solve_falling(
     *,
     interpolate: bool = True,
 ) -> float:
-    """Return x between `low` and `high` whose epsilon is in [target - tolerance, target].
+    """Return a point x between `low` and `high` with epsilon in [target - tolerance, target].
 
     Edge cases: where epsilon jumps over that range, x is right above the jump (to 1e-12 relative).
 
     Args:
-        epsilon: returns epsilon at x > 0; falls with x.
+        epsilon: function that returns epsilon at x > 0; falls with x.
         target: largest epsilon, > 0.
         tolerance: how far below the target epsilon may stay, > 0. Interpolation uses at most 1 %
             of the target, which keeps small targets meaningful.
-        low: a point (x, epsilon) with epsilon above the target.
-        high: a point (x, epsilon) with larger x and epsilon at or below the target.
-        interpolate: whether to interpolate, in fewer steps; otherwise every step is a bisection.
+        low: a pair (x, epsilon) with epsilon above the target.
+        high: a pair (x, epsilon) with larger x and epsilon at or below the target.
+        interpolate: whether to interpolate, which takes fewer steps. Otherwise every step is a
+            bisection.
     """
     if interpolate:
         tolerance = min(tolerance, 0.01 * target)
@@ -158,8 +159,8 @@ def root_between(
         f: a continuous function with opposite signs at `low` and `high`.
         low: one end of the interval.
         high: the other end of the interval.
-        absolute: absolute tolerance of the root; the tolerances add up.
-        relative: tolerance of the root relative to its size.
+        absolute: absolute tolerance of the root.
+        relative: tolerance of the root relative to its size, added to `absolute`.
     """
     a, b, c = low, high, low  # the previous point, the best point, and a point of opposite sign
     of_a, of_b, of_c = f(a), f(b), 0.0

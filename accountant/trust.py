@@ -1,22 +1,22 @@
-"""Trust models: the certificates against each adversary, and each client's share of the noise.
+"""Trust models: which adversaries a privacy guarantee names, and each client's share of the noise.
 
 A certificate is an ε at a δ against one adversary. Local trust has one certificate, against the
-server, which sees single uploads. Distributed trust has two: against an adversary that sees sums,
-and against a server that sees single uploads, which only the noise of that client hides. Central
-trust has one, against an adversary that sees global models. Certificates against different
-adversaries or of different units are never added, averaged or compared.
+server, which sees single uploads. Distributed trust has two. One is against an adversary that sees
+sums of uploads. The other is against a server that sees single uploads, each hidden only by its own
+noise. Central trust has one, against an adversary that sees global models. Certificates against
+different adversaries or of different units are never added, averaged or compared.
 
-Under distributed trust, the noise in every opened sum must hide each client. Client j of a round
-adds N(0, (a_j s_j)² I) to its upload. Only the sum is seen, and only if it has at least m uploads.
-Of these, t may come from clients that collude with the adversary, or add no noise. The other
-h = m - t are honest. One unit of client k moves its upload by at most a_k C_k, so against the sum
-client k has the noise multiplier
+Under distributed trust, the noise in every sum that is opened must hide each client. Client j of a
+round has weight a_j and adds N(0, (a_j s_j)² I) to its upload. The adversary sees only sums of at
+least m uploads. Of these, t may come from clients that collude with it, or add no noise. The other
+h = m - t are honest. One unit (an example or the whole client) of client k moves its upload by at
+most a_k C_k. So against the sum client k has the noise multiplier
 
     sqrt(Σ_{j honest} (a_j s_j)²) / (a_k C_k).
 
-With equal a_j s_j = R / √h this is R / (a_k C_k), and client k needs R >= a_k C_k z_k for the
-multiplier z_k of its budget. So the client with the largest need sets the noise of all. Theorem,
-proof and conditions: docs/explain/trust_models.md.
+With equal a_j s_j = R / √h this is R / (a_k C_k). If the budget of client k requires the noise
+multiplier z_k, then R >= a_k C_k z_k. So the client with the largest need sets the noise of all.
+Theorem, proof and conditions: docs/explain/trust_models.md.
 """
 
 import math
@@ -46,15 +46,16 @@ _ROUNDED = 1e-9  # relative: square roots and the noise of groups
 
 
 def is_explained_by_shares(claimed: PrivacyLedger, own: PrivacyLedger, *, honest: int) -> bool:
-    """Whether the claims in a ledger against sums follow from the client's shares of noise.
+    """Whether a client's claimed noise in sums of uploads follows from its own share of the noise.
 
-    The noise of h honest clients with equal shares is √h times one share. So each claimed noise
-    multiplier may be at most √h times that of the client's own share in the same release.
+    The joint noise of h honest clients with equal shares is √h times one share. So each claimed
+    noise multiplier may be at most √h times the multiplier of the client's own noise in the same
+    release.
 
     Args:
         claimed: ledger of a client against an adversary that sees sums.
         own: ledger of the same client against a server that sees its uploads.
-        honest: h, the fewest honest clients of a sum that is opened, >= 1.
+        honest: h, the fewest honest clients in a sum that the server opens, >= 1.
     """
     factor = math.sqrt(honest) * (1.0 + _ROUNDED)
     return len(claimed) == len(own) and all(
@@ -86,11 +87,11 @@ class NoiseNeed:
     """The noise that one client needs in a sum of uploads.
 
     Attributes:
-        scale: a_k C_k, the most that one unit of the client moves its upload; 0 for a client that
-            sends nothing.
-        against_sums: z_k, the noise multiplier of the client's claim against an adversary that sees
-            sums.
-        against_server: noise multiplier of the client's claim against a server that sees its
+        scale: largest change a_k C_k of the client's upload by one example, or by all its data; 0
+            for a client that sends nothing.
+        against_sums: noise multiplier z_k that the client claims against an adversary that sees
+            only sums.
+        against_server: noise multiplier that the client claims against a server that sees its
             upload; 0 for a client without such a claim.
     """
 
@@ -101,11 +102,11 @@ class NoiseNeed:
 
 @dataclass(frozen=True)
 class NoiseShares:
-    """Equal shares of noise of the clients in a sum of uploads.
+    """The equal amounts of noise that clients add so that the sum of their uploads has enough.
 
     Attributes:
-        share: R / √h, standard deviation of the noise in one client's upload.
-        honest: h, the fewest honest clients in a sum that is opened.
+        share: standard deviation of the noise in one client's upload.
+        honest: h, the fewest honest clients in a sum that the server opens.
     """
 
     share: float
@@ -115,11 +116,11 @@ class NoiseShares:
     def meeting(
         cls, needs: Sequence[NoiseNeed], *, min_clients: int, colluding_clients: int
     ) -> "NoiseShares":
-        """Return the smallest equal shares that meet every need.
+        """Return the smallest equal shares of noise that meet the need of every client.
 
         Args:
             needs: the need of each client.
-            min_clients: m, the fewest clients whose sum is ever opened.
+            min_clients: m, the fewest clients in a sum that the server opens.
             colluding_clients: t, how many of them may collude with the adversary, or add no noise.
 
         Raises:
@@ -135,15 +136,20 @@ class NoiseShares:
         return cls(share * _ROUNDED_UP, honest)
 
     def own_multiplier(self, scale: float) -> float:
-        """Return the noise multiplier of one upload with scale a_k C_k, by its own noise alone."""
+        """Return the noise multiplier of a single upload, which has only its own client's noise.
+
+        Args:
+            scale: largest change a_k C_k of the upload by one example, or by all data of the
+                client.
+        """
         return self.share / checks.positive("scale", scale)
 
 
 def honest_clients(*, min_clients: int, colluding_clients: int) -> int:
-    """Return h = m - t, the fewest honest clients in an opened sum.
+    """Return h = m - t, the fewest honest clients in a sum that the server opens.
 
     Args:
-        min_clients: m, the fewest clients whose sum is ever opened.
+        min_clients: m, the fewest clients in a sum that the server opens.
         colluding_clients: t, how many of them may collude with the adversary, or add no noise.
 
     Raises:

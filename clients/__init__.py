@@ -1,4 +1,4 @@
-"""The client: local training, DP-SGD, privacy account and upload."""
+"""Client side of a federation: local training, DP-SGD, privacy account and upload."""
 
 if not __name__.startswith("fedsim."):
     raise ImportError(f"import fedsim.{__name__}, not {__name__}")

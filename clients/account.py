@@ -1,25 +1,25 @@
-"""A client's privacy account: kept in Flower's `Context.state`, charged before any release.
+"""Privacy account of a client, kept in Flower's `Context.state` and charged before a release.
 
-The account holds the client's spend and the position of its random streams: the last round that it
-was charged for, and the request of that round. It follows two rules:
+The account holds the client's spend, the last round that was charged, and a digest of the request
+of that round. It follows two rules:
 
 - Spend first, release second: a charge is written to the durable journal, then to the state. Only
   then does training start. A crash can leave a charge without an update, never the reverse.
-- A repeated answer has the same bits, or is a new charge. Noise is keyed by (seed, client, round):
-  two different answers of one client in one round would carry the same noise, and their difference
-  would carry none. The record of a charge holds a digest of everything that the reply depends on. A
-  round is repeated, at no cost, under the same digest only, and the reply is the same, bit for bit.
-  Under another digest the request is refused. Secure noise is not keyed: every reply with secure
-  noise is a new release, and is charged.
+- A repeated answer has the same bits, or is a new charge. Seeded noise depends only on (seed,
+  client, round). So two different answers in one round would carry the same noise, and their
+  difference none. A charge therefore holds a digest of everything that the reply depends on. With
+  the same digest a round is repeated at no cost, and the reply is bitwise equal. With another
+  digest the request is refused. Noise from the operating system never repeats, so every such reply
+  is a new release and is charged.
 
-The ledger is public, and a plain hash of private examples would let an adversary test guesses of
-the examples.
-The digest is therefore a keyed hash (BLAKE2b as a MAC), under a key from the seed and the client:
+The ledger is public, and with a plain hash of private examples an adversary could test guesses. The
+digest is therefore a keyed hash (BLAKE2b as a MAC), with a key from the seed and the client:
 
 - Without the seed, the digest is a pseudorandom function's value and reveals nothing of the data.
-- With the seed, seeded noise can be computed and subtracted: ε does not hold against an adversary
-  who knows the seed, with or without this digest.
-- Under secure noise the seed need not be secret, so the examples stay out of the digest.
+- An adversary that knows the seed can compute seeded noise and subtract it. So ε does not hold
+  against such an adversary, with or without this digest.
+- With noise from the operating system the seed need not be secret, so the digest leaves out the
+  examples.
 """
 
 import hashlib
@@ -46,34 +46,34 @@ ACCOUNT = "account"
 
 
 class ChargeRefusedError(ClientFailureError):
-    """The client's account refuses a round: nothing was charged and nothing may be released."""
+    """Error for a round that the client's account refuses: nothing is charged or released."""
 
 
 class NoiseReuseError(ChargeRefusedError):
-    """The request would reuse noise of another answer, which the client was charged for before."""
+    """Error for a request that would reuse the noise of another, charged answer of the client."""
 
     code = NOISE_REUSE
 
 
 class LedgerUnwritableError(ChargeRefusedError):
-    """The charge of a client cannot be written to the ledger on disk."""
+    """Error for a charge that cannot be written to the ledger on disk."""
 
     code = LEDGER_UNWRITABLE
 
 
 class ClientBudgetExhaustedError(ChargeRefusedError):
-    """The client's privacy budget affords no further step."""
+    """Error for a client whose privacy budget does not allow another step."""
 
 
 @dataclass(frozen=True)
 class PrivacyAccount:
-    """The privacy spend of a client, and the last request that was charged.
+    """Privacy spend of a client, and the last request that was charged.
 
     Attributes:
         plan: the client's mechanism and budget.
-        spend: everything that the client was charged for.
+        spend: the client's ledger, with all charges so far.
         last_round: number of the last round that was charged; 0 before the first charge.
-        last_request: digest of everything that the answer in `last_round` depends on.
+        last_request: digest of everything on which the answer in `last_round` depends.
     """
 
     plan: PrivacyPlan
@@ -87,14 +87,14 @@ class PrivacyAccount:
     ) -> Self:
         """Return the current account of a client, from its state and the journal.
 
-        The journal decides where there is one: a state that was lost in a crash, or dropped by an
-        engine after an error, is brought up to date from the journal.
+        If there is a journal, it decides. Charges that are missing in the state, after a crash or
+        an error, are read from it.
 
         Args:
             state: the client's `Context.state`.
             plan: the client's mechanism and budget.
             client: number of the client.
-            journal: the durable ledger; None if the account is in the state only.
+            journal: the ledger on disk; None if the account is in the state only.
         """
         account = cls._from_state(state, plan, client)
         missed = () if journal is None else journal.history(client, after=account.spend.rounds)
@@ -118,24 +118,24 @@ class PrivacyAccount:
         state[STATE] = ConfigRecord({ACCOUNT: json.dumps(fields)})
 
     def propose(self, *, round_number: int, request: str, steps: int) -> Charge | None:
-        """Return the charge for a round; None if the same request was charged before.
+        """Return the charge for a round; None if the same request was already charged.
 
-        The charge has a ledger for each adversary of the plan. Nothing is charged yet. The caller
+        The charge has a ledger for each adversary of the plan. Nothing is charged yet: the caller
         writes the charge to the journal, then calls `commit`, and only then releases anything. So
-        the charges of many clients reach the disk together.
+        charges of many clients can be written to disk together.
 
-        Guarantee: only steps that the budget affords are charged, and `spend.round_steps` of the
-        account after `commit` is the number of steps that the client may take.
+        Guarantee: only steps within the budget are charged. After `commit`, `spend.round_steps` of
+        the account is the number of steps that the client may take.
 
         Args:
             round_number: the round of the request.
-            request: digest of everything that the answer depends on.
+            request: digest of everything on which the answer depends.
             steps: number of steps that the server requests.
 
         Raises:
-            ClientBudgetExhaustedError: the budget affords not even one more step.
-            NoiseReuseError: the round lies in the past, or was charged for another answer.
-            ChargeRefusedError: correlated noise was charged for another run than the planned one.
+            ClientBudgetExhaustedError: the budget does not allow even one more step.
+            NoiseReuseError: the round is past, or was charged for another answer.
+            ChargeRefusedError: correlated noise was charged for another plan of steps.
         """
         again = round_number == self.last_round and request == self.last_request
         if again and not self.plan.secure_noise:
@@ -156,10 +156,10 @@ class PrivacyAccount:
         )
 
     def commit(self, charge: Charge, state: RecordDict) -> Self:
-        """Return the account after a charge that is in the journal, and write it to the state.
+        """Return the account after a charge, and write the account to the client's state.
 
         Args:
-            charge: the charge that `propose` returned.
+            charge: the charge that `propose` returned, and that is now in the journal.
             state: the client's `Context.state`.
         """
         account = self._after((charge,))
@@ -260,20 +260,20 @@ _DIGEST_BYTES = 32
 
 @dataclass(frozen=True)
 class AnswerInputs:
-    """Everything that a client's answer in a round depends on, besides seed and client number.
+    """Everything on which a client's answer in a round depends, except seed and client number.
 
     Attributes:
-        block: numbers of the planned members of the client's block, ascending.
-        padded_rows: rows of each place in the block's padded batches; None where each client takes
-            the rows that it takes alone.
-        places: number of places of a padded batch that any member's rows may fill; None where each
-            member has a fixed place.
+        block: numbers of the clients that are planned to train together, ascending.
+        padded_rows: rows of each client in the block's padded batches; None if each client has as
+            many rows as when it trains alone.
+        places: number of places in a padded batch that the rows of any client may fill; None if
+            each client has a fixed place.
         model: digest of the request's global model.
-        clip_norm: adaptive clip norm in the request; None where the request has none.
+        clip_norm: adaptive clip norm in the request; None if the request has none.
         mechanism: the client's mechanism as text, with noise, clipping and sampling.
         conditions: digest of settings, plug-in sources, versions and device.
-        data: digest of the client's examples; None where the record must not depend on them.
-        sent: digests of the algorithm's arrays in the request; "" where there are none.
+        data: digest of the client's examples; None if the record must not depend on them.
+        sent: digests of the arrays that the algorithm sends beside the model; "" if there are none.
     """
 
     block: tuple[int, ...]
@@ -288,12 +288,12 @@ class AnswerInputs:
 
 
 def request_digest(inputs: AnswerInputs, *, seed: int, client: int) -> str:
-    """Return the digest of a request for the record of its charge: 64 hexadecimal digits.
+    """Return the digest of a request, which the record of its charge holds: 64 hex digits.
 
     Guarantee: equal digests of one client mean equal inputs, up to a collision of BLAKE2b-256.
 
     Args:
-        inputs: everything that the answer depends on.
+        inputs: everything on which the answer depends.
         seed: the experiment's seed.
         client: number of the client.
     """

@@ -1,8 +1,8 @@
-"""The clients of one process as a Flower ClientApp: the same code for every engine.
+"""Flower ClientApp for all clients of one process, with the same code on every engine.
 
-A message to one client goes through Flower's `ClientApp.__call__`, and so through the app's mods.
-An engine that has many requests at once passes them to `answer_batch`, unless the app has mods.
-Both paths run `client_round.answer_rounds`.
+A single message goes through Flower's `ClientApp.__call__`, and so through the app's mods. An
+engine with many requests passes them to `answer_batch`, unless the app has mods. Both ways call
+`client_round.answer_rounds`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -36,20 +36,19 @@ AnswerGroup = Iterable[Message | Exception]
 
 @runtime_checkable
 class BatchAnswers(Protocol):
-    """An app that can answer many train requests at once."""
+    """Interface of an app that can answer many train requests at once."""
 
     @property
     def takes_batches(self) -> bool:
-        """Whether `answer_batch` may take the place of one call for each message."""
+        """Whether an engine may call `answer_batch` instead of the app itself for each message."""
         ...
 
     def answer_batch(self, requests: Sequence[Request]) -> Iterator[AnswerGroup]:
         """Yield the answers to train requests in groups, in the order of the requests.
 
-        A group is an iterator that trains clients while it is read. Read a whole group before the
-        next group.
+        A group is an iterator whose clients train while it is read. Read it before the next group.
 
-        Guarantee: each answer equals the reply of a single call of the app with the message.
+        Guarantee: each answer equals the app's reply to a call with the message alone.
 
         Args:
             requests: the train requests of one round, in ascending order of clients.
@@ -58,15 +57,15 @@ class BatchAnswers(Protocol):
 
 
 class BatchClientApp(ClientApp):
-    """A Flower ClientApp for all clients of one process.
+    """Flower ClientApp for all clients of one process.
 
-    The client of a message is the number `partition-id` of the node's configuration.
+    The number of a message's client is `partition-id` in the node's configuration.
 
     Args:
-        task_of: returns the task of a client by its number; called once for each request.
-        block_of: function of (round, client) that returns the planned members of the client's
-            block, ascending; by default each client is alone.
-        mods: Flower mods around every message. With mods, messages are answered one at a time.
+        task_of: function that returns the task of a client by its number; called once per request.
+        block_of: function of (round, client) that returns the clients that are planned to train
+            together with the client, ascending. By default each client trains alone.
+        mods: Flower mods for every message; with mods, messages are answered one at a time.
     """
 
     def __init__(
@@ -90,8 +89,8 @@ class BatchClientApp(ClientApp):
     def answer_batch(self, requests: Sequence[Request]) -> Iterator[AnswerGroup]:
         """Yield the answers to train requests block by block, in the order of the requests.
 
-        Guarantee: every charge of a block is durable before the block trains; each answer equals
-        the reply of a single call of the app with the message.
+        Guarantee: all charges of a block are on disk before the block trains. Each answer equals
+        the reply that the app gives when called with the message alone.
 
         Args:
             requests: the train requests of one round, in ascending order of clients.
@@ -104,10 +103,10 @@ class BatchClientApp(ClientApp):
     def answer_requests(
         self, requests: Iterable[tuple[TrainRequest, Context]]
     ) -> Iterator[Iterator[Answer]]:
-        """Yield answers block by block, as `answer_batch` does, for requests without messages.
+        """Yield answers block by block, for requests that did not come as Flower messages.
 
         Args:
-            requests: the train requests of one round with the contexts of their clients, in
+            requests: pairs of a train request and its client's context, all of one round, in
                 ascending order of clients.
         """
         return self._answer(requests)
@@ -184,9 +183,9 @@ def _stage_handler(
 
 
 def to_message(answer: Answer, request: Message) -> Message | Exception:
-    """Return a client's answer as the reply to a Flower message.
+    """Turn a client's answer into the reply to a Flower message.
 
-    A `ClientFailureError` becomes an error reply: its reason then reads the same on every engine,
+    A `ClientFailureError` becomes an error reply, so that its reason is the same on every engine
     and no engine drops the client's state. Any other exception is returned unchanged.
 
     Args:
@@ -199,13 +198,13 @@ def to_message(answer: Answer, request: Message) -> Message | Exception:
 
 
 def evaluate_and_reply(task: ClientTask, message: Message) -> Message:
-    """Score a model on the client's held-out examples and return the reply.
+    """Evaluate a model on the client's held-out examples and return the reply.
 
-    Guarantee: a client with a privacy plan, or with sealed updates, refuses every request: a score
-    is a release about its examples that was not charged.
+    Guarantee: a client with differential privacy or secure aggregation refuses every request. A
+    score would be a release about its examples that was not charged.
 
     Args:
-        task: the client.
+        task: the client's data, model and settings.
         message: an evaluate request, which holds the model.
 
     Raises:
@@ -223,7 +222,7 @@ def evaluate_and_reply(task: ClientTask, message: Message) -> Message:
 
 
 def partition_of(context: Context) -> int:
-    """Return the number of the client on a node.
+    """Return the number of the client that runs on a node.
 
     Raises:
         ValueError: the node's configuration has no whole number `partition-id`.
@@ -238,7 +237,10 @@ def partition_of(context: Context) -> int:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Limit torch to one thread, as the order of float32 sums must not depend on the cores."""
+    """Limit torch to one thread during a `with` block.
+
+    The order of float32 sums, and so their bits, must not depend on the number of cores.
+    """
     threads = torch.get_num_threads()
     if threads == 1:
         yield

@@ -1,13 +1,13 @@
 """Random views of examples (data augmentation), drawn anew for each example and step.
 
-With K views an example's gradient is the mean over its views, and is clipped once (De et al. 2022,
+With K views, an example's gradient is the mean over its views and is clipped once (De et al. 2022,
 "Unlocking High-Accuracy Differentially Private Image Classification through Scale",
-arXiv:2204.13650, section 3.2). For any views that are a function of the example and of numbers that
-do not depend on data, an example's contribution is still a function of the model and the example,
-bounded by C: ε does not change.
+arXiv:2204.13650, section 3.2). Views depend only on the example and on random numbers that do not
+depend on data. So an example's contribution still depends only on the model and the example, and is
+bounded by the clipping norm: ε does not change.
 
-Guarantee: a view is a function of one example and of the random stream (seed, client, round; step,
-number of the example). It depends on no other example, and not on which others are in the batch.
+Guarantee: a view depends only on its example and on a random stream. The stream is fixed by seed,
+client, round, step and the number of the example. No other example, in the batch or not, matters.
 """
 
 from abc import ABC, abstractmethod
@@ -24,19 +24,19 @@ from fedsim.core.streams import restart_at
 
 
 class ViewError(InputError):
-    """An example of this shape cannot have the random views of the settings."""
+    """Error if the random views of the settings are impossible for examples of this shape."""
 
 
 class Change(ABC):
-    """One random change of an example, such as a shift or a flip."""
+    """Base class of a random change of an example, such as a shift or a flip."""
 
     @abstractmethod
     def check(self, shape: Sequence[int]) -> None:
-        """Raise ViewError unless examples of this shape can be changed."""
+        """Raise ViewError if examples of this shape cannot be changed."""
 
     @abstractmethod
     def draw(self, stream: np.random.Generator, views: int, shape: Sequence[int]) -> np.ndarray:
-        """Return the random numbers (views, ...) for the views of one example.
+        """Draw the random numbers (views, ...) for the views of one example.
 
         Args:
             stream: the random stream of the example.
@@ -46,22 +46,22 @@ class Change(ABC):
 
     @abstractmethod
     def apply(self, x: Tensor, numbers: Tensor) -> Tensor:
-        """Return changed copies of rows, where each row is changed by its own random numbers.
+        """Return changed copies of examples, each changed by its own random numbers.
 
         Args:
-            x: rows (n, ...).
-            numbers: random numbers of the rows (n, ...), drawn by `draw`.
+            x: n examples (n, ...).
+            numbers: random numbers for each example (n, ...), drawn by `draw`.
         """
 
 
 class Shift(Change):
-    """Moves an image by up to `most` pixels in each direction and fills the gap with zeros."""
+    """Random shift of an image by at most `most` pixels each way; gaps become zeros."""
 
     def __init__(self, most: int) -> None:
         self._most = most
 
     def check(self, shape: Sequence[int]) -> None:
-        """Raise ViewError unless examples are images larger than the shift."""
+        """Raise ViewError if examples are not images that are larger than the shift."""
         _check_image("shift", shape)
         if min(shape[-2:]) <= self._most:
             raise ViewError(
@@ -70,11 +70,11 @@ class Shift(Change):
             )
 
     def draw(self, stream: np.random.Generator, views: int, shape: Sequence[int]) -> np.ndarray:
-        """Return the pixels (views, 2) by which each view moves down and to the right."""
+        """Draw the pixels (views, 2) by which each view moves down and to the right."""
         return stream.integers(-self._most, self._most, size=(views, 2), endpoint=True)
 
     def apply(self, x: Tensor, numbers: Tensor) -> Tensor:
-        """Return the moved images (n, ...)."""
+        """Return the shifted images (n, ...)."""
         height, width = x.shape[-2:]
         planes = x.reshape(len(x), -1, height, width)
         padded = torch.nn.functional.pad(planes, (self._most,) * 4)
@@ -87,14 +87,14 @@ class Shift(Change):
 
 
 class Flip(Change):
-    """Mirrors an image left to right with probability 1/2."""
+    """Random mirroring of an image, left to right, with probability 1/2."""
 
     def check(self, shape: Sequence[int]) -> None:
-        """Raise ViewError unless examples are images."""
+        """Raise ViewError if examples are not images."""
         _check_image("flip", shape)
 
     def draw(self, stream: np.random.Generator, views: int, shape: Sequence[int]) -> np.ndarray:
-        """Return whether each view is mirrored, booleans (views,)."""
+        """Draw whether each view is mirrored, as booleans (views,)."""
         return stream.integers(0, 2, size=views) == 1
 
     def apply(self, x: Tensor, numbers: Tensor) -> Tensor:
@@ -103,37 +103,37 @@ class Flip(Change):
 
 
 class Noise(Change):
-    """Adds Gaussian noise to every value, as augmentation: it gives no privacy."""
+    """Gaussian noise on every value of an example, as augmentation; it gives no privacy."""
 
     def __init__(self, deviation: float) -> None:
         self._deviation = deviation
 
     def check(self, shape: Sequence[int]) -> None:
-        """Accept every shape."""
+        """Accept examples of every shape."""
 
     def draw(self, stream: np.random.Generator, views: int, shape: Sequence[int]) -> np.ndarray:
-        """Return the noise (views, *shape)."""
+        """Draw the noise, of shape (views, *shape)."""
         drawn = stream.standard_normal((views, *shape), dtype=np.float32)
         return drawn * np.float32(self._deviation)
 
     def apply(self, x: Tensor, numbers: Tensor) -> Tensor:
-        """Return the rows (n, ...) with the noise added."""
+        """Return the examples (n, ...) with the noise added."""
         return x + numbers.to(x.dtype)
 
 
 def change_of(settings: ViewSettings) -> Change:
-    """Return the change that the settings name."""
+    """Return the random change that the settings name."""
     if settings.shift is not None:
         return Shift(settings.shift)
     return Flip() if settings.noise is None else Noise(settings.noise)
 
 
 class Views:
-    """Draws the views of one client's examples in one round.
+    """Random views of one client's examples in one round.
 
     Args:
         number: number of views K of each example.
-        augment: the random changes of a view, in order; with none, all K views are the example.
+        augment: the random changes of a view, in order. If empty, all K views equal the example.
         stream: the random stream of the client and the round.
     """
 
@@ -145,11 +145,13 @@ class Views:
         self._stream = stream
 
     def draw(self, x: Tensor, examples: NDArray[np.int64], step: int) -> Tensor:
-        """Return the views (m · K, ...) of a batch; the K views of an example are successive rows.
+        """Return the views of a batch of m examples with K views each, a tensor (m · K, ...).
+
+        The K views of an example are successive rows.
 
         Args:
             x: the examples of the batch (m, ...).
-            examples: indices (m,) of these examples among the client's examples.
+            examples: positions (m,) of these examples among the client's examples.
             step: number of the step in the round.
         """
         views, k = x.repeat_interleave(self.number, 0), self.number
@@ -165,14 +167,14 @@ class Views:
 
 
 def check_views(augment: Sequence[ViewSettings], shape: Sequence[int]) -> None:
-    """Check that examples of a shape can have the views of an experiment.
+    """Check that examples of a shape can have the random views of an experiment.
 
     Args:
         augment: the random changes of a view.
         shape: shape of one example, as the model takes it.
 
     Raises:
-        ViewError: examples of this shape cannot be changed so.
+        ViewError: examples of this shape cannot be changed in these ways.
     """
     for settings in augment:
         change_of(settings).check(shape)

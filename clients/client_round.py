@@ -1,8 +1,8 @@
-"""One round of all clients of a process: requests are checked, charged, trained and answered.
+"""One round for all clients of a process: requests are checked, charged and answered.
 
 Requests are grouped into planned blocks, whose clients train together, and blocks into chunks. All
-clients of a chunk are charged in one append to the ledger. Then each block trains, and its answers
-are yielded.
+clients of a chunk are charged in one write to the ledger. Then each block trains and yields its
+answers.
 """
 
 import logging
@@ -49,19 +49,19 @@ Answer = Reply | Exception
 
 
 def alone(round_number: int, client: int) -> tuple[int, ...]:
-    """Return the block (client,) for every round, so that each client trains alone."""
+    """Return the block (client,) of a single client, so that each client trains alone."""
     return (client,)
 
 
 @dataclass(frozen=True)
 class ClientRequest:
-    """A train request to one client.
+    """A train request to one client, with the client's task and state.
 
     Attributes:
-        task: the client, with data, model and settings.
+        task: the client's data, model and settings.
         request: the global model and the number of the round.
         context: Flower's context of the client, which holds its state.
-        block: numbers of the planned members of the client's block, ascending.
+        block: numbers of the clients that are planned to train together, ascending.
     """
 
     task: ClientTask
@@ -72,17 +72,16 @@ class ClientRequest:
 
 @dataclass
 class ClientRound:
-    """One client in one round, before it trains.
+    """State of one client in one round, before it trains.
 
     Attributes:
-        asked: the request to the client.
+        asked: the train request to the client.
         fault: the client's injected fault in this round.
         model_digest: digest of the request's global model.
         start: trained parameters (size,) of the global model, flat.
-        fixed_digest: digest of the global model's arrays that are not trained.
-        account: the client's account, with the charge once committed; None without privacy.
-        charge: the charge of the round; None without privacy, or where the same request was
-            charged before.
+        fixed_digest: digest of the arrays of the global model that are not trained.
+        account: the client's account, with the charge once that is on disk; None without privacy.
+        charge: the charge of the round; None without privacy or for a request charged before.
     """
 
     asked: ClientRequest
@@ -95,17 +94,17 @@ class ClientRound:
 
     @property
     def task(self) -> ClientTask:
-        """The client, with data, model and settings."""
+        """Data, model and settings of the client."""
         return self.asked.task
 
     @property
     def spend(self) -> ClientSpend | None:
-        """The client's privacy spend after the charge; None without privacy."""
+        """Privacy spend of the client after the charge; None without privacy."""
         return None if self.account is None else self.account.spend
 
     @cached_property
     def member(self) -> BlockMember:
-        """The client as a member of its block, with data, steps and release of the round."""
+        """The client as a member of its block, with its data, steps and privacy mechanism."""
         task, spend = self.task, self.spend
         number = self.asked.request.round_number
         key, planned = StreamKey(task.run.seed, task.client, number), task.planned_steps(number)
@@ -127,19 +126,19 @@ class ClientRound:
 
     @property
     def shared(self) -> tuple[object, ...]:
-        """Key that is equal for clients that can train together: same model, loss and settings."""
+        """Key that is equal for clients with one model, loss and settings, which train together."""
         how = self.task.training
         return id(how.shared_model), id(how.loss), how.local, self.fixed_digest
 
 
 @dataclass(frozen=True)
 class TrainedClient:
-    """The result of a client's training.
+    """Result of a client's training.
 
     Attributes:
-        values: trained parameters (size,), flat, or the integers (size,) of a noisy sum.
-        adapted_clip_norm: the client's adaptive clip norm after the round; None without.
-        count: the client's noisy count for adaptive clipping; None without.
+        values: flat trained parameters (size,), or integers (size,) that enter a noisy sum.
+        adapted_clip_norm: the client's adaptive clip norm after the round; None if it is fixed.
+        count: the client's noisy count for adaptive clipping; None without adaptive clipping.
     """
 
     values: np.ndarray
@@ -150,15 +149,15 @@ class TrainedClient:
 def answer_rounds(requests: Iterable[ClientRequest | Exception]) -> Iterator[Iterator[Answer]]:
     """Yield the answers to train requests block by block, in the order of the requests.
 
-    The answers of a block are an iterator that trains clients while it is read. Read it to its end
+    A block's answers are an iterator, and its clients train while it is read. Read it to its end
     before the next block.
 
-    Guarantee: every charge of a block is durable before the block trains. An answer depends on the
-    planned block, never on which of its members got a request.
+    Guarantee: all charges of a block are on disk before the block trains. An answer depends on the
+    planned members of the block, never on which of them got a request.
 
     Args:
-        requests: train requests, in ascending order of clients within a round; an exception in
-            place of a request is yielded as its answer.
+        requests: train requests, in ascending order of clients within a round. An exception in
+            place of a request is yielded as the answer.
     """
     for chunk in _chunks(_blocks(requests)):
         entries = iter(_charge([_open(asked) for block in chunk for asked in block]))

@@ -1,7 +1,7 @@
-"""Settings of single clients: privacy by client, group, share or table, and injected faults.
+"""Settings of single clients: their privacy settings, and injected faults.
 
-The name of an entry of `privacy.clients` is a client's number or the name of a group. A group lists
-its `members`, takes a `share` of all clients, or reads a `csv` file with one line for each client.
+Each entry of `privacy.clients` is named by a client's number or by a name for a group. A group
+lists its `members`, takes a `share` of all clients, or reads a `csv` file with one line per client.
 """
 
 from collections import Counter
@@ -56,7 +56,7 @@ class ClientPrivacySettings(OwnPrivacySettings):
 
     @property
     def own(self) -> OwnPrivacySettings:
-        """The entry's privacy settings, without the keys that name its clients."""
+        """Privacy settings of the entry, without the keys that name its clients."""
         return OwnPrivacySettings.model_validate(
             {name: getattr(self, name) for name in OwnPrivacySettings.model_fields}
         )
@@ -64,8 +64,8 @@ class ClientPrivacySettings(OwnPrivacySettings):
     def check(self, name: str) -> None:
         """Check that the entry names its clients in exactly one way.
 
-        An entry whose name is a client number has no `members`, `share` or `csv`; any other entry
-        has exactly one of them.
+        An entry named by a client number has no `members`, `share` or `csv`. Any other entry has
+        exactly one of these keys.
 
         Args:
             name: name of the entry in `privacy.clients`.
@@ -110,7 +110,7 @@ class ClientPrivacySettings(OwnPrivacySettings):
 
 
 def is_client(name: str) -> bool:
-    """Return whether the name of an entry of `privacy.clients` is the number of a client."""
+    """Return whether the name of an entry of `privacy.clients` is a client number."""
     return name.isascii() and name.isdecimal() and name == str(int(name))
 
 

@@ -1,15 +1,15 @@
 """Correlated noise of DP-FTRL: the banded Toeplitz matrix mechanism for prefix sums.
 
-Fresh noise Z_t becomes y_t = Z_t − rint(Σ_{j ≥ 1} c_j y_{t−j}), so that later steps subtract a part
-of each step's noise, and sums over many steps are less noisy. That is the matrix mechanism with C
-lower-triangular, Toeplitz, and zero below its first bands: C y = Z (McMahan et al.
-2024, arXiv:2405.15913; Choquette-Choo et al. 2023, arXiv:2306.08153). Theorem and proof:
+With fresh noise Z_t, step t adds y_t = Z_t − rint(Σ_{j ≥ 1} c_j y_{t−j}) to its gradient. So later
+steps subtract a part of each step's noise, and sums over many steps are less noisy. This is the
+matrix mechanism C y = Z, with C lower-triangular, Toeplitz, and zero below its first bands (McMahan
+et al. 2024, arXiv:2405.15913; Choquette-Choo et al. 2023, arXiv:2306.08153). Theorem and proof:
 docs/howto/correlated_noise.md.
 
-The noise of step t depends on the fresh noise of steps 0 to t, and on nothing else. Fresh noise is
-keyed by the step, so the state is computed anew where it is missing: after a restart, in another
-process, in a repeated round. The process caches the state, and never stores or sends it. All
-operations are exact in float64: the same bits on every processor.
+The noise of step t depends only on the fresh noise of steps 0 to t. Fresh noise can be drawn again
+for any step, so a missing state is recomputed: after a restart, in another process, in a repeated
+round. The process caches the state, and never writes it to disk or sends it. All operations are
+exact in float64, so the bits are the same on every processor.
 """
 
 import math
@@ -34,19 +34,20 @@ COEFFICIENT_BITS = 16
 
 @dataclass(frozen=True)
 class NoiseCorrelation:
-    """The coefficients of a client's correlated noise, and the steps that they are planned for.
+    """Coefficients of a client's correlated noise, with the planned number of steps.
 
-    Guarantee: where an example can be in at most one of any `bands` successive batches, the
-    releases of a run are, for this example, one release with noise multiplier z / ‖c‖ for each
-    batch that may have the example (docs/howto/correlated_noise.md). `charges` returns these
-    releases.
+    Guarantee: suppose that an example can be in at most one of any `bands` successive batches. Then
+    the run costs this example one release for each batch that may contain it. Each has noise
+    multiplier z / ‖c‖, with z that of the fresh noise and c the coefficients
+    (docs/howto/correlated_noise.md). `charges` returns these releases.
 
     Attributes:
         coefficients: c_0 = 1, c_1, ..., one for each band, each a multiple of 2⁻¹⁶.
         planned_steps: number of steps of the whole run, all charged before the first step.
 
     Raises:
-        ValueError: a coefficient is no multiple of 2⁻¹⁶, there are too many, or the first is not 1.
+        ValueError: a coefficient is not a multiple of 2⁻¹⁶, the first is not 1, or there are too
+            many.
     """
 
     coefficients: tuple[float, ...]
@@ -62,7 +63,7 @@ class NoiseCorrelation:
 
     @classmethod
     def toeplitz(cls, bands: int, planned_steps: int) -> Self:
-        """Return the correlation by the square root of the prefix-sum matrix: 1, 1/2, 3/8, ...
+        """Build the correlation from the square root of the prefix-sum matrix: 1, 1/2, 3/8, ...
 
         Args:
             bands: number of coefficients, at least 1.
@@ -72,12 +73,15 @@ class NoiseCorrelation:
 
     @property
     def bands(self) -> int:
-        """Number of bands, that is of coefficients."""
+        """Number of bands, which is the number of coefficients."""
         return len(self.coefficients)
 
     @cached_property
     def column_norm(self) -> float:
-        """L2 norm ‖c‖ of the coefficients: how far an example of norm 1 in one batch moves C x."""
+        """L2 norm ‖c‖ of the coefficients, the first column of the mechanism's matrix C.
+
+        With x the sums of all steps, an example of norm 1 in one batch moves C x by at most ‖c‖.
+        """
         return math.hypot(*self.coefficients)
 
     @cached_property
@@ -86,12 +90,12 @@ class NoiseCorrelation:
         return float(np.linalg.norm(inverse_coefficients(self.coefficients, self.planned_steps)))
 
     def charges(self, cycle: Charges, first_step: int, steps: int) -> Charges:
-        """Return the charges of some steps: the whole plan with step 0, and no charge later.
+        """Return the charges of some steps: all planned charges with step 0, and none later.
 
         Args:
-            cycle: pairs (event, count) of all planned steps with independent noise.
-            first_step: number of the first of the steps, from 0.
-            steps: number of steps.
+            cycle: pairs (event, count) that charge all planned steps with independent noise.
+            first_step: number of the first step, from 0.
+            steps: number of successive steps.
 
         Raises:
             ValueError: the steps go beyond the plan.
@@ -108,7 +112,7 @@ class NoiseCorrelation:
 
 @lru_cache(maxsize=MAX_NOISE_BANDS)
 def square_root_coefficients(bands: int) -> tuple[float, ...]:
-    """Return c_j = binomial(2 j, j) / 4^j for j < bands, rounded to multiples of 2⁻¹⁶."""
+    """Return c_j = binomial(2 j, j) / 4^j for all j < bands, rounded to multiples of 2⁻¹⁶."""
     exact = [1.0]
     for j in range(1, bands):
         exact.append(exact[-1] * (2 * j - 1) / (2 * j))
@@ -117,10 +121,12 @@ def square_root_coefficients(bands: int) -> tuple[float, ...]:
 
 
 def inverse_coefficients(coefficients: tuple[float, ...], steps: int) -> Floats:
-    """Return the first column d (steps,) of C⁻¹: without rounding, y_t = Σ_j d_j Z_{t−j}.
+    """Return the first column d (steps,) of the inverse of the mechanism's matrix C.
+
+    Without rounding, the noise is y_t = Σ_j d_j Z_{t−j}, with fresh noise Z.
 
     Args:
-        coefficients: c of `NoiseCorrelation`.
+        coefficients: the coefficients of `NoiseCorrelation`.
         steps: number of rows of C, at least 1.
     """
     later = np.array(coefficients[1:])
@@ -132,13 +138,13 @@ def inverse_coefficients(coefficients: tuple[float, ...], steps: int) -> Floats:
 
 
 def prefix_error(coefficients: tuple[float, ...], steps: int) -> float:
-    """Return the root mean square error of the prefix sums of the noise over `steps` steps.
+    """Return the root mean square error of the noise's prefix sums over T = `steps` steps.
 
-    The unit is one standard deviation of the fresh noise Z: ‖A C⁻¹‖_F / √steps, with A the matrix
-    of prefix sums. Independent noise has √((steps + 1) / 2).
+    The unit is one standard deviation of the fresh noise. The value is ‖A C⁻¹‖_F / √T, with A the
+    matrix of prefix sums and C the mechanism's matrix. For independent noise it is √((T + 1) / 2).
 
     Args:
-        coefficients: c of `NoiseCorrelation`.
+        coefficients: the coefficients of `NoiseCorrelation`.
         steps: number of steps T, at least 1.
     """
     sums = np.cumsum(inverse_coefficients(coefficients, steps))
@@ -147,11 +153,11 @@ def prefix_error(coefficients: tuple[float, ...], steps: int) -> float:
 
 @dataclass
 class NoiseState:
-    """The state of correlated noise between two steps: the noise of the last steps.
+    """State of correlated noise between two steps: the noise of the latest steps.
 
     Attributes:
         step: number of the next step.
-        past: noise (bands − 1, size) of the last steps, where step s has row s mod (bands − 1).
+        past: noise of the latest steps, (bands − 1, size); step s is in row s mod (bands − 1).
     """
 
     step: int
@@ -159,10 +165,10 @@ class NoiseState:
 
 
 class NoiseStates:
-    """Cache of the noise states of a process from round to round, by owner.
+    """Cache of the clients' noise states in a process, kept from round to round.
 
     Args:
-        most_bytes: largest size of all states together; the oldest states are dropped first.
+        most_bytes: largest total size of the states, in bytes; the oldest states are dropped first.
     """
 
     def __init__(self, most_bytes: int = 1 << 28) -> None:
@@ -170,7 +176,7 @@ class NoiseStates:
         self._states: dict[object, NoiseState] = {}
 
     def take(self, owner: object, step: int) -> NoiseState | None:
-        """Remove an owner's state and return it; None if its next step is not the given one.
+        """Remove a client's state and return it; None if its next step is not the given one.
 
         Args:
             owner: key of the client.
@@ -180,7 +186,7 @@ class NoiseStates:
         return state if state is not None and state.step == step else None
 
     def keep(self, owner: object, state: NoiseState) -> None:
-        """Store an owner's state for the next round.
+        """Store a client's state for the next round.
 
         Args:
             owner: key of the client.
@@ -195,16 +201,18 @@ class NoiseStates:
 
 
 class CorrelatedNoise(NoiseSource):
-    """Source of one client's correlated noise: integers y_t = Z_t − rint(Σ_{j ≥ 1} c_j y_{t−j}).
+    """Source of one client's correlated noise, as integers in float64.
 
-    Guarantee: y is a function of the client's fresh noise and the step alone, to the last bit. It
-    depends on no data, on no other client, and not on the round of the step.
+    The noise of step t is y_t = Z_t − rint(Σ_{j ≥ 1} c_j y_{t−j}), with fresh noise Z_t.
+
+    Guarantee: y depends only on the client's fresh noise and the step, to the last bit. It depends
+    on no data, on no other client, and not on the round of the step.
 
     Args:
-        coefficients: c of `NoiseCorrelation`, multiples of 2⁻¹⁶.
-        fresh: returns the source of the fresh noise of a step.
-        like: a tensor (size,) with the size and the device of one step's noise.
-        first_step: number of the first step to draw; a step has `size` values.
+        coefficients: the coefficients c_j of `NoiseCorrelation`, multiples of 2⁻¹⁶.
+        fresh: function that returns the source of a step's fresh noise.
+        like: a tensor (size,) on the device of the noise; each step has `size` noise values.
+        first_step: number of the first step to draw, from 0.
         states: cache that may hold the state after the client's earlier rounds.
         owner: key of the client in `states`: (seed, client).
     """
@@ -230,11 +238,11 @@ class CorrelatedNoise(NoiseSource):
         self._left = 0  # values of the step that are not drawn yet
 
     def fill_(self, values: Tensor) -> Tensor:
-        """Fill a float64 tensor in place with the next noise values of the step and return it.
+        """Fill a float64 tensor with the next noise values of the step, in place, and return it.
 
         Raises:
             TypeError: the tensor is not float64.
-            ValueError: the step has fewer values left than the tensor.
+            ValueError: fewer values of the step are left than the tensor needs.
         """
         if values.dtype != torch.float64:
             raise TypeError(f"noise is whole numbers in float64, got a tensor of {values.dtype}")
@@ -248,7 +256,7 @@ class CorrelatedNoise(NoiseSource):
         return values
 
     def keep_state(self) -> None:
-        """Store the state in `states` for the next round; no draws may follow."""
+        """Store the state in `states` for the next round; nothing may be drawn afterwards."""
         if self._state is not None:
             self._states.keep(self._owner, self._state)
 

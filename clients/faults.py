@@ -1,11 +1,11 @@
-"""Failures of clients: injected faults, and the redaction of private clients' error messages.
+"""Failures of clients: injected faults, and redaction of error messages under privacy.
 
-A client that drops out during or after training was charged, and its spend stays charged. An
-injected fault is a function of the seed, the client and the round alone.
+A client that drops out during or after training has been charged, and the charge stays. An injected
+fault depends only on the seed, the client and the round.
 
-An exception of a model, a loss or a data set may quote examples in its text, and a failure's reason
-travels to the server and into the files of the run. Where a client trains privately, only the
-errors in `PUBLIC_ERRORS`, whose texts name no private value, keep their text.
+The text of an exception from a model, a loss or a data set may quote examples. It would go to the
+server and into the files of the run. So if a client trains with privacy, only errors in
+`PUBLIC_ERRORS` keep their text, because it contains no private value.
 """
 
 import traceback
@@ -26,7 +26,7 @@ from fedsim.protocol.errors import COUPLED_ROWS, ProtocolError
 
 
 class ClientFailureError(FedsimError, RuntimeError):
-    """A client cannot answer; the message gives the reason and holds nothing private.
+    """Error of a client that cannot answer; the message gives the reason and nothing private.
 
     Attributes:
         code: error code of the Flower reply.
@@ -36,7 +36,10 @@ class ClientFailureError(FedsimError, RuntimeError):
 
 
 class CoupledRowsError(ClientFailureError):
-    """An example changes bits of another example's gradient in its batch; nothing was charged."""
+    """Error if an example can change bits of another example's gradient in its batch.
+
+    The error is raised before the client is charged.
+    """
 
     code = COUPLED_ROWS
 
@@ -46,12 +49,12 @@ PUBLIC_ERRORS = (ClientFailureError, ProtocolError, JournalError, PluginExitErro
 
 
 def redact_error(error: Exception) -> Exception:
-    """Return an error that is safe to show of a private client.
+    """Return an error that is safe to show although the client trains with privacy.
 
-    An error of `PUBLIC_ERRORS` is returned unchanged. Any other is replaced by its type and its
-    line of code.
+    An error in `PUBLIC_ERRORS` is returned unchanged. Any other error is replaced by one that gives
+    its type and the line of code.
 
-    Guarantee: the text depends on nothing else of the replaced exception.
+    Guarantee: the new text depends on nothing else of the original exception.
     """
     if isinstance(error, PUBLIC_ERRORS):
         return error
@@ -69,14 +72,14 @@ def _deepest_place(error: Exception) -> tuple[str, int | None] | None:
 
 
 class InjectedFaultError(ClientFailureError):
-    """A client fails because of an entry of `faults:` in the experiment file."""
+    """Error of a client that fails because of an entry of `faults:` in the experiment file."""
 
 
 class Fault:
-    """The injected fault of one client in one round; this base class injects none.
+    """Base class of the injected fault of one client in one round; it injects nothing.
 
-    Methods are called in this order: `before_charge`, `after_charge`, `alter_upload`. A client
-    that fails in one of the first two does not train, since its result would not be uploaded.
+    Methods are called in the order `before_charge`, `after_charge`, `alter_upload`. A client that
+    fails in one of the first two does not train, because its result would not be uploaded.
 
     Attributes:
         delay: simulated seconds by which the reply is late.
@@ -85,10 +88,10 @@ class Fault:
     delay: float = 0.0
 
     def before_charge(self) -> None:
-        """Raise an error here if the client fails before it is charged."""
+        """Raise an error if the client fails before it is charged."""
 
     def after_charge(self) -> None:
-        """Raise an error here if the client fails after its charge and before its upload."""
+        """Raise an error if the client fails after its charge and before its upload."""
 
     def alter_upload(self, upload: ArrayRecord) -> ArrayRecord:
         """Return the arrays that the client sends in place of its upload."""
@@ -96,24 +99,24 @@ class Fault:
 
 
 class DropoutBefore(Fault):
-    """The client drops out before it is charged."""
+    """Fault of a client that drops out before it is charged."""
 
     def before_charge(self) -> None:
-        """Raise InjectedFaultError."""
+        """Raise InjectedFaultError, because the client drops out."""
         raise InjectedFaultError("dropped out before training (injected)")
 
 
 class EmptyPartition(Fault):
-    """The client has no examples, and is not charged."""
+    """Fault of a client without examples, which is not charged."""
 
     def before_charge(self) -> None:
-        """Raise InjectedFaultError."""
+        """Raise InjectedFaultError, because the client has no examples."""
         raise InjectedFaultError("has no examples (injected)")
 
 
 @dataclass(frozen=True)
 class TrainingFailure(Fault):
-    """The client is charged and fails in training.
+    """Fault of a client that is charged and then fails in training.
 
     Attributes:
         reason: text of the error.
@@ -122,28 +125,28 @@ class TrainingFailure(Fault):
     reason: str
 
     def after_charge(self) -> None:
-        """Raise InjectedFaultError."""
+        """Raise InjectedFaultError with the reason of the fault."""
         raise InjectedFaultError(self.reason)
 
 
 class DropoutAfter(Fault):
-    """The client is charged, but its upload is lost."""
+    """Fault of a client that is charged, but whose upload is lost."""
 
     def after_charge(self) -> None:
-        """Raise InjectedFaultError."""
+        """Raise InjectedFaultError, because the upload is lost."""
         raise InjectedFaultError("dropped out after training (injected)")
 
 
 @dataclass(frozen=True)
 class Straggler(Fault):
-    """The client replies `delay` simulated seconds late."""
+    """Fault of a client that replies `delay` simulated seconds late."""
 
     delay: float
 
 
 @dataclass(frozen=True)
 class CorruptUpload(Fault):
-    """The client uploads invalid values, which the server must not average.
+    """Fault of a client that uploads invalid values, which the server must not average.
 
     Attributes:
         corrupt: function from the first array of the upload to the corrupted array.
@@ -160,9 +163,9 @@ class CorruptUpload(Fault):
 
 @dataclass(frozen=True)
 class FaultPlan:
-    """The injected faults of every client and round, drawn from a seed.
+    """Injected faults of every client and round, drawn from a seed.
 
-    Guarantee: the fault of a client in a round depends on no other client or round, nor on data.
+    Guarantee: the fault of a client in a round depends on no other client or round, and on no data.
 
     Attributes:
         seed: the experiment's seed.

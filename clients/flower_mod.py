@@ -1,4 +1,4 @@
-"""A Flower mod that keeps a privacy ledger for each client of any Flower app.
+"""Flower mod that keeps a privacy ledger for each client of any Flower app.
 
 Example::
 
@@ -11,8 +11,8 @@ Example::
         declare_release(context, PoissonSampled(0.01, Gaussian(1.1)), count=20)
         return reply
 
-The reply then has a `ConfigRecord` named "privacy", with the client's ledger and ε over all rounds.
-The mod imports no torch and touches no arrays.
+The reply then has a `ConfigRecord` named "privacy", with the client's ledger and its ε over all
+rounds. The mod does not import torch and does not read arrays.
 """
 
 import json
@@ -44,15 +44,15 @@ ReleasesOf = Callable[[Message, Context], Releases]
 
 
 def declare_release(context: Context, event: Event, count: int = 1) -> None:
-    """Declare the releases of the current round; called by the training function of the app.
+    """Declare the releases of the current round; the app's training function calls this.
 
     Args:
         context: the `Context` of the training function.
-        event: the event of each release, such as a Poisson-sampled Gaussian.
+        event: the privacy event of each release, such as a Poisson-sampled Gaussian.
         count: number of releases, such as the number of DP-SGD steps.
 
     Raises:
-        ValueError: `count` is negative or not whole, or `event` is no event.
+        ValueError: `count` is negative or not a whole number, or `event` is not a privacy event.
     """
     ledger = _stored(context.state, _DECLARED).record(event, count)
     _store(context.state, _DECLARED, ledger)
@@ -61,37 +61,38 @@ def declare_release(context: Context, event: Event, count: int = 1) -> None:
 class PrivacyLedgerMod:
     """Flower mod that keeps a client's privacy ledger and reports ε in every train reply.
 
-    The ledger is in `Context.state`.
+    The ledger is kept in `Context.state`.
 
     Guarantee: suppose that the declared events of each round describe everything that the reply
-    reveals of the client's data, with fresh noise in each round and parameters that depend on no
-    data. Then all train replies of the client that passed the mod are together (epsilon, delta)-DP
-    under `adjacency`. A declaration is in the state, and on disk with `journal`, before its reply
-    leaves. A round without a declaration is charged as a release without a guarantee: ε is infinite
-    from then on.
+    reveals about the client's data. Suppose also that noise is fresh in each round, and that no
+    parameter depends on data. Then all train replies of the client that passed the mod are together
+    (epsilon, delta)-DP under `adjacency`. A declaration is in the state, and with `journal` on
+    disk, before its reply leaves. A round without a declaration is charged as a release without a
+    guarantee, so ε is infinite from then on.
 
-    Not covered: whether training did what it declares, which the mod cannot see; the arithmetic
-    of the noise of other libraries; metrics of a train reply that are not in `public_metrics`,
-    whose names are in the record as `not-covered`; and replies to other messages, such as scores
-    on private data: those that passed the mod are counted in the record as `other-replies`. Use
-    the mod in `@app.train(mods=[...])`; as a mod of the whole app it also sees other messages.
+    The guarantee does not cover four things. The mod cannot see whether training did what it
+    declares. It cannot check how other libraries compute noise. Metrics of a train reply outside
+    `public_metrics` are not covered; the record lists them as `not-covered`. Replies to other
+    messages, such as scores on private data, are not covered; the record counts those that passed
+    the mod as `other-replies`. Use the mod in `@app.train(mods=[...])`; as a mod of the whole app
+    it also sees other messages.
 
     Args:
         delta: δ of the reported ε, in (0, 1).
-        releases: the releases of every round, if they are known before training: pairs (event,
+        releases: the releases of every round, if they are known before training. Give pairs (event,
             count), or a function of (message, context) that returns such pairs. They are charged
-            before training. With None, the training function calls `declare_release`.
+            before training. If None, the training function must call `declare_release`.
         accountant: name of the accountant: "pld", "rdp" or "moments".
         adjacency: the pairs of data sets that ε compares.
         public_metrics: names of metrics in train replies that reveal nothing private.
         journal: path of an append-only ledger file, shared by the clients of a machine. It restores
-            a client whose state was lost, and `fedsim totals` reads it. With None, the state is
-            the only copy: Flower keeps it for one run, and a restarted SuperNode loses it.
-        metric: name of a metric that also reports ε. A strategy averages metrics over clients, and
-            the mean of ε is no guarantee: read the records for a guarantee.
+            a client whose state was lost, and `fedsim totals` reads it. If None, the state is the
+            only copy; Flower keeps it for one run, and a restarted SuperNode loses it.
+        metric: name of a metric that also reports ε. Strategies average metrics over clients, and a
+            mean of ε is not a guarantee; for a guarantee, read the records.
 
     Raises:
-        ValueError: δ is not in (0, 1), or there is no such accountant or adjacency.
+        ValueError: δ is not in (0, 1), or the accountant or adjacency is unknown.
     """
 
     def __init__(
@@ -202,13 +203,13 @@ class PrivacyLedgerMod:
 
 
 def client_ledgers(replies: Iterable[Message]) -> dict[str, Any]:
-    """Return the ledgers in the train replies of clients, in the form that `fedsim totals` reads.
+    """Return the ledgers in clients' train replies, in the format that `fedsim totals` reads.
 
     Args:
-        replies: train replies of clients, each with the record of the mod.
+        replies: train replies of clients, each with the "privacy" record of the mod.
 
     Raises:
-        ValueError: a reply has no such record, or two replies are of the same client.
+        ValueError: a reply has no such record, or two replies are from the same client.
     """
     rows: dict[int, Mapping[str, Any]] = {}
     for reply in replies:

@@ -1,10 +1,10 @@
-"""Settings of local training: the section `local:`, with learning-rate schedules and random views.
+"""Settings of local training (section `local:`), with learning-rate schedules and views.
 
-Of these settings, `batch_size` (which sets the sampling rate) and `steps` or `epochs` change ε.
+Only `batch_size` (which sets the sampling rate) and `steps` or `epochs` change ε.
 
 Names and formulas of `local.lr_schedule` are those of `torch.optim.lr_scheduler`, with rounds in
-place of epochs. A schedule is public, so it costs no ε. The first round after the warmup has t = 0,
-the next round t = 1. After its last round a schedule keeps its last value.
+place of epochs. A schedule is public, so it costs no ε. In the formulas, t counts the rounds after
+the warmup, from 0. After its last round a schedule keeps its last value.
 """
 
 import math
@@ -64,7 +64,7 @@ class ConstantLr(_Schedule):
     total_iters: _Rounds = Field(default=5, description="number of rounds with the factor")
 
     def after_warmup(self, lr: float, t: int) -> float:
-        """Return the learning rate of a round after the warmup."""
+        """Return the learning rate of round t after the warmup, from t = 0."""
         return lr * self.factor if t < self.total_iters else lr
 
 
@@ -76,7 +76,7 @@ class StepLr(_Schedule):
     gamma: _Factor = Field(default=0.1, description="factor of a decay")
 
     def after_warmup(self, lr: float, t: int) -> float:
-        """Return the learning rate of a round after the warmup."""
+        """Return the learning rate of round t after the warmup, from t = 0."""
         return lr * self.gamma ** (t // self.step_size)
 
 
@@ -87,7 +87,7 @@ class ExponentialLr(_Schedule):
     gamma: _Factor = Field(description="factor of each round")
 
     def after_warmup(self, lr: float, t: int) -> float:
-        """Return the learning rate of a round after the warmup."""
+        """Return the learning rate of round t after the warmup, from t = 0."""
         return lr * self.gamma**t
 
 
@@ -100,7 +100,7 @@ class LinearLr(_Schedule):
     total_iters: _Rounds = Field(description="rounds from the first factor to the last")
 
     def after_warmup(self, lr: float, t: int) -> float:
-        """Return the learning rate of a round after the warmup."""
+        """Return the learning rate of round t after the warmup, from t = 0."""
         share = min(t, self.total_iters) / self.total_iters
         return lr * (self.start_factor + (self.end_factor - self.start_factor) * share)
 
@@ -113,7 +113,7 @@ class CosineLr(_Schedule):
     eta_min: float = Field(default=0.0, ge=0, description="learning rate after T_max rounds")
 
     def after_warmup(self, lr: float, t: int) -> float:
-        """Return the learning rate of a round after the warmup."""
+        """Return the learning rate of round t after the warmup, from t = 0."""
         if t >= self.T_max:
             return self.eta_min
         return self.eta_min + (lr - self.eta_min) * (1 + math.cos(math.pi * t / self.T_max)) / 2
@@ -146,7 +146,7 @@ class ViewSettings(Settings):
 
     @property
     def name(self) -> str:
-        """The name of the change."""
+        """Name of the random change: shift, flip or noise."""
         return next(name for name, value in self if value is not None)
 
     @model_validator(mode="before")
@@ -326,7 +326,7 @@ class LocalSettings(Settings):
         return self
 
     def learning_rate(self, round_number: int) -> float:
-        """Return the local learning rate of a round, which depends on no client's data.
+        """Return the local learning rate of a round; it depends on no client's data.
 
         Args:
             round_number: the round ≥ 1.
@@ -346,32 +346,32 @@ class LocalSettings(Settings):
 
     @property
     def optimizer_name(self) -> str:
-        """Name of the optimizer, where "sgd" alone means no momentum and no weight decay."""
+        """Name of the optimizer; `sgd` stands for SGD without momentum and weight decay."""
         settings = self.optimizer
         if isinstance(settings, SgdSettings) and (settings.momentum or settings.weight_decay):
             return "sgd with momentum or weight decay"
         return settings.name
 
     def without_schedule(self) -> Self:
-        """Return the settings with a constant learning rate, for an audit, which repeats rounds."""
+        """Return the settings with a constant learning rate, which an audit needs."""
         return self.model_copy(update={"lr_schedule": None})
 
     @property
     def gradient_facts(self) -> ZerothOrderSettings | BackwardPasses:
-        """Public properties of the gradient estimator: backward passes or zeroth order."""
+        """Public properties of how gradients are computed: backward passes or zeroth-order."""
         return BackwardPasses() if self.gradient == "backward" else self.gradient
 
     @property
     def zeroth_order(self) -> ZerothOrderSettings | None:
-        """Settings of zeroth-order steps; None where steps use backward passes."""
+        """Settings of zeroth-order steps; None if steps use backward passes."""
         return None if self.gradient == "backward" else self.gradient
 
     @property
     def given_steps(self) -> int:
-        """Optimizer steps per round, the same for all clients: the value of `steps`.
+        """Optimizer steps per round as set by `steps`, the same for all clients.
 
         Raises:
-            ValueError: `epochs` is set instead, so the number of steps depends on the client.
+            ValueError: `epochs` is set instead, so the number of steps differs between clients.
         """
         if self.steps is None:
             raise ValueError(
@@ -381,7 +381,7 @@ class LocalSettings(Settings):
         return self.steps
 
     def steps_at_rate(self, rate: float) -> int:
-        """Return a client's optimizer steps per round: `steps`, or the steps of `epochs`.
+        """Return a client's optimizer steps per round, from `steps` or from `epochs`.
 
         Args:
             rate: the client's sampling rate, in (0, 1].
@@ -402,15 +402,15 @@ class LocalSettings(Settings):
 
     @property
     def views(self) -> Sequence[ViewSettings] | None:
-        """The random changes of a view; None where examples are used unchanged."""
+        """Random changes of each view; None if examples are used unchanged."""
         if self.augmentations is not None:
             return self.augmentations
         return DEFAULT_VIEWS if self.augmentation_multiplicity > 1 else None
 
     def with_equal_views(self) -> Self:
-        """Return the settings with the same number of views, each equal to its example.
+        """Return the settings with as many views, but each view equal to its example.
 
-        Checks of the mechanism use these settings to measure the contribution of an example.
+        Checks of the privacy mechanism use them to measure what one example contributes.
         """
         return self if self.views is None else self.model_copy(update={"augmentations": []})
 

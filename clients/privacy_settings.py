@@ -1,7 +1,7 @@
-"""Settings of differential privacy: the section `privacy:` of an experiment file.
+"""Settings of differential privacy (section `privacy:` of an experiment file).
 
-A key whose value is a choice takes the choice's own keys: `clipping: {name: adaptive, quantile:
-0.3}`.
+A key that chooses a method also takes the settings of that method, as in `clipping: {name:
+adaptive, quantile: 0.3}`.
 """
 
 import math
@@ -213,7 +213,7 @@ class PrivacySettings(Settings):
 
     @property
     def accounting(self) -> "AccountantChoice":
-        """The accountant that computes ε, with its Rényi `orders` where they are set."""
+        """Accountant that computes ε, with its Rényi `orders` if they are set."""
         # Imported here: numpy and scipy are slow to import, and reading a file needs neither.
         from fedsim.accountant.accountants import choose_accountant
 
@@ -221,7 +221,7 @@ class PrivacySettings(Settings):
 
     @property
     def clip_norm(self) -> float:
-        """L2 bound of the contribution of one unit: `max_grad_norm` or `max_update_norm`.
+        """L2 bound on one unit's contribution: `max_grad_norm` or `max_update_norm`.
 
         Raises:
             ValueError: the mechanism clips neither gradients nor updates.
@@ -235,17 +235,17 @@ class PrivacySettings(Settings):
 
     @property
     def release_kind(self) -> ReleaseKind:
-        """The kind of a training client's releases; under `task: pate` clients vote instead."""
+        """Kind of value that a training client releases; under `task: pate` clients vote."""
         return kind_of(unit=self.unit, mechanism=self.mechanism.name, votes=False)
 
     @property
     def example_bound(self) -> float | None:
-        """L2 bound of a per-example gradient over all groups; None where none is clipped."""
+        """L2 bound on a per-example gradient over all groups; None if gradients are not clipped."""
         return self.clip_norm if self.clipping.groups else self.max_grad_norm
 
     @property
     def gives_noise(self) -> bool:
-        """Whether the settings fix the noise multiplier, so that no noise is calibrated."""
+        """Whether the settings fix the noise multiplier, so no noise has to be calibrated."""
         return self.noise_multiplier is not None or has_all_noise(self.clipping.groups)
 
     def choices(
@@ -257,16 +257,16 @@ class PrivacySettings(Settings):
         draws_clients: bool = False,
         protocol: str | None = None,
     ) -> Choices:
-        """Return all choices that privacy theorems depend on.
+        """Return all choices on which privacy theorems depend.
 
-        The arguments are choices of other sections of the experiment.
+        The arguments are choices from other sections of the experiment file.
 
         Args:
-            votes: whether clients vote (`task: pate`).
-            local_steps: noisy steps of a client in a round; None where there are several, or the
-                number was not recorded.
+            votes: whether clients vote instead of training (`task: pate`).
+            local_steps: number of noisy steps of a client in a round. None if it is not the same
+                for all clients, or was not recorded.
             optimizer: name of the local optimizer.
-            draws_clients: whether clients of a round are drawn independently and in secret.
+            draws_clients: whether the clients of a round are drawn independently and in secret.
             protocol: protocol of secure aggregation; None without.
         """
         correlation = self.noise_correlation
@@ -288,19 +288,19 @@ class PrivacySettings(Settings):
 
     @property
     def recorded_clipping(self) -> str:
-        """Name of the clipping in `privacy.json`: with groups, `groups` or `adaptive_groups`."""
+        """Name of the clipping in `privacy.json`; with groups `groups` or `adaptive_groups`."""
         if not self.clipping.groups:
             return self.clipping.name
         return "adaptive_groups" if self.clipping.name == "adaptive" else "groups"
 
     @property
     def counts_in_sums(self) -> bool:
-        """Whether the count of adaptive clipping is one of the values of a noisy sum."""
+        """Whether the count of adaptive clipping is sent as one of the values of a noisy sum."""
         return self.release_kind.protects_client and self.trust.name != "local"
 
     @property
     def own_values(self) -> tuple[object, ...]:
-        """The values of the settings that `privacy.clients` can change for single clients."""
+        """Values of the settings that `privacy.clients` can change for single clients."""
         values = {**vars(self), "sampling_rate": self.sampling.rate}
         return tuple(values[name] for name in OwnPrivacySettings.model_fields)
 
@@ -308,7 +308,7 @@ class PrivacySettings(Settings):
         """Return the settings of one client.
 
         Args:
-            own: the client's entry; values that are None keep the setting of all clients.
+            own: the client's own settings. A value of None keeps the common setting.
         """
         given = {name: value for name, value in own if value is not None}
         rate = given.pop("sampling_rate", None)
@@ -316,10 +316,10 @@ class PrivacySettings(Settings):
         return settings.model_copy(update=given)
 
     def with_choice(self, key: str, **changes: object) -> "PrivacySettings":
-        """Return the settings with changed keys of one choice.
+        """Return the settings with some keys of one choice changed.
 
         Args:
-            key: key of the choice, such as sampling.
+            key: key of the choice in `privacy:`, such as `sampling`.
             changes: the new values of the choice's keys.
         """
         return self.model_copy(update={key: getattr(self, key).model_copy(update=changes)})

@@ -1,4 +1,4 @@
-"""The task of a client: its data, the shared model and the settings that it trains with."""
+"""Task of a client: its data, the shared model, and the settings of its training."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,7 +40,10 @@ Evaluate = Callable[[ArrayRecord], tuple[int, Mapping[str, float]]]
 
 
 class Voter(Protocol):
-    """Labels the public queries of PATE with the teachers of a process's clients."""
+    """Interface of an object that labels PATE's public queries for a process's clients.
+
+    A client's labels come from its own model, its teacher.
+    """
 
     @property
     def classes(self) -> int:
@@ -54,45 +57,47 @@ class Voter(Protocol):
         round_number: int,
         board: Mapping[str, np.ndarray],
     ) -> NDArray[np.int64]:
-        """Return a client's label for each row of a ballot, `NO_LABEL` where it does not vote.
+        """Return a client's label for each row of a ballot; `NO_LABEL` means no vote.
 
-        Guarantee: no more rows have a label than the ballot of the round has queries.
+        A ballot holds the votes on a round's queries, one row per query and maybe empty rows.
+
+        Guarantee: at most as many rows have a label as the round has queries.
 
         Args:
             client: number of the client.
             data: the client's features and targets (n, ...).
-            round_number: the round of the ballot.
-            board: the public results of earlier rounds, by name.
+            round_number: the round, from 1.
+            board: public results of earlier rounds, arrays by name.
         """
         ...
 
 
 class BlockShapes(Protocol):
-    """Shapes of the padded batches of a block's clients, computed from public facts."""
+    """Shapes of the padded batches of a block (clients that train together), from public facts."""
 
     @property
     def places(self) -> int | None:
-        """Places of a padded batch that any client's rows may fill; None where places are fixed.
+        """Number of places of a padded batch that the rows of any client may fill.
 
-        See `block_of`.
+        The value is None if each client has a fixed place. `block_of` explains places.
         """
         ...
 
     def rows(self, members: Sequence[int]) -> int | None:
-        """Return the padded rows of each member of a planned block, None if not planned.
+        """Return the number of padded rows for each client of a block; None if it is not planned.
 
-        With None, the members that are present determine the number of rows.
+        If it is None, the clients that are present determine the number of rows.
 
         Args:
-            members: numbers of the block's planned clients, ascending.
+            members: numbers of the clients that are planned for the block, ascending.
         """
         ...
 
     def check(self, members: Sequence[int]) -> None:
-        """Check that no example changes a bit of another example's gradient in a planned block.
+        """Check that no example changes any bit of another example's gradient in a block.
 
         Args:
-            members: numbers of the block's planned clients, ascending.
+            members: numbers of the clients that are planned for the block, ascending.
 
         Raises:
             UnsafeModelError: an example can change another one's gradient.
@@ -107,15 +112,15 @@ class LocalTraining:
     Attributes:
         shared_model: the model of the process, loaded anew for each request.
         loss: function of (outputs, targets) that returns one value per example.
-        gradients: computes clipped sums of per-example gradients of `loss`; None without privacy.
-        local: steps, batch size and optimizer.
+        gradients: object that computes clipped sums of gradients of `loss`; None without privacy.
+        local: settings of steps, batch size and optimizer.
         steps: function of (client, round) that returns the planned local steps.
         blocks: shapes of the padded batches of clients that train together.
-        rule: changes of the algorithm to local steps; None where it changes nothing.
+        rule: rule by which the algorithm changes local steps; None for plain steps.
         sent: names of the arrays that the algorithm sends beside the model.
-        voter: votes on public queries in place of training; None where clients train.
-        noisy_examples: noisy features and targets by client, under input perturbation; a client's
-            entry is added when it first trains.
+        voter: object that labels public queries; None if clients train instead.
+        noisy_examples: noisy features and targets by client, under input perturbation. A client's
+            entry is added when the client first trains.
     """
 
     shared_model: SharedModel
@@ -136,9 +141,9 @@ class ClientData:
 
     Attributes:
         size: number of examples.
-        tensors: returns features and targets (n, ...); called when the client trains, so that a
-            waiting task holds no copy of the data.
-        digest: returns a digest of the examples, which is as private as they are.
+        tensors: function that returns features and targets (n, ...). It is called when the client
+            trains, so a waiting client holds no copy of its data.
+        digest: function that returns a digest of the examples; the digest is private too.
     """
 
     size: int
@@ -148,12 +153,12 @@ class ClientData:
 
 @dataclass(frozen=True)
 class ClientScores:
-    """Functions that score models on a client's examples; scores have no noise, so no privacy.
+    """Functions that score models on a client's examples; scores are without noise or privacy.
 
     Attributes:
-        evaluate: scores a model on held-out examples; None where the client refuses to evaluate.
-        measure: returns the metrics, by name, that a secure sum or the algorithm declares; None
-            where none is declared.
+        evaluate: function that scores a model on held-out examples; None if the client refuses.
+        measure: function that returns the metrics by name that a secure sum or the algorithm
+            declares; None if none is declared.
     """
 
     evaluate: Evaluate | None = None
@@ -162,7 +167,7 @@ class ClientScores:
 
 @dataclass(frozen=True)
 class RunTerms:
-    """The seed and the digests that all clients of a run share.
+    """Seed and digests that all clients of a run share.
 
     Attributes:
         seed: the experiment's seed.
@@ -184,10 +189,10 @@ class ClientTask:
         run: the seed and the digests of the run.
         data: the client's examples.
         training: model, loss and settings, shared by the clients of the process.
-        privacy: the client's privacy plan; None where it trains without differential privacy.
-        journal: the durable ledger; None where charges are in the client's state alone.
-        weight: the client's planned aggregation weight; None where all clients weigh the same.
-        secure: seals updates for secure aggregation; None where updates are sent in clear.
+        privacy: the client's privacy plan; None if it trains without differential privacy.
+        journal: the ledger on disk; None if charges are in the client's state only.
+        weight: the client's planned weight in the mean; None if all clients have equal weights.
+        secure: channel that encrypts updates for secure aggregation; None without it.
         scores: functions that score models on the client's examples.
         faults: the faults to inject.
     """
@@ -204,19 +209,19 @@ class ClientTask:
     faults: FaultPlan = NO_FAULTS
 
     def planned_steps(self, round_number: int) -> int:
-        """Return the number of the client's planned local steps in a round."""
+        """Return the planned number of the client's local steps in a round."""
         return self.training.steps(self.client, round_number)
 
     def training_data(self, release: Mechanism | None) -> tuple[Tensor, Tensor]:
-        """Return the features and targets (n, ...) that the client trains on.
+        """Return the features and targets (n, ...) on which the client trains.
 
-        Under input perturbation they are noisy.
+        Under input perturbation, these examples are noisy.
 
-        Guarantee: noisy examples are one release: the noise depends on seed and client alone, so
-        any process and any round gets the same bits from the same examples.
+        Guarantee: noisy examples are a single release. Their noise depends only on seed and client,
+        so every process and every round gets the same bits from the same examples.
 
         Args:
-            release: the client's mechanism; None without privacy.
+            release: the client's privacy mechanism; None without privacy.
         """
         if release is None or not release.releases_examples:
             return self.data.tensors()
@@ -227,10 +232,10 @@ class ClientTask:
         return known[self.client]
 
     def check_examples(self) -> None:
-        """Check that the client's public number of examples is not 0, and not above the limit.
+        """Check that the client's public number of examples is neither 0 nor above the limit.
 
-        Where the client's size is private, an empty client trains on empty batches, or not at all,
-        and releases noise.
+        If the number is private, an empty client only releases noise, with or without empty
+        batches.
 
         Raises:
             ClientFailureError: the client has no examples, or more than its mechanism allows.
@@ -250,7 +255,7 @@ class ClientTask:
         """Check that the aggregation weight in a request is the client's planned weight.
 
         Raises:
-            ClientFailureError: the server planned another weight; nothing was charged.
+            ClientFailureError: the server planned another weight. Nothing is charged.
         """
         if request.weight != self.weight:
             requested, planned = (
@@ -266,7 +271,7 @@ class ClientTask:
         """Check that a request holds the arrays that the algorithm declares, and no others.
 
         Raises:
-            ClientFailureError: an array is missing or not declared; nothing was charged.
+            ClientFailureError: an array is missing or not declared. Nothing is charged.
         """
         if set(request.sent) != set(self.training.sent):
             received, declared = (
@@ -278,9 +283,9 @@ class ClientTask:
             )
 
     def release(self, request: TrainRequest) -> Mechanism | None:
-        """Return the client's mechanism with the clip norm of a request; None without privacy.
+        """Return the client's privacy mechanism with a request's clip norm; None without privacy.
 
-        Guarantee: the mechanism has the event of the plan, for every request.
+        Guarantee: for every request, the mechanism has the privacy event that was planned.
 
         Raises:
             ClientFailureError: the clip norm is not one that adaptive clipping can reach.
@@ -293,16 +298,15 @@ class ClientTask:
             raise ClientFailureError(f"refuses the request: {error}") from error
 
     def check_block(self, block: Sequence[int]) -> None:
-        """Check that no example changes a bit of another example's gradient in the client's block.
+        """Check that no example changes bits of another example's gradient in the client's block.
 
-        Without privacy nothing is checked.
+        A block is the clients that train together. Without privacy nothing is checked.
 
         Args:
-            block: numbers of the planned members of the client's block, ascending.
+            block: numbers of the clients that are planned for the block, ascending.
 
         Raises:
-            CoupledRowsError: an example can change another's gradient; the message names the layer
-                and the fix.
+            CoupledRowsError: an example can change another's gradient; the message has the fix.
         """
         if self.privacy is None:
             return
@@ -312,11 +316,11 @@ class ClientTask:
             raise CoupledRowsError(str(error)) from error
 
     def request_digest(self, request: TrainRequest, block: tuple[int, ...], model: str) -> str:
-        """Return the digest of everything that the answer to a request depends on.
+        """Return the digest of everything on which the answer to a request depends.
 
         Args:
             request: the train request.
-            block: numbers of the planned members of the client's block, ascending.
+            block: numbers of the clients that are planned to train together, ascending.
             model: digest of the request's global model.
         """
         repeats = self.privacy is not None and not self.privacy.secure_noise
@@ -334,7 +338,7 @@ class ClientTask:
         return request_digest(inputs, seed=self.run.seed, client=self.client)
 
     def failure(self, error: Exception) -> Exception:
-        """Return an error in the form that may leave the client, redacted under privacy."""
+        """Return an error in a form that may leave the client; privacy removes its text."""
         if self.privacy is not None:
             return redact_error(error)
         known = isinstance(error, FedsimError)
@@ -342,5 +346,5 @@ class ClientTask:
 
     @property
     def examples(self) -> int:
-        """Public number of examples: the plan's number, or the real one without privacy."""
+        """Public number of examples: the planned number, or the real number without privacy."""
         return self.privacy.examples if self.privacy else self.data.size

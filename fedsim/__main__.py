@@ -1,4 +1,4 @@
-"""Run the `fedsim` command as `python -m fedsim`."""
+"""Entry point of `python -m fedsim`, which runs the `fedsim` command."""
 
 from fedsim.cli import main
 

@@ -1,3 +1,3 @@
-"""The function behind `fedsim.run`."""
+"""The function that `fedsim.run` calls."""
 
 from fedsim.report.run import run as run

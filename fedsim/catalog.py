@@ -1,4 +1,4 @@
-"""All built-in names of experiment files, each with a line of description."""
+"""All built-in names of experiment files, such as models and metrics, with descriptions."""
 
 from fedsim.algorithms.catalog import algorithms
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
@@ -95,7 +95,7 @@ _FAULTS = {
 
 
 def catalog() -> dict[str, dict[str, str]]:
-    """Return the description of each built-in name, by kind and name."""
+    """Return the built-in names and their descriptions: `{kind: {name: description}}`."""
     samplings = {
         name: scheme.description.replace("`", "") for name, scheme in SAMPLING_SCHEMES.items()
     }

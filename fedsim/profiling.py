@@ -1,4 +1,4 @@
-"""A sampling profiler that writes the JSON format of https://www.speedscope.app."""
+"""Sampling profiler that writes the JSON format of https://www.speedscope.app."""
 
 import json
 import sys
@@ -19,13 +19,13 @@ Stack = tuple[
 
 
 class StackSampler:
-    """Samples the stack of the creating thread every few milliseconds, from another thread.
+    """A profiler that samples the stack of the thread that made it, every few milliseconds.
 
-    Time in torch or on the disk counts towards the Python function that called it. The overhead is
-    about 1 % of the time.
+    A second thread takes the samples. Time in torch or on the disk counts towards the Python
+    function that called it. The overhead is about 1 % of the time.
 
     Args:
-        interval_seconds: time between two samples.
+        interval_seconds: time between two samples, in seconds.
     """
 
     def __init__(self, interval_seconds: float = 0.005) -> None:
@@ -36,11 +36,11 @@ class StackSampler:
         self._thread = threading.Thread(target=self._sample, name="fedsim-profile", daemon=True)
 
     def start(self) -> None:
-        """Start the sampling."""
+        """Start taking samples."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the sampling."""
+        """Stop taking samples."""
         self._done.set()
         self._thread.join()
 
@@ -80,7 +80,7 @@ class StackSampler:
 
 @contextmanager
 def profile_to(path: Path | None, *, name: str) -> Iterator[None]:
-    """Profile the body of the `with` statement and write the profile, even after an exception.
+    """Profile the body of the `with` statement, and write the profile even after an exception.
 
     Args:
         path: path of the JSON file to write; None means no profile.

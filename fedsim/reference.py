@@ -1,4 +1,4 @@
-"""Generate docs/reference/keys.md from the code: keys, commands, files and exit codes.
+"""Generator of docs/reference/keys.md from the code: keys, commands, files and exit codes.
 
     python -m fedsim.reference > docs/reference/keys.md
 
@@ -269,7 +269,7 @@ _NAMES = frozenset({"packages", "timeline", "differences", "changes"})
 
 
 def reference() -> str:
-    """Return the reference page as Markdown, in some seconds: it makes a run and a comparison."""
+    """Return the reference page as Markdown; this takes seconds and makes a small run."""
     return "\n".join([_HEAD, *_settings(), *_commands(), *_files(), *_codes()]) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Describe the keys of a settings class as rows: key, values, default, meaning, example."""
+"""Tables of the keys of a settings class: key, values, default, meaning, example."""
 
 import json
 from collections.abc import Iterator
@@ -30,15 +30,16 @@ _BOUNDS = (
 
 @dataclass(frozen=True)
 class SettingRow:
-    """One key of a settings class.
+    """The description of one key of a settings class, as a row of a table.
 
     Attributes:
         key: path of the key, such as `privacy.clients.NAME.delta`; `[]` is an element of a list.
         values: type and range of the value.
         default: the default as YAML, or "required" for a key without default.
         meaning: description of the key.
-        only_with: the choices that have the key, such as `scheme: dirichlet`; empty if all do.
-        example: a value as YAML, from choices and default; empty where these give none.
+        only_with: the choices that have the key, such as `scheme: dirichlet`; empty if all choices
+            have it.
+        example: a value as YAML, from choices and default; empty if these give no example.
         schema: JSON Schema of the value, with the definitions that the schema refers to.
     """
 

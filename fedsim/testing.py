@@ -1,4 +1,4 @@
-"""Checks of models and losses without a federation, for use in their authors' tests.
+"""Checks of models and losses without a federation, for use in tests of your own models.
 
     from fedsim.testing import check_model
 
@@ -50,7 +50,7 @@ _GRADIENT_METHODS = {
 
 @dataclass(frozen=True)
 class Check:
-    """The result of one check: its name, its outcome, and a detail or the fix."""
+    """The result of one check: a name, an outcome, and a detail or the fix."""
 
     name: str
     outcome: CheckStatus
@@ -59,13 +59,13 @@ class Check:
 
 @dataclass(frozen=True)
 class Contract:
-    """The results of all checks of a model and a loss; `str` returns them as a table."""
+    """The results of all checks of a model and a loss; `str()` returns them as a table."""
 
     checks: tuple[Check, ...]
 
     @property
     def kept(self) -> bool:
-        """Whether no check failed."""
+        """Whether no check has failed."""
         return not any(check.outcome == "failed" for check in self.checks)
 
     def __str__(self) -> str:
@@ -74,7 +74,7 @@ class Contract:
 
 
 class ContractError(AssertionError):
-    """A run would refuse the model or the loss; the message has all checks with their fixes."""
+    """Error of a model or loss that a run would refuse; it lists all checks with their fixes."""
 
     def __init__(self, contract: Contract) -> None:
         failed = sum(check.outcome == "failed" for check in contract.checks)
@@ -93,7 +93,7 @@ def check_model(
     private: bool = True,
     seed: int = 0,
 ) -> Contract:
-    """Check that a model and a loss keep the contract of an experiment file.
+    """Check that a model and a loss meet all requirements of a run.
 
     A few made-up examples are enough; they should differ and contain every class. The checks take
     seconds; nothing is downloaded or written.
@@ -103,13 +103,13 @@ def check_model(
         features: (n, ...) array, tensor or list; at least 4 examples make the checks effective.
         targets: (n,) or (n, ...) targets, as a dataset function returns them.
         loss: a built-in name, or the function that `model.loss` names.
-        args: `model.args` of the experiment.
+        args: the arguments of `build`, as in `model.args` of the experiment.
         num_classes: number of classes in all data; None means those in `targets`.
-        private: whether the experiment has `privacy:`, which requires more of the model.
+        private: whether the experiment has `privacy:`, so that more checks apply to the model.
         seed: seed of the initial weights, batches and noise.
 
     Returns:
-        The checks, all of them kept.
+        The results of all checks, none of which failed.
 
     Raises:
         ContractError: a check failed; the message names each failure with its fix.

@@ -1,8 +1,8 @@
-"""The server side as a Flower ServerApp: node registration, then the rounds.
+"""The server as a Flower ServerApp: it waits for node registration and then runs all rounds.
 
-The app waits for every client, learns which node is which client, and then runs the rounds itself.
-It does not use Flower's `Strategy.start`, which starts at round 1, has no hook at the end of a
-round and loses its result when a hook raises.
+The app waits for every client and learns which node is which client. It does not use Flower's
+`Strategy.start`. That method always starts at round 1, has no hook at the end of a round, and loses
+its result when a hook raises.
 """
 
 import logging
@@ -52,11 +52,13 @@ _GONE = {3, 4, 5, NODE_RESTARTED}
 
 @dataclass(frozen=True)
 class RegisteredNodes:
-    """Maps node ids to the numbers of clients and of helpers.
+    """Map from Flower's node ids to the numbers of clients and of helpers.
+
+    Clients are numbered from 0, helpers (extra parties of secure aggregation) from 1.
 
     Attributes:
-        clients: the client number of each client's node, by node id.
-        helpers: the helper number of each helper's node, by node id.
+        clients: client number by node id, for each node that is a client.
+        helpers: helper number by node id, for each node that is a helper.
     """
 
     clients: Mapping[int, int]
@@ -64,7 +66,7 @@ class RegisteredNodes:
 
     @classmethod
     def of(cls, nodes: Mapping[int, NodeIdentity]) -> "RegisteredNodes":
-        """Return the registered nodes, given the identity of each node by node id."""
+        """Build the map from the identity (client or helper, and number) of each node id."""
 
         def numbers(role: str) -> dict[int, int]:
             return {
@@ -77,15 +79,14 @@ class RegisteredNodes:
 def register_nodes(
     grid: Grid, num_clients: int, num_helpers: int, *, patience: float
 ) -> RegisteredNodes:
-    """Wait until all clients and helpers have registered, and return the role of each node.
+    """Wait until all clients and helpers have registered, and return which node is which party.
 
-    Flower's simulation starts the server before its nodes exist. A round with the nodes of that
-    moment would silently change the participants. Nodes that are listed but gone, such as a
-    SuperNode before its restart, are skipped. A grid that created the nodes itself already knows
-    their roles, so no node is asked.
+    Flower's simulation starts the server before its nodes exist. A round that started at once would
+    silently miss clients. Listed nodes that no longer answer, such as a SuperNode before its
+    restart, are skipped. If the grid created the nodes, it knows their roles and asks none.
 
     Args:
-        grid: the grid that reaches the nodes.
+        grid: Flower's grid, which sends messages to the nodes.
         num_clients: the number of clients of the federation.
         num_helpers: the number of helpers of secure aggregation.
         patience: the longest time to wait, in seconds.
@@ -157,8 +158,8 @@ def scored_models(algorithm: Algorithm, state: ServerState) -> ArrayRecord | Seq
     """Return the models to evaluate: the global model, or one model per client.
 
     Args:
-        algorithm: the algorithm of the federation; one that trains a model for each client, such
-            as MR-MTL, is evaluated on these models.
+        algorithm: the algorithm of the federation. An algorithm that trains one model per client,
+            such as MR-MTL, is evaluated on these models.
         state: the server's state after a round.
     """
     models = algorithm.scored_models(state)
@@ -174,7 +175,7 @@ MAX_ROUND_SECONDS = 24 * 3600.0
 
 
 class RoundError(FederationError):
-    """The federation cannot continue after a round; `report` is the report of that round."""
+    """Error that ends the federation after a round; `report` is the report of that round."""
 
     def __init__(self, message: str, report: RoundReport) -> None:
         super().__init__(message)
@@ -193,15 +194,15 @@ def make_server_app(
 
     Args:
         settings: the number of rounds, and the fewest participants of a round.
-        prepare: waits for the nodes and returns the setup of all rounds.
+        prepare: function that waits for the nodes and returns the setup of all rounds.
         start: the server state to start from.
-        on_round: called at the end of every round with the new state and the report, in the
-            server's thread.
-        on_stop: called with the reason when the federation ends before its last round.
+        on_round: function that is called at the end of every round, in the server's thread, with
+            the new state and the report.
+        on_stop: function that is called with the reason if the federation ends early.
 
-    The app raises FederationError when a node is missing, and RoundError when clients of a round
-    failed and fewer than `settings.min_participants` updates came, when a client would reuse noise,
-    or when a secure sum could not be opened (`on_abort: raise`).
+    The app raises FederationError if a node is missing. It raises RoundError if clients of a round
+    failed and fewer than `settings.min_participants` updates arrived. It also raises RoundError if
+    a client would reuse noise, or if a secure sum could not be computed (`on_abort: raise`).
     """
     app = ServerApp()
 
@@ -234,12 +235,12 @@ def make_server_app(
 def run_round(state: ServerState, setup: RoundSetup, grid: Grid) -> tuple[ServerState, RoundReport]:
     """Run one round and return the new server state and the report of the round.
 
-    A round without an aggregate leaves the model as it was.
+    If no update could be aggregated, the model stays as it was.
 
     Args:
         state: the server state before the round.
-        setup: what all rounds of the server share.
-        grid: the grid that reaches clients and helpers.
+        setup: the objects and settings that all rounds share.
+        grid: Flower's grid, which sends messages to clients and helpers.
     """
     started, timeline, traffic = time.perf_counter(), Timeline(), Traffic()
     train = TrainRound(state, setup)
@@ -290,11 +291,11 @@ def run_round(state: ServerState, setup: RoundSetup, grid: Grid) -> tuple[Server
 def check_end_of_run(report: RoundReport) -> None:
     """Raise if a client of a round failed in a way that ends the run.
 
-    A client that would reuse noise is not simply left out: this run is not the one that began. And
-    where the run's ledger cannot be written, no client can be charged.
+    Two failures end the run. A client that would reuse noise shows that this run differs from the
+    run that began. And if the run's ledger cannot be written, no client can be charged.
 
     Raises:
-        RoundError: a client failed so; the message has its reason.
+        RoundError: a client failed in one of these ways; the message gives the reason.
     """
     for failure in report.clients.failed:
         if failure.ends_run:
@@ -302,11 +303,11 @@ def check_end_of_run(report: RoundReport) -> None:
 
 
 def check_participants(report: RoundReport, least: int) -> None:
-    """Raise if clients failed and too few updates arrived in a round.
+    """Raise if clients failed in a round and too few updates arrived.
 
     Args:
         report: the report of the round.
-        least: the fewest updates that a round with failed clients may have.
+        least: the smallest number of updates that a round with failed clients needs.
 
     Raises:
         RoundError: clients failed, and fewer than `least` updates arrived.

@@ -1,11 +1,10 @@
-"""The privacy ledger of every client, as the client reported it, and ε of the federation.
+"""The latest privacy ledger of every client, and the ε of the whole federation.
 
-Nothing is averaged here. The federation's guarantee is the largest ε of any client, against the
-adversary that it is claimed for. A client's second ledger, against a server that sees single
-uploads, is checked too.
+The ε of the federation is the largest ε of any client, not an average. A client may report a second
+ledger, for a server that sees each single upload; it is checked too.
 
-Clients with equal ledgers, δ and target ε are one kind. ε is computed once for each kind, so the
-time of a round grows with its participants and with the kinds, not with all clients.
+Clients with equal ledgers, δ and target ε form one group, a kind. ε is computed once for each kind.
+So the time of a round grows with its participants and kinds, not with all clients.
 """
 
 from collections import Counter
@@ -44,14 +43,13 @@ class _Kind(NamedTuple):
 
 
 class ClientLedgers:
-    """Keeps the latest privacy spend of every client that reported one, and computes ε.
+    """The latest privacy spend (ledger and δ) that each client reported, and the ε of each spend.
 
     Args:
         accountant: the name of the accountant that computes ε.
         adjacency: the neighbouring relation of the guarantee.
-        recorded: returns a client's spend as the durable ledger has it. None where the server has
-            no durable ledger; a charge whose reply was lost is then known only when the client
-            replies again.
+        recorded: function that returns a client's spend from the ledger on disk. None without such
+            a ledger; a charge whose reply was lost is then unknown until the client's next reply.
     """
 
     def __init__(
@@ -70,15 +68,15 @@ class ClientLedgers:
 
     @property
     def spends(self) -> dict[int, ClientSpend]:
-        """The latest privacy spend of each client, by client number."""
+        """Latest privacy spend of each client, by client number."""
         return dict(sorted(self._spends.items()))
 
     def record(self, spend: ClientSpend) -> None:
         """Replace a client's recorded spend with a newly reported one.
 
         Raises:
-            ProtocolError: a reported ledger does not extend the client's previous one, or holds an
-                event without an accounting rule; nothing was recorded.
+            ProtocolError: a reported ledger does not extend the client's previous one, or the
+                accountant cannot account for one of its events. Nothing is recorded then.
         """
         before = self._spends.get(spend.client)
         self._check_extension(spend.client, spend.ledger, before and before.ledger)
@@ -121,9 +119,9 @@ class ClientLedgers:
             raise ProtocolError(f"client {client} reports a release: {error}") from error
 
     def look_up(self, client: int) -> None:
-        """Record the spend that the durable ledger has for a client whose reply was lost.
+        """Record a client's spend from the ledger on disk, for a client whose reply was lost.
 
-        A spend of a later round, reported by the client itself, is kept.
+        If the client itself has reported a later round, that spend stays.
         """
         if self._recorded is None:
             return
@@ -132,13 +130,13 @@ class ClientLedgers:
             self.record(spend)
 
     def epsilons(self) -> dict[int, float]:
-        """Return each client's ε at the client's δ, by client number (∞ without noise).
+        """Return each client's ε at the client's own δ, by client number (∞ without noise).
 
-        Each ε includes the slack of the noise sampler. A `FleetAccountant` computes them together.
-        Its bound and that of an accountant for the single client both hold, and differ by up to
-        2e-4. The noise was calibrated by the single client's accountant, so that accountant decides
-        where the difference shows: for the largest ε, and where the fleet's bound is above a
-        client's target.
+        Each ε includes a small term because the sampled noise is not exactly Gaussian. A
+        `FleetAccountant` computes all ε together. Its bounds and those of the accountant for a
+        single client are both valid, and differ by up to 2e-4. The single client's accountant
+        calibrated the noise, so its bound is returned where the difference matters. This is so for
+        the largest ε, and where the fleet's bound is above a client's target.
         """
         bounds, spends = self._epsilon_bounds(), self.spends
         epsilons = {client: bounds[_Kind.of(spend)] for client, spend in spends.items()}
@@ -151,13 +149,14 @@ class ClientLedgers:
         return epsilons
 
     def epsilon(self, client: int) -> float:
-        """Return the ε of one client, the same as in `epsilons`."""
+        """Return the ε of one client, as computed by `epsilons`."""
         return self.epsilons()[client]
 
     def epsilon_max(self) -> float | None:
         """Return the largest ε of any client so far, or None before the first report.
 
-        Guarantee: the result is the maximum of `epsilons`, computed once per kind.
+        Guarantee: the result is the maximum of `epsilons`. It is computed once for all clients with
+        equal ledger, δ and target ε.
         """
         bounds = self._epsilon_bounds()
         largest = 0.0 if bounds else None

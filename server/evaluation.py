@@ -1,7 +1,7 @@
 """Federated evaluation: clients evaluate the global model on examples that never leave them.
 
-A metric is computed from private examples, and nothing bounds what it reveals. So federated
-evaluation is for federations without differential privacy; with it, clients refuse to evaluate.
+A metric is computed from private examples, and nothing bounds what it reveals about them. So
+federated evaluation is for runs without differential privacy; with it, clients refuse to evaluate.
 """
 
 import math
@@ -23,10 +23,10 @@ class EvaluationResult:
     """Metrics of a model on the clients' held-out examples.
 
     Attributes:
-        clients: the clients in the averages, ascending.
+        clients: the numbers of the clients whose metrics are averaged, ascending.
         examples: the total number of held-out examples of these clients.
-        metrics: each metric's average over these examples; empty where there are none.
-        failed: the reason for each client that was asked but is in no average.
+        metrics: each metric's average over these examples, by name; empty if there are no examples.
+        failed: the reason, for each client that was asked but sent no usable metrics.
     """
 
     clients: tuple[int, ...] = ()
@@ -37,13 +37,13 @@ class EvaluationResult:
 
 @dataclass(frozen=True)
 class ClientEvaluation:
-    """Asks clients to evaluate the global model in scheduled rounds, and averages their replies.
+    """Federated evaluation: in some rounds, clients evaluate the global model and send metrics.
 
-    Guarantee: the clients asked depend on the seed and the round alone, and the averages do not
+    Guarantee: the choice of clients depends on the seed and the round alone. The averages do not
     depend on the order of the replies.
 
     Args:
-        settings: how often clients evaluate, and how many of them.
+        settings: how often clients evaluate, and how many clients do so.
         seed: the experiment's seed.
         rounds: the number of rounds of the federation; the last round is always evaluated.
         deadline: simulated seconds after which a reply is too late; None for no deadline.
@@ -55,11 +55,14 @@ class ClientEvaluation:
     deadline: float | None = None
 
     def is_due(self, round_number: int) -> bool:
-        """Whether clients evaluate the global model after a round."""
+        """Whether clients evaluate the global model after the given round."""
         return round_number % self.settings.every_rounds == 0 or round_number == self.rounds
 
     def clients(self, round_number: int, num_clients: int) -> tuple[int, ...]:
-        """Return the clients to ask, ascending: all, or a uniform sample of `settings.clients`."""
+        """Return the clients to ask in a round: all, or a random sample of `settings.clients`.
+
+        They are in ascending order.
+        """
         wanted = self.settings.clients
         if wanted is None or wanted >= num_clients:
             return tuple(range(num_clients))
@@ -69,7 +72,7 @@ class ClientEvaluation:
     def requests(
         self, round_number: int, arrays: ArrayRecord, node_of: Mapping[int, int]
     ) -> dict[int, Message]:
-        """Return the evaluation requests of a round by client; empty where none is due.
+        """Return a round's evaluation request by client; empty if the round has no evaluation.
 
         Args:
             round_number: the round, from 1.
@@ -90,13 +93,13 @@ class ClientEvaluation:
         grid: Grid,
         timeout: float,
     ) -> EvaluationResult | None:
-        """Let clients evaluate the model of a round; return the averages, or None if none is due.
+        """Let clients evaluate the model of a round and return the averages; None if none is due.
 
         Args:
             round_number: the round, from 1.
             arrays: the global model after the round.
             clients: the client number of each node, by node id.
-            grid: the grid that sends the requests.
+            grid: Flower's grid, which sends the requests.
             timeout: the longest time to wait for the replies, in seconds.
         """
         node_of = {client: node for node, client in clients.items()}
@@ -108,10 +111,10 @@ class ClientEvaluation:
     def averaged(self, answers: Iterable[tuple[int, Message | ClientError]]) -> EvaluationResult:
         """Return the means of the clients' metrics, each weighted by its number of examples.
 
-        A client without held-out examples is in no average and did not fail.
+        A client without held-out examples is left out of the means and is not counted as failed.
 
         Args:
-            answers: the number and the answer of each client that was asked, in any order.
+            answers: pairs of client number and answer, for all clients asked, in any order.
         """
         replies: dict[int, EvaluateReply] = {}
         failed: dict[int, str] = {}

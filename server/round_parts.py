@@ -1,7 +1,7 @@
-"""Parts of a round beside the mean of updates: charges, adaptive clip norms, early stopping.
+"""Optional parts of a round: privacy charges, adaptive clip norms, averaging, early stopping.
 
-A part is an object whose hooks are called during a round (`RoundPart`); a federation's server has a
-tuple of parts (`RoundSetup.parts`). A new part needs no change of the round itself.
+A part is a `RoundPart`: an object whose hooks the server calls during each round.
+`RoundSetup.parts` lists the parts of a federation. A new part needs no change of the round itself.
 """
 
 import math
@@ -29,13 +29,14 @@ Metrics = Mapping[str, float | list[float]]
 
 @dataclass(frozen=True)
 class Aggregate:
-    """The clients and steps behind a round's aggregate.
+    """Summary of a round's aggregate: which clients are in it, and how many steps they took.
 
     Attributes:
         clients: the clients in the aggregate, ascending.
         steps: the number of charged steps of each of these clients.
-        clip_count: the noisy count of an adaptive clip norm (see `AggregationResult`).
-        has_model: whether the round has an aggregate.
+        clip_count: the noisy count that updates the adaptive clip norm, an integer of the noisy sum
+            (see `AggregationResult`); None if the clip norm is fixed.
+        has_model: whether the round produced a new global model.
     """
 
     clients: Sequence[int]
@@ -45,7 +46,7 @@ class Aggregate:
 
 
 class RoundPart:
-    """Base class of the parts of a round; the hooks of this class do nothing.
+    """Base class of an optional part of a round; its hooks do nothing.
 
     A part may store values between `begin` and `complete` of one round. Values that last from round
     to round belong in the `ServerState`.
@@ -59,32 +60,32 @@ class RoundPart:
         return None
 
     def take(self, client: int, answer: ClientAnswer) -> ClientAnswer:
-        """Process a client's answer; return the answer that the next part and aggregator receive.
+        """Process a client's answer and return the answer for the next part and the aggregator.
 
         Raises:
-            ProtocolError: the answer is wrong; the client is left out of the round.
+            ProtocolError: the answer is invalid; the client is left out of the round.
         """
         return answer
 
     def after(self, state: ServerState, aggregate: Aggregate) -> ServerState:
-        """Return the server state after the round, updated by this part.
+        """Return the server state after the round, with the changes of this part.
 
         Args:
             state: the state with the new model and the new round number.
-            aggregate: the clients and steps behind the new model.
+            aggregate: the clients in the new model and their numbers of steps.
         """
         return state
 
     def scored(self, state: ServerState, metrics: Metrics) -> ServerState:
-        """Return the server state after the new model was evaluated, updated by this part."""
+        """Return the state after the evaluation of the new model, with the changes of this part."""
         return state
 
     def complete(self, report: RoundReport, aggregate: Aggregate) -> RoundReport:
-        """Return the round's report, completed by this part's values."""
+        """Return the round's report with the values of this part added."""
         return report
 
     def reason_to_stop(self, state: ServerState) -> str | None:
-        """Return the reason to end the run after a state, or None to go on."""
+        """Return the reason to end the run after the round that led to `state`, or None."""
         return None
 
 
@@ -94,19 +95,19 @@ ChargeRound = Callable[[int, str], Sequence[ClientSpend]]
 
 @dataclass(frozen=True)
 class Charges(RoundPart):
-    """Keeps the clients' privacy ledgers up to date, and charges clients if the server must.
+    """Part of a round that records the clients' privacy spends, and charges clients if necessary.
 
     Attributes:
-        ledgers: the latest ledger of each client; None where ledgers are not kept.
-        charge_round: charges all clients before a round, where participation is secret; None where
-            clients charge themselves and report their spend in replies.
+        ledgers: the latest ledger of each client; None if the server keeps no ledgers.
+        charge_round: function that charges all clients before a round; it is used if participation
+            is secret. None if clients charge themselves and report their spend in replies.
     """
 
     ledgers: ClientLedgers | None
     charge_round: ChargeRound | None = None
 
     def begin(self, state: ServerState, aggregator: Aggregator[Any]) -> None:
-        """Charge every client for the round, where clients do not charge themselves."""
+        """Charge every client for the round; do nothing if clients charge themselves."""
         if self.charge_round is None:
             return
         for spend in self.charge_round(state.round_number + 1, digest(state.arrays)):
@@ -117,7 +118,7 @@ class Charges(RoundPart):
         """Record the spend that a client's reply reports.
 
         Raises:
-            ProtocolError: the reply has no spend, or that of another client.
+            ProtocolError: the reply has no spend, or the spend of another client.
         """
         if self.charge_round is None and self.ledgers is not None:
             if answer.spend is None:
@@ -128,7 +129,10 @@ class Charges(RoundPart):
         return answer
 
     def complete(self, report: RoundReport, aggregate: Aggregate) -> RoundReport:
-        """Add the largest ε of any client to the report; failed clients may have been charged."""
+        """Add the largest ε of any client to the report.
+
+        Failed clients may have been charged, so their spends are first looked up on disk.
+        """
         if self.ledgers is None:
             return report
         for failure in report.clients.failed:
@@ -138,18 +142,18 @@ class Charges(RoundPart):
 
 @dataclass(frozen=True)
 class Withdrawals(RoundPart):
-    """Ends the run when clients have spent their privacy budgets.
+    """Part of a round that ends the run when clients have spent their privacy budgets.
 
     Attributes:
         num_clients: the number of clients of the federation.
-        first_ends: whether the first client that withdraws ends the run.
+        first_ends: whether the run ends with the first withdrawal; else it ends with the last.
     """
 
     num_clients: int
     first_ends: bool = False
 
     def reason_to_stop(self, state: ServerState) -> str | None:
-        """Return which clients have spent their budgets if that ends the run, else None."""
+        """Return the reason to end the run if spent budgets end it, else None."""
         if len(state.withdrawn) == self.num_clients:
             return "every client has spent its privacy budget"
         if state.withdrawn and self.first_ends:
@@ -159,12 +163,12 @@ class Withdrawals(RoundPart):
 
 
 class Tags(RoundPart):
-    """Records the tag of each upload that arrived in clear, in the aggregate or not.
+    """Part of a round that records a short tag (a digest) of each upload that the server can read.
 
-    This part must come before parts that change answers.
+    Uploads outside the aggregate have a tag too. This part must precede parts that change answers.
 
     Args:
-        tags: computes the tag of an upload.
+        tags: object that computes the tag of an upload.
     """
 
     def __init__(self, tags: UploadTags) -> None:
@@ -182,13 +186,16 @@ class Tags(RoundPart):
         return answer
 
     def complete(self, report: RoundReport, aggregate: Aggregate) -> RoundReport:
-        """Add the tags to the report, ascending by client."""
+        """Add the tags to the report, by client number in ascending order."""
         tags = dict(sorted(self._of.items()))
         return replace(report, clients=replace(report.clients, uploads=tags))
 
 
 class OwnBounds(RoundPart):
-    """Keeps the clip norms that clients adapt; a client outside the aggregate keeps its last."""
+    """Part of a round that stores each client's own adaptive clip norm in the server state.
+
+    A client outside the aggregate keeps its previous clip norm.
+    """
 
     def __init__(self) -> None:
         self._adapted: dict[int, AdaptiveClipNorm] = {}
@@ -198,7 +205,7 @@ class OwnBounds(RoundPart):
         self._adapted = {}
 
     def take(self, client: int, answer: ClientAnswer) -> ClientAnswer:
-        """Read the adaptive clip norm of a client's reply."""
+        """Keep the adaptive clip norm that a client's reply reports."""
         if answer.clip_norm is not None:
             self._adapted[client] = answer.clip_norm
         return answer
@@ -210,21 +217,22 @@ class OwnBounds(RoundPart):
 
 
 class SharedBound(RoundPart):
-    """Adapts the clip norm S of whole updates, the same for all clients, from their noisy bits.
+    """Part of a round that adapts one clip norm S for the whole updates of all clients.
 
-    Guarantee: S of a round is a function of releases of earlier rounds, which were charged.
+    Each client sends a noisy bit, which says whether its update's norm is at most S.
+
+    Guarantee: a round's S depends only on noisy values of earlier rounds, which were charged.
 
     Source: Andrew et al. 2021, "Differentially Private Learning with Adaptive Clipping"
     (arXiv:1905.03871), Algorithm 1.
 
     Args:
         first: S of the first round.
-        rule: the update of S, from the share of updates whose norm is at most S.
+        rule: the rule that computes the next S from the share of updates whose norm is at most S.
         num_clients: the number of clients of the federation.
-        unit: the grid step of the bits, where they are a part of a noisy sum; None where each reply
-            carries its bit.
-        divisor: a public number that divides the sum of bits; None to divide by the number of
-            participants.
+        unit: the value of one integer step of the bits, if they are part of a noisy integer sum;
+            None if each reply carries its own bit.
+        divisor: a public number that divides the sum of bits; None for the number of participants.
     """
 
     def __init__(
@@ -240,15 +248,15 @@ class SharedBound(RoundPart):
         self._bits: dict[int, float] = {}
 
     def begin(self, state: ServerState, aggregator: Aggregator[Any]) -> None:
-        """Set the aggregator's clip norm for the round."""
+        """Pass the round's clip norm S to the aggregator."""
         self._bits = {}
         aggregator.scale(self.of(state.clip_norms))
 
     def take(self, client: int, answer: ClientAnswer) -> ClientAnswer:
-        """Read the noisy bit of a client's reply.
+        """Keep the noisy bit of a client's reply, if bits are sent one by one.
 
         Raises:
-            ProtocolError: the reply has no bit.
+            ProtocolError: the reply lacks its bit.
         """
         if self._unit is None:
             if not isinstance(answer, TrainReply) or answer.clip_count is None:
@@ -266,15 +274,15 @@ class SharedBound(RoundPart):
         return replace(state, clip_norms=learnt)
 
     def of(self, clip_norms: Mapping[int, AdaptiveClipNorm]) -> float:
-        """Return S of the next round, given the clip norms of the server state, by client."""
+        """Return the clip norm S of the next round, from the server state's clip norms."""
         return whole_bound(clip_norms.get(0, self._first))
 
     def after_sum(self, bound: float, count: int | None, participants: int) -> dict[int, float]:
-        """Return the next clip norm of every client, from the noisy sum of bits b.
+        """Return the next clip norm of every client, from the noisy sum of the clients' bits b.
 
         Args:
             bound: S of the round.
-            count: Σ (b − ½) with noise, in grid steps; None where no sum was opened.
+            count: Σ (b − ½) plus noise, a whole number of steps of `unit`; None without a sum.
             participants: the number of clients in the sum.
         """
         number = participants if self._divisor is None else self._divisor
@@ -287,7 +295,7 @@ class SharedBound(RoundPart):
 
         Args:
             bound: S of the round.
-            bits: b − ½ with noise, for each client in the aggregate.
+            bits: the value b − ½ plus noise, for each client in the aggregate.
         """
         noisy_bits = list(bits)
         if not noisy_bits:
@@ -308,10 +316,11 @@ A function of public plan values alone; None where the norm is not known.
 
 
 class NoiseLength(RoundPart):
-    """Reports the expected L2 norm of the noise in a round's aggregate.
+    """Part of a round that reports the expected L2 norm of the noise in the aggregate.
 
     Args:
-        expected: computes the norm.
+        expected: function of each client's steps, the clip norms and the round; it returns the
+            norm.
     """
 
     def __init__(self, expected: ExpectedNoise) -> None:
@@ -319,11 +328,11 @@ class NoiseLength(RoundPart):
         self._bounds: Mapping[int, AdaptiveClipNorm] = {}
 
     def begin(self, state: ServerState, aggregator: Aggregator[Any]) -> None:
-        """Keep the clip norms of the round."""
+        """Keep the clip norms at the start of the round, from which the noise norm is computed."""
         self._bounds = state.clip_norms
 
     def complete(self, report: RoundReport, aggregate: Aggregate) -> RoundReport:
-        """Add the expected noise norm to the report, where the round has an aggregate."""
+        """Add the expected noise norm to the report, if the round has an aggregate."""
         if not aggregate.has_model:
             return report
         length = self._expected(aggregate.steps, self._bounds, report.round_number)
@@ -332,12 +341,13 @@ class NoiseLength(RoundPart):
 
 @dataclass(frozen=True)
 class IterateAverage(RoundPart):
-    """Keeps an exponential moving average of the global models as the federation's model.
+    """Part of a round that keeps an exponential moving average of the global models.
 
-    Clients continue from the last global model. The average is post-processing, so no ε changes.
+    The average is the model that the federation evaluates and delivers. Clients continue from the
+    last global model. The average is post-processing, so no ε changes.
 
     Attributes:
-        decay: `federation.ema_decay`, in (0, 1).
+        decay: the decay factor `federation.ema_decay`, in (0, 1).
     """
 
     decay: float
@@ -355,11 +365,11 @@ def next_average(
 ) -> dict[str, np.ndarray]:
     """Return the exponential moving average of the global models of rounds 1 to t.
 
-    The model of round i has the weight decay^(t − i), divided by the sum of all weights. The
-    initial model is not in the average.
+    The model of round i has weight decay^(t − i) over the sum of weights; the initial model has
+    none.
 
     Args:
-        average: the average before the round, float64 by name; empty before the first round.
+        average: the average before the round, float64 arrays by name; empty before the first round.
         arrays: the global model after the round.
         round_number: the round t, from 1.
         decay: the decay, in (0, 1).
@@ -375,7 +385,7 @@ def next_average(
 
 @dataclass(frozen=True)
 class EarlyStopping(RoundPart):
-    """Ends the run when a metric on the public test set no longer improves.
+    """Part of a round that ends the run when a metric on the public test set no longer improves.
 
     Attributes:
         settings: the settings of `federation.early_stopping`.
@@ -384,10 +394,11 @@ class EarlyStopping(RoundPart):
     settings: EarlyStoppingSettings
 
     def scored(self, state: ServerState, metrics: Metrics) -> ServerState:
-        """Return the state with the best value of the metric.
+        """Return the state with the best value of the metric so far.
 
         Raises:
-            FederationError: the test metrics lack this metric, or have a list of it by class.
+            FederationError: the test metrics lack this metric, or it is a list with a value per
+                class.
         """
         value = metrics.get(f"test_{self.settings.metric}")
         if not isinstance(value, float):
@@ -404,5 +415,5 @@ class EarlyStopping(RoundPart):
         return replace(state, best=self.settings.next_best(state.best, value, state.round_number))
 
     def reason_to_stop(self, state: ServerState) -> str | None:
-        """Return the reason to end the run, or None to go on."""
+        """Return the reason to end the run, or None to continue."""
         return self.settings.reason_to_stop(state.best, state.round_number)

@@ -1,4 +1,4 @@
-"""The report of a round: participants, cost, model, privacy, and the time of each phase."""
+"""Report of a round: participants, cost, model, privacy, and the time of each phase."""
 
 import statistics
 import time
@@ -22,12 +22,12 @@ PARTS = {
 
 
 class Timeline:
-    """Measures the wall-clock time of consecutive parts of a round; a part may occur again.
+    """Stopwatch for the consecutive phases of a round; a phase may occur more than once.
 
-    Guarantee: the seconds of all parts sum to the time from the first `begin` to the last one.
+    Guarantee: the seconds of all phases add up to the time between the first and the last `begin`.
 
     Args:
-        clock: returns the monotonic time in seconds.
+        clock: function that returns the monotonic time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -38,14 +38,14 @@ class Timeline:
 
     @property
     def seconds(self) -> Mapping[str, float]:
-        """The seconds of each part so far, by part."""
+        """Wall-clock seconds of each phase so far, by the phase's name."""
         return dict(self._seconds)
 
     def begin(self, part: str | None) -> None:
-        """End the current part and begin `part`, or no part if it is None.
+        """End the current phase and begin the phase `part`; begin none if `part` is None.
 
         Raises:
-            KeyError: `part` is not in `PARTS`.
+            KeyError: `part` is not one of the names in `PARTS`.
         """
         now = self._clock()
         if self._part is not None:
@@ -56,21 +56,21 @@ class Timeline:
 
 
 class ClientReason(TypedDict):
-    """A client that failed or withdrew, with the reason."""
+    """A client that failed or withdrew, with the reason; an entry in a line of `rounds.jsonl`."""
 
     client: int
     reason: str
 
 
 class ClientSteps(TypedDict):
-    """A client with its number of local steps."""
+    """A client and its number of local steps; an entry in a line of `rounds.jsonl`."""
 
     client: int
     steps: int
 
 
 class Spread(TypedDict):
-    """The smallest, the median and the largest value."""
+    """The smallest, the median and the largest of several values."""
 
     min: float
     median: float
@@ -78,7 +78,7 @@ class Spread(TypedDict):
 
 
 class SecureRoundRow(TypedDict):
-    """The keys of secure aggregation in one line of `rounds.jsonl`."""
+    """Keys about secure aggregation in one line of `rounds.jsonl`."""
 
     survivors: int
     aborted: str | None
@@ -88,7 +88,7 @@ class SecureRoundRow(TypedDict):
 
 
 class EvaluatedRow(TypedDict):
-    """The keys of evaluation on clients' held-out examples in one line of `rounds.jsonl`."""
+    """Keys about evaluation on clients' held-out examples, in one line of `rounds.jsonl`."""
 
     clients: list[int]
     examples: int
@@ -96,7 +96,7 @@ class EvaluatedRow(TypedDict):
 
 
 class TrafficRow(TypedDict):
-    """Bytes to the clients (`down`) and from the clients (`up`) in one round."""
+    """Bytes sent to the clients (`down`) and by the clients (`up`) in one round."""
 
     down: int
     up: int
@@ -117,8 +117,8 @@ class _RowOfAllRounds(TypedDict):
 class RoundRow(_RowOfAllRounds, total=False):
     """One line of `rounds.jsonl`; docs/reference/outputs.md explains each key.
 
-    Beside these keys it has the metrics of the global model (`test_loss`, `test_accuracy`, ...),
-    the clients' declared metrics, and `clients_...` where clients evaluate.
+    The line also has the metrics of the global model (`test_loss`, `test_accuracy`, ...) and the
+    clients' declared metrics. If clients evaluate, it has their metrics as `clients_...`.
     """
 
     traffic: TrafficRow | None
@@ -134,12 +134,13 @@ class RoundRow(_RowOfAllRounds, total=False):
 
 @dataclass(frozen=True)
 class Failure:
-    """A client whose update is not in the round's aggregate, with the reason.
+    """A client whose update is not in the round's aggregate, and the reason.
 
     Attributes:
         client: the client's number.
         reason: why the update is not in the aggregate.
-        ends_run: whether the run ends: the client would reuse noise, or could not be charged.
+        ends_run: whether the failure ends the run: the client would reuse noise, or was not
+            charged.
     """
 
     client: int
@@ -149,14 +150,13 @@ class Failure:
 
 @dataclass(frozen=True)
 class SecureRoundReport:
-    """The report of secure aggregation in one round.
+    """Report on secure aggregation in one round.
 
     Attributes:
         retried: the number of queries that were sent again.
         clipped: the number of update values that were clipped before the sum.
         clipped_metrics: the number of clients that clipped a declared metric.
-        metrics: the mean of each declared metric over the clients in the sum; a mean is None where
-            no sum was opened.
+        metrics: the mean of each declared metric over the clients in the sum; None without a sum.
     """
 
     retried: int = 0
@@ -167,17 +167,18 @@ class SecureRoundReport:
 
 @dataclass(frozen=True)
 class RoundClients:
-    """The outcome of a round for each of its clients.
+    """Outcome of a round for each of its clients.
 
     Attributes:
         participants: the clients in the aggregate, ascending.
         failed: the clients that dropped out of the round, ascending, with the reasons.
         withdrawn: the clients that left the federation in this round.
-        shortened: the steps of each client that took fewer steps than planned.
-        partial: the local steps of each scheduled straggler among the participants.
+        shortened: the number of steps, for each client that took fewer steps than planned.
+        partial: the number of local steps, for each participant that did only a part of its work by
+            the public schedule (a straggler).
         staleness: for each participant of an asynchronous round, the number of rounds that were
             applied while it trained.
-        uploads: the tag of each upload that arrived in clear, by client.
+        uploads: a short tag (a digest) of each upload that the server can read, by client.
     """
 
     participants: tuple[int, ...] = ()
@@ -191,14 +192,13 @@ class RoundClients:
 
 @dataclass(frozen=True)
 class RoundCost:
-    """The time and the traffic of a round.
+    """Time and traffic of a round.
 
     Attributes:
         seconds: the wall-clock time of the round, in seconds.
-        timeline: the seconds of each part of the round, by the names of `PARTS`.
-        traffic: the bytes from and to the clients; None where they would show who took part.
-        simulated_time: the time on the simulated clock after an asynchronous round; None for a
-            synchronous round.
+        timeline: the seconds of each phase of the round, by the names in `PARTS`.
+        traffic: the bytes from and to the clients; None if they would reveal who took part.
+        simulated_time: the simulated time after an asynchronous round; None for a synchronous one.
     """
 
     seconds: float = 0.0
@@ -209,14 +209,14 @@ class RoundCost:
 
 @dataclass(frozen=True)
 class RoundModel:
-    """The global model after a round, and the size of its update.
+    """Digest of the global model after a round, and the size of its update.
 
     Attributes:
         digest: the digest of the global model.
         update_norm: the L2 norm of the aggregate update; None without an update.
-        noise_norm: the expected L2 norm of the noise in the update; None without noise, or where
-            the norm is not known.
-        unmoved: the names of trained tensors that round 1 did not change.
+        noise_norm: the expected L2 norm of the noise in the update; None without noise or if
+            unknown.
+        unmoved: the names of trainable tensors that round 1 did not change.
     """
 
     digest: str = ""
@@ -227,21 +227,21 @@ class RoundModel:
 
 @dataclass(frozen=True)
 class RoundReport:
-    """The report of one finished round.
+    """Report of one finished round.
 
     Attributes:
         round_number: the round, from 1.
-        metrics: the metrics of the new global model on the server's test set; a list has one number
-            for each class.
+        metrics: the metrics of the new global model on the server's test set. A metric that is a
+            list has one number per class.
         clients: the outcome of the round for its clients.
         cost: the time and the traffic of the round.
         model: the digest and the update of the new global model.
         epsilon_max: the largest cumulative ε of any client; None without privacy.
         clip_norms: the adaptive clip norm of each client that has one.
-        aborted: the reason for an aborted round, which leaves the model unchanged; else None.
+        aborted: the reason if the round was aborted, which leaves the model unchanged; else None.
         secure: the report of secure aggregation; None for plain aggregation.
-        evaluation: the metrics on clients' held-out examples; None in a round without evaluation,
-            and "off" where the experiment has no federated evaluation.
+        evaluation: the metrics on clients' held-out examples. The value is None in a round without
+            evaluation, and "off" if the experiment has no federated evaluation.
     """
 
     round_number: int
@@ -256,15 +256,15 @@ class RoundReport:
     evaluation: EvaluationResult | Literal["off"] | None = "off"
 
     def without_participants(self) -> Self:
-        """Return the report without anything that would reveal the participants of a secret draw.
+        """Return the report without anything that reveals the participants of a secret draw.
 
-        It names no client, and has no times or bytes, which grow with the number of participants.
-        An adaptive clip norm stays: all clients have the same one, a function of charged releases.
+        It names no client. It has no times and no bytes, which grow with the participants. The
+        adaptive clip norm stays: it is equal for all clients and depends only on charged releases.
         """
         return replace(self, clients=RoundClients(), cost=RoundCost())
 
     def to_json(self) -> RoundRow:
-        """Return the report as a line of `rounds.jsonl`, where infinite and NaN values are None."""
+        """Return the report as a line of `rounds.jsonl`; infinite and NaN values become None."""
         clients, cost, model, epsilon = self.clients, self.cost, self.model, self.epsilon_max
         metrics = {name: _as_json(value) for name, value in self.metrics.items()}
         row = RoundRow(
@@ -338,12 +338,12 @@ class RoundReport:
 
 
 def withdrawal_rounds(rows: Iterable[RoundRow]) -> dict[int, int]:
-    """Return the round in which each client withdrew, by client, from lines of `rounds.jsonl`."""
+    """Return the round in which each client withdrew, by client, read from `rounds.jsonl` lines."""
     return {client["client"]: row["round"] for row in rows for client in row["withdrawn"]}
 
 
 def numbers_of(row: Mapping[str, Any], prefixes: tuple[str, ...]) -> dict[str, float | None]:
-    """Return the scalar metrics of a row; metrics with a list of values per class are left out.
+    """Return the metrics of a row that are single numbers, without metrics that are lists.
 
     Args:
         row: a line of `rounds.jsonl`, or the content of `summary.json`.

@@ -1,8 +1,7 @@
 """Settings of the server: rounds, participation, algorithm, weighting, evaluation, early stopping.
 
-Early stopping costs no ε: its metrics are functions of released models and public examples, so the
-decision is post-processing. Noise is planned for all rounds, and only the rounds that ran are
-charged.
+Early stopping costs no ε. Its metrics depend only on released models and public examples, so the
+decision is post-processing. Noise is planned for all rounds, but only rounds that ran are charged.
 """
 
 import math
@@ -46,12 +45,12 @@ class EarlyStoppingSettings(Settings):
     )
 
     def next_best(self, best: Best | None, value: object, round_number: int) -> Best | None:
-        """Return the best value of the metric after a round, and the round that reached it.
+        """Return the best value of the metric up to a round, and the round that reached it.
 
         Args:
             best: the best value before the round; None before the first value.
             value: the metric after the round; ignored if it is not a finite number.
-            round_number: the round >= 1.
+            round_number: the round, from 1.
         """
         if not isinstance(value, int | float) or not math.isfinite(value):
             return best
@@ -61,10 +60,10 @@ class EarlyStoppingSettings(Settings):
         return best
 
     def reason_to_stop(self, best: Best | None, round_number: int) -> str | None:
-        """Return the reason to end the run after a round, or None to go on.
+        """Return the reason to end the run after a round, or None to continue.
 
         Args:
-            best: the best value so far, and its round.
+            best: the best value so far and the round that reached it; None before the first value.
             round_number: the number of finished rounds.
         """
         value, since = best or (math.nan, 0)
@@ -110,7 +109,7 @@ class WeightingSettings(Settings):
 
     @property
     def powers(self) -> tuple[float, float]:
-        """The exponents of the number of examples and of 1 / noise in a client's weight."""
+        """Exponents of the number of examples and of 1 / noise in a client's weight."""
         if self.name != "examples_over_noise":
             return (1.0 if self.name == "examples" else 0.0), 0.0
         by_size, by_noise = self.size_power, self.noise_power
@@ -123,7 +122,7 @@ class WeightingSettings(Settings):
 
     @property
     def uses_sizes(self) -> bool:
-        """Whether weights depend on, and so reveal, the clients' numbers of examples."""
+        """Whether weights depend on the clients' numbers of examples, and so reveal them."""
         return self.powers[0] > 0.0
 
     @model_validator(mode="after")
@@ -195,13 +194,13 @@ class FederationSettings(Settings):
 
     @property
     def weights(self) -> WeightingSettings:
-        """The weighting settings, also where the file gives only a name."""
+        """Settings of the weighting; if the file gives only a name, all others are defaults."""
         named = self.weighting
         return WeightingSettings(name=named) if isinstance(named, str) else named
 
     @property
     def algorithm(self) -> AlgorithmSettings:
-        """The algorithm's settings, also where the file gives only a name."""
+        """Settings of the algorithm; if the file gives only a name, all others are defaults."""
         named = self.strategy
         return AlgorithmSettings(name=named) if isinstance(named, str) else named
 

@@ -1,6 +1,6 @@
-"""Updates that started from an older version of the global model (FedBuff, Nguyen et al. 2022).
+"""Updates of clients that started from an older global model (FedBuff, Nguyen et al. 2022).
 
-The server keeps the versions that clients still train from. Every value here is a function of
+The server keeps the older models that clients still train from. Every value here depends only on
 earlier releases and public numbers, so it is post-processing.
 """
 
@@ -21,29 +21,29 @@ from fedsim.server.round_report import RoundReport
 
 
 def staleness_scale(staleness: int) -> float:
-    """Return (1 + s)^(-1/2), the scale of an update that is s rounds old."""
+    """Return (1 + s)^(-1/2), the scale of an update whose staleness is s rounds."""
     return float((1 + staleness) ** -0.5)
 
 
 def version_of(state: ServerState, version: int) -> ArrayRecord:
-    """Return an older version of the global model, which clients still train from.
+    """Return the global model as it was after round `version`.
 
     Args:
         state: the server state before the current round.
-        version: the round after which the global model had this version.
+        version: the number of that round; 0 for the initial model.
 
     Raises:
-        KeyError: the state does not hold this version.
+        KeyError: the state no longer holds this model.
     """
     return state.arrays if version == state.round_number else state.versions[version]
 
 
 def kept_versions(state: ServerState, pending: frozenset[int]) -> dict[int, ArrayRecord]:
-    """Return the older versions of the global model to keep after a round, by version.
+    """Return the older global models to keep after a round, by the round that produced them.
 
     Args:
         state: the server state before the round.
-        pending: the versions that clients still train from after the round.
+        pending: the rounds whose global models clients still train from after this round.
     """
     known = {**state.versions, state.round_number: state.arrays}
     return {version: known[version] for version in sorted(pending) if version in known}
@@ -52,15 +52,18 @@ def kept_versions(state: ServerState, pending: frozenset[int]) -> dict[int, Arra
 def as_current(
     reply: TrainReply, start: ArrayRecord, state: ServerState, version: int
 ) -> TrainReply:
-    """Return a reply whose model is x + (1 + s)^(-1/2) (y - x_start) for the current model x.
+    """Return a stale reply, turned into an update of the current global model.
 
-    A reply whose arrays differ from the model's is returned unchanged; the aggregator refuses it.
+    Let x be the current model, y the trained model, and x_start the model from which the client
+    started. With staleness s, the reply's new model is x + (1 + s)^(-1/2) (y - x_start).
+
+    A reply whose arrays do not fit the model is returned unchanged; the aggregator refuses it.
 
     Args:
-        reply: the client's reply, with its trained model y.
-        start: the model x_start that the client started from.
-        state: the server state before the round, with the current model x.
-        version: the round after which the client started; s is the number of rounds since then.
+        reply: the client's reply, which holds y.
+        start: the model x_start that the client started from, arrays by name.
+        state: the server state before the round, which holds x.
+        version: the round after which the client started, so s is the number of rounds since then.
     """
     staleness = state.round_number - version
     if not staleness:
@@ -74,10 +77,10 @@ def as_current(
 
 
 class StaleUpdates(RoundPart):
-    """Handles clients of asynchronous rounds, which start from the model of an earlier round.
+    """Part of an asynchronous round that handles clients that started from an older global model.
 
     Args:
-        schedule: the schedule of the clients' starts and answers.
+        schedule: the public schedule of asynchronous rounds.
     """
 
     def __init__(self, schedule: BufferedSchedule) -> None:
@@ -86,11 +89,11 @@ class StaleUpdates(RoundPart):
         self._round: BufferedRound
 
     def begin(self, state: ServerState, aggregator: Aggregator[Any]) -> None:
-        """Look up the round in the schedule."""
+        """Look up in the schedule which clients are in the round and when each one started."""
         self._state, self._round = state, self._schedule.round(state.round_number + 1)
 
     def start(self, client: int) -> ArrayRecord:
-        """Return the model that a client started from."""
+        """Return the global model that a client started from."""
         return version_of(self._state, self._round.start_of(client))
 
     def take(self, client: int, answer: ClientAnswer) -> ClientAnswer:
@@ -101,7 +104,7 @@ class StaleUpdates(RoundPart):
         return as_current(answer, self.start(client), self._state, version)
 
     def after(self, state: ServerState, aggregate: Aggregate) -> ServerState:
-        """Return the state with the model versions that clients still train from."""
+        """Return the state with the older global models that clients still train from."""
         return replace(state, versions=kept_versions(self._state, self._round.pending))
 
     def complete(self, report: RoundReport, aggregate: Aggregate) -> RoundReport:

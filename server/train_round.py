@@ -1,7 +1,7 @@
-"""The training part of one round: the server asks clients, checks and aggregates their replies.
+"""Training in one round: the server asks clients, checks their replies and aggregates them.
 
-A client that dies, fails, or replies too late is left out of the aggregate and named in the round's
-report with the reason. Its charge stays in its account.
+A client that dies, fails or replies too late is left out of the aggregate. The round's report names
+it with the reason. The privacy charge of the client still counts.
 """
 
 import logging
@@ -38,14 +38,14 @@ logger = logging.getLogger(__name__)
 
 
 class PlannedSteps(Protocol):
-    """The planned local steps of each client in each round, a function of public facts."""
+    """Plan of the local steps of each client in each round; it depends on public values only."""
 
     def local_steps(self, client: int, round_number: int) -> int:
         """Return the number of local steps that a client takes in a round."""
         ...
 
     def charged_steps(self, client: int, round_number: int) -> int:
-        """Return the number of steps that ledgers charge for a round: 1 for a whole update."""
+        """Return how many steps of a round ledgers charge: 1 if whole updates are released."""
         ...
 
 
@@ -55,17 +55,15 @@ class RoundSetup:
 
     Attributes:
         algorithm: the federated algorithm.
-        participation: the schedule of each client's rounds.
+        participation: which clients take part in each round.
         clients: the client number of each node, by node id.
-        aggregator: aggregates the updates of one round after another.
-        evaluate: returns the metrics of a global model, or of several models, on the public test
-            set.
-        weights: the weights of all clients, which train requests state; None where they do not.
-        steps: the planned local steps; None for one step per round, and no reports of shortened
-            rounds.
-        deadline: simulated seconds after which a reply is too late; None for no deadline.
+        aggregator: the object that aggregates the updates of each round.
+        evaluate: function that returns the metrics of one or several models on the public test set.
+        weights: the weights of all clients, which train requests state; None to state none.
+        steps: the planned local steps; None for one step per round without reports of short rounds.
+        deadline: the simulated seconds after which a reply is too late; None for no deadline.
         evaluation: the evaluation on clients' held-out examples; None without it.
-        parts: further parts of a round, in the order in which their hooks are called.
+        parts: the optional parts of a round, in the order in which their hooks are called.
     """
 
     algorithm: Algorithm
@@ -81,15 +79,15 @@ class RoundSetup:
 
     @cached_property
     def nodes(self) -> Mapping[int, int]:
-        """The node id of each client, by client number."""
+        """Node id of each client, by client number."""
         return {client: node for node, client in self.clients.items()}
 
 
 class TrainRound:
-    """One round of training, from its requests to the new server state.
+    """Training of one round, from the train requests to the new server state.
 
-    Replies are processed on arrival and summed in client order. A failed client is left out of the
-    aggregate; the weights of the others do not change, only their total.
+    Replies are processed on arrival and summed in the order of client numbers. A failed client is
+    left out of the aggregate. The other clients keep their weights; only the sum changes.
 
     Args:
         state: the server state before the round. Clients in `withdrawn` are not asked.
@@ -97,7 +95,7 @@ class TrainRound:
 
     Attributes:
         round_number: the round, from 1.
-        aborted: the reason for an aborted round, else None.
+        aborted: the reason if the round was aborted, else None.
         result: the aggregate, known after `finish`.
     """
 
@@ -114,7 +112,7 @@ class TrainRound:
 
     @property
     def clients(self) -> RoundClients:
-        """The outcome of the round for each of its clients, known after `finish`."""
+        """Outcome of the round for each of its clients, known after `finish`."""
         setup, number = self._setup, self.round_number
         participants, steps = self.aggregate.clients, setup.steps
         slow = setup.participation.stragglers_in(number)
@@ -132,7 +130,7 @@ class TrainRound:
 
     @cached_property
     def aggregate(self) -> Aggregate:
-        """The clients and steps behind the aggregate, known after `finish`."""
+        """Clients in the aggregate and their numbers of steps, known after `finish`."""
         clients, planned = sorted(self._contributions), self._setup.steps
         steps = {
             client: self._shortened.get(
@@ -147,7 +145,7 @@ class TrainRound:
         """Return the train requests by node id, ascending by client; empty for an aborted round.
 
         Args:
-            grid: the grid over which the aggregator may have to ask helpers first.
+            grid: Flower's grid, over which the aggregator asks the helpers of secure aggregation.
         """
         state, setup = self._state, self._setup
         for part in setup.parts:
@@ -191,7 +189,7 @@ class TrainRound:
         """Check a client's answer and add it to the aggregate.
 
         Returns:
-            Whether the round continues; it stops where a client ends the run, so that no further
+            Whether the round continues. It stops if this client ends the run, so that no other
             client is charged.
         """
         client = self._setup.clients[node]
@@ -265,9 +263,9 @@ class TrainRound:
         return Contribution(client, weight, steps, {name: given[name] for name in names})
 
     def finish(self) -> AggregationResult:
-        """Return the aggregate of the answers, without arrays where no client succeeded.
+        """Return the aggregate of the answers; it has no arrays if no client succeeded.
 
-        The updates of an aborted round are lost.
+        The aggregate of an aborted round has no arrays either.
         """
         for client in sorted(self._silent):
             self._skip(client, NO_REPLY.reason)
@@ -288,10 +286,10 @@ class TrainRound:
         return AggregationResult(None, dict.fromkeys(sorted(self._contributions), reason))
 
     def state_after(self) -> ServerState:
-        """Return the server state after the round; without an aggregate the model is unchanged.
+        """Return the server state after the round; without an aggregate, the model stays the same.
 
         Raises:
-            FederationError: the algorithm fails.
+            FederationError: the code of the federated algorithm raised an error.
         """
         state, aggregate = self._state, self.aggregate
         if aggregate.has_model:

@@ -1,14 +1,15 @@
-"""The durable privacy ledger: one hash-chained record per client and round, on disk before release.
+"""The durable privacy ledger: a hash-chained file with one record per client and round.
 
-Each client has its own chain, so clients may write from several processes in any order and the same
-experiment still gives the same records. A record is a line of JSON:
+Each record is on disk before the client releases anything. Each client has its own chain, so
+clients may write from several processes in any order and the same experiment still gives the same
+records. A record is a line of JSON:
 
     {"client": 3, "round": 5, "request": digest of everything that the reply depends on,
      "steps": 5, "ledger": [{"event": EVENT, "count": n}], "previous": HASH, "hash": HASH}
 
-`ledger` is the charge against the adversary that the client's ε is claimed for. If that adversary
-sees only sums, the record has a second ledger of the same form, `against_server`, before
-`previous`: the charge against a server that sees the client's single upload.
+`ledger` holds the releases charged against the adversary for which the client's ε is claimed. If
+that adversary sees only sums, the record has a second ledger of the same form, `against_server`,
+before `previous`. It holds the releases charged against a server that sees the client's upload.
 
 `hash` is the SHA-256 of the record without it, as JSON with sorted keys and no spaces; `previous`
 is the hash of the client's previous record, or 64 zeros.
@@ -34,27 +35,27 @@ _SORTED = json.JSONEncoder(separators=(",", ":"), sort_keys=True)
 
 
 class JournalError(FedsimError, ValueError):
-    """Raised for a durable ledger that is damaged or changed; the message names the record."""
+    """Raised for a durable ledger that is damaged or was changed; the message names the record."""
 
 
 class JournalWriteError(JournalError):
-    """Raised if a charge cannot be written to disk; nothing may be released."""
+    """Raised if a charge cannot be written to disk, so that nothing may be released."""
 
 
 @dataclass(frozen=True)
 class Charge:
-    """The privacy charge of one client in one round.
+    """The releases that one client charges to its privacy account in one round.
 
     Attributes:
         client: the client's number.
         round_number: the number of the round.
-        request: digest of everything that the client's reply depends on.
-        steps: number of training steps that the charge pays for. Batches of an epoch are charged
-            when the epoch starts, so there it differs from the sum of the counts.
-        ledger: the releases, as charged against the adversary of the client's claim.
+        request: digest of everything on which the client's reply depends.
+        steps: number of training steps that the charge covers. It may differ from the sum of the
+            counts: all batches of an epoch are charged when the epoch starts.
+        ledger: the releases charged against the adversary for which the client's ε is claimed.
         previous: hash of the client's previous record, or `GENESIS`.
-        against_server: the releases as charged against a server that sees the client's upload; None
-            if `ledger` is that charge, or no noise protects the upload from the server.
+        against_server: the releases charged against a server that sees the client's upload. It is
+            None if `ledger` has them already, or if no noise hides the upload from the server.
     """
 
     client: int
@@ -67,7 +68,7 @@ class Charge:
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 of the record, which chains it to the client's previous records."""
+        """SHA-256 of the record in hexadecimal; it chains the client's next record to this one."""
         request, previous, (_, records), second = self._texts
         other = "" if second is None else f'"against_server":{second[1]},'
         text = (
@@ -88,11 +89,11 @@ class Charge:
 
     @classmethod
     def from_line(cls, line: str, *, where: str) -> Self:
-        """Read a record back and check its hash.
+        """Return the charge that a line of the ledger records, after checking its hash.
 
         Args:
             line: one line of JSON with its line feed, as `to_line` wrote it.
-            where: the place of the line, for error messages.
+            where: file and line number of the line, for error messages.
 
         Raises:
             JournalError: the line is not a record, or the hash does not fit the content.
@@ -147,7 +148,7 @@ def _json_of(entries: tuple[tuple[Event, int], ...]) -> tuple[str, str]:
 
 
 def total_of(charges: Iterable[Charge]) -> PrivacyLedger:
-    """Return the ledger of all charges of one client, against the adversary of its claim."""
+    """Return one ledger of all charges of a client, against the adversary of its ε claim."""
     total = PrivacyLedger()
     for charge in charges:
         total.merge(charge.ledger)
@@ -155,7 +156,7 @@ def total_of(charges: Iterable[Charge]) -> PrivacyLedger:
 
 
 def total_against_server(charges: Iterable[Charge]) -> PrivacyLedger | None:
-    """Return the ledger of one client's charges against the server; None if no charge has one.
+    """Return one ledger of a client's charges against the server; None if no charge has one.
 
     Raises:
         JournalError: some charges have such a ledger and others do not.
@@ -176,18 +177,18 @@ def total_against_server(charges: Iterable[Charge]) -> PrivacyLedger | None:
 
 
 class Journal(Protocol):
-    """A durable ledger to which clients write each charge before its release."""
+    """Interface of a durable ledger, to which clients write each charge before its release."""
 
     def history(self, client: int, *, after: int = 0) -> tuple[Charge, ...]:
-        """Return the charges of a client, oldest first, without the first `after` charges."""
+        """Return the charges of a client, oldest first, but skip the first `after` charges."""
         ...
 
     def append(self, charge: Charge) -> None:
-        """Write a charge, which survives a crash once this returns."""
+        """Write a charge; when this returns, the charge survives a crash."""
         ...
 
     def append_all(self, charges: Sequence[Charge]) -> None:
-        """Write charges in order, which survive a crash once this returns."""
+        """Write charges in order; when this returns, all of them survive a crash."""
         ...
 
 
@@ -200,16 +201,16 @@ class _Chain:
 
 
 class FileJournal:
-    """A journal in one append-only file, shared by any number of processes of one machine.
+    """A durable ledger in one append-only file, shared by any number of processes of one machine.
 
-    In memory it keeps eight bytes for each record and the last hash of each client; a history is
-    read from the file on request.
+    In memory it keeps only eight bytes for each record and the last hash of each client. A client's
+    charges are read from the file on request.
 
-    Guarantee: when `append` returns, its records are on disk. A record that a crash cut short was
-    never followed by a release; the next `append` removes it.
+    Guarantee: when `append` returns, its records are on disk. If a crash cut a record short, its
+    release never happened; the next `append` removes the record.
 
     Raises:
-        JournalError: on reading, a record was changed or does not continue its client's chain.
+        JournalError: a record that is read was changed, or does not continue its client's chain.
     """
 
     def __init__(self, path: Path) -> None:
@@ -219,7 +220,7 @@ class FileJournal:
         self._write_error: str | None = None
 
     def history(self, client: int, *, after: int = 0) -> tuple[Charge, ...]:
-        """Return the charges of a client, oldest first, without the first `after` charges."""
+        """Return the charges of a client, oldest first, but skip the first `after` charges."""
         self._refresh()
         chain = self._chains.get(client)
         if chain is None or len(chain.places) <= after:
@@ -233,7 +234,7 @@ class FileJournal:
         return tuple(charges)
 
     def head(self, client: int) -> str:
-        """Return the hash of a client's last record, which its next record has as `previous`."""
+        """Return the hash of a client's last record, which the next record has as `previous`."""
         self._refresh()
         chain = self._chains.get(client)
         return GENESIS if chain is None else chain.head
@@ -244,7 +245,7 @@ class FileJournal:
         return tuple(sorted(self._chains))
 
     def append(self, charge: Charge) -> None:
-        """Write a charge and force it to disk.
+        """Write a charge and force it to disk before returning.
 
         Raises:
             JournalError: the charge does not continue its client's chain.
@@ -259,8 +260,8 @@ class FileJournal:
 
         Raises:
             JournalError: a charge does not continue its client's chain; nothing was written.
-            JournalWriteError: writing fails now or failed earlier: after a failure it is unknown
-                which pages are on disk, so only a new process may continue.
+            JournalWriteError: writing fails now or failed earlier. After a failure it is unknown
+                which records are on disk, so only a new process may continue.
         """
         if not charges:
             return

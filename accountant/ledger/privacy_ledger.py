@@ -1,4 +1,4 @@
-"""The privacy ledger: all releases in order, from which anyone can recompute epsilon."""
+"""The privacy ledger: a list of all releases in order, from which epsilon can be recomputed."""
 
 import hashlib
 import json
@@ -20,13 +20,13 @@ from fedsim.accountant.sampler_slack import epsilon_with_slack
 
 
 class PrivacyLedger:
-    """An append-only run-length list of (event, count); equal neighbours share one entry.
+    """An append-only list of pairs (event, count); consecutive equal events share a pair.
 
     A ledger records releases and does no accounting, so it accepts every event, also events that a
     given accountant does not support. Nothing can be removed from it.
 
-    Guarantee: the epsilon of a ledger is that of an accountant that composed the same events, in
-    any order of recording or merging.
+    Guarantee: the epsilon of a ledger equals that of an accountant that composed the same events,
+    whatever the order in which they were recorded or merged.
 
     Example:
         >>> from fedsim.accountant.events import Gaussian
@@ -40,11 +40,11 @@ class PrivacyLedger:
 
     @property
     def entries(self) -> tuple[tuple[Event, int], ...]:
-        """The recorded pairs (event, count), oldest first; every count is at least 1."""
+        """Recorded pairs (event, count), oldest first; every count is at least 1."""
         return tuple(self._runs)
 
     def record(self, event: Event, count: int = 1) -> Self:
-        """Append `count` releases of `event` and return the ledger itself.
+        """Append `count` releases of `event` and return this ledger.
 
         Args:
             event: the release to record.
@@ -59,13 +59,13 @@ class PrivacyLedger:
         return self
 
     def merge(self, other: "PrivacyLedger") -> Self:
-        """Append all entries of `other` and return the ledger itself; `other` does not change."""
+        """Append all entries of the ledger `other` to this ledger and return this ledger."""
         for event, count in other.entries:
             self.record(event, count)
         return self
 
     def starts_with(self, other: "PrivacyLedger") -> bool:
-        """Whether `other` is a prefix of this ledger: the same first releases, in order."""
+        """Whether this ledger begins with all releases of the ledger `other`, in the same order."""
         if not other._runs:
             return True
         *before, (event, count) = other._runs
@@ -74,7 +74,7 @@ class PrivacyLedger:
         return same_event and self._runs[: len(before)] == before
 
     def entries_after(self, prefix: "PrivacyLedger") -> tuple[tuple[Event, int], ...]:
-        """Return the pairs (event, count) that this ledger has after those of `prefix`.
+        """Return the entries (event, count) that this ledger has after those of ledger `prefix`.
 
         Raises:
             ValueError: this ledger does not start with `prefix`.
@@ -91,8 +91,8 @@ class PrivacyLedger:
         """Compose all recorded events into `accountant` and return the accountant.
 
         Raises:
-            UnsupportedEventError: the accountant has no rule for an entry. Earlier entries
-                have been composed: use a new accountant.
+            UnsupportedEventError: the accountant has no rule for an event. Earlier entries are
+                already composed then, so use a new accountant.
         """
         for event, count in self._runs:
             accountant.compose(event, count)
@@ -125,7 +125,9 @@ class PrivacyLedger:
         accountant: AccountantChoice = "pld",
         adjacency: Adjacency = "zero_out",
     ) -> float:
-        """Return the epsilon at `delta` of all releases, with the slack of fedsim's noise sampler.
+        """Return the epsilon at `delta` of all releases, including the noise sampler's error.
+
+        `sampler_slack` computes what that error adds.
 
         Args:
             delta: in (0, 1).
@@ -158,7 +160,7 @@ class PrivacyLedger:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Return the ledger of a text that `to_json` wrote.
+        """Return the ledger whose `to_json` is this text.
 
         Raises:
             ValueError: the text is not JSON, of another schema version, or not a ledger.
@@ -175,12 +177,12 @@ class PrivacyLedger:
         return cls.from_list(content["ledger"])
 
     def to_text(self) -> str:
-        """Return `to_list()` as JSON, cached so that equal ledgers are encoded once."""
+        """Return `to_list()` as JSON text; equal ledgers are encoded only once, by a cache."""
         return _text_of(tuple(self._runs))
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Return the ledger of a text that `to_text` wrote; equal texts are parsed once.
+        """Return the ledger whose `to_text` is this text; a cache parses equal texts only once.
 
         Raises:
             ValueError: the text is not JSON, or not a ledger.
@@ -195,10 +197,11 @@ class PrivacyLedger:
 
     @classmethod
     def from_list(cls, records: Iterable[Mapping[str, Any]]) -> Self:
-        """Return the ledger of records that `to_list` wrote.
+        """Return the ledger whose `to_list` is this list of records.
 
         Raises:
-            ValueError: a record is not {"event": EVENT, "count": n}; its position is named.
+            ValueError: a record is not {"event": EVENT, "count": n}; the message names its
+                position.
         """
         ledger = cls()
         for position, record in enumerate(records):
@@ -225,7 +228,7 @@ class PrivacyLedger:
 
 
 def records_of(entries: Iterable[tuple[Event, int]]) -> list[dict[str, Any]]:
-    """Return entries of a ledger as JSON values: a list of {"event": EVENT, "count": n}."""
+    """Return ledger entries as JSON values: a list of {"event": EVENT, "count": n}."""
     return [{"event": to_dict(event), "count": count} for event, count in entries]
 
 

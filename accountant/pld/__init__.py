@@ -1,1 +1,1 @@
-"""Privacy loss distributions: exact composition by FFT."""
+"""Privacy loss distributions (PLD): exact composition of privacy losses by FFT."""

@@ -1,23 +1,23 @@
-"""Exact composition of (sampled) Gaussians by privacy loss distributions and the FFT.
+"""Exact composition of sampled and unsampled Gaussians by privacy loss distributions and the FFT.
 
-Each step's privacy loss is put on a grid so that the discrete loss dominates the true one
-(`loss_pmf`); the loss of the composition is the convolution of the discrete ones (Koskela, Jälkö,
-Honkela 2020, arXiv:1906.03049). Then delta(epsilon) = E[(1 - e^(epsilon - L))_+].
+Each step's privacy loss is rounded to a grid so that the discrete loss dominates the true one
+(`loss_pmf`). The loss L of the composition has the convolution of the discrete distributions
+(Koskela, Jälkö, Honkela 2020, arXiv:1906.03049). Then delta(epsilon) = E[(1 - e^(epsilon - L))_+].
 
 Every error that could lower delta is added back: the mass beyond the window and beyond each step's
-grid, and the rounding noise of the FFT. So the results are upper bounds. They exceed the exact
-values by about T h^2 (s + 1) / 12 in epsilon (h the grid's spacing, s + 1 the best Rényi order),
-since rounding adds variance h^2/6 to each loss; `_grid` chooses h to keep that near 1e-4. Where the
-next finer grid begins, the pmfs on the two grids are mixed with gradually changing weights, which
-is a bound too. So epsilon does not fall when a step is added, up to rounding (1e-9 relative).
+grid, and the rounding noise of the FFT. So the results are upper bounds. For T steps, grid spacing
+h and best Rényi order s + 1, they exceed the exact epsilon by about T h^2 (s + 1) / 12, since
+rounding adds variance h^2/6 to each loss. `_grid` chooses h to keep this near 1e-4. Between two
+grid spacings the pmfs on both grids are mixed with gradually changing weights, which is a bound
+too. So epsilon does not fall when a step is added, up to rounding (1e-9 relative).
 
-`Concentrated` (zCDP) and `Selection` have an RDP curve and no dominating pair: an account with
+`Concentrated` (zCDP) and `Selection` have an RDP curve but no dominating pair. A composition with
 either uses RDP.
 
-Where delta is near or below what the FFT resolves (about 1e-13 for hundreds of steps), the losses
-are tilted (`fourier`). Limits: below about 1e-16 for thousands of steps, where the infinite losses
-count, or if the grid would have to be coarser than 1/8, the result is that of Rényi DP, which is
-also an upper bound.
+If delta is near or below what the FFT resolves (about 1e-13 for hundreds of steps), the losses are
+tilted (`fourier`). Two limits remain, where the result is that of Rényi DP, also an upper bound:
+delta below about 1e-16 for thousands of steps, where infinite losses matter, and compositions that
+would need a grid coarser than 1/8.
 """
 
 import math
@@ -80,8 +80,8 @@ _LEAST_ALLOCATED_NOISE, _MOST_ALLOCATED_NOISE, _MOST_BATCHES = 0.2, 1e4, 1 << 40
 def pld_epsilon(steps: Mapping[Mechanism, int], delta: float) -> float:
     """Return the epsilon at `delta` of the composition of all steps.
 
-    Guarantee: the composition is (epsilon, delta)-DP under the adjacency for which the events
-    were broken down.
+    Guarantee: the composition is (epsilon, delta)-DP under the adjacency for which the events were
+    translated to mechanisms.
 
     Args:
         steps: number of runs of each mechanism; not empty, counts >= 1.
@@ -93,7 +93,7 @@ def pld_epsilon(steps: Mapping[Mechanism, int], delta: float) -> float:
 def pld_delta(steps: Mapping[Mechanism, int], epsilon: float) -> float:
     """Return the delta at `epsilon` of the composition of all steps.
 
-    Guarantee: that of `pld_epsilon`.
+    Guarantee: the composition is (epsilon, delta)-DP, as for `pld_epsilon`.
 
     Args:
         steps: number of runs of each mechanism; not empty, counts >= 1.

@@ -1,9 +1,9 @@
-"""The epsilon of many compositions at one delta, by privacy loss distributions.
+"""The epsilon of many compositions at one delta, computed by privacy loss distributions.
 
-The method and its guarantee are those of `distribution`. Knowing delta beforehand makes it several
-times faster: the Rényi curves, which a fleet computes anyway, give the grid's spacing, the window
-and a lower end for the search; only the tail above that end is summed up; and the direction "add"
-is transformed only where Chernoff's bound does not already show that "remove" is larger.
+The method and its guarantee are those of `distribution`. It is several times faster because delta
+is known beforehand. The Rényi curves give the grid's spacing, the window and a lower end for the
+search, and only the tail above that end is summed up. The direction "add" is transformed only if
+Chernoff's bound does not already show that "remove" has the larger delta.
 """
 
 import math
@@ -36,7 +36,7 @@ _SLOPES = np.array([0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24
 
 
 class MechanismCurves:
-    """A cache of curves of (sampled) Gaussians; each call computes all new curves together."""
+    """A cache of the RDP curves and log moments of Gaussians, sampled or not."""
 
     def __init__(self) -> None:
         self._rdp: dict[SampledGaussian, Floats] = {}  # at `_ORDERS`
@@ -44,18 +44,21 @@ class MechanismCurves:
         self._add: dict[SampledGaussian, Floats] = {}
 
     def compute(self, kinds: Iterable[SampledGaussian]) -> None:
-        """Compute and keep the curves of those mechanisms in `kinds` that are new."""
+        """Compute and keep the curves of all mechanisms in `kinds` that are not kept yet."""
         new = sorted(set(kinds) - self._rdp.keys())
         if new:
             self._rdp.update(zip(new, rdp_table(new, DEFAULT_ORDERS), strict=True))
             self._add.update(zip(new, _add_curves(new), strict=True))
 
     def total_rdp(self, steps: _Steps) -> Floats:
-        """Return the RDP of a composition at `_ORDERS`, float64 (orders,)."""
+        """Return the RDP of a composition at the Rényi orders `_ORDERS`, float64 (orders,)."""
         return _counts(steps) @ np.stack([self._rdp[kind] for kind, _ in steps])
 
     def total_add(self, steps: _Steps) -> Floats:
-        """Return log E[e^(s L)] of the composed "add" loss L at `_SLOPES` s, float64 (slopes,)."""
+        """Return log E[e^(s L)] of a composition at each s in `_SLOPES`, float64 (slopes,).
+
+        L is the privacy loss of the composition in the direction "add".
+        """
         return _counts(steps) @ np.stack([self._add[kind] for kind, _ in steps])
 
 
@@ -75,14 +78,15 @@ def pld_epsilons(
 ) -> Floats:
     """Return the epsilon at `delta` of each composition, float64 (compositions,).
 
-    Guarantee: that of `pld_epsilon`: never below the exact value. The grids differ from those of
-    `pld_epsilon`, so the two upper bounds may differ, by up to 2e-4.
+    Guarantee: as for `pld_epsilon`, each value is never below the exact one. The grids differ from
+    those of `pld_epsilon`, so the two upper bounds may differ by up to 2e-4.
 
     Args:
         compositions: for each client the number of runs of each mechanism; not empty, counts >= 1.
-            `pld_epsilon` computes those with other mechanisms than (sampled) Gaussians.
+            If a composition has mechanisms other than Gaussians, `pld_epsilon` computes it.
         delta: in (0, 1). Below 1e-8, where the FFT's rounding matters, `pld_epsilon` computes all.
-        curves: curves kept from earlier calls; new mechanisms are added to them.
+        curves: cache of curves from earlier calls, to which new mechanisms are added; None uses a
+            new cache.
     """
     if delta < _LEAST_DELTA:
         return np.array([pld_epsilon(steps, delta) for steps in compositions])
@@ -179,10 +183,10 @@ def _add_is_smaller(add: Floats, epsilon: float, delta: float) -> bool:
 
 
 def grid_spacing(steps: _Steps, slope: float) -> float:
-    """Return the grid's spacing h, at which epsilon is about T h^2 (s + 1) / 12 too large.
+    """Return the grid spacing h at which epsilon is at most about 1e-4 too large.
 
-    It is a power of 2^(1/4), so that clients with the same mechanism share its pmf. `distribution`
-    has the formula.
+    The excess of T steps is about T h^2 (s + 1) / 12, see `distribution`. h is a power of 2^(1/4),
+    so that clients with the same mechanism share its pmf.
 
     Args:
         steps: mechanisms and their counts.

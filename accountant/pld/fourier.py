@@ -1,20 +1,20 @@
-"""Powers of probability distributions by FFT, with tilting for very small delta.
+"""Powers of probability distributions by FFT, with exponential tilting for very small delta.
 
-Where rounding exceeds delta in plain transforms, compositions are tilted.
+Compositions are tilted if the rounding of a plain transform would exceed delta.
 
-With L the composed privacy loss, K its log moment generating function and s > 0, let L_s be L under
-the tilted law P_s[L = l] = e^(s l - K(s)) P[L = l]. It is the composition of the tilted losses of
-the steps, and its mass lies where delta is decided. Then
+Let L be the composed privacy loss, K its log moment generating function and s > 0. The tilted
+distribution is P_s[L = l] = e^(s l - K(s)) P[L = l]. It is the composition of the tilted losses of
+the steps, and its mass lies near the losses that determine delta. Then
 
     delta(epsilon) = e^K(s) * sum over l > epsilon of (1 - e^(epsilon - l)) e^(-s l) P_s[L = l],
 
-so an error of the tilted masses that is e in total changes delta by at most e^(K(s) - s epsilon)
-times e: little beside delta, where s is the best Rényi order minus 1. (The saddle point that such
-an s is near: Alghamdi et al. 2023, arXiv:2208.09595.)
+so a total error of x in the tilted masses changes delta by at most e^(K(s) - s epsilon) x. This is
+small compared with delta if s is the best Rényi order minus 1. Such an s is near the saddle point
+(Alghamdi et al. 2023, arXiv:2208.09595).
 
-Every missing mass is added back as in `distribution`: the tilted mass beyond the window (e^-37 on
-each side, by Chernoff's bound), the rounding of the transform, the infinite losses, which no tilt
-scales, and the rounding of the exponents, as a factor.
+Every missing mass is added back as in `distribution`. This covers the tilted mass beyond the window
+(e^-37 on each side, by Chernoff's bound) and the rounding of the transform. It also covers the
+infinite losses, which no tilt scales. The rounding of the exponents is covered by a factor.
 """
 
 import math
@@ -32,7 +32,7 @@ _DROPPED = 60.0  # a term below e^-60 = 9e-27 is far below rounding
 
 
 def fft_size(points: int) -> int:
-    """Return the least size >= `points` at which a real FFT is fast."""
+    """Return the least size >= `points` for which a real FFT is fast."""
     from scipy import fft  # slow to import, and releases of all examples need none
 
     size: Any = fft.next_fast_len(points, real=True)  # its stub says None
@@ -47,7 +47,7 @@ def power(spectrum: Complexes, exponent: int) -> Complexes:
 
     Args:
         spectrum: spectrum of a probability distribution: no term is above 1 in modulus.
-        exponent: the power, a whole number >= 1.
+        exponent: number of copies that are composed, a whole number >= 1.
     """
     energy = np.square(spectrum.real) + np.square(spectrum.imag)
     kept = np.flatnonzero(energy > math.exp(-2.0 * _DROPPED / exponent))
@@ -57,14 +57,15 @@ def power(spectrum: Complexes, exponent: int) -> Complexes:
 
 
 def circular(spectrum: Complexes, size: int, total: int) -> tuple[Floats, float]:
-    """Return the distribution with a given spectrum, and a bound on its summed rounding errors.
+    """Return the distribution that has a given spectrum, and a bound on its summed rounding errors.
 
-    An FFT errs by a few eps in the 2-norm, and a power of a spectrum by eps times the exponent.
+    With machine epsilon eps, an FFT has an error of a few eps in the 2-norm, and a power of a
+    spectrum an error of eps times the exponent.
 
     Args:
-        spectrum: product of results of `power`.
-        size: number of points of the circle.
-        total: sum of the exponents of those powers.
+        spectrum: product of results of `power`, for real FFTs.
+        size: number of points of the grid.
+        total: sum of the exponents of these results.
     """
     circle = np.fft.irfft(spectrum, size)
     energy = float(np.square(circle).sum())  # not a BLAS dot: its threads cost milliseconds here
@@ -91,10 +92,13 @@ _MAX_POINTS = 1 << 22
 def tilted_profile(
     steps: Sequence[tuple[Dominated, int]], spacing: float, tilt: float, least_epsilon: float
 ) -> PrivacyProfile | None:
-    """Return the profile of a composition for epsilon >= `least_epsilon`; None if it is too large.
+    """Return the privacy profile of a composition for epsilon >= `least_epsilon`, by tilting.
 
-    Guarantee: at these epsilon, delta is never below that of the composition. Every tilt gives a
-    bound; the best order of a Rényi bound at the same delta, minus 1, gives a tight one.
+    The result is None if the grid would be too large, or the tilt would magnify rounding too much.
+
+    Guarantee: for these epsilon, delta is never below that of the composition. Every tilt gives an
+    upper bound. A tight one results if the tilt is the best order of a Rényi bound at the same
+    delta, minus 1.
 
     Args:
         steps: mechanisms and their counts >= 1.
@@ -165,13 +169,13 @@ def _reach(
 
 @lru_cache(maxsize=1 << 16)
 def log_mgf(kind: Dominated, spacing: float, direction: int, s: float) -> float:
-    """Return log E[exp(s L); L finite] of the loss L of one step.
+    """Return log E[exp(s L); L finite], where L is the privacy loss of one step on the grid.
 
     Args:
         kind: the mechanism.
         spacing: spacing of the grid of losses.
         direction: 0 for "remove", 1 for "add".
-        s: any number.
+        s: the argument of the moment generating function, any number.
     """
     pmf = mechanism_pmfs(kind, spacing)[direction]
     exponent: Floats = pmf.log_mass + s * spacing * np.arange(pmf.first, pmf.first + pmf.mass.size)

@@ -1,15 +1,16 @@
-"""The privacy loss distribution of one step on a grid ("connect the dots").
+"""The privacy loss distribution of one step on a grid, by the method "connect the dots".
 
-The dominating pair is mu = (1-q) N(0, z^2) + q N(1, z^2) against mu0 = N(0, z^2) (Zhu, Dong, Wang
-2022, arXiv:2106.08567, Theorem 11): "remove" compares mu with mu0, "add" compares mu0 with mu. Its
-loss L = log r, r(x) = 1 - q + q e^t with t = (x - 1/2) / z^2, rises with x.
+A step has sampling rate q and noise multiplier z. Its dominating pair is mu = (1-q) N(0, z^2) + q
+N(1, z^2) against mu0 = N(0, z^2) (Zhu, Dong, Wang 2022, arXiv:2106.08567, Theorem 11). "remove"
+compares mu with mu0, "add" compares mu0 with mu. The privacy loss is L = log r with
+r(x) = 1 - q + q e^t, t = (x - 1/2) / z^2, and rises with x.
 
-Connect the dots (Doroshenko et al. 2022, arXiv:2207.04380): for each cell between neighbouring grid
-points a < b the masses P_c and Q_c of the pair in the cell move to a and b so that both masses
-are kept. The discrete pair dominates the true one, and agrees with it at every grid point.
+Connect the dots (Doroshenko et al. 2022, arXiv:2207.04380): take the masses P_c and Q_c of the pair
+between two neighbouring grid points a < b. They move to a and b so that both masses are kept. The
+discrete pair dominates the true one, and agrees with it at every grid point.
 
-Replace-one adjacency. Let H_t(P || Q) = sup over A of P(A) - t Q(A). Two pairs are used here that
-are their own mirror images, so that H_t for t >= 1 determines them: H_t = 1 - t + t H_(1/t).
+Replace-one adjacency. Let H_t(P || Q) = sup over A of P(A) - t Q(A). Two pairs are used here, each
+its own mirror image, so H_t for t >= 1 determines each pair: H_t = 1 - t + t H_(1/t).
 
 Lemma. For t >= 1, c >= 0 and |u| <= a, |w| <= b, the supremum over A of
 N(0)(A) - c N(u)(A) - t N(w)(A), all with covariance z^2, is largest for u = a e and w = b e with a
@@ -53,8 +54,8 @@ class LossPmf:
     """The probability mass function of a discrete privacy loss.
 
     Attributes:
-        first: index of the first grid point; mass[i] sits at loss (first + i) * spacing.
-        mass: probability at each grid point.
+        first: index of the first grid point.
+        mass: probability at each grid point; mass[i] is that of the loss (first + i) * spacing.
         infinite: probability of an infinite loss.
         log_mass: logarithm of `mass`.
     """
@@ -66,12 +67,13 @@ class LossPmf:
 
     @classmethod
     def of(cls, first: int, mass: Floats, infinite: float) -> Self:
-        """Return the pmf with these masses, normalised so that its total is exactly 1.
+        """Return the pmf with the given masses, normalised so that its total is exactly 1.
 
         Args:
             first: grid index of the first mass.
-            mass: P[L = (first + j) spacing], float64 (cells,); normalised in place.
-            infinite: P[L = infinity].
+            mass: probability of each loss (first + j) spacing, float64 (points,); normalised in
+                place.
+            infinite: probability of an infinite loss.
         """
         mass *= (1.0 - infinite) / mass.sum()
         mass.setflags(write=False)
@@ -80,7 +82,7 @@ class LossPmf:
 
 
 def loss_range(q: float, z: float) -> tuple[float, float]:
-    """Return the least and largest "remove" loss, beyond which lies less than 1e-20 of the mass.
+    """Return the least and largest "remove" loss of a step, up to less than 1e-20 of the mass.
 
     Args:
         q: sampling rate in (0, 1].
@@ -91,7 +93,7 @@ def loss_range(q: float, z: float) -> tuple[float, float]:
 
 @lru_cache(maxsize=4096)
 def loss_variance(q: float, z: float) -> float:
-    """Return the variance of the "remove" loss to a few digits, enough to choose a grid.
+    """Return the variance of a step's "remove" loss, to the few digits that a choice of grid needs.
 
     Args:
         q: sampling rate in (0, 1].
@@ -114,15 +116,15 @@ def _pmf_bytes(pmfs: tuple[LossPmf, LossPmf]) -> int:
 
 @cached_by_bytes(_CACHE_BYTES, _pmf_bytes)
 def step_pmfs(q: float, z: float, spacing: float) -> tuple[LossPmf, LossPmf]:
-    """Return the pmfs of the ("remove", "add") losses of one step on a grid.
+    """Return the pmfs of one step's losses on a grid, in the directions ("remove", "add").
 
-    Guarantee: each pmf, taken as a privacy loss distribution, dominates its direction of the step:
-    delta(epsilon) is nowhere below the true one, except by rounding (1e-15).
+    Guarantee: each pmf, taken as a privacy loss distribution, dominates the step in its direction:
+    delta(epsilon) is never below the true one, except by rounding (1e-15).
 
     Args:
         q: sampling rate in (0, 1].
         z: noise multiplier, > 0.
-        spacing: distance of grid points, > 0; the loss range must fit in `MAX_CELLS` of them.
+        spacing: distance of grid points, > 0; at most `MAX_CELLS` points may cover the loss range.
     """
     low, high = loss_range(q, z)
     first, last = math.floor(low / spacing), math.ceil(high / spacing)
@@ -156,7 +158,7 @@ Mirrored = ReplacedGaussian | FixedSizeGaussian | Approximate
 
 
 def mirrored_range(mechanism: Mirrored) -> tuple[float, float]:
-    """Return the least and largest loss, beyond which lies less than 1e-20 of the mass."""
+    """Return the least and largest loss of a mechanism, up to less than 1e-20 of the mass."""
     match mechanism:
         case ReplacedGaussian():
             q, z = mechanism.sampling_rate, mechanism.noise_multiplier
@@ -175,12 +177,12 @@ def _mirrored_bytes(pmf: LossPmf) -> int:
 
 @cached_by_bytes(_CACHE_BYTES, _mirrored_bytes)
 def mirrored_pmf(mechanism: Mirrored, spacing: float) -> LossPmf:
-    """Return the pmf of a mechanism's loss, the same in the directions "remove" and "add".
+    """Return the pmf of a mechanism's loss, which is the same in the directions "remove" and "add".
 
-    Guarantee: that of `step_pmfs`.
+    Guarantee: that of `step_pmfs`; delta(epsilon) is never below the true one, except by rounding.
 
     Args:
-        mechanism: the mechanism, run once.
+        mechanism: the mechanism, run once; its dominating pair must be its own mirror image.
         spacing: the grid's spacing h > 0.
     """
     match mechanism:

@@ -1,25 +1,26 @@
-"""Privacy loss distributions on a grid of all mechanisms that have a dominating pair.
+"""Privacy loss distributions, on a grid, of all mechanisms that have a dominating pair.
 
-Most come from `loss_pmf`; this module computes one pass of random allocation (balls and bins).
+Most of them come from `loss_pmf`. This module computes one pass of random allocation (balls and
+bins) over b batches with noise multiplier z.
 
 The dominating pair of a pass is P, the mean over i of N(e_i, z^2 I), against Q = N(0, z^2 I), both
 in b dimensions (Chua et al. 2024, arXiv:2412.16802; `rdp/random_allocation.py` shows why adaptive
-steps reduce to it). Under Q its likelihood ratio r is the mean of b independent ratios w_i
-of one Gaussian. The method below uses the convex order; for another efficient method see Feldman,
+steps reduce to it). Under Q its likelihood ratio r is the mean of b independent ratios w_i of one
+Gaussian. The method below uses the convex order. Another efficient method is that of Feldman,
 Shenfeld 2026, arXiv:2602.17284.
 
 Both hockey-stick divergences, E_Q[(r - t)_+] of "remove" and E_Q[(1 - t r)_+] of "add", are
 expectations of convex functions of r. So a mean-preserving spread of r gives a pair that dominates
 (P, Q), in both directions at once. The convex order is kept by sums of independent variables. Hence
 every rounding here is such a spread: a value between two grid points moves to both of them, in the
-proportion that keeps its mean (connect the dots). Mass above the grid moves to its last point and
-to infinity, where it keeps its mean as mass of P alone; mass below moves to the first point and to
-0, where P has no mass.
+proportion that keeps its mean (connect the dots). Mass above the grid moves to the last grid point
+and to infinity, where it keeps its mean as mass of P alone. Mass below the grid moves to the first
+point and to 0, where P has no mass.
 
-The sum of b ratios is built from sums of 1, 2, 4, ... ratios. Each sum has its grid of values: even
-in log scale about the mean of the sum, and wider far from it. A spread between
-points that are h apart in log scale adds at most h^2/4 to the relative variance of a value, which
-is small beside that of r.
+The sum of b ratios is built from sums of 1, 2, 4, ... ratios. Each sum has its own grid of values,
+even in log scale about the mean of the sum and wider far from it. A spread between points that are
+h apart in log scale adds at most h^2/4 to the relative variance of a value. This is small compared
+with the relative variance of r.
 """
 
 import math
@@ -69,7 +70,7 @@ class _Ratios:
 
 
 def allocation_range(batches: int, z: float) -> tuple[float, float]:
-    """Return the least and largest finite "remove" loss of one pass.
+    """Return the least and largest finite "remove" loss of one pass of random allocation.
 
     Args:
         batches: number of batches, b >= 2.
@@ -80,7 +81,7 @@ def allocation_range(batches: int, z: float) -> tuple[float, float]:
 
 
 def allocation_variance(batches: int, z: float) -> float:
-    """Return the variance of the "remove" loss of one pass, up to the rounding to the grid.
+    """Return the variance of the "remove" loss of a random-allocation pass, up to grid rounding.
 
     Args:
         batches: number of batches, b >= 2.
@@ -99,10 +100,10 @@ def _pmf_bytes(pmfs: tuple[LossPmf, LossPmf]) -> int:
 
 @cached_by_bytes(_CACHE_BYTES, _pmf_bytes)
 def allocation_pmfs(batches: int, z: float, spacing: float) -> tuple[LossPmf, LossPmf]:
-    """Return the pmfs of the ("remove", "add") losses of one pass on a grid.
+    """Return the pmfs of the losses of one random-allocation pass on a grid, ("remove", "add").
 
-    Guarantee: each pmf, taken as a privacy loss distribution, dominates its direction of the pass:
-    delta(epsilon) is nowhere below the true one, except by rounding (1e-15).
+    Guarantee: each pmf, taken as a privacy loss distribution, dominates the pass in its direction:
+    delta(epsilon) is never below the true one, except by rounding (1e-15).
 
     Args:
         batches: number of batches, b >= 2.
@@ -199,7 +200,7 @@ Dominated = SampledGaussian | ReplacedGaussian | FixedSizeGaussian | AllocatedGa
 
 
 def mechanism_range(mechanism: Dominated) -> tuple[float, float]:
-    """Return the least and largest "remove" loss, beyond which lies less than 1e-20 of the mass."""
+    """Return a mechanism's least and largest "remove" loss, up to less than 1e-20 of the mass."""
     match mechanism:
         case SampledGaussian():
             return loss_range(*mechanism)
@@ -210,7 +211,7 @@ def mechanism_range(mechanism: Dominated) -> tuple[float, float]:
 
 
 def mechanism_variance(mechanism: Dominated) -> float:
-    """Return the approximate variance of a mechanism's loss, enough to choose a grid."""
+    """Return the approximate variance of a mechanism's privacy loss, to choose a grid."""
     match mechanism:
         case SampledGaussian():
             return loss_variance(*mechanism)
@@ -227,10 +228,10 @@ def mechanism_variance(mechanism: Dominated) -> float:
 
 
 def mechanism_pmfs(mechanism: Dominated, spacing: float) -> tuple[LossPmf, LossPmf]:
-    """Return the pmfs of a mechanism's loss in the directions "remove" and "add".
+    """Return the pmfs of a mechanism's loss on a grid, in the directions ("remove", "add").
 
-    Guarantee: each pmf, taken as a privacy loss distribution, dominates its direction of the
-    mechanism: delta(epsilon) is nowhere below the true one, except by rounding (1e-15).
+    Guarantee: each pmf, taken as a privacy loss distribution, dominates the mechanism in its
+    direction: delta(epsilon) is never below the true one, except by rounding (1e-15).
 
     Args:
         mechanism: the mechanism, run once.

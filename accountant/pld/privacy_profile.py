@@ -1,11 +1,11 @@
-"""Privacy profiles delta(epsilon) of discrete losses, and exact composition of few guarantees.
+"""Privacy profiles delta(epsilon), and exact composition of a few (epsilon, delta) guarantees.
 
 An (epsilon_i, delta_i)-DP release is dominated by one that reveals everything with probability
-delta_i and otherwise is randomised response: loss +epsilon_i or -epsilon_i, with odds e^epsilon_i
-(Kairouz, Oh, Viswanath 2015, arXiv:1311.0776, Theorem 3.3 and its proof). Their composition is the
-least bound that follows from these numbers alone; for unequal releases it is Theorem 1.5 of
-Murtagh, Vadhan 2016, arXiv:1507.03113. It is never above the sums of basic composition. The
-composed loss has a value for each number of flips of each kind: few values for few releases.
+delta_i and otherwise is randomised response. Its loss is +epsilon_i or -epsilon_i, with odds
+e^epsilon_i (Kairouz, Oh, Viswanath 2015, arXiv:1311.0776, Theorem 3.3 and its proof). Composing
+these gives the least bound that follows from these numbers alone; for unequal releases it is
+Theorem 1.5 of Murtagh, Vadhan 2016, arXiv:1507.03113. It is never above the sums of basic
+composition. A few releases have few possible composed losses, so this is fast.
 """
 
 import math
@@ -29,7 +29,7 @@ _Kinds = tuple[tuple[Approximate, int], ...]
 
 
 def few_guarantees(steps: Iterable[tuple[Mechanism, int]]) -> _Kinds | None:
-    """Return the steps sorted if all are (epsilon, delta) guarantees and few; None otherwise.
+    """Return the steps sorted, if all are (epsilon, delta) guarantees and few enough; else None.
 
     Args:
         steps: pairs (mechanism, number of runs >= 1).
@@ -46,7 +46,7 @@ def few_guarantees(steps: Iterable[tuple[Mechanism, int]]) -> _Kinds | None:
 
 
 def composed_epsilon(kinds: _Kinds, delta: float) -> float:
-    """Return the least epsilon of the composition at `delta`, rounded up.
+    """Return the least epsilon at `delta` of a composition of DP guarantees, rounded up.
 
     Guarantee: the composition is (epsilon, delta)-DP. Epsilon is infinite if `delta` is at most the
     probability that a release reveals everything.
@@ -77,7 +77,7 @@ def composed_epsilon(kinds: _Kinds, delta: float) -> float:
 
 
 def composed_delta(kinds: _Kinds, epsilon: float) -> float:
-    """Return the delta of the composition at `epsilon`, rounded up.
+    """Return the delta at `epsilon` of a composition of DP guarantees, rounded up.
 
     Guarantee: the composition is (epsilon, delta)-DP.
 
@@ -116,16 +116,16 @@ def _losses(kinds: _Kinds) -> tuple[Floats, Floats]:
 class DeltaCurve:
     """The curve delta(epsilon) = E[(1 - e^(epsilon - L))_+] of a loss L on a grid, epsilon >= 0.
 
-    Only the grid points l_j = (first + j) * spacing >= 0 matter; between them delta is linear in
-    e^epsilon, so delta and epsilon both have a closed form from cumulative sums.
+    Only the grid points l_j = (first + j) * spacing >= 0 matter. Between them delta is linear in
+    e^epsilon, so cumulative sums give delta and epsilon in closed form.
 
     Attributes:
         first: index of the first grid point, >= 0.
         spacing: distance of grid points.
-        mass: mass[j] = P[L >= l_j].
-        discounted: discounted[j] = E[e^(l_j - L); L >= l_j].
-        at_points: at_points[j] = delta(l_j) without `missing`; never increases.
-        missing: a constant added to delta, for mass that the grid does not hold and for rounding.
+        mass: upper tail of the loss, mass[j] = P[L >= l_j].
+        discounted: discounted upper tail, discounted[j] = E[e^(l_j - L); L >= l_j].
+        at_points: at_points[j] = delta(l_j) before `missing` is added; never increases.
+        missing: constant added to every delta, for mass outside the grid and for rounding.
     """
 
     first: int
@@ -137,12 +137,12 @@ class DeltaCurve:
 
     @classmethod
     def of(cls, first: int, spacing: float, pmf: Floats, missing: float) -> Self:
-        """Return the curve of the loss with P[L = (first + j) * spacing] = pmf[j] >= 0.
+        """Return the curve of the loss that has P[L = (first + j) * spacing] = pmf[j] >= 0.
 
         Args:
             first: grid index of the first mass.
             spacing: the grid's spacing h > 0.
-            pmf: the masses, float64 (cells,).
+            pmf: the masses, float64 (points,).
             missing: constant added to every delta, for mass outside the grid.
         """
         backwards = pmf[::-1]
@@ -155,11 +155,11 @@ class DeltaCurve:
 
     @property
     def bytes(self) -> int:
-        """Size of the arrays, in bytes."""
+        """Size of the curve's arrays, in bytes."""
         return self.mass.nbytes + self.discounted.nbytes + self.at_points.nbytes
 
     def delta(self, epsilon: float) -> float:
-        """Return delta at `epsilon` >= 0."""
+        """Return the delta of the curve at `epsilon` >= 0."""
         j = max(0, math.floor(epsilon / self.spacing) + 1 - self.first)  # first point above it
         if j >= self.mass.size:
             return min(1.0, self.missing)
@@ -167,7 +167,7 @@ class DeltaCurve:
         return min(1.0, max(0.0, self.mass[j] - gap * self.discounted[j]) + self.missing)
 
     def epsilon(self, delta: float) -> float:
-        """Return the least epsilon >= 0 with delta(epsilon) <= `delta`, or infinity."""
+        """Return the least epsilon >= 0 with delta(epsilon) <= `delta`; infinity if none exists."""
         left = delta - self.missing
         if left <= 0.0:
             return math.inf
@@ -205,26 +205,26 @@ def _discount(values: Floats, spacing: float) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class PrivacyProfile:
-    """The privacy profile of a mechanism: the larger delta of the directions "remove" and "add"."""
+    """The privacy profile delta(epsilon), which is the larger delta of "remove" and "add"."""
 
     directions: tuple[DeltaCurve, DeltaCurve]
 
     @property
     def resolution(self) -> float:
-        """The delta below which the constants added for rounding matter."""
+        """Smallest delta that is reliable: below it the constants added for rounding matter."""
         return 1e4 * max(curve.missing for curve in self.directions)
 
     @property
     def spacing(self) -> float:
-        """Distance of neighbouring grid points."""
+        """Distance of neighbouring points of the grid of losses."""
         return self.directions[0].spacing
 
     def delta(self, epsilon: float) -> float:
-        """Return delta at `epsilon` >= 0."""
+        """Return the larger delta of the directions "remove" and "add" at `epsilon` >= 0."""
         return max(curve.delta(epsilon) for curve in self.directions)
 
     def epsilon(self, delta: float) -> float:
-        """Return the least epsilon >= 0 at `delta`; infinity if there is none."""
+        """Return the least epsilon >= 0 with delta(epsilon) <= `delta`; infinity if none exists."""
         return max(curve.epsilon(delta) for curve in self.directions)
 
 

@@ -1,18 +1,19 @@
-"""Estimates epsilon(delta) to many digits by inverting a Laplace transform; NOT a bound.
+"""Estimates of epsilon(delta) to many digits by inverting a Laplace transform; NOT a bound.
 
-With K(s) the log moment generating function of the composed loss, for any c > 0
+Let K(s) be the log moment generating function of the composed loss. Then for any c > 0
 
     delta(epsilon) = 1/(2 pi i) * integral over Re s = c of exp(K(s) - s epsilon) / (s (s+1)) ds
 
 (Zhu, Dong, Wang 2022, arXiv:2106.08567; Alghamdi et al. 2023, arXiv:2208.09595). There is no grid
-of losses and nothing is truncated, so this shares no error with `distribution` and serves as
-its cross-check. It is also several times faster. But its error is only estimated, so no guarantee
-may be printed from it: use `distribution` for that.
+of losses and nothing is truncated. So this estimate shares no error with `distribution` and serves
+as a cross-check of it. It is also several times faster. But its error is only estimated, so no
+guarantee may be printed from it: use `distribution` for that.
 
 The contour runs through the saddle point, where the integrand cancels least. The integral is
-accepted only if a halved step and a refined expectation give the same value, if the terms do not
-cancel, and if they decay within the budget. Otherwise `InversionError` is raised. That happens for
-a few steps with small sampling rates, whose transform decays slowly, and for astronomical epsilon.
+accepted only if a halved step and a refined expectation give the same value. Its terms must not
+cancel either, and must decay within a limited number of terms. Otherwise `InversionError` is
+raised. This happens for a few steps with small sampling rates, whose transform decays slowly, and
+for astronomical epsilon.
 """
 
 import math
@@ -43,19 +44,20 @@ _CANDIDATES = np.exp(np.linspace(math.log(1e-4), math.log(16.0), 97))
 
 
 class InversionError(FedsimError, ArithmeticError):
-    """Raised where the inversion is not reliable for a composition; use the PLD accountant."""
+    """Raised if the inversion is not reliable; use the PLD accountant for this composition."""
 
 
 def near_exact_epsilon(steps: _Steps, delta: float) -> float:
     """Return an estimate of epsilon at `delta`, usually good to 9 digits; not a bound.
 
     Args:
-        steps: number of runs >= 1 of each mechanism; not empty; zero-out or add-remove.
+        steps: number of runs >= 1 of each mechanism; not empty. The adjacency must be zero-out or
+            add-remove.
         delta: in (0, 1).
 
     Raises:
         ValueError: an argument is outside its range.
-        InversionError: the numerical checks failed.
+        InversionError: the numerical checks of the inversion failed.
     """
     log_delta = math.log(checks.open_probability("delta", delta))
     upper, order = epsilon_from_rdp(DEFAULT_ORDERS, _rdp(steps), delta)

@@ -1,13 +1,14 @@
-"""Conversion from Rényi DP to (epsilon, delta), and log moments between whole orders.
+"""Conversion from Rényi DP to (epsilon, delta), and interpolation of log moments between orders.
 
-"tight", the default, is Canonne, Kamath, Steinke 2020 (arXiv:2004.00010, Proposition 12), the
-tightest known closed form per order; the same bound is Theorem 21 of Balle et al.
-2020. An RDP guarantee also bounds the total variation distance, through the Kullback-Leibler
-divergence (Bretagnolle, Huber 1979): delta(0) <= sqrt(1 - exp(-RDP)). It decides when epsilon is 0.
+The conversion "tight", the default, is that of Canonne, Kamath, Steinke 2020 (arXiv:2004.00010,
+Proposition 12). It is the tightest known closed form per order; Theorem 21 of Balle et al. 2020 is
+the same bound. An RDP guarantee also bounds the total variation distance, through the
+Kullback-Leibler divergence (Bretagnolle, Huber 1979): delta(0) <= sqrt(1 - exp(-RDP)). This bound
+decides when epsilon is 0.
 
-"mironov" is Mironov 2017 (arXiv:1702.07476, Proposition 3), the conversion of the moments
-accountant: RDP + log(1/delta) / (alpha - 1). It is never below the tight
-conversion; for comparison.
+The conversion "mironov" is that of the moments accountant (Mironov 2017, arXiv:1702.07476,
+Proposition 3): RDP + log(1/delta) / (alpha - 1). It is never below the tight conversion and serves
+for comparison.
 """
 
 import math
@@ -23,7 +24,7 @@ ConversionName = Literal["tight", "mironov"]
 
 
 def check_conversion(value: str) -> ConversionName:
-    """Return `value`; raises ValueError if no conversion has that name."""
+    """Return `value`; raises ValueError if it is not the name of a conversion."""
     names: tuple[ConversionName, ...] = get_args(ConversionName)
     if value not in names:
         raise ValueError(f"conversion must be one of {list(names)}, got {value!r}")
@@ -37,9 +38,9 @@ def epsilon_from_rdp(
     conversion: ConversionName = "tight",
     leak: float = 0.0,
 ) -> tuple[float, float]:
-    """Return epsilon at `delta`, and the Rényi order that gives it.
+    """Return the epsilon of an RDP curve at `delta`, and the Rényi order that gives it.
 
-    Guarantee: a mechanism that is (orders[i], rdp[i])-RDP for every i, but for an event of
+    Guarantee: a mechanism that is (orders[i], rdp[i])-RDP for every i, except for an event of
     probability `leak`, is (epsilon, delta)-DP.
 
     Edge cases: epsilon is infinite if `leak` is at least `delta`.
@@ -80,10 +81,10 @@ def delta_from_rdp(
     conversion: ConversionName = "tight",
     leak: float = 0.0,
 ) -> tuple[float, float]:
-    """Return delta at `epsilon`, and the Rényi order that gives it; inverts `epsilon_from_rdp`.
+    """Return the delta of an RDP curve at `epsilon`, and the Rényi order that gives it.
 
-    Guarantee: a mechanism that is (orders[i], rdp[i])-RDP for every i, but for an event of
-    probability `leak`, is (epsilon, delta)-DP.
+    Guarantee: a mechanism that is (orders[i], rdp[i])-RDP for every i, except for an event of
+    probability `leak`, is (epsilon, delta)-DP. This function is the inverse of `epsilon_from_rdp`.
 
     Args:
         orders: Rényi orders, each > 1.
@@ -126,7 +127,7 @@ def _total_variation(rdp: float) -> float:
 
 
 def interpolate_log_moments(whole_orders: Floats, moments: Floats, orders: Floats) -> Floats:
-    """Return log moments at `orders`, by linear interpolation between the whole orders.
+    """Return the log moments at `orders`, interpolated linearly between whole orders.
 
     Args:
         whole_orders: increasing whole numbers >= 2; must contain floor and ceil of every order

@@ -1,4 +1,4 @@
-"""RDP curves of mechanisms and of their compositions, for one client or many at once."""
+"""RDP curves of mechanisms and of their compositions, for one client or for many at once."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,9 @@ from fedsim.accountant.rdp.without_replacement import rdp_without_replacement
 
 
 def total_rdp(steps: Iterable[tuple[Mechanism, int]], orders: tuple[float, ...]) -> Floats:
-    """Return the RDP of the composition of all steps, float64 (orders,); `leak` comes on top.
+    """Return the RDP of the composition of all steps, float64 (orders,).
+
+    The result leaves out the probability `leak` that a step reveals everything.
 
     Args:
         steps: pairs (mechanism, number of runs).
@@ -38,11 +40,11 @@ def total_rdp(steps: Iterable[tuple[Mechanism, int]], orders: tuple[float, ...])
 
 
 def leak(steps: Iterable[tuple[Mechanism, int]]) -> float:
-    """Return the probability that some `Approximate` step reveals everything.
+    """Return the probability that at least one (epsilon, delta)-DP step reveals everything.
 
-    An (epsilon, delta)-DP release is dominated by one that reveals everything with probability
-    delta and is epsilon-DP otherwise (Kairouz, Oh, Viswanath 2015, arXiv:1311.0776, Theorem 3.4's
-    proof); n such releases reveal everything with probability 1 - (1 - delta)^n.
+    Such a step (`Approximate`) is dominated by one that reveals everything with probability delta
+    and is epsilon-DP otherwise (Kairouz, Oh, Viswanath 2015, arXiv:1311.0776, Theorem 3.4's proof).
+    At least one of n such steps reveals everything with probability 1 - (1 - delta)^n.
     """
     kept = math.fsum(
         count * math.log1p(-mechanism.delta)
@@ -53,11 +55,11 @@ def leak(steps: Iterable[tuple[Mechanism, int]]) -> float:
 
 
 def mechanism_rdp(mechanism: Mechanism, orders: tuple[float, ...]) -> Floats:
-    """Return the RDP of one mechanism, read-only float64 (orders,).
+    """Return the RDP of one mechanism at each order, read-only float64 (orders,).
 
     Args:
         mechanism: the mechanism, run once.
-        orders: Rényi orders in (1, 65536]; not checked again.
+        orders: Rényi orders in (1, 65536]; the function does not check them.
     """
     match mechanism:
         case SampledGaussian():
@@ -110,7 +112,7 @@ def _pure_rdp(epsilon: float, alphas: Floats) -> Floats:
 
 
 def rdp_table(mechanisms: Sequence[Mechanism], orders: tuple[float, ...]) -> Floats:
-    """Return the RDP of each mechanism, float64 (mechanisms, orders).
+    """Return the RDP of each mechanism at each order, float64 (mechanisms, orders).
 
     Guarantee: the values are those of `mechanism_rdp`, to 1e-12 relative.
 
@@ -139,7 +141,8 @@ def epsilons_from_rdp(
         orders: Rényi orders, each > 1.
         rdp: float64 (clients, orders), the RDP of each client, >= 0; infinity is allowed.
         delta: in (0, 1).
-        leaks: float64 (clients,), each client's `leak` in [0, 1]; by default 0.
+        leaks: float64 (clients,), the probability in [0, 1] that each client's data are revealed
+            outright, see `leak`; by default 0.
     """
     alphas = np.asarray(orders, dtype=np.float64)
     spent = np.zeros(rdp.shape[0]) if leaks is None else leaks

@@ -1,14 +1,14 @@
 """Rényi differential privacy (RDP) of the Poisson-sampled Gaussian mechanism.
 
-Notation: mu0 = N(0, z^2), mu1 = N(1, z^2), r(x) = 1 - q + q mu1(x)/mu0(x). One step has
-RDP(alpha) = log(A_alpha) / (alpha - 1) with A_alpha = E_mu0[r^alpha] (Mironov, Talwar, Zhang 2019,
-arXiv:1908.10530, Theorem 4 and section 3.3); this direction dominates the other one (Theorem 5).
-Everything is computed as A_alpha - 1, a sum or an integral of non-negative terms, so nothing
-cancels however small the loss is.
+For sampling rate q and noise multiplier z, let mu0 = N(0, z^2), mu1 = N(1, z^2) and
+r(x) = 1 - q + q mu1(x)/mu0(x). One step has RDP(alpha) = log(A_alpha) / (alpha - 1) with
+A_alpha = E_mu0[r^alpha] (Mironov, Talwar, Zhang 2019, arXiv:1908.10530, Theorem 4 and section 3.3).
+This direction dominates the other one (Theorem 5). Everything is computed as A_alpha - 1, a sum or
+an integral of non-negative terms. So nothing cancels, even if the loss is tiny.
 
-Under replace-one adjacency the pair is P = (1-q) mu0 + q mu1 against its mirror image
-Q = (1-q) mu0 + q N(-1, z^2); `loss_pmf` proves that it dominates. r is then P/Q, and the mean is
-taken under Q.
+Under replace-one adjacency the pair is P = (1-q) mu0 + q mu1 against its mirror image Q = (1-q)
+mu0 + q N(-1, z^2). `loss_pmf` proves that this pair dominates. Then r is P/Q, and the mean is taken
+under Q.
 """
 
 import math
@@ -48,13 +48,13 @@ def rdp_sampled_gaussian(
 ) -> Floats:
     """Return the RDP of one Poisson-sampled Gaussian step, read-only float64 (orders,).
 
-    Guarantee: the step is (alpha, value)-RDP under zero-out and add-remove adjacency, each
-    example moving the sum by at most 1 in L2 norm before noise of standard deviation z.
+    Guarantee: the step is (alpha, value)-RDP under zero-out and add-remove adjacency. Each example
+    moves the sum by at most 1 in L2 norm before noise of standard deviation z is added.
 
-    Precision: 1e-9 relative at every order. For z below about 1e-4 fractional orders fall back
-    to the unsampled bound alpha / (2 z^2), which never under-reports.
+    Precision: 1e-9 relative at every order. For z below about 1e-4, fractional orders use the bound
+    without sampling, alpha / (2 z^2), which never under-reports.
 
-    Edge cases: q = 0 gives 0, q = 1 the closed form alpha / (2 z^2), z = 0 infinity.
+    Edge cases: q = 0 gives 0, q = 1 gives the closed form alpha / (2 z^2), z = 0 gives infinity.
 
     Args:
         sampling_rate: inclusion probability q of each example, in [0, 1].
@@ -76,8 +76,8 @@ def rdp_replaced_gaussian(
 ) -> Floats:
     """Return the RDP of a Poisson-sampled Gaussian under REPLACE-ONE, read-only float64 (orders,).
 
-    Guarantee: the step is (alpha, value)-RDP if one example, clipped to norm C, is replaced by
-    another, for noise of standard deviation z C.
+    Guarantee: the step is (alpha, value)-RDP if one example is replaced by another. Examples are
+    clipped to norm C, and the noise has standard deviation z C.
 
     Precision and edge cases are those of `rdp_sampled_gaussian`; q = 1 gives 2 alpha / z^2.
 
@@ -113,7 +113,7 @@ def _replaced_curve(q: float, z: float, orders: tuple[float, ...]) -> Floats:
 
 @lru_cache(maxsize=64)
 def check_orders(orders: tuple[float, ...]) -> tuple[float, ...]:
-    """Check the Rényi orders and return them as floats.
+    """Check the Rényi orders and return them as a tuple of floats.
 
     Raises:
         ValueError: `orders` is empty, or an order is not in (1, 65536].

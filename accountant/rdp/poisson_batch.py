@@ -1,13 +1,15 @@
 """RDP curves of many Poisson-sampled Gaussians at once, computed as arrays.
 
-Notation as in `rdp`: mu0 = N(0, z^2), r = 1 + u = 1 - q + q e^t with t = (x - 1/2) / z^2, and
-A(b) = E_mu0[r^b]. At integer orders A is the cancellation-free binomial sum; elsewhere one
-trapezoid rule on mu0 (r^b - 1 - b u) >= 0 serves all exponents of a mechanism, so that r is
-computed once per node. Both run over (mechanisms x orders x terms) as arrays.
+For sampling rate q and noise multiplier z let mu0 = N(0, z^2), r = 1 + u = 1 - q + q e^t with
+t = (x - 1/2) / z^2, and A(b) = E_mu0[r^b]. At integer orders A is a binomial sum without
+cancellation. At other orders it is an integral of mu0 (r^b - 1 - b u) >= 0 by the trapezoid rule.
+All exponents of a mechanism share the nodes, so r is computed once per node. Both computations use
+arrays (mechanisms x orders x terms).
 
-Precision: 1e-12 relative in log A, shown in the tests against mpmath. The trapezoid rule errs by
-exp(-2 pi a / h) for an integrand that is analytic within a of the real axis: r vanishes pi z^2
-away from it, and a Gaussian allows no more than about 2 pi z^2 / h, whence the spacing h below.
+Precision: 1e-12 relative in log A; the tests compare with mpmath. The trapezoid rule with spacing h
+has an error of exp(-2 pi a / h) for an integrand that is analytic within a of the real axis. Here r
+vanishes at a distance of pi z^2 from the axis, and a Gaussian allows no more than about 2 pi
+z^2 / h. The spacing h in the code follows from this.
 """
 
 import math
@@ -31,8 +33,8 @@ _TERMS = 14  # ... with this many terms: the first one left out is 1e-16 of the 
 def is_supported(rates: Floats, noises: Floats, orders: Sequence[float]) -> NDArray[np.bool_]:
     """Whether `rdp_curves` is valid for each mechanism, bool (mechanisms,).
 
-    It is valid for 0 < q < 1 if no product overflows: with the default orders, for every z between
-    0.5 and 1e6.
+    It is valid for 1e-100 <= q < 1 if no product overflows. With the default orders this holds for
+    every z between 0.5 and 1e6.
 
     Args:
         rates: sampling rates q, float64 (mechanisms,).
@@ -50,9 +52,10 @@ def is_supported(rates: Floats, noises: Floats, orders: Sequence[float]) -> NDAr
 
 
 def rdp_curves(rates: Floats, noises: Floats, orders: Sequence[float]) -> Floats:
-    """Return the RDP of Poisson-sampled Gaussians, float64 (mechanisms, orders).
+    """Return the RDP of each Poisson-sampled Gaussian at each order, float64 (mechanisms, orders).
 
-    Guarantee: that of `rdp_sampled_gaussian`; the values agree to 1e-12 relative.
+    Guarantee: each step is (order, value)-RDP, as for `rdp_sampled_gaussian`; the values of both
+    functions agree to 1e-12 relative.
 
     Args:
         rates: sampling rates q, float64 (mechanisms,).
@@ -71,15 +74,16 @@ def rdp_curves(rates: Floats, noises: Floats, orders: Sequence[float]) -> Floats
 
 
 def log_moment_table(rates: Floats, noises: Floats, exponents: Floats) -> Floats:
-    """Return log E_mu0[r^b] by quadrature, float64 (mechanisms, exponents).
+    """Return log E_mu0[r^b] for each exponent b, by quadrature, float64 (mechanisms, exponents).
 
-    b = alpha > 1 gives (alpha - 1) times the RDP of "remove", b = -s < 0 that of "add": the log
-    moment generating function of its loss at s, since E_mu[(mu0/mu)^(s+1)] = E_mu0[r^-s].
+    With z and q of a mechanism, mu0 = N(0, z^2) and r = 1 - q + q e^((x - 1/2) / z^2). With b =
+    alpha > 1 the value is (alpha - 1) times the RDP of "remove". With b = -s < 0 it is the log
+    moment generating function at s of the "add" loss, since E_mu[(mu0/mu)^(s+1)] = E_mu0[r^-s].
 
     Args:
         rates: sampling rates q in (0, 1), float64 (mechanisms,).
         noises: noise multipliers z, float64 (mechanisms,); for b > 0 `is_supported` must hold.
-        exponents: exponents b below 0 or above 1; a negative b times log(1 - q) is below 600.
+        exponents: exponents b below 0 or above 1; for a negative b, b log(1 - q) must be below 600.
     """
     least, most = float(exponents.min()), float(exponents.max())
     low, high = min(0.0, least) - _TAIL * noises, max(2.0, most) + _TAIL * noises

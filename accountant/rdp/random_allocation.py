@@ -1,21 +1,22 @@
 """RDP of one pass of random allocation (balls and bins), under zero-out and add-remove adjacency.
 
-Each example joins one of b batches, uniformly and independently; every batch releases its clipped
-sum with noise z C. The dominating pair of one pass is P, the mean over i of N(e_i, z^2 I), against
-Q = N(0, z^2 I), both in b dimensions (Chua et al. 2024, arXiv:2412.16802; Feldman, Shenfeld 2025,
-arXiv:2502.08202). Why, also for steps that look at earlier releases: fix the batches of all other
-examples (independent of the differing example; divergences are jointly convex in the mixture).
-Given all earlier releases, step t then releases a known vector, plus a vector v_t of norm at
-most C if the example is in batch t, plus noise. From y_t = 1[I = t] + z g_t of the pair and fresh
-noise h_t one can compute (|v_t|/C) y_t + (1 - |v_t|^2/C^2)^(1/2) z h_t, which is the component of
-the step's release along v_t; the others are pure noise. So the pass is a post-processing of the
-pair, and Rényi divergences, in either order, can only shrink. Several passes compose as usual.
+Each example joins one of b batches, uniformly and independently. Every batch releases its clipped
+sum with noise of standard deviation z C. The dominating pair of one pass is P, the mean over i of
+N(e_i, z^2 I), against Q = N(0, z^2 I), both in b dimensions (Chua et al. 2024, arXiv:2412.16802;
+Feldman, Shenfeld 2025, arXiv:2502.08202). The proof covers steps that look at earlier releases. Fix
+the batches of all other examples (they are independent of the differing example, and divergences
+are jointly convex). Given all earlier releases, step t then releases a known vector, plus a vector
+v_t of norm at most C if the example is in batch t, plus noise. Take y_t = 1[I = t] + z g_t of the
+pair and fresh noise h_t. Then (|v_t|/C) y_t + (1 - |v_t|^2/C^2)^(1/2) z h_t is the component of the
+step's release along v_t; the other components are pure noise. So the pass is a post-processing of
+the pair, and Rényi divergences, in either order, can only shrink. Several passes compose as usual.
 
-With r the mean of b independent r_i = N(1, z^2)/N(0, z^2), as functions of a sample of Q,
+Let r be the mean of b independent r_i = N(1, z^2)/N(0, z^2), as functions of a sample of Q. Then
 
     D_alpha(P || Q) = log E[r^alpha] / (alpha - 1),   D_alpha(Q || P) = log E[r^(1 - alpha)] / ...
 
-and the larger one is taken. Both are computed as moments minus 1, sums and integrals of terms >= 0.
+and the RDP is the larger of both. Both are computed as moments minus 1, which are sums and
+integrals of terms >= 0.
 """
 
 import math
@@ -45,9 +46,9 @@ def rdp_random_allocation(
     Guarantee: the pass is (alpha, value)-RDP under zero-out and add-remove adjacency; never more
     than one Gaussian release without amplification, alpha / (2 z^2).
 
-    Precision: below order 2 and at whole orders up to 256 it is the divergence of the dominating
-    pair, to 1e-8 relative; between them its convex interpolation; above them, and for z < 0.2, the
-    bound without amplification.
+    Precision: below order 2 and at whole orders up to 256 the value is the divergence of the
+    dominating pair, to 1e-8 relative. Between whole orders it is the convex interpolation. Above
+    order 256, and for z < 0.2, it is the bound without amplification.
 
     Args:
         batches: number of batches of the pass, b >= 1.

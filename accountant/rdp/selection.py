@@ -1,8 +1,9 @@
-"""Selection of the best of K runs: its RDP, and exact draws of K from its distribution.
+"""Selection of the best of a random number K of runs: its RDP, and exact draws of K.
 
-Papernot, Steinke 2022 (arXiv:2110.03620): the truncated negative binomial law (Definition 1; the
-geometric law is shape 1, the logarithmic one shape 0) and the Poisson law. A selection is accounted
-for by a stated law, so K must be drawn from exactly that law.
+The distributions of K are those of Papernot, Steinke 2022 (arXiv:2110.03620). These are the
+truncated negative binomial distribution (Definition 1; shape 1 is the geometric, shape 0 the
+logarithmic one) and the Poisson distribution. The RDP holds for a stated distribution, so K must be
+drawn from exactly that distribution.
 """
 
 import math
@@ -22,21 +23,21 @@ from fedsim.accountant.search import root_between
 def rdp_repeat_and_select(
     orders: tuple[float, ...], rdp: Floats, mean: float, shape: float | None
 ) -> Floats:
-    """Return the RDP of K runs of a mechanism of which only the best result is released.
+    """Return the RDP of releasing only the best result of a random number K of runs.
 
     Guarantee: if one run is (orders[i], rdp[i])-RDP for every i, then the selection is
     (orders[i], value[i])-RDP, provided K is drawn independently of the data and stays secret.
 
-    Truncated negative binomial K, eta = shape (Theorem 2):
+    Truncated negative binomial K with eta = shape and parameter gamma (Theorem 2):
         rdp(a) + log E[K] / (a - 1) + (1 + eta) min over a' of ((1 - 1/a') rdp(a') - log(gamma)/a').
     Poisson K (Theorem 6): rdp(a) + log E[K] / (a - 1) + E[K] delta, where one run is
-    (log(1 + 1/(a - 1)), delta)-DP. RDP does not decrease in its order, so each value is also a
+    (log(1 + 1/(a - 1)), delta)-DP. RDP never decreases as the order grows, so each value is also a
     bound at all smaller orders.
 
     Args:
         orders: Rényi orders, each > 1.
         rdp: RDP of one run at each order.
-        mean: E[K] >= 1.
+        mean: expected number of runs, E[K] >= 1.
         shape: eta >= 0 (1 is the geometric, 0 the logarithmic distribution); None for Poisson.
 
     Raises:
@@ -61,14 +62,15 @@ def rdp_repeat_and_select(
 
 
 def log_inverse_gamma(mean: float, shape: float) -> float:
-    """Return log(1/gamma) of a truncated negative binomial law, rounded up by 1e-12 relative.
+    """Return log(1/gamma) for the parameter gamma of a truncated negative binomial distribution.
 
-    With y = log(1/gamma), E[K] = eta (e^y - 1) / (1 - e^(-eta y)), and (e^y - 1) / y for eta = 0
-    (Definition 1); it rises with y. A larger y only raises the RDP bound.
+    The result is rounded up by 1e-12 relative. With y = log(1/gamma), the mean is E[K] = eta
+    (e^y - 1) / (1 - e^(-eta y)), and (e^y - 1) / y for eta = 0 (Definition 1). It rises with y, and
+    a larger y only raises the RDP bound.
 
     Args:
         mean: E[K] >= 1, the expected number of runs.
-        shape: eta >= 0 of the law.
+        shape: parameter eta >= 0 of the distribution.
     """
     if mean == 1.0:
         return 0.0
@@ -103,12 +105,13 @@ DrawBits = Callable[[int], int]
 class RunCountDistribution:
     """The distribution of the number of runs of a selection.
 
-    Guarantee: `rdp_repeat_and_select` with the same mean and shape bounds a selection over a number
-    of runs drawn by `draw`: the drawn law's mean and log(1/gamma) do not exceed the bound's.
+    Guarantee: `rdp_repeat_and_select` with the same mean and shape bounds the RDP of a selection
+    whose number of runs comes from `draw`. The mean and the parameter log(1/gamma) of the draws do
+    not exceed those of the bound.
 
     Attributes:
         mean: expected number of runs, >= 1.
-        shape: eta >= 0 of the truncated negative binomial law; None for the Poisson law.
+        shape: parameter eta >= 0 of the truncated negative binomial distribution; None for Poisson.
 
     Raises:
         ValueError: a value is outside its range.
@@ -127,13 +130,13 @@ class RunCountDistribution:
         return self._poisson() if self.shape is None else self._negative_binomial(self.shape)
 
     def draw(self, bits: DrawBits = secrets.randbits) -> int:
-        """Draw a number of runs by inversion from one uniform number of 256 bits.
+        """Draw a number of runs by inverting the distribution function at a 256-bit uniform number.
 
-        Guarantee: the total variation distance to the law is below 1e-70.
+        Guarantee: the total variation distance to the exact distribution is below 1e-70.
 
         Args:
-            bits: returns the given number of uniform random bits as an int; by default from the
-                operating system.
+            bits: function that returns the given number of uniform random bits as an int; by
+                default they come from the operating system.
         """
         with localcontext(_CONTEXT):
             uniform = Decimal(bits(DRAW_BITS)) / Decimal(2**DRAW_BITS)
@@ -141,7 +144,7 @@ class RunCountDistribution:
 
     @property
     def most_runs(self) -> int:
-        """The number of runs that is exceeded with probability at most `TAIL`."""
+        """Largest number of runs to expect: it is exceeded with probability at most `TAIL`."""
         with localcontext(_CONTEXT):
             return self._quantile(1 - Decimal(TAIL))
 
@@ -179,11 +182,11 @@ class RunCountDistribution:
 
 
 def law_text(mean: float, shape: float | None) -> str:
-    """Return the law of the number of runs in words.
+    """Return a description in words of the distribution of the number of runs.
 
     Args:
         mean: expected number of runs.
-        shape: eta of the truncated negative binomial law, or None for the Poisson law.
+        shape: parameter eta of the truncated negative binomial distribution, or None for Poisson.
     """
     names = {None: "Poisson", 0.0: "logarithmic", 1.0: "geometric"}
     if shape in names:

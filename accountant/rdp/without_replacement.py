@@ -1,13 +1,13 @@
 """RDP of the Gaussian mechanism on a sample without replacement, under REPLACE-ONE adjacency.
 
-HALF THE NOISE. Everywhere in this package z is the noise over C, the clip of one example. Here one
-example replaces another, which moves the sum by 2C, so every formula below uses z_r = z / 2;
-callers pass z and this module halves it. (dp-accounting's event for this sampling takes z_r
-instead: passing z to it is a common and large error.)
+HALF THE NOISE. Everywhere in this package z is the noise over C, the clipping norm of one example.
+Here one example replaces another, which moves the sum by 2C. So every formula below uses
+z_r = z / 2: callers pass z and this module halves it. (dp-accounting's event for this sampling
+takes z_r instead; passing z to it is a common and large error.)
 
 Of n examples m are drawn without replacement, q = m/n. Zero-out and add-remove adjacency are NOT
-covered: other examples fill the place of the missing one. The module has four curves,
-in this order:
+covered: if an example is missing, another one is drawn instead. The module has four curves, in this
+order:
 
     rdp_without_replacement_lower_bound <= rdp_without_replacement
     <= rdp_without_replacement_tightened <= rdp_without_replacement_published
@@ -16,15 +16,16 @@ Derivation of `rdp_without_replacement`. Balle, Barthe, Gaboardi 2018 (arXiv:180
 Theorem 9: for t >= 1 and any neighbours, in either order, the hockey-stick divergence of the
 sampled mechanism satisfies
     H_t <= q H_{1 + (t-1)/q}(N(1, z_r^2) || N(0, z_r^2)) = h(t).
-The right side equals H_t((1-q) N(0) + q N(1) || N(0)): take (p - t p0)_+ apart. Write X^a, for the
-likelihood ratio X = P/Q, as 1 + a (X-1) + the integral of a (a-1) t^(a-2) times (X - t)_+ over
+The right side equals H_t((1-q) N(0) + q N(1) || N(0)): expand (p - t p0)_+. Let X = P/Q be the
+likelihood ratio. X^a is 1 + a (X-1) plus the integral of a (a-1) t^(a-2) times (X - t)_+ over
 t > 1 and times (t - X)_+ over t < 1. As E_Q[(X - t)_+] = H_t(P||Q) and
-E_Q[(t - X)_+] = t H_{1/t}(Q||P), putting h for both and 1/t for t in the second part gives
+E_Q[(t - X)_+] = t H_{1/t}(Q||P), bounding both by h and substituting 1/t for t in the second part
+gives
     E_Q[X^a] <= 1 + a (a-1) * integral over t > 1 of (t^(a-2) + t^(-a-1)) h(t) dt.
 h is an expectation over N(0, z_r^2) of r(x) = 1 - q + q N(1)/N(0), so both integrals over t can be
-done first. They give r^a - 1 - a (r-1) and r^(1-a) - 1 + (a-1) (r-1), hence
-    E_Q[X^a] - 1 <= integral over x > 1/2 (where r > 1) of N(x; 0, z_r^2) times the sum of the two,
-non-negative terms throughout. At q = 1 the bound is the Gaussian's own RDP.
+computed first. They give r^a - 1 - a (r-1) and r^(1-a) - 1 + (a-1) (r-1), hence
+    E_Q[X^a] - 1 <= integral over x > 1/2 (where r > 1) of N(x; 0, z_r^2) times the sum of the two.
+All terms are non-negative. At q = 1 the bound is the Gaussian's own RDP.
 """
 
 import math
@@ -52,15 +53,15 @@ _LEAST_NOISE = 1e-3  # below this z_r the bounds are those of the unsampled Gaus
 def rdp_without_replacement(
     sampling_rate: float, noise_multiplier: float, orders: Sequence[float] = WOR_ORDERS
 ) -> Floats:
-    """Return the tightest of this module's proven RDP bounds of one step, float64 (orders,).
+    """Return the tightest proven RDP of a step sampled without replacement, float64 (orders,).
 
     Guarantee: one step that draws m = q n of n examples without replacement and releases their
-    clipped sum with noise z C is (order, value)-RDP if one example is REPLACED (the module's
-    docstring has the derivation; the same inequality on privacy profiles is Zhu, Dong, Wang 2022,
-    arXiv:2106.08567, section on sampling without replacement).
+    clipped sum with noise z C is (order, value)-RDP if one example is REPLACED. The module's
+    docstring has the derivation. Zhu, Dong, Wang 2022 (arXiv:2106.08567, section on sampling
+    without replacement) state the same inequality on privacy profiles.
 
-    Precision: 1e-9 relative. Edge cases: q = 0 gives 0, q = 1 the Gaussian 2 order / z^2, z = 0
-    infinity; below z = 0.002 the value is that of q = 1, an upper bound.
+    Precision: 1e-9 relative. Edge cases: q = 0 gives 0, q = 1 gives the Gaussian 2 order / z^2, and
+    z = 0 gives infinity. For z < 0.002 the value is that of q = 1, an upper bound.
 
     Args:
         sampling_rate: q = m/n in [0, 1].
@@ -83,10 +84,10 @@ def rdp_without_replacement_published(
 ) -> Floats:
     """Return the RDP bound of Wang, Balle, Kasiviswanathan 2019 (arXiv:1808.00087), Theorem 9.
 
-    With e(j) = j / (2 z_r^2) and e(infinity) infinite, the log moment is log(1 + q^2 C(a, 2)
-    min{4 (e^e(2) - 1), 2 e^e(2)} + sum over j >= 3 of 2 q^j C(a, j) e^((j-1) e(j))). As published
-    it may exceed even the unsampled Gaussian for large q. Between whole orders it is interpolated
-    (their Corollary 10).
+    With order a, z_r = z / 2, e(j) = j / (2 z_r^2), e(infinity) infinite and binomial coefficients
+    C(a, j), the log moment is log(1 + q^2 C(a, 2) min{4 (e^e(2) - 1), 2 e^e(2)} + sum over j >= 3
+    of 2 q^j C(a, j) e^((j-1) e(j))). As published the bound may exceed even that of the unsampled
+    Gaussian for large q. Between whole orders it is interpolated (their Corollary 10).
 
     Args, edge cases and errors are those of `rdp_without_replacement`.
     """
@@ -98,9 +99,10 @@ def rdp_without_replacement_tightened(
 ) -> Floats:
     """Return the tightened RDP bound of arXiv:1808.00087, Theorem 27, which dp-accounting uses.
 
-    For j >= 3 the factor 2 e^((j-1) e(j)) becomes its minimum with 4 sqrt(B(2 floor(j/2))
-    B(2 ceil(j/2))), where B(l) = |sum over i of (-1)^i C(l, i) e^(i (i-1) / (2 z_r^2))|. For even l
-    that is E[(N(1)/N(0) - 1)^l] under N(0, z_r^2): it is integrated, since the sum cancels.
+    It changes the terms j >= 3 of `rdp_without_replacement_published`, which has the notation. The
+    factor 2 e^((j-1) e(j)) becomes its minimum with 4 sqrt(B(2 floor(j/2)) B(2 ceil(j/2))), where
+    B(l) = |sum over i of (-1)^i C(l, i) e^(i (i-1) / (2 z_r^2))|. For even l, B(l) is E[(N(1)/N(0)
+    - 1)^l] under N(0, z_r^2). It is computed as an integral, since the sum cancels.
 
     Args, edge cases and errors are those of `rdp_without_replacement`.
     """
@@ -112,7 +114,8 @@ def rdp_without_replacement_lower_bound(
 ) -> Floats:
     """Return a LOWER bound of the worst-case RDP (arXiv:1808.00087, Proposition 11); no guarantee.
 
-    It is attained by examples that are all -C except a single +C: the Poisson formula at z_r.
+    Examples that are all -C except a single +C attain the bound, for clipping norm C. It is the RDP
+    formula of Poisson sampling at half the noise multiplier, z_r = z / 2.
 
     Args, edge cases and errors are those of `rdp_without_replacement`.
     """

@@ -1,1 +1,1 @@
-"""Published results for comparison and teaching: classical bounds, moments accountant, PATE."""
+"""Published results for comparison and teaching: classical bounds, moments accountant and PATE."""

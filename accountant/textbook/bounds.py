@@ -1,9 +1,9 @@
-"""Bounds on ε of repeated steps for comparison, from basic composition to the PLD accountant.
+"""Bounds on the ε of repeated steps, for comparison: basic composition to the PLD accountant.
 
-Basic, strong, KOV and optimal composition use one (epsilon, delta) pair per step. That pair comes
-from the exact Gaussian mechanism on the batch and from amplification by sampling, at the best split
-of delta between the steps and the theorem. The moments accountant and Rényi DP use the Rényi curve
-of a step, and the PLD accountant uses its whole privacy loss distribution.
+Basic, strong, KOV and optimal composition use one (epsilon, delta) pair per step. The pair comes
+from the exact Gaussian mechanism on the batch and from amplification by sampling. Delta is split
+between the steps and the composition theorem in the best way. The moments accountant and Rényi DP
+use the Rényi curve of a step, and the PLD accountant uses its whole privacy loss distribution.
 
 References:
     Dwork, Roth 2014, The Algorithmic Foundations of Differential Privacy, Theorems 3.16 and 3.20.
@@ -47,7 +47,7 @@ _MAX_STEP_DELTA = 0.999
 
 @dataclass(frozen=True)
 class Bound(ABC):
-    """A method to bound the ε of all charged releases.
+    """A method that computes an upper bound on the ε of all charged releases.
 
     Attributes:
         name: the bound's name in commands, such as `strong`.
@@ -63,7 +63,7 @@ class Bound(ABC):
     def epsilon(
         self, charges: Charges, delta: float, adjacency: Adjacency = "zero_out"
     ) -> float | None:
-        """Return the ε at `delta` of all charges; None if the bound's theorem does not cover them.
+        """Return the bound on ε at `delta` of all charges; None if the bound does not cover them.
 
         Guarantee: the charged releases are jointly (result, delta)-DP under the adjacency.
 
@@ -79,13 +79,13 @@ class Bound(ABC):
 
 @dataclass(frozen=True)
 class PairBound(Bound):
-    """A bound that composes the (epsilon, delta) pairs of equal steps.
+    """A bound that composes one (epsilon, delta) pair per step, for equal steps.
 
     It covers Gaussian steps with equal noise and equal sampling: Poisson sampling under zero-out
     and add-remove, sampling without replacement under replace-one, or no sampling.
 
     Attributes:
-        compose: returns ε of the composition from (epsilon, delta, count, total delta).
+        compose: function of (epsilon, delta, count, total delta) that returns the composition's ε.
     """
 
     compose: Compose
@@ -93,7 +93,7 @@ class PairBound(Bound):
     def epsilon(
         self, charges: Charges, delta: float, adjacency: Adjacency = "zero_out"
     ) -> float | None:
-        """Return the smallest ε over all splits of δ; see `Bound.epsilon`."""
+        """Return the smallest ε over splits of δ; None if the steps are not equal and covered."""
         delta, counts = checks.open_probability("delta", delta), dict[tuple[float, float], int]()
         for event, count in charges:
             try:
@@ -126,7 +126,7 @@ class PairBound(Bound):
 
 @dataclass(frozen=True)
 class AccountantBound(Bound):
-    """The bound that one of fedsim's accountants computes.
+    """A bound whose ε is computed by one of fedsim's accountants.
 
     Attributes:
         accountant: the accountant's name, or `RdpOrders`.
@@ -137,7 +137,7 @@ class AccountantBound(Bound):
     def epsilon(
         self, charges: Charges, delta: float, adjacency: Adjacency = "zero_out"
     ) -> float | None:
-        """Return the ε that the accountant computes; see `Bound.epsilon`."""
+        """Return the ε that the accountant computes; None if it does not cover the charges."""
         account = make_accountant(self.accountant, adjacency=adjacency)
         try:
             for event, count in charges:
@@ -150,11 +150,11 @@ class AccountantBound(Bound):
 def choose_bounds(
     names: Sequence[str] | None = None, *, orders: Sequence[float] | None = None
 ) -> tuple[Bound, ...]:
-    """Return the bounds with the given names, in that order.
+    """Return the bounds that have the given names, in the order of the names.
 
     Args:
         names: keys of `BOUNDS`; by default `USUAL_BOUNDS`.
-        orders: Rényi orders of `rdp`, each in (1, 65536]; None keeps the default orders.
+        orders: Rényi orders of the bound `rdp`, each in (1, 65536]; None keeps the default orders.
 
     Raises:
         InputError: a name is unknown or given twice.

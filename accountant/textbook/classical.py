@@ -1,7 +1,7 @@
 """Classical calibration, amplification and composition of (epsilon, delta) pairs.
 
-For teaching and comparison. Each function is a proven bound inside the range that it enforces, but
-none is tight for DP-SGD: account with `fedsim.accountant.PldAccountant`, or Rényi DP.
+The functions serve teaching and comparison. Each is a proven bound inside the range that it
+enforces, but none is tight for DP-SGD: account with `fedsim.accountant.PldAccountant`, or Rényi DP.
 
 References:
     Dwork, Roth 2014, The Algorithmic Foundations of Differential Privacy (D&R).
@@ -24,7 +24,9 @@ _BLOCK = 1 << 16  # outcomes of randomised response per block: bounds memory at 
 
 
 def classical_gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
-    """Return z = sqrt(2 ln(1.25/delta)) / epsilon, which makes ONE release (epsilon, delta)-DP.
+    """Return the classical noise multiplier z at which ONE release is (epsilon, delta)-DP.
+
+    It is z = sqrt(2 ln(1.25/delta)) / epsilon.
 
     Guarantee: noise of standard deviation z times the L2 sensitivity makes one release
     (epsilon, delta)-DP (D&R Theorem A.1). It says nothing about several releases together.
@@ -50,7 +52,7 @@ def classical_gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
 def subsample_amplification(
     epsilon: float, delta: float, sampling_rate: float
 ) -> tuple[float, float]:
-    """Return the amplified pair (log(1 + q (e^epsilon - 1)), q delta) after sampling at rate q.
+    """Return (log(1 + q (e^epsilon - 1)), q delta), the (ε, δ) after sampling at rate q.
 
     Guarantee: the pair holds for two combinations of sampling and adjacency, with (epsilon, delta)
     stated for the same adjacency:
@@ -58,7 +60,8 @@ def subsample_amplification(
     * Poisson sampling at rate q, adding or removing an example (Li, Qardaji, Su 2012; BBG
       Theorem 8);
     * fixed-size sampling without replacement, q = m/n, replacing an example (BBG Theorem 9). The
-      base guarantee is then for sensitivity 2C: for a Gaussian, at half the noise multiplier.
+      base guarantee is then for sensitivity 2C. For a Gaussian this means half the noise
+      multiplier.
 
     It does not hold for Poisson sampling with replaced examples, sampling with replacement (BBG
     Theorem 10 differs), or shuffling. It is not tight under composition.
@@ -82,7 +85,7 @@ def subsample_amplification(
 
 
 def basic_composition(epsilons: Sequence[float], deltas: Sequence[float]) -> tuple[float, float]:
-    """Return the pair (sum of epsilons, sum of deltas), deltas capped at 1: D&R Theorem 3.16.
+    """Return the sums of epsilons and of deltas, the latter at most 1: D&R Theorem 3.16.
 
     Guarantee: adaptive releases, each (epsilons[i], deltas[i])-DP, jointly satisfy the pair.
 
@@ -107,17 +110,19 @@ def basic_composition(epsilons: Sequence[float], deltas: Sequence[float]) -> tup
 def advanced_composition(
     epsilon: float, delta: float, count: int, slack: float
 ) -> tuple[float, float]:
-    """Return the pair (eps sqrt(2 T ln(1/slack)) + T eps (e^eps - 1), T delta + slack).
+    """Return the (epsilon, delta) of T equal releases together, by advanced composition.
+
+    It is (eps sqrt(2 T ln(1/slack)) + T eps (e^eps - 1), T delta + slack).
 
     Guarantee: `count` = T adaptive releases, each (epsilon, delta)-DP, jointly satisfy the pair
-    (DRV; D&R Theorem 3.20). For large epsilon it is worse than `basic_composition`: the formula is
-    as published; `kov_composition` takes the smaller of both.
+    (DRV; D&R Theorem 3.20). The formula is as published; for large epsilon it is worse than
+    `basic_composition`. `kov_composition` takes the smaller of both.
 
     Args:
         epsilon: ε of one release, >= 0.
         delta: δ of one release, in [0, 1].
         count: number of releases, T >= 0, whole.
-        slack: the additional delta, in (0, 1).
+        slack: the part of the total delta that the theorem adds, in (0, 1).
 
     Raises:
         ValueError: an argument is outside its range.
@@ -129,11 +134,12 @@ def advanced_composition(
 
 
 def kov_composition(epsilon: float, delta: float, count: int, slack: float) -> tuple[float, float]:
-    """Return the smallest epsilon of the three branches of KOV Theorem 3.4, and its delta.
+    """Return the (epsilon, delta) of T equal releases together by KOV Theorem 3.4.
 
-    With b = T eps (e^eps - 1)/(e^eps + 1): min{T eps; b + eps sqrt(2T ln(e + sqrt(T eps^2)/slack));
-    b + eps sqrt(2T ln(1/slack))}, at delta 1 - (1 - delta)^T (1 - slack). The last branch alone,
-    often quoted, is valid but can be far above the first.
+    With b = T eps (e^eps - 1)/(e^eps + 1), epsilon is the smallest of three values: T eps, b + eps
+    sqrt(2T ln(e + sqrt(T eps^2)/slack)) and b + eps sqrt(2T ln(1/slack)). Its delta is
+    1 - (1 - delta)^T (1 - slack). The third value alone is often quoted; it is valid but can be far
+    above the first.
 
     Args are those of `advanced_composition`.
 
@@ -152,10 +158,11 @@ def optimal_composition_delta(
 ) -> float:
     """Return the smallest delta of `count` (epsilon, delta)-DP releases together: KOV Theorem 3.3.
 
-    The worst mechanism is randomised response that keeps its answer with odds e^eps, repeated k
-    times; with l flips the loss is (k - 2l) eps. So the part of delta that comes from epsilon is
-    sum over l of P[l flips] (1 - e^(target - (k - 2l) eps))_+, all terms positive. At target
-    (k - 2i) eps this is the theorem's delta_i; in between, the same argument applies.
+    With k = `count`, the worst mechanism is k runs of randomised response that keeps its answer
+    with odds e^eps. With l flips the loss is (k - 2l) eps. So the part of delta that comes from
+    epsilon is sum over l of P[l flips] (1 - e^(target - (k - 2l) eps))_+, with positive terms only.
+    If the target is (k - 2i) eps, this is the theorem's delta_i; the same argument covers targets
+    in between.
 
     Precision: 1e-9 relative up to count = 1e5.
 

@@ -4,9 +4,9 @@ alpha_M(lambda) = log E[exp(lambda L)] is the log moment of the privacy loss L o
 lambda times the Rényi divergence of order lambda + 1, so the accountant is Rényi DP at integer
 orders with the older conversion (Mironov 2017, arXiv:1702.07476, Proposition 3).
 
-Implementations often get the index wrong: the moment lambda belongs to the ORDER lambda + 1.
-This module indexes by order, like the rest of the package, and a moment is K = (order - 1)
-RDP(order), never (order - 1) RDP(order - 1) and never divided by the order.
+Implementations often get the index wrong: the moment lambda belongs to the ORDER lambda + 1. This
+module indexes by order, like the rest of the package. A moment is K = (order - 1) RDP(order). It is
+not (order - 1) RDP(order - 1), nor is it divided by the order.
 """
 
 import math
@@ -26,13 +26,15 @@ MOMENTS_ORDERS: tuple[float, ...] = tuple(float(order) for order in range(2, 33)
 def log_moments(
     sampling_rate: float, noise_multiplier: float, orders: Sequence[float] = MOMENTS_ORDERS
 ) -> Floats:
-    """Return the log moments alpha_M(order - 1) of one Poisson-sampled Gaussian step.
+    """Return the log moments of the privacy loss of one Poisson-sampled Gaussian step.
 
-    The result is float64 (orders,). T steps have T times these values (Abadi et al., Theorem 2.1).
+    They are (order - 1) RDP(order), float64 (orders,). T steps have T times these values (Abadi et
+    al., Theorem 2.1).
 
     Args:
         sampling_rate: inclusion probability q of each example, in [0, 1].
-        noise_multiplier: z >= 0; z = 0 gives infinity.
+        noise_multiplier: z >= 0, noise standard deviation over the clipping norm; z = 0 gives
+            infinity.
         orders: whole orders lambda + 1, each in [2, 65536]. For orders between
             them use `interpolated_log_moments`.
 
@@ -55,10 +57,10 @@ def interpolated_log_moments(
 ) -> Floats:
     """Return upper bounds of the log moments at any orders, by interpolation between whole orders.
 
-    Guarantee: a bound is never below the exact moment and equals it at whole orders: log moments
-    are convex in lambda (Wang, Balle, Kasiviswanathan 2019, arXiv:1808.00087, Corollary 10), and 0
-    at order 1. The bound is up to 35 % too high near order 1.5; `rdp_sampled_gaussian` is exact
-    there.
+    Guarantee: a bound is never below the exact moment and equals it at whole orders. The reason is
+    that log moments are convex in lambda (Wang, Balle, Kasiviswanathan 2019, arXiv:1808.00087,
+    Corollary 10) and 0 at order 1. The bound is up to 35 % too high near order 1.5, where
+    `rdp_sampled_gaussian` is exact.
 
     Args are those of `log_moments`, except that orders are real numbers in (1, 65536].
 
@@ -73,10 +75,12 @@ def interpolated_log_moments(
 
 
 def moments_epsilon(orders: Sequence[float], moments: Floats, delta: float) -> tuple[float, float]:
-    """Return epsilon = min (K + log(1/delta)) / (order - 1), and the order that gives it.
+    """Return the epsilon at `delta` of given log moments, and the order that gives it.
 
-    Guarantee: a mechanism with these log moments is (epsilon, delta)-DP (Abadi et al.,
-    Theorem 2.2). The conversion that `epsilon_from_rdp` uses is never larger.
+    It is min (K + log(1/delta)) / (order - 1) over the orders, with K the log moment.
+
+    Guarantee: a mechanism with these log moments is (epsilon, delta)-DP (Abadi et al., Theorem
+    2.2). The default conversion of `epsilon_from_rdp` never gives a larger epsilon.
 
     Args:
         orders: Rényi orders lambda + 1, each > 1.
@@ -94,9 +98,12 @@ def moments_epsilon(orders: Sequence[float], moments: Floats, delta: float) -> t
 
 
 def moments_delta(orders: Sequence[float], moments: Floats, epsilon: float) -> tuple[float, float]:
-    """Return delta = min exp(K - (order - 1) epsilon), at most 1, and the order that gives it.
+    """Return the delta at `epsilon` of given log moments, and the order that gives it.
 
-    Guarantee and errors are those of `moments_epsilon`, which it inverts.
+    It is min exp(K - (order - 1) epsilon) over the orders, at most 1, with K the log moment.
+
+    Guarantee: a mechanism with these log moments is (epsilon, delta)-DP. The function is the
+    inverse of `moments_epsilon` and has the same errors.
 
     Args:
         orders: Rényi orders lambda + 1, each > 1.
@@ -111,11 +118,12 @@ def moments_delta(orders: Sequence[float], moments: Floats, epsilon: float) -> t
 
 
 def approx_log_moment(sampling_rate: float, noise_multiplier: float, moment: int) -> float:
-    """Return q^2 lambda (lambda + 1) / ((1 - q) z^2), the leading term of a log moment.
+    """Return the leading term of a log moment, q^2 lambda (lambda + 1) / ((1 - q) z^2).
 
-    NOT a bound: Abadi et al., Lemma 3 adds O(q^3 lambda^3 / z^3) with no constant. Outside the
-    lemma's conditions, refused here, it is far too low: at q = 0.01, z = 1 by a factor 2 for
-    lambda = 8 and 3500 for lambda = 31. Inside them it is typically up to twice too high.
+    The term is NOT a bound: Abadi et al., Lemma 3 adds O(q^3 lambda^3 / z^3) with unknown constant.
+    Outside the lemma's conditions, which are refused here, it is far too low: at q = 0.01, z = 1 by
+    a factor 2 for lambda = 8 and 3500 for lambda = 31. Inside them it is typically up to twice too
+    high.
 
     Args:
         sampling_rate: the sampling rate q in (0, 1), below 1/(16 z).

@@ -1,9 +1,9 @@
-"""Privacy of PATE, noisy voting by teachers: an example of data-dependent accounting.
+"""Privacy of PATE (noisy voting by teachers), an example of data-dependent accounting.
 
-Teachers trained on disjoint data vote on each query; GNMax releases the argmax of the vote counts
-plus N(0, sigma^2). Changing one training example changes one teacher, hence one vote on each query:
-two counts move by 1, an L2 sensitivity of sqrt(2). Where the vote is nearly unanimous the release
-reveals almost nothing, and a bound that uses the votes is far below the worst case.
+Teachers trained on disjoint data vote on each query. GNMax adds N(0, sigma^2) to each vote count
+and releases the argmax. Changing one training example changes one teacher, so one vote on each
+query. Two counts move by 1, an L2 sensitivity of sqrt(2). If the vote is nearly unanimous, the
+release reveals almost nothing, and a bound that uses the votes is far below the worst case.
 
 Such a bound is itself PRIVATE: publish it only through `smooth_release`. It bounds the divergence
 of the outcome on the actual votes from the outcome on neighbouring ones, as in the paper.
@@ -32,9 +32,9 @@ class SmoothRelease(NamedTuple):
     Attributes:
         order: the Rényi order.
         cost: the data-dependent RDP of all queries. PRIVATE.
-        smooth_sensitivity: SS, a smooth upper bound of the cost's local sensitivity. PRIVATE.
-        noise_std: standard deviation of the noise on a published cost, SS times the multiplier.
-            PRIVATE.
+        smooth_sensitivity: a smooth upper bound SS of the cost's local sensitivity. PRIVATE.
+        noise_std: standard deviation of the noise on a published cost: SS times the noise
+            multiplier. PRIVATE.
         release_rdp: RDP of publishing the noisy cost, at the same order. Public.
     """
 
@@ -45,7 +45,7 @@ class SmoothRelease(NamedTuple):
     release_rdp: float
 
     def publish(self, rng: np.random.Generator) -> float:
-        """Return cost + noise, which may be published once and costs `release_rdp` in addition."""
+        """Return cost + fresh noise, which may be published once and costs `release_rdp` more."""
         return self.cost + self.noise_std * float(rng.standard_normal())
 
 
@@ -66,7 +66,8 @@ def gnmax_rdp(sigma: float, orders: Sequence[float] = DEFAULT_ORDERS) -> Floats:
 def threshold_rdp(sigma: float, orders: Sequence[float] = DEFAULT_ORDERS) -> Floats:
     """Return the data-independent RDP order / (2 sigma^2) of one noisy threshold check.
 
-    The largest count moves by at most 1.
+    The check compares the largest vote count plus noise with a threshold. One teacher moves that
+    count by at most 1.
 
     Args:
         sigma: standard deviation of the noise on the largest count, > 0.
@@ -81,7 +82,8 @@ def threshold_rdp(sigma: float, orders: Sequence[float] = DEFAULT_ORDERS) -> Flo
 def gnmax_log_q(votes: ArrayLike, sigma: float) -> Floats:
     """Return the log of an upper bound q on P[outcome is not the plurality], float64 (queries,).
 
-    It is q = sum over i != i* of erfc((n_i* - n_i) / (2 sigma)) / 2 (Proposition 7), at most 1.
+    With n_i votes for class i and plurality class i*, it is q = sum over i != i* of
+    erfc((n_i* - n_i) / (2 sigma)) / 2 (Proposition 7), at most 1.
 
     Args:
         votes: vote counts >= 0, shape (queries, classes) or (classes,), at least two classes.
@@ -103,18 +105,18 @@ def data_dependent_rdp(
 ) -> Floats:
     """Return the data-dependent RDP of GNMax queries by Theorem 6, float64 (queries, orders).
 
-    With mu2 = sigma sqrt(log(1/q)), mu1 = mu2 + 1 (Proposition 10) and e_i = mu_i / sigma^2 it is
-    log((1-q) A^(a-1) + q B^(a-1)) / (a-1), A = (1-q) / (1 - (q e^e2)^(1 - 1/mu2)),
-    B = e^e1 / q^(1/(mu1-1)), where a <= mu1, mu2 > 1 and
-    q <= e^((mu2-1) e2) / (mu1/(mu1-1) * mu2/(mu2-1))^mu2; elsewhere, or where it is smaller,
-    the data-independent a / sigma^2.
+    For order a let mu2 = sigma sqrt(log(1/q)), mu1 = mu2 + 1 (Proposition 10),
+    e_i = mu_i / sigma^2, A = (1-q) / (1 - (q e^e2)^(1 - 1/mu2)) and B = e^e1 / q^(1/(mu1-1)). The
+    value is log((1-q) A^(a-1) + q B^(a-1)) / (a-1) if a <= mu1, mu2 > 1 and
+    q <= e^((mu2-1) e2) / (mu1/(mu1-1) * mu2/(mu2-1))^mu2. Otherwise, or if it is smaller, the value
+    is the data-independent a / sigma^2.
 
-    Guarantee: for votes whose non-plurality outcomes have probability at most q, and any votes that
-    differ in one teacher, the Rényi divergence of the outcomes is at most the value.
+    Guarantee: take votes whose non-plurality outcomes have probability at most q, and any votes
+    that differ in one teacher. The Rényi divergence of the outcomes is at most the value.
 
     Args:
-        log_q: log of q, <= 0, shape (queries,) or a number; minus infinity means a certain outcome
-            and RDP 0.
+        log_q: log of q, <= 0, shape (queries,) or a number; minus infinity means that the outcome
+            is certain and the RDP is 0.
         sigma: standard deviation of the noise on each count, > 0.
         orders: Rényi orders, each in (1, 65536].
 
@@ -180,10 +182,10 @@ def confident_gnmax_rdp(
 ) -> Floats:
     """Return the data-dependent RDP of Confident-GNMax over all queries, float64 (orders,).
 
-    A query is answered, by GNMax with `sigma`, only if its largest count plus
-    N(0, sigma_threshold^2) reaches the threshold. The check has two outcomes, so Theorem 6 applies
-    with q the probability of the less likely one and, at sensitivity 1 instead of sqrt(2),
-    sqrt(2) sigma_threshold.
+    A query is answered, by GNMax with `sigma`, only if its largest vote count plus
+    N(0, sigma_threshold^2) reaches the threshold. The check has two outcomes, so Theorem 6 applies;
+    q is the probability of the less likely outcome. The noise in the theorem is sqrt(2)
+    sigma_threshold, because the sensitivity is 1 instead of sqrt(2).
 
     Args:
         votes: vote counts, shape (queries, classes).
@@ -191,8 +193,9 @@ def confident_gnmax_rdp(
         sigma_threshold: standard deviation of the check's noise, > 0.
         sigma: standard deviation of the answer's noise on each count, > 0.
         orders: Rényi orders, each in (1, 65536].
-        answered: shape (queries,), whether each query passed the check: only these are charged for
-            an answer, as in the paper. None charges every query, a bound for every outcome.
+        answered: shape (queries,), whether each query passed the check. Only these queries are
+            charged for an answer, as in the paper. None charges every query, which is an upper
+            bound whatever the outcomes.
 
     Raises:
         ValueError: an argument is outside its range.
@@ -216,18 +219,19 @@ def confident_gnmax_rdp(
 
 
 def gnmax_local_sensitivities(votes: ArrayLike, sigma: float, order: float) -> Floats:
-    """Return bounds on how much one teacher changes the cost of votes that differ in d teachers.
+    """Return bounds on how much one teacher changes the cost, if d teachers already differ.
 
-    They have shape (teachers + 1,), are summed over queries and do not decrease in d = 0, 1, ...
+    The bounds have shape (teachers + 1,) for d = 0, 1, ..., are summed over queries and never
+    decrease in d.
 
-    Write q = (m-1) Phi(-x), x the gap of a vote with m - 1 equal losers (Phi(-x) is erfc(x/sqrt 2)
-    / 2). One changed vote moves every gap of counts by at most 2, that is by s = sqrt(2) / sigma in
-    x, and because Phi(Phi^-1(p) + s) is concave in p it moves the x of any vote by at most s; this
-    is B_U and B_L of the paper. So with f(x) the cost, non-increasing in x, the change is at most
-    g(y) = f(y) - f(y + s) for a y within s below x; and d changes earlier, x was within d s. The
-    maximum of g over that range is bounded cell by cell from f's monotonicity alone. The paper's
-    Algorithms 3 to 5 follow the votes themselves and are somewhat tighter; they rest on a condition
-    (their C6) that is not needed here.
+    Write q = (m-1) Phi(-x), where x is the gap of a vote with m - 1 equal losers and Phi(-x) is
+    erfc(x/sqrt 2) / 2. One changed vote moves every gap of counts by at most 2, which is
+    s = sqrt(2) / sigma in x. Because Phi(Phi^-1(p) + s) is concave in p, it moves the x of any vote
+    by at most s; this is B_U and B_L of the paper. Let f(x) be the cost, which never increases in
+    x. The change is at most g(y) = f(y) - f(y + s) for a y within s below x. Before d changes, x
+    was within d s. The maximum of g over that range is bounded piece by piece from f's monotonicity
+    alone. The paper's Algorithms 3 to 5 follow the votes themselves and are somewhat tighter. They
+    need a condition (their C6) that is not needed here.
 
     Args:
         votes: vote counts, shape (queries, classes), of equally many teachers in every query.
@@ -299,20 +303,20 @@ def smooth_sensitivity(local_sensitivities: Floats, beta: float) -> float:
 
 
 def gnss_rdp(noise_multiplier: float, beta: float, order: float) -> float:
-    """Return the RDP of f + SS N(0, noise_multiplier^2), SS a beta-smooth sensitivity of f.
+    """Return the RDP of a value f + SS N(0, noise_multiplier^2), SS a beta-smooth sensitivity of f.
 
-    It is exact for the worst neighbours that smoothness allows: N(0, 1) against N(k / sigma, k^2),
-    in units of the first one's deviation, k = e^-beta (a smaller and a larger ratio of the
-    deviations are both better). With s = order - (order - 1) e^(2 beta) it is order / (2 sigma^2 s)
-    - beta - log(s) / (2 (order - 1)), infinite where s <= 0.
+    It is exact for the worst neighbours that smoothness allows: N(0, 1) against N(k / sigma, k^2)
+    with k = e^-beta, in units of the first standard deviation. (A smaller and a larger ratio of the
+    deviations both give less.) With s = order - (order - 1) e^(2 beta) the RDP is order
+    / (2 sigma^2 s) - beta - log(s) / (2 (order - 1)); it is infinite if s <= 0.
 
-    The form in the paper's published code (named Theorem 23 there),
-    order e^(2 beta) / sigma^2 + (beta order - log(1 - 2 order beta)/2) / (order - 1), lacks the
-    factor 1/s on the first term and UNDER-REPORTS where order is near 1/(2 beta): at
-    beta = 0.49 / order, which is used with it, order 20 and sigma 10 it gives 0.34, not 2.24.
+    The paper's published code (named Theorem 23 there) has order e^(2 beta) / sigma^2 + (beta order
+    - log(1 - 2 order beta)/2) / (order - 1). It lacks the factor 1/s on the first term and
+    UNDER-REPORTS where order is near 1/(2 beta). At beta = 0.49 / order, which is used with it,
+    order 20 and sigma 10 it gives 0.34, not 2.24.
 
     Args:
-        noise_multiplier: sigma > 0, noise standard deviation over SS.
+        noise_multiplier: sigma > 0, noise standard deviation over the smooth sensitivity SS.
         beta: the smoothness parameter, > 0.
         order: the Rényi order, in (1, 65536].
 
@@ -337,7 +341,7 @@ def smooth_release(
     noise_multiplier: float,
     beta: float | None = None,
 ) -> SmoothRelease:
-    """Return the data-dependent RDP of all queries at one order, with the noise to publish it.
+    """Return the data-dependent RDP of all queries at one order, and the noise for publishing it.
 
     Guarantee: the answers together with one call of `publish` are (order, cost + release_rdp)-RDP
     in the sense of this module. Order, noise multiplier and beta must not depend on the votes.
@@ -347,7 +351,7 @@ def smooth_release(
         sigma: standard deviation of the queries' noise on each count, > 0.
         order: the Rényi order, in (1, 65536].
         noise_multiplier: noise on the published cost over its smooth sensitivity, > 0.
-        beta: the smoothness parameter, > 0; 0.2 / order if None.
+        beta: the smoothness parameter, > 0; None uses 0.2 / order.
 
     Raises:
         ValueError: an argument is outside its range; see also `gnmax_local_sensitivities`.

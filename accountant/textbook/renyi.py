@@ -1,8 +1,8 @@
 """Rényi divergence of two Gaussians, the Gaussian privacy loss, and two worked examples.
 
-D_a(P || Q) = log E_Q[(P/Q)^a] / (a - 1), increasing in a. References: van Erven, Harremoës 2014,
-arXiv:1206.2459; Gil, Alajaji, Linder 2013 (Gaussians); Wang, Balle, Kasiviswanathan 2019,
-arXiv:1808.00087, examples 19 and 20 (WBK).
+The divergence of order a is D_a(P || Q) = log E_Q[(P/Q)^a] / (a - 1); it increases in a.
+References: van Erven, Harremoës 2014, arXiv:1206.2459; Gil, Alajaji, Linder 2013 (Gaussians); Wang,
+Balle, Kasiviswanathan 2019, arXiv:1808.00087, examples 19 and 20 (WBK).
 """
 
 import math
@@ -20,13 +20,13 @@ def renyi_gaussians(
 ) -> float:
     """Return the Rényi divergence D_order(N(mean_p, std_p^2) || N(mean_q, std_q^2)).
 
-    With s^2 = (1 - a) std_p^2 + a std_q^2 it is a (mean_p - mean_q)^2 / (2 s^2)
-    + log(s / (std_p^(1-a) std_q^a)) / (1 - a), to full precision at every order. The logarithm is
-    of s, not of s^2: with s^2 divergences would be negative.
+    With order a and s^2 = (1 - a) std_p^2 + a std_q^2 it is a
+    (mean_p - mean_q)^2 / (2 s^2) + log(s / (std_p^(1-a) std_q^a)) / (1 - a), to full precision at
+    every order. The logarithm contains s, not s^2: with s^2 divergences would be negative.
 
-    Edge cases: order 0 gives 0 (both have full support), order 1 the Kullback-Leibler divergence,
-    order infinity the largest log ratio of the densities. The result is infinite where s^2 <= 0, as
-    the defining integral diverges there.
+    Edge cases: order 0 gives 0 (both have full support), order 1 gives the Kullback-Leibler
+    divergence, and order infinity gives the largest log ratio of the densities. The result is
+    infinite where s^2 <= 0, as the defining integral diverges there.
 
     Args:
         order: the Rényi order a >= 0; infinity is allowed.
@@ -92,11 +92,11 @@ def _finite(name: str, value: float) -> float:
 def gaussian_loss_log_mgf(moment: float, noise_multiplier: float) -> float:
     """Return log E[exp(moment L)] = moment (moment + 1) / (2 z^2) of the Gaussian privacy loss.
 
-    L is N(1/(2 z^2), 1/z^2) under the first data set. The result is 0 at moment 0 and at -1, and
-    negative in between; it is (order - 1) RDP(order) at order = moment + 1.
+    The loss L is N(1/(2 z^2), 1/z^2) under the first data set. The result is 0 at moment 0 and at
+    -1, and negative in between. It is (order - 1) RDP(order) at order = moment + 1.
 
     Args:
-        moment: the exponent's factor, any finite number.
+        moment: the factor of L in the exponent, any finite number.
         noise_multiplier: z > 0, noise standard deviation over the sensitivity.
 
     Raises:
@@ -108,10 +108,10 @@ def gaussian_loss_log_mgf(moment: float, noise_multiplier: float) -> float:
 
 
 def gaussian_loss_mgf(moment: float, noise_multiplier: float) -> float:
-    """Return E[exp(moment L)] of the Gaussian privacy loss L; infinity where a float overflows.
+    """Return E[exp(moment L)] of the Gaussian privacy loss L; infinity if a float overflows.
 
     Args:
-        moment: the exponent's factor, any finite number.
+        moment: the factor of L in the exponent, any finite number.
         noise_multiplier: z > 0, noise standard deviation over the sensitivity.
 
     Raises:
@@ -122,12 +122,13 @@ def gaussian_loss_mgf(moment: float, noise_multiplier: float) -> float:
 
 
 def bad_case_rdp(sampling_rate: float, noise_multiplier: float, orders: Sequence[float]) -> Floats:
-    """Return the exact RDP of WBK's bad case, float64 (orders,). Didactic, not a guarantee.
+    """Return the exact RDP of the bad case in WBK, float64 (orders,), for teaching; no guarantee.
 
-    Of n examples of value -C one is replaced by +C; m = q n examples are drawn without
-    replacement and their sum released with noise z C. In units of the sensitivity 2C the outcome is
-    the mixture (1 - q) N(0, s^2) + q N(1, s^2) against N(0, s^2), s = z/2: the Poisson formula at
-    HALF the noise multiplier, finite at every order. It is a lower bound of the worst case.
+    WBK is Wang, Balle, Kasiviswanathan 2019. Of n examples of value -C one is replaced by +C. m = q
+    n examples are drawn without replacement, and their sum is released with noise z C. In units of
+    the sensitivity 2C, (1 - q) N(0, s^2) + q N(1, s^2) is compared with N(0, s^2), where s = z/2.
+    This is the formula of Poisson sampling at HALF the noise multiplier, finite at every order. It
+    is a lower bound of the worst case.
 
     Args:
         sampling_rate: q = m/n in [0, 1].
@@ -144,10 +145,11 @@ def bad_case_rdp(sampling_rate: float, noise_multiplier: float, orders: Sequence
 def bad_case_rdp_clt(
     sampling_rate: float, noise_multiplier: float, orders: Sequence[float]
 ) -> Floats:
-    """Return WBK's approximation of the bad case: N(q, q (1-q) + s^2) against N(0, s^2), s = z/2.
+    """Return the RDP of N(q, q (1-q) + s^2) against N(0, s^2), s = z/2, WBK's approximate bad case.
 
-    It replaces a two-point mixture by a Gaussian and is neither an upper nor a lower bound. Its
-    infinity from order 1 + s^2/(q (1-q)) on is an artefact: see `bad_case_rdp`.
+    WBK is Wang, Balle, Kasiviswanathan 2019. The approximation replaces a two-point mixture by a
+    Gaussian. It is neither an upper nor a lower bound. From order 1 + s^2/(q (1-q)) on it is
+    infinite, which is an artefact: `bad_case_rdp` is finite there.
 
     Args and errors are those of `bad_case_rdp`, with z > 0.
     """
@@ -161,12 +163,13 @@ def bad_case_rdp_clt(
 def good_case_rdp_clt(
     sample_size: int, dataset_size: int, noise_multiplier: float, orders: Sequence[float]
 ) -> Floats:
-    """Return WBK's approximation of the good case, float64 (orders,). Didactic only.
+    """Return the approximate RDP of the good case in WBK, float64 (orders,), for teaching only.
 
-    n is odd, and the values +C and -C are balanced except for the replaced example: the sampling
-    itself hides it. In units of 2C the sum of m = q n examples has variance q (1-q) (n+1)/4, drawn
-    without replacement, and its mean moves by q. With s = z/2 the approximation by two Gaussians is
-    order q^2 / (2 (s^2 + q (1-q) (n+1)/4)).
+    WBK is Wang, Balle, Kasiviswanathan 2019. The number n of examples is odd, and the values +C and
+    -C are balanced except for the replaced example. So the sampling itself hides that example. In
+    units of 2C the sum of m = q n examples drawn without replacement has variance q (1-q) (n+1)/4.
+    One replacement moves its mean by q. With s = z/2 the approximation by two Gaussians is order
+    q^2 / (2 (s^2 + q (1-q) (n+1)/4)).
 
     Some texts have (n - 1/n) in place of (n+1), which differs by a factor 1 - 1/n.
 

@@ -1,10 +1,9 @@
 """Per-example gradients in a user's training loop, from recorded forward passes.
 
-While a model is attached, `model(x)` with gradients enabled runs by the layer rules and is
-recorded. The backward pass of the training loop then completes the recorded uses of parameters, and
-no parameter gets a `.grad`. A gradient that reaches a parameter in any other way (a submodule
-called alone, a penalty on weights in the loss) would not be clipped, so the backward pass refuses
-it.
+While a model is attached, calls of `model(x)` with gradients enabled are recorded. Rules for each
+layer type then give per-example gradients in the backward pass of the training loop, and no
+parameter gets a `.grad`. Gradients that reach a parameter in any other way would not be clipped, so
+the backward pass refuses them. Examples are a submodule called alone, or a penalty on weights.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,7 +47,7 @@ from fedsim.clients.privacy_engine.row_losses import ForwardPass, with_origin, w
 
 
 class InPlaceParameters(FlatParameters):
-    """A model's trainable parameters, which stay in their memory; only their gradient is flat."""
+    """A model's trainable parameters, kept in their own memory; only their gradient is flat."""
 
     def __init__(self, model: nn.Module) -> None:
         before = {parameter: parameter.data for parameter in model.parameters()}
@@ -60,24 +59,24 @@ class InPlaceParameters(FlatParameters):
 
     @property
     def size(self) -> int:
-        """Number of trainable scalar parameters."""
+        """Number of trainable scalars (all values of all trainable parameters)."""
         return self._size
 
 
 class AttachedModel:
-    """Computes the per-example gradients of a model in a user's training loop.
+    """Model in a user's training loop that computes per-example gradients.
 
-    The model runs on padded batches of a public number of rows, so that the last bits of an
-    example's contribution do not depend on how many others are in the batch (see
-    `fedsim.clients.gradients.padded_batches`).
+    The model runs on batches that are padded to a public number of rows. So not even the last bits
+    of an example's contribution depend on how many others are in the batch
+    (`fedsim.clients.gradients.padded_batches`).
 
     Args:
-        model: the model, whose currently trainable parameters are trained.
-        views: K, number of rows of each example in a forward pass, side by side.
+        model: the model; the parameters that are now trainable are trained.
+        views: number K of successive rows that each example has in a forward pass.
 
     Attributes:
         passes: the state that all forward passes share.
-        padded_examples: R, the public number of examples in a padded batch.
+        padded_examples: public number of examples in a padded batch.
 
     Raises:
         ValueError: nothing is trainable, parameters differ in dtype or device, or their dtype has
@@ -95,7 +94,7 @@ class AttachedModel:
         self._checked: _CheckedModel | None = None
 
     def attach(self) -> None:
-        """Record forward passes from now on.
+        """Start to record forward passes.
 
         Raises:
             ValueError: the model is attached already.
@@ -110,7 +109,7 @@ class AttachedModel:
             vars(parameter)["grad_sample"] = NoGradSample()
 
     def detach(self) -> None:
-        """Restore the model, and drop gradients that are not in a batch yet."""
+        """Restore the model, and drop gradients that no batch has used yet."""
         if self._forward is not None:
             self._forward.restore()
         for hook in self._hooks:
@@ -122,21 +121,21 @@ class AttachedModel:
         self.discard()
 
     def discard(self) -> None:
-        """Drop the gradients of backward passes that are not in a batch yet."""
+        """Drop the gradients of backward passes that no batch has used yet."""
         for recorded in self.passes.pending:
             recorded.clear()
         self.passes.pending.clear()
 
     def backward(self, losses: Tensor) -> None:
-        """Run backward through separate losses of the examples.
+        """Run the backward pass through one loss for each example.
 
         Args:
-            losses: one loss for each example, or for each row (n,).
+            losses: one loss for each of n examples or n rows (n,).
 
         Raises:
             ValueError: the losses are not a vector.
-            UnsafeModelError: a loss depends on the outputs of another example; only the first
-                calls are checked.
+            UnsafeModelError: a loss depends on another example's outputs (checked in the first
+                calls).
         """
         if losses.ndim != 1:
             raise ValueError(
@@ -156,12 +155,12 @@ class AttachedModel:
     def check(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, public: bool
     ) -> "_CheckedModel":
-        """Check that the model does not mix examples (see `check_forward`), and prepare it.
+        """Check that the model does not mix examples, and prepare it for recording.
 
         Args:
             args: positional arguments of a call of the model.
             kwargs: keyword arguments of the call.
-            public: whether the arguments' values may be used; otherwise only their shapes are.
+            public: whether the arguments' values are public; if not, only shapes are used.
         """
         with self.paused():
             units, self.padded_examples = check_forward(
@@ -176,7 +175,7 @@ class AttachedModel:
         return self._checked
 
     def use_padded_batches(self, examples: int) -> None:
-        """Set the number of examples in a padded batch; the next pass checks the model again."""
+        """Set the number of examples in a padded batch; the model is then checked again."""
         self.padded_examples, self._checked = examples, None
 
     def paused(self) -> AbstractContextManager[None]:
@@ -184,7 +183,7 @@ class AttachedModel:
         return nullcontext() if self._forward is None else self._forward.removed()
 
     def take(self) -> RecordedPass | None:
-        """Return the forward pass that the last backward pass reached, or None if there is none.
+        """Return the forward pass that the last backward pass reached; None if there is none.
 
         Raises:
             BackwardError: the gradients cannot be attributed to examples.
@@ -219,17 +218,19 @@ class AttachedModel:
         scales: Sequence[float],
         divided_by_batch: bool,
     ) -> BatchStatistics:
-        """Add scale_m · Σ_i clip(gradient_i) of a forward pass to `into`, and drop its gradients.
+        """Add the scaled sum of clipped gradients of a forward pass to `into`; drop the gradients.
+
+        The sum for group m is scale_m · Σ_i clip(gradient_i).
 
         Args:
             recorded: a forward pass on n examples that `take` returned.
             clipping: how per-example gradients are clipped.
             groups: the groups of `parameters`, with their clip norms.
-            into: flat sum to add to (size,), float64, or float32 if the batch may be summed in it.
-            scales: factor of the sum in each group.
-            divided_by_batch: whether the loss is a mean over the n examples of the forward pass;
-                recorded gradients are then multiplied by n, so that C bounds a per-example
-                gradient.
+            into: flat tensor (size,) to which the sum is added; float64, or float32 if that is
+                precise enough for the batch.
+            scales: the factor scale_m of each group's sum.
+            divided_by_batch: whether the loss is a mean over the n examples of the forward pass.
+                Gradients are then multiplied by n, so that the clip norm bounds each example's.
 
         Returns:
             Counts of examples and unclipped gradients.
@@ -376,11 +377,11 @@ def _without_examples(
 
 
 def check_own_rows(losses: Tensor, outputs: Sequence[Tensor]) -> None:
-    """Check that each loss depends on the outputs of one example alone.
+    """Check that each loss depends on the outputs of one example only.
 
-    If loss i depends on the rows of example i alone, the gradient of Σ w_i loss_i at these rows
-    is w_i times that of Σ loss_i, for any weights w. Two backward passes to the outputs compare the
-    two for random weights. A dependence without a gradient is not detected.
+    If so, the gradient of Σ w_i loss_i at the rows of example i is w_i times that of Σ loss_i, for
+    any weights w. Two backward passes to the outputs test this for random weights. A dependence
+    without a gradient is not detected.
 
     Args:
         losses: losses of n examples (n,).

@@ -1,4 +1,4 @@
-"""The order of an engine's batches, their random streams, and the charges of its steps."""
+"""Order of an engine's batches, their random streams, and the charges of its steps."""
 
 import hashlib
 import logging
@@ -22,22 +22,22 @@ _noised_steps: dict[tuple[Any, ...], int] = {}  # seed → its last step with no
 
 
 class EpochError(FedsimError, RuntimeError):
-    """A step is outside the announced passes over shuffled data, or its batch is out of order."""
+    """Error for a step outside the announced passes over shuffled data, or out of order."""
 
 
 class BudgetExhaustedError(FedsimError, RuntimeError):
-    """All steps or passes that the noise was calibrated for are taken."""
+    """Error if all steps or passes are taken for which the noise was calibrated."""
 
 
 class EngineStreams:
-    """An engine's random streams, one for the sampling of each batch and one for each step's noise.
+    """Random streams of an engine: one samples each batch, one draws each step's noise.
 
-    Streams are keyed by the number of the step, so a resumed engine needs that number alone.
+    A stream depends only on seed and step number, so a resumed engine needs only these.
 
     Args:
-        seed: seed of sampling and noise; None draws it from the operating system.
-        secure: whether noise comes from `SecureNoise`, which cannot be repeated.
-        noisy: whether z > 0, so that repeated noise would be a privacy leak.
+        seed: seed of sampling and noise; None for a seed from the operating system.
+        secure: whether noise comes from `SecureNoise`, which never repeats.
+        noisy: whether noise is added, so that repeated noise would be a privacy leak.
 
     Raises:
         ValueError: the seed is negative, not a whole number, or given for secure noise.
@@ -58,7 +58,7 @@ class EngineStreams:
         self._noise_key: bytes | None = None
 
     def of_batch(self, number: int) -> np.random.Generator:
-        """Return the random generator that samples batch (or epoch) `number`."""
+        """Return the random generator that samples batch `number`, or the pass of that number."""
         return np.random.Generator(np.random.PCG64DXSM(self._sequence(Purpose.SAMPLING, number)))
 
     def noise(self, step: int) -> NoiseSource:
@@ -75,7 +75,7 @@ class EngineStreams:
         return SeededNoise(key)
 
     def state(self) -> dict[str, Any] | None:
-        """Return the seed to resume from, or None if it came from the operating system."""
+        """Return the seed for a resumed engine; None if it came from the operating system."""
         if not self._repeatable:
             return None
         entropy: Any = self._root.entropy
@@ -83,7 +83,7 @@ class EngineStreams:
         return {"entropy": entropy, "spawn_key": [int(key) for key in self._root.spawn_key]}
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
-        """Restore a seed that `state` returned; with None the engine keeps its current seed."""
+        """Restore a seed that `state` returned; if it is None, keep the current seed."""
         if state is not None and self._secure is None:
             self._root = np.random.SeedSequence(
                 state["entropy"], spawn_key=tuple(state["spawn_key"])
@@ -110,12 +110,12 @@ class EngineStreams:
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch that the engine drew.
+    """Batch that the engine drew.
 
     Attributes:
-        indices: indices of its examples.
-        number: number of the step, or of the pass over shuffled data.
-        place: position of the batch in the pass.
+        indices: indices of the examples in the batch.
+        number: number of the step; for shuffled data, number of the pass.
+        place: position of the batch in its pass, from 0.
     """
 
     indices: np.ndarray
@@ -124,16 +124,15 @@ class Batch:
 
 
 class BatchSchedule:
-    """Draws the batches of an engine in order, and computes the privacy events of its steps.
+    """Order in which an engine draws batches, with the privacy events of its steps.
 
-    Guarantee: `charges` counts every event of the sampling before the release that it pays for. A
-    pass over shuffled data is charged at its first step; every step is in a pass, and batches of
-    two shuffles are never in one pass. With a target ε, no more events are counted than the noise
-    was calibrated for.
+    Guarantee: `charges` counts every privacy event before the release that it pays for. A pass over
+    shuffled data is charged at its first step. Every step is in a pass, and batches of two shuffles
+    are never in one pass. With a target ε, counted events never exceed the calibrated ones.
 
     Attributes:
         steps: number of steps taken so far.
-        outside: checks and charges the batches that the engine did not draw.
+        outside: object that checks and charges batches that the engine did not draw.
 
     Args:
         terms: the engine's public terms.
@@ -152,17 +151,17 @@ class BatchSchedule:
 
     @property
     def steps_paid(self) -> int:
-        """Number of remaining steps of the current pass, which are charged already."""
+        """Number of remaining steps of the current pass; they are already charged."""
         sampling = self._terms.sampling
         if not isinstance(sampling, EpochBatches) or not self._place:
             return 0
         return sampling.batches - self._place
 
     def begin_epoch(self) -> None:
-        """Start a new pass over shuffled data, so that the next step is charged.
+        """Start a new pass over shuffled data, so that the next step charges it.
 
         Raises:
-            EpochError: the sampling has no passes.
+            EpochError: the sampling draws batches without passes over the data.
         """
         if not isinstance(self._terms.sampling, EpochBatches):
             raise EpochError(
@@ -174,7 +173,7 @@ class BatchSchedule:
         """Yield the batches of the next `steps` steps; each must be released, in this order.
 
         Args:
-            num_examples: number of examples to draw from.
+            num_examples: number of examples from which batches are drawn.
             steps: number of batches.
 
         Raises:
@@ -206,12 +205,11 @@ class BatchSchedule:
 
         Args:
             examples: number of examples in the batch.
-            batch: the batch that `batches` yielded for this step; None if the engine did not draw
-                it.
-            mechanism: the mechanism of the step.
+            batch: the batch that `draw_batches` yielded for this step; None for another loader's.
+            mechanism: the DP-SGD mechanism of the step.
 
         Raises:
-            NotPoissonError: batches were declared Poisson samples, but cannot be.
+            NotPoissonError: batches were declared Poisson samples, but their sizes contradict this.
             OutsideBatchError: the batch has no privacy guarantee.
             EpochError: the batch is outside the passes, or was drawn for another step.
             BudgetExhaustedError: the noise was not calibrated for one more pass.
@@ -243,7 +241,7 @@ class BatchSchedule:
         return [(event, 1)]
 
     def state(self) -> dict[str, Any]:
-        """Return the counters to resume from."""
+        """Return the counters that a resumed engine needs."""
         return {
             "steps": self.steps,
             "passes": self._passes,
@@ -255,7 +253,7 @@ class BatchSchedule:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Resume from the counters that `state` returned."""
+        """Restore the counters that `state` returned."""
         self.steps, self._paid = int(state["steps"]), int(state["paid"])
         self._passes, self._place = int(state["passes"]), int(state["place"])
         self._seen, self._own_pass = int(state["seen"]), bool(state["own_pass"])

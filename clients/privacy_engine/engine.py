@@ -59,82 +59,83 @@ _OF_A_MODEL = ("terms", "_model", "_streams", "_steps")
 
 
 class PrivacyEngine(OpacusStyle):
-    """Makes an optimizer's steps differentially private for each example (DP-SGD).
+    """DP-SGD engine, which makes an optimizer's steps differentially private for each example.
 
-    After `attach`, call `engine.backward(losses)` with one loss for each example.
-    `loss.backward()` does the same for the mean or sum of a torch loss function of the model's
-    outputs, without weights (`fedsim.clients.privacy_engine.row_losses`). After any other
-    `loss.backward()` the engine reports no ε until `check_isolation` has checked the loss. No
-    parameter gets a `.grad`. `optimizer.step()` clips the per-example gradients, sums them, adds
-    noise once and divides by `batch_size`; the optimizer sees nothing else.
-    `optimizer.virtual_step()` adds a physical batch to the logical batch without noise, so that a
-    logical batch may exceed memory. The first dimension of the model's input is the examples. The
-    first forward pass, and the first one after modules or hooks were exchanged, checks on synthetic
-    examples that the model does not mix examples, at the batch size that runs. Buffers must not
-    change. Under `torch.autocast` only activations have the lower precision; norms, sums and noise
-    do not.
+    After `attach`, call `engine.backward(losses)` with one loss for each example. For the
+    unweighted mean or sum of a torch loss function, `loss.backward()` does the same
+    (`fedsim.clients.privacy_engine.row_losses`). After any other `loss.backward()` the engine
+    reports no ε until `check_isolation` has checked the loss. The backward pass gives no parameter
+    a `.grad`. `optimizer.step()` clips the per-example gradients, sums them, adds noise once and
+    divides by `batch_size`; the optimizer sees nothing else. `optimizer.virtual_step()` adds a
+    physical batch to the logical batch without noise, so a logical batch may exceed memory.
 
-    Guarantee: every step is in `ledger` before the optimizer moves, and the parameters after any
-    number of steps are (get_epsilon(δ), δ)-DP for every δ under `adjacency`, if an example's loss
-    depends on that example alone. Batches of `batches`, `private_loader` and `make_private` are
-    drawn as they are charged, and each of their examples comes through backward passes once, or
-    nothing is released. Batches of any other loader are charged without amplification by sampling,
-    unless you declare `batches="poisson"`; no example may occur twice in a batch. A step without a
-    backward pass is an empty batch: pure noise, and charged. Noise does not depend on torch's
-    global seed.
+    The first dimension of the model's input must be the examples. The first forward pass checks on
+    synthetic examples, at the batch size that runs, that the model does not mix examples. After a
+    change of modules or hooks, the check is repeated. Buffers must not change. Under
+    `torch.autocast` only activations have lower precision, not norms, sums and noise.
 
-    The model runs on padded batches of a fixed, public number of rows, so the outputs of an example
-    do not depend on how many others are in the batch (`fedsim.clients.gradients.padded_batches`).
-    Tensors among its arguments with one row for each example are cut into padded batches; all
-    tensors among its outputs must have a row for each example.
+    Guarantee: every step is in `ledger` before the optimizer updates the parameters. The parameters
+    after any number of steps are (get_epsilon(δ), δ)-DP for every δ under `adjacency`, if an
+    example's loss depends on that example only. Batches of `batches`, `private_loader` and
+    `make_private` are sampled in the way that is charged. Each of their examples must pass through
+    the backward pass once, or nothing is released. Batches of any other loader are charged without
+    amplification by sampling, unless you declare `batches="poisson"`; no example may occur twice in
+    a batch. A step without a backward pass is an empty batch, which releases pure noise and is
+    charged. Noise does not depend on torch's global seed.
 
-    Not guaranteed: the last bits of what the training loop computes from the outputs. A loss that
-    is a mean over the batch divides by the number of examples, which may round an example's
-    gradient by one unit in the last place; `engine.backward` does not divide.
+    The model runs on batches that are padded to a fixed, public number of rows. So the outputs of
+    an example do not depend on how many others are in the batch
+    (`fedsim.clients.gradients.padded_batches`). Arguments with one row for each example are cut
+    into padded batches. All output tensors must have a row for each example.
+
+    The guarantee does not cover the last bits of what the training loop computes from the outputs.
+    A loss that is a mean over the batch divides by the number of examples. This may change the last
+    bit of an example's gradient; `engine.backward` does not divide.
 
     `PrivacyEngine()` without a model waits for `make_private` (Opacus 1.x), which reads the sizes
-    from the loader. The positional arguments are those of the first Opacus. Other arguments of
-    Opacus are accepted if they ask for what fedsim does anyway, and otherwise refused with a hint
-    to the equivalent in fedsim (docs/start/from_opacus.md).
+    from the loader. The positional arguments are those of Opacus 0.x. Other arguments of Opacus are
+    accepted if they describe what fedsim does anyway. Otherwise an error names the equivalent in
+    fedsim (docs/start/from_opacus.md).
 
     Args:
-        model: the model; which of its parameters are trainable is fixed from now on.
+        model: the model; parameters that are trainable now must stay trainable, and others frozen.
         batch_size: public expected batch size, by which every released sum is divided.
         sample_size: public number of examples; the sampling rate is batch_size / sample_size.
         alphas: Rényi orders of the accountant, which is then "rdp".
-        noise_multiplier: z; noise on the sum has standard deviation z · C. 0 means no privacy.
-        target_epsilon: alternative to z: the ε at `target_delta` after `steps` or `epochs`, which
-            must be given; further steps are refused.
-        target_delta: δ of the calibration, and the default of `get_epsilon`.
-        steps: number of steps to calibrate for.
-        epochs: number of passes over the data to calibrate for, instead of `steps`.
-        max_grad_norm: C, the clip norm; or a sequence with one clip norm for each layer or each
-            trainable tensor; or any `Clipping`.
+        noise_multiplier: standard deviation of the noise on the sum, divided by the clip norm. The
+            value 0 gives no privacy.
+        target_epsilon: alternative to `noise_multiplier`: the ε at `target_delta` after `steps` or
+            `epochs`, one of which must be given. Further steps are refused.
+        target_delta: δ of the calibration, and the default δ of `get_epsilon`.
+        steps: number of steps for which the noise is calibrated.
+        epochs: number of passes over the data for which noise is calibrated, instead of `steps`.
+        max_grad_norm: the clip norm, an L2 norm; or a sequence with one clip norm for each layer or
+            each trainable tensor; or any `Clipping`.
         noise_allocation: how the noise is divided among groups of parameters.
-        sampling: "poisson", or "shuffle" for passes over shuffled data (without amplification; call
-            `begin_epoch` whenever a loader that the engine did not make starts again).
+        sampling: "poisson", or "shuffle" for passes over shuffled data, without amplification. With
+            "shuffle", call `begin_epoch` whenever your own loader starts again.
         loss_reduction: "mean" or "sum": how the loss reduces over the examples of a forward pass.
         accountant: the accountant of the reported ε: "pld" (Opacus's name "prv" works too), "rdp"
             or "moments". The default is "pld", or "rdp" with `alphas`.
         sample_rate: probability that an example is in a batch, in place of `batch_size` or
             `sample_size`.
-        adjacency: which data sets are neighbours. Under "add_remove" the number of examples is
+        adjacency: which datasets are neighbours. Under "add_remove" the number of examples is
             private: `sample_size` must be a number that does not depend on it.
         max_physical_batch: largest physical batch that `batches` yields; `optimizer.step()` then
             updates the model only after the last physical batch of a logical batch.
         batches: "poisson" declares that a loader that the engine did not make draws each example
             independently with probability batch_size / sample_size. With "engine" its batches are
             charged without amplification, and refused if there is a target ε.
-        augmentation_multiplicity: K, the views of each example: the model gets K rows for each
-            example, side by side (`x.repeat_interleave(K, 0)`, each then changed), in one forward
-            pass. The mean of an example's K gradients is clipped, at the same ε (De et al. 2022,
-            arXiv 2204.13650).
-        seed: seed of sampling and noise; None draws it from the operating system. Use a seed for
-            simulations only: who knows it can subtract the noise, and the same seed gives the same
-            noise again, so give each client and round another seed (a `SeedSequence`), or continue
-            with `load_state_dict`.
+        augmentation_multiplicity: number K of views (changed copies) of each example. The model
+            gets K successive rows for each example (`x.repeat_interleave(K, 0)`, then changed) in
+            one forward pass. The mean of an example's K gradients is clipped, at the same ε (De et
+            al. 2022, arXiv 2204.13650).
+        seed: seed of sampling and noise; None for a seed from the operating system. Use a seed for
+            simulations only: an adversary that knows it can subtract the noise. The same seed
+            repeats the noise, so give each client and round its own seed (a `SeedSequence`), or
+            continue with `load_state_dict`.
         secure_mode: whether noise is cryptographically secure and has no seed.
-        secure_rng: name of `secure_mode` in the first Opacus.
+        secure_rng: name of `secure_mode` in Opacus 0.x.
         module: name of `model` in some versions of Opacus.
         opacus: other arguments of Opacus.
 
@@ -256,30 +257,30 @@ class PrivacyEngine(OpacusStyle):
 
     @property
     def ledger(self) -> PrivacyLedger:
-        """A copy of the ledger, with all privacy events so far."""
+        """Copy of the ledger, with all privacy events so far."""
         return PrivacyLedger().merge(self._steps.ledger)
 
     @property
     def event(self) -> Event:
-        """The privacy event of a step, or with sampling="shuffle" of a pass over the data."""
+        """Privacy event of a step, or with sampling="shuffle" of a pass over the data."""
         return self._steps.mechanism.event
 
     @property
     def private_statistics(self) -> BatchStatistics | None:
-        """Counts of the last batch's examples. They are private: they must not leave the client."""
+        """Counts for the last batch's examples; they are private and must not leave the client."""
         return self._steps.private_statistics
 
     @property
     def noise_multiplier(self) -> float:
-        """Noise multiplier z, given or calibrated; `event` accounts for its rounding to the grid.
+        """Noise multiplier, as given or calibrated.
 
-        See docs/explain/proofs.md.
+        The charged `event` also accounts for rounding (docs/explain/proofs.md).
         """
         return self._steps.mechanism.noise_multiplier
 
     @property
     def max_physical_batch(self) -> int | None:
-        """Largest physical batch, or None without a limit; setting it drops a started batch."""
+        """Largest physical batch; None without a limit. Setting it drops an unfinished batch."""
         return self._steps.mechanism.max_physical_batch
 
     @max_physical_batch.setter
@@ -291,12 +292,12 @@ class PrivacyEngine(OpacusStyle):
     def attach(self, optimizer: Optimizer) -> Self:
         """Make the optimizer's steps private, and record the model's forward passes.
 
-        Adds `optimizer.virtual_step()` and `optimizer.privacy_engine`. Use it as a context manager
-        to detach at the end.
+        The optimizer gets the attributes `virtual_step()` and `privacy_engine`. In a `with`
+        statement, the engine detaches at the end of the block.
 
         Raises:
-            ValueError: the optimizer does not hold exactly the model's trainable parameters, or the
-                engine, the model or the optimizer is attached already.
+            ValueError: the optimizer does not have exactly the model's trainable parameters, or the
+                engine, the model or the optimizer is already attached.
         """
         if self._patch is not None:
             raise ValueError("the engine is attached to an optimizer already; detach it first")
@@ -328,10 +329,10 @@ class PrivacyEngine(OpacusStyle):
         self.detach()
 
     def backward(self, losses: Tensor) -> None:
-        """Run backward through one loss for each example, in place of `loss.backward()`.
+        """Run the backward pass through one loss for each example, instead of `loss.backward()`.
 
-        There is no reduction that could be wrong: each per-example gradient is that of one loss,
-        without a factor of the number of examples. A loss must depend on one example alone.
+        Each per-example gradient is that of one loss, so no reduction over the batch can scale it
+        wrongly. A loss must depend on one example only.
 
         Args:
             losses: losses of the n examples (n,), as with reduction="none". With
@@ -343,10 +344,10 @@ class PrivacyEngine(OpacusStyle):
         self._model.backward(losses)
 
     def check_model(self, *args: Any, **kwargs: Any) -> None:
-        """Check the model with a call on a few public examples, instead of synthetic ones.
+        """Check the model by a call with a few public examples, instead of synthetic ones.
 
-        The first forward pass does this check on synthetic examples of the same shape. Call this
-        method for a model that does not run on these.
+        The first forward pass makes this check on synthetic examples of the same shape. Call this
+        method if the model does not run on synthetic examples.
 
         Args:
             args: positional arguments of the model, with at least two different public examples.
@@ -363,15 +364,16 @@ class PrivacyEngine(OpacusStyle):
     ) -> None:
         """Check on public examples that neither the model nor the loss mixes examples.
 
-        A reduced loss must also be the mean or sum that `loss_reduction` says, for a batch of the
-        planned size. The check makes ε known for training with `loss.backward()` of this loss,
-        before or after the call.
+        A reduced loss must also be the mean or the sum, as `loss_reduction` says, for a batch of
+        the planned size. After the check, the engine reports ε for steps with `loss.backward()` of
+        this loss, also for earlier steps.
 
         Do not call `fedsim.clients.model_checks.isolation.check_isolation` on an attached
         model: its parameters get no gradients, so no mixing would be found.
 
         Args:
-            loss: maps outputs and targets (n, ...) to one loss per example, or their mean or sum.
+            loss: function of outputs and targets (n, ...) that returns one loss per example, or
+                their mean or sum.
             features: features of at least 2 different public or synthetic examples (n, ...).
             targets: targets of these examples (n, ...), with all labels that the loss treats
                 differently (such as classes with weights, or ignored labels).
@@ -406,8 +408,8 @@ class PrivacyEngine(OpacusStyle):
 
         Args:
             tensors: features, targets and so on, each with the n examples as rows (n, ...).
-            steps: number of logical batches; None stands for the remaining steps of the
-                calibration, or one pass over the data.
+            steps: number of logical batches. None stands for all remaining calibrated steps, or,
+                without a calibration, for one pass over the data.
 
         Raises:
             ValueError: the tensors differ in length.
@@ -418,10 +420,10 @@ class PrivacyEngine(OpacusStyle):
         return tensor_batches(self._steps.feed, tensors, steps)
 
     def private_loader(self, loader: DataLoader[Any]) -> PrivateLoader:
-        """Return a loader of the same dataset whose batches are sampled as they are charged.
+        """Return a loader of the same dataset whose batches are sampled in the way that is charged.
 
         Raises:
-            ValueError: the loader cannot be replaced, as `loader_sizes` says.
+            ValueError: the loader cannot be replaced; `loader_sizes` lists the reasons.
         """
         loader_sizes(loader)
         return PrivateLoader(loader, self._steps.feed, self.terms.batches_per_epoch, self)
@@ -429,10 +431,10 @@ class PrivacyEngine(OpacusStyle):
     def begin_epoch(self) -> None:
         """Announce that a loader that the engine did not make starts a pass over shuffled data.
 
-        The method is for sampling="shuffle" only.
+        Call this method only with sampling="shuffle".
 
         Raises:
-            EpochError: the sampling has no passes.
+            EpochError: the sampling is not "shuffle".
         """
         self._steps.schedule.begin_epoch()
 
@@ -447,9 +449,9 @@ class PrivacyEngine(OpacusStyle):
         return self.get_privacy_spent(delta)[0]
 
     def get_privacy_spent(self, delta: float | None = None) -> tuple[float, float | None]:
-        """Return (ε, best α): ε of all charges at δ, and the Rényi order that it comes from.
+        """Return (ε, best α): ε of all charges at δ, and the Rényi order that gives it.
 
-        The order is None with accountant "pld", before any charge, and if ε is infinite.
+        The order is None with the accountant "pld", before the first charge, or if ε is infinite.
 
         Raises:
             NotPoissonError: batches that were declared Poisson samples are not, so ε is unknown.
@@ -461,11 +463,11 @@ class PrivacyEngine(OpacusStyle):
         return spent.epsilon, spent.best_order
 
     def remaining(self, target_epsilon: float, delta: float | None = None) -> int:
-        """Return the number of further steps that keep ε at δ within `target_epsilon`.
+        """Return the number of further steps for which ε at δ stays at most `target_epsilon`.
 
-        It is at most the number of remaining calibrated steps. 10^12 or more means any number. The
-        steps are assumed to be on batches that the engine draws, or, once a batch came from another
-        loader without a declaration, on such batches.
+        The number is at most that of the remaining calibrated steps. A value of 10^12 or more means
+        that there is no limit. Further batches are assumed to be drawn by the engine, or, after an
+        undeclared batch from another loader, to be of that kind.
 
         Args:
             target_epsilon: the privacy budget.
@@ -485,21 +487,22 @@ class PrivacyEngine(OpacusStyle):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state to resume from: ledger, counters and positions of all random streams.
+        """Return the state from which an engine can resume.
 
-        The state holds plain values that JSON can store. It includes the seed if there is one, with
-        which anyone can subtract the noise: keep it as private as the data.
+        It has the ledger, all counters and the positions of all random streams, as plain values
+        that JSON can store. It includes the seed if one was given. Anyone with the seed can
+        subtract the noise, so keep the state as private as the data.
 
         Raises:
-            RuntimeError: a batch is unfinished: its sum has no noise yet.
+            RuntimeError: a batch is unfinished, so its sum has no noise yet.
         """
         return engine_state(self._steps, self._streams, self.terms)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from the `state_dict` of an engine with the same arguments.
+        """Resume from the `state_dict` of an engine that was made with the same arguments.
 
-        Guarantee: with a seed, all further steps are those of that engine, bit for bit. No charge
-        of this engine is lost.
+        Guarantee: with a seed, all further steps are bitwise equal to those of that engine. No
+        charge of this engine is lost.
 
         Raises:
             ValueError: the state has another format, or lacks charges that this engine has.

@@ -1,4 +1,4 @@
-"""Calls a model on padded batches, and checks that it does not mix examples."""
+"""Calls of a model on padded batches, and checks that the model does not mix examples."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,14 +22,14 @@ _LARGE = 1e3
 
 
 def leading_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
-    """Return the first tensor among a model's arguments, whose first dimension is the examples.
+    """Return the first tensor in a model's arguments; its first dimension is the examples.
 
     Args:
         args: positional arguments of a call of the model.
         kwargs: keyword arguments of the call.
 
     Raises:
-        TypeError: no argument has a tensor with dimensions.
+        TypeError: no argument contains a tensor with at least one dimension.
     """
     first = next((t for t in all_tensors([*args, *kwargs.values()]) if t.ndim), None)
     if first is None:
@@ -49,24 +49,24 @@ def check_forward(
     views: int = 1,
     public: bool = False,
 ) -> tuple[Sequence[str], int]:
-    """Check that a model does not mix examples, and that it has per-example gradients.
+    """Check that a model does not mix examples and that it has per-example gradients.
 
-    The per-example gradients of a fixed function of the outputs are compared with those of each
-    example alone. In a padded batch of the size that will run, the contribution of an example must
-    not depend on the other rows by a bit: some models mix examples only in large batches.
+    The per-example gradients of a fixed function of the outputs are compared with the gradients of
+    each example alone. Some models mix examples only in large batches. So in a padded batch of the
+    size that will run, no bit of an example's contribution may depend on other rows.
 
     Args:
-        model: the model; its values, modes and buffers and global random generators are restored.
+        model: the model; parameters, modes, buffers and global random generators are restored.
         args: positional arguments of a call; the first tensor holds the examples.
         kwargs: keyword arguments of the call.
-        padded_examples: wanted number of examples in a padded batch.
-        views: number of rows of each example, side by side.
-        public: whether the arguments' values are used; otherwise only their shapes and dtypes are,
-            with synthetic examples.
+        padded_examples: requested number of examples in a padded batch.
+        views: number of successive rows of each example.
+        public: whether the values of the arguments are public. If not, only their shapes and dtypes
+            are used, with synthetic examples.
 
     Returns:
-        Names of the modules that run through `torch.func`, because they have no layer rule; and the
-        number of examples of a padded batch in which examples do not mix, at most
+        Names of the modules that run through `torch.func` because they have no layer rule. And the
+        number of examples in a padded batch in which examples do not mix, at most
         `padded_examples`.
 
     Raises:
@@ -248,7 +248,7 @@ def _refuse_other_type(model: nn.Module, first: Tensor, error: Exception) -> Non
 
 
 def all_tensors(values: Any) -> Iterator[Tensor]:
-    """Yield the tensors in nested lists, tuples and mappings, in order."""
+    """Yield all tensors in nested lists, tuples and mappings, in order."""
     if isinstance(values, Tensor):
         yield values
     elif isinstance(values, Mapping):
@@ -259,7 +259,7 @@ def all_tensors(values: Any) -> Iterator[Tensor]:
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return nested lists, tuples and mappings with `change` applied to each tensor."""
+    """Apply a function to each tensor in nested lists, tuples and mappings; return the result."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, Mapping):
@@ -277,21 +277,21 @@ Layout = dict[tuple[int, int], bool]
 def call_in_padded_batches(
     args: tuple[Any, ...], kwargs: dict[str, Any], n: int, rows: int, layout: Layout
 ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Yield the arguments of a model's call for one padded batch after the other.
+    """Yield the arguments of a model's call for each padded batch in turn.
 
     Tensors with a row for each example are cut and padded with zeros; all other values are passed
-    whole. The first call decides which tensors have rows, as another tensor, such as a table of
-    classes, may happen to be as long as a later batch.
+    whole. The first call decides which tensors have rows, because another tensor, such as a table
+    of classes, may by chance be as long as a later batch.
 
     Args:
         args: positional arguments of the whole call.
         kwargs: keyword arguments of the whole call.
         n: number of rows of the whole call.
         rows: number of rows of a padded batch.
-        layout: which tensors have rows, from earlier calls; filled in by the first one.
+        layout: record of which tensors have rows; the first call fills it in.
 
     Raises:
-        UncoveredParameterError: an argument that had a row for each example has none any more.
+        UncoveredParameterError: an argument that had a row for each example no longer has them.
     """
     tensors = list(all_tensors((args, kwargs)))
     for place, value in enumerate(tensors):
@@ -313,7 +313,7 @@ def call_in_padded_batches(
 
 
 def join_outputs(found: Sequence[Any], n: int, rows: int) -> Any:
-    """Join the outputs for all padded batches into those of one call with n rows.
+    """Join the outputs for all padded batches into the outputs of one call with n rows.
 
     Args:
         found: outputs for each padded batch.
@@ -321,7 +321,7 @@ def join_outputs(found: Sequence[Any], n: int, rows: int) -> Any:
         rows: number of rows of a padded batch.
 
     Raises:
-        UnsafeModelError: a tensor among the outputs has not one row for each row of the input.
+        UnsafeModelError: an output tensor does not have one row for each row of the input.
     """
     flat = [pytree.tree_flatten(outputs) for outputs in found]
     joined = [_join(parts, n, rows) for parts in zip(*(leaves for leaves, _ in flat), strict=True)]

@@ -1,4 +1,4 @@
-"""Gives batches to a training loop, from tensors in memory or from a data loader's dataset."""
+"""Sources of batches for a training loop: tensors in memory, or a data loader's dataset."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -22,29 +22,29 @@ from fedsim.core.errors import FedsimError
 
 
 class SkippedBatchError(FedsimError, RuntimeError):
-    """A batch was drawn, but no optimizer step was taken on it."""
+    """Error for a batch that was drawn but used in no optimizer step."""
 
 
 class BatchReuseError(FedsimError, RuntimeError):
-    """The examples of the backward passes are not exactly those of the drawn batch."""
+    """Error if the examples of the backward passes are not exactly those of the drawn batch."""
 
 
 class BatchFeed:
-    """Yields batches to a training loop, and checks that each is used and released exactly once.
+    """Source of a training loop's batches, which checks that each is used and released once.
 
-    A logical batch is split into parts, the physical batches.
+    A logical batch is split into parts, which are the physical batches.
 
-    Guarantee: if a batch is released, exactly as many examples came through backward passes as
-    were drawn, part by part, in forward passes made after the part was yielded.
+    Guarantee: if a batch is released, exactly as many examples passed through backward passes as
+    were drawn. This holds for each part, with forward passes after the part was yielded.
 
     Args:
         schedule: draws the batches.
-        max_physical_batch: largest number of examples in a part; None does not split batches.
-        drop: drops the sum of the unfinished batch; called when a loop stops within a batch.
+        max_physical_batch: largest number of examples in a part; None to leave batches whole.
+        drop: function that drops the sum of a batch within which the loop stops.
 
     Attributes:
         schedule: draws the batches.
-        most: largest number of examples in a part from the next batch on; None does not split.
+        most: largest number of examples in a part from the next batch on; None for no limit.
         parts_left: number of parts of the current batch that are not yielded yet.
         part: number of the part that was yielded last; 0 outside a loop.
     """
@@ -64,24 +64,24 @@ class BatchFeed:
         self._drawn = self._used = 0  # numbers of examples of the current part
 
     def take(self) -> Batch | None:
-        """Return the current batch for a step, once; None if the engine did not draw the batch."""
+        """Return the current batch for its step, once; None for a batch of another loader."""
         batch, self._current = self._current, None
         if not self._is_looping:
             self.part = 0
         return batch
 
     def count(self, examples: int, part: int, *, has_views: bool = False) -> None:
-        """Count the examples of a backward pass.
+        """Count the examples of a backward pass, and raise if they are too many.
 
         Args:
-            examples: number of examples of the pass.
+            examples: number of examples in the pass.
             part: value of `part` at the forward pass.
-            has_views: whether each example has several rows. All rows must then be in one pass, as
-                passes on one view each would have as many rows in total.
+            has_views: whether each example has several rows. All rows must then be in one pass,
+                because several passes on one view each would have as many rows in total.
 
         Raises:
-            BatchReuseError: the examples are more than were drawn, or of another part, or of a
-                batch that is released already.
+            BatchReuseError: there are more examples than were drawn, or they belong to another
+                part, or to a batch that is already released.
         """
         if part != self.part:
             raise BatchReuseError(
@@ -108,7 +108,7 @@ class BatchFeed:
         self._used += examples
 
     def check_open(self) -> None:
-        """Check that the current batch of a loop is not released yet.
+        """Check that the current batch of a loop is not yet released.
 
         Raises:
             BatchReuseError: this is a second step on one batch.
@@ -120,10 +120,10 @@ class BatchFeed:
             )
 
     def check_used(self) -> None:
-        """Check that all examples of the current part came through backward passes.
+        """Check that all examples of the current part passed through backward passes.
 
         Raises:
-            BatchReuseError: fewer came, so that examples were left out or one row has several.
+            BatchReuseError: there were fewer: some were left out, or one row holds several.
         """
         if self.part and self._used != self._drawn:
             raise BatchReuseError(
@@ -136,14 +136,14 @@ class BatchFeed:
             )
 
     def indices(self, batches: Iterable[Batch]) -> Generator[np.ndarray, None, None]:
-        """Yield the example indices of each part of each batch.
+        """Yield the example indices of each part of each batch in turn.
 
         Args:
             batches: the batches to yield.
 
         Raises:
-            SkippedBatchError: the loop went on without a step on the batch.
-            BatchReuseError: the loop went on without a backward pass on all of a part.
+            SkippedBatchError: the loop continued without a step on the batch.
+            BatchReuseError: the loop continued without a backward pass on all examples of a part.
             EpochError: another loop has taken a batch in the meantime.
         """
         for batch in batches:
@@ -166,7 +166,7 @@ class BatchFeed:
                 )
 
     def split(self, batch: Batch) -> list[np.ndarray]:
-        """Return the example indices of each part of a batch; an empty batch is one empty part."""
+        """Return the example indices of each part of a batch; an empty batch has one empty part."""
         whole = batch.indices
         most = max(1, len(whole)) if self.most is None else self.most
         return [whole[start : start + most] for start in range(0, max(1, len(whole)), most)]
@@ -200,10 +200,10 @@ class BatchFeed:
 def tensor_batches(
     feed: BatchFeed, tensors: Sequence[Tensor], steps: int
 ) -> Iterator[tuple[Tensor, ...]]:
-    """Yield the batches of some steps as tuples of rows of the tensors.
+    """Yield the batches of some steps, each a tuple with rows of each tensor.
 
     Args:
-        feed: draws and checks the batches of the engine.
+        feed: source that draws and checks the batches of the engine.
         tensors: features, targets and so on, each with the n examples as rows (n, ...).
         steps: number of batches.
 
@@ -226,19 +226,18 @@ def _tensor_batches(
 
 
 class PrivateLoader:
-    """A data loader whose batches are sampled from the dataset as the engine charges them.
+    """Data loader whose batches are sampled from the dataset in the way that the engine charges.
 
-    One iteration has ⌈examples / expected batch size⌉ batches. They have the structure of the
-    original loader's batches; an empty batch has zero rows.
+    One iteration has ⌈examples / expected batch size⌉ batches. Batches have the same structure as
+    those of the original loader; an empty batch has no rows.
 
     Attributes:
         dataset: the dataset of the original loader.
         privacy_engine: the engine that draws the batches.
 
     Args:
-        loader: the original loader; its dataset, collate function and workers are used, and its
-            sampler is replaced.
-        feed: draws and checks the batches of the engine.
+        loader: the original loader, whose dataset, collate function and workers are used.
+        feed: source that draws and checks the batches of the engine.
         batches: number of batches in an iteration.
         owner: the engine.
     """
@@ -293,8 +292,8 @@ class PrivateLoader:
 def loader_sizes(loader: DataLoader[Any]) -> tuple[int, int]:
     """Return the batch size and the number of examples of a data loader.
 
-    A loader is refused if its sampler or its batches have a meaning that would be lost when the
-    engine samples the batches.
+    A loader is refused if it chooses its examples or batches in a special way, which would be lost
+    when the engine samples the batches.
 
     Raises:
         ValueError: the loader has no length, has a batch sampler, or samples with weights.

@@ -1,4 +1,4 @@
-"""The arguments and attributes of Opacus, and their equivalents in fedsim."""
+"""Arguments and attributes of Opacus, and their equivalents in fedsim."""
 
 import math
 from collections.abc import Mapping
@@ -8,11 +8,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class OpacusArgument:
-    """An argument of Opacus that fedsim accepts with some values, without any effect.
+    """Argument of Opacus that fedsim accepts with some values, without any effect.
 
     Attributes:
-        accepted: values that ask for what fedsim does anyway.
-        instead: advice for other values, how to get the same in fedsim.
+        accepted: values that describe what fedsim does anyway.
+        instead: advice on how to get the effect of other values in fedsim.
     """
 
     accepted: tuple[object, ...]
@@ -89,9 +89,9 @@ _ACCOUNTANTS = {"prv": "pld"}
 
 
 def without_opacus_arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments without those of Opacus that change nothing, as fedsim does it anyway.
+    """Return arguments without those of Opacus that have no effect in fedsim.
 
-    All other arguments are kept; the engine then refuses unknown names.
+    Those describe what fedsim does anyway. The engine later refuses unknown names among the rest.
 
     Args:
         settings: arguments by name.
@@ -112,7 +112,7 @@ def without_opacus_arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def accountant_name(name: str) -> str:
-    """Return fedsim's name for an accountant of Opacus.
+    """Return fedsim's name for one of Opacus's accountants.
 
     Raises:
         ValueError: the accountant is "gdp", which gives no bound on ε.
@@ -128,9 +128,10 @@ def accountant_name(name: str) -> str:
 def batch_and_population(
     batch_size: int | None, sample_size: int | None, sample_rate: float | None
 ) -> tuple[int, int]:
-    """Return the expected batch size and the public number of examples, given two of three numbers.
+    """Return the expected batch size and the public number of examples.
 
-    Rounding never makes the charged rate batch_size / sample_size smaller than a given rate.
+    Two of the three arguments must be given. Rounding never makes the charged rate batch_size /
+    sample_size smaller than a given rate.
 
     Args:
         batch_size: expected batch size, or None.
@@ -165,14 +166,14 @@ def batch_and_population(
 
 
 def attribute_hint(name: str) -> str | None:
-    """Return fedsim's equivalent of an attribute of Opacus's engine, or None if it is unknown."""
+    """Return fedsim's equivalent of an attribute of Opacus's engine; None for unknown names."""
     return ATTRIBUTES.get(name)
 
 
 class NoGradSample:
-    """Placeholder for Opacus's `grad_sample` of a parameter; its errors name the equivalent.
+    """Placeholder for Opacus's `grad_sample` attribute; its errors name fedsim's equivalent.
 
-    It is pickled and copied as None.
+    A pickle or copy of the placeholder is None.
     """
 
     def __getattr__(self, name: str) -> object:

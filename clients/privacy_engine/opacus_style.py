@@ -1,4 +1,4 @@
-"""The interface of Opacus 1.x: `make_private`, `BatchMemoryManager` and `ModuleValidator`."""
+"""Interface of Opacus 1.x: `make_private`, `BatchMemoryManager` and `ModuleValidator`."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ _R = TypeVar("_R")
 
 
 class on_engine(Generic[_P, _R]):
-    """Decorator of a method that makes a new engine when it is called on the class.
+    """Decorator for a method that creates a new engine if it is called on the class.
 
     `PrivacyEngine.make_private(...)` means `PrivacyEngine().make_private(...)`.
     """
@@ -36,21 +36,21 @@ class on_engine(Generic[_P, _R]):
 
 
 class EngineAccount:
-    """The privacy spending of an engine, with the methods of Opacus's accountants.
+    """Privacy spending of an engine, with the methods of Opacus's accountants.
 
     Args:
-        engine: the engine.
+        engine: the engine whose ledger is accounted for.
     """
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
 
     def get_epsilon(self, delta: float, **_: Any) -> float:
-        """Return ε of all charges at δ (see `PrivacyEngine.get_epsilon`)."""
+        """Return ε of all charges at δ, as `PrivacyEngine.get_epsilon` does."""
         return self._engine.get_epsilon(delta)
 
     def get_privacy_spent(self, *, delta: float, **_: Any) -> tuple[float, float | None]:
-        """Return (ε, best α) at δ (see `PrivacyEngine.get_privacy_spent`)."""
+        """Return (ε, best Rényi order α) at δ, as `PrivacyEngine.get_privacy_spent` does."""
         return self._engine.get_privacy_spent(delta)
 
     def __len__(self) -> int:
@@ -65,13 +65,13 @@ class EngineAccount:
 
 
 class OpacusStyle:
-    """Base class with Opacus's methods that set an engine up and replace the loader in one call."""
+    """Base class with Opacus's methods that set up the engine and replace the loader."""
 
     _settings: dict[str, Any]
 
     @property
     def accountant(self) -> EngineAccount:
-        """The privacy spending of the engine, with the methods of Opacus's accountants."""
+        """Privacy spending of the engine, with the methods of Opacus's accountants."""
         return EngineAccount(self)
 
     @on_engine
@@ -89,8 +89,8 @@ class OpacusStyle:
     ) -> tuple[Any, ...]:
         """Return (module, optimizer, loader) ready for private training, as Opacus 1.x does.
 
-        Module and optimizer are the given objects, attached to the engine; the loader samples
-        batches as they are charged:
+        Module and optimizer are the given objects, attached to the engine. The loader is new, and
+        samples batches in the way that is charged:
 
             engine = PrivacyEngine()
             model, optimizer, loader = engine.make_private(module=model, ...)
@@ -103,8 +103,8 @@ class OpacusStyle:
             optimizer: the optimizer of the model's trainable parameters.
             data_loader: a loader; its batch_size becomes the expected batch size, and the length of
                 its dataset the public sample size.
-            noise_multiplier: z; noise on the sum has standard deviation z · C.
-            max_grad_norm: C, the clip norm (see `PrivacyEngine`).
+            noise_multiplier: standard deviation of the noise on the sum, divided by the clip norm.
+            max_grad_norm: the clip norm or clip norms, as for `PrivacyEngine`.
             poisson_sampling: whether batches are Poisson samples; otherwise the data are shuffled
                 for each pass, without amplification.
             criterion: the loss, for `grad_sample_mode="ghost"` only; it is returned unchanged as
@@ -113,7 +113,7 @@ class OpacusStyle:
 
         Raises:
             ValueError: an argument is outside its range, the loader cannot be replaced, or the
-                engine has a model already.
+                engine already has a model.
         """
         return _make_private(
             self,
@@ -142,19 +142,19 @@ class OpacusStyle:
         criterion: Callable[..., Any] | None = None,
         **settings: Any,
     ) -> tuple[Any, ...]:
-        """Return what `make_private` returns, with the noise calibrated to a target ε.
+        """Do the same as `make_private`, with the noise calibrated to a target ε.
 
         Args:
             module: the model.
             optimizer: the optimizer of the model's trainable parameters.
             data_loader: a loader; its batch_size becomes the expected batch size, and the length of
                 its dataset the public sample size.
-            target_epsilon: ε at `target_delta` after `epochs` passes.
+            target_epsilon: the ε at `target_delta` after `epochs` passes over the data.
             target_delta: δ of the calibration.
             epochs: number of passes of the loader.
-            max_grad_norm: C, the clip norm (see `PrivacyEngine`).
-            poisson_sampling: whether batches are Poisson samples (see `make_private`).
-            criterion: the loss, for `grad_sample_mode="ghost"` only (see `make_private`).
+            max_grad_norm: the clip norm or clip norms, as for `PrivacyEngine`.
+            poisson_sampling: whether batches are Poisson samples; otherwise the data are shuffled.
+            criterion: the loss, for `grad_sample_mode="ghost"` only; it is then the third result.
             settings: any other argument of `PrivacyEngine` or of Opacus.
 
         Raises:
@@ -212,23 +212,22 @@ def _make_private(
 
 
 class BatchMemoryManager:
-    """Splits the logical batches of a private loader into physical batches of limited size.
+    """Context manager that splits a private loader's batches into smaller physical batches.
 
-    `optimizer.step()` adds a physical batch to the logical batch, and updates the model at the last
-    one of each logical batch:
+    `optimizer.step()` adds each physical batch to the logical batch. At the last one of a logical
+    batch, it updates the model:
 
         with BatchMemoryManager(
             data_loader=loader, max_physical_batch_size=32, optimizer=optimizer
         ) as parts:
             for x, y in parts: ...
 
-    Guarantee: that of `PrivacyEngine`: a batch is released once, with noise added once, however it
-    is split.
+    Guarantee: a logical batch is released once, with noise added once, no matter how it is split.
 
     Args:
         data_loader: the loader that `make_private` returned.
         max_physical_batch_size: largest physical batch, in examples.
-        optimizer: the optimizer that the loader's engine is attached to.
+        optimizer: the optimizer to which the loader's engine is attached.
 
     Raises:
         ValueError: the loader is not private, or another engine is attached to the optimizer.
@@ -264,10 +263,10 @@ _GROUPS = 32  # most groups of GroupNorm: the best number in Wu and He 2018
 
 
 class ModuleValidator:
-    """Finds and replaces the layers that cannot be trained with example-level privacy.
+    """Validator that finds and replaces layers that example-level privacy does not allow.
 
-    It looks at layer types only. The first forward pass of an attached model checks whether the
-    model mixes examples in another way.
+    It checks layer types only. The first forward pass of an attached model checks whether the model
+    mixes examples in another way.
     """
 
     @classmethod
@@ -297,10 +296,10 @@ class ModuleValidator:
 
     @classmethod
     def fix(cls, module: nn.Module) -> nn.Module:
-        """Return a copy of the model in which the layers that cannot be trained are replaced.
+        """Return a copy of the model in which layers that cannot be trained are replaced.
 
         BatchNorm becomes GroupNorm with new weights, and InstanceNorm loses its running statistics.
-        Make the optimizer from the parameters of the copy.
+        Create the optimizer with the parameters of the copy.
         """
         fixed = deepcopy(module)
         for name, layer in list(fixed.named_modules()):
@@ -314,7 +313,7 @@ class ModuleValidator:
 
     @classmethod
     def fix_and_validate(cls, module: nn.Module) -> nn.Module:
-        """Return `fix(module)`, checked by `validate`."""
+        """Return a copy of the model from `fix`, after a check by `validate`."""
         fixed = cls.fix(module)
         cls.validate(fixed, strict=True)
         return fixed

@@ -1,4 +1,4 @@
-"""Replaces `step` and `zero_grad` of an optimizer instance."""
+"""Replacement of the methods `step` and `zero_grad` of an optimizer object."""
 
 from collections.abc import Callable, Sequence
 from types import MethodType
@@ -11,17 +11,17 @@ _NAMES = ("step", "zero_grad", "virtual_step")
 
 
 class OptimizerPatch:
-    """Gives an optimizer the `step`, `zero_grad` and `virtual_step` of a privacy engine.
+    """Patch that gives an optimizer a privacy engine's `step`, `zero_grad` and `virtual_step`.
 
-    The three are bound methods of the instance, as learning-rate schedulers expect. Copies and
-    pickles of the optimizer are not patched: torch stores its groups and state only.
+    The three are bound methods of the object, as learning-rate schedulers expect. Copies and
+    pickles of the optimizer are not patched, because torch stores only groups and state.
 
     Args:
         optimizer: the optimizer, patched in place.
-        step: replaces `optimizer.step`; its argument is the original method.
-        virtual_step: becomes `optimizer.virtual_step`.
-        zero_grad: called after the original `optimizer.zero_grad`.
-        owner: the engine, set as `optimizer.privacy_engine`.
+        step: function that replaces `optimizer.step`; it gets the original method.
+        virtual_step: function that becomes `optimizer.virtual_step`.
+        zero_grad: function that is called after the original `optimizer.zero_grad`.
+        owner: the engine, which becomes `optimizer.privacy_engine`.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class OptimizerPatch:
 def check_optimizer(
     optimizer: Optimizer, model: nn.Module, names: Sequence[str], tensors: Sequence[nn.Parameter]
 ) -> None:
-    """Check that an optimizer holds exactly the parameters that are trained privately.
+    """Check that an optimizer has exactly the parameters that are trained privately.
 
     Args:
         optimizer: the optimizer.
@@ -91,7 +91,7 @@ def check_optimizer(
 
     Raises:
         ValueError: the parameters differ, and the message names them; or the optimizer evaluates
-            the loss itself (LBFGS).
+            the loss itself, as LBFGS does.
     """
     if isinstance(optimizer, LBFGS):
         raise ValueError(

@@ -1,9 +1,9 @@
-"""Charges and checks of batches that the engine did not draw, but a loader of the training script.
+"""Charges and checks of batches from the training script's own loader.
 
-The engine sees the size of such a batch, but not how it was drawn. Amplification by sampling
-holds for batches that nobody can predict, so it is claimed only if the caller declares Poisson
-samples. For an ordinary loader, shuffled and cut into equal batches, that ε would not hold: sizes
-that cannot be those of Poisson samples are refused.
+The engine sees the size of such a batch, but not how it was drawn. Amplification by sampling holds
+only for random batches, so it is claimed only if the caller declares Poisson samples. For an
+ordinary loader, which shuffles and cuts equal batches, that ε would be wrong. So sizes that Poisson
+samples cannot have are refused.
 """
 
 import logging
@@ -30,24 +30,24 @@ _FIX = (
 
 
 class NotPoissonError(FedsimError, RuntimeError):
-    """Batches were declared Poisson samples, but their sizes are not those of Poisson samples."""
+    """Error if batches were declared Poisson samples, but their sizes contradict this."""
 
 
 class BatchSizes:
-    """Tests whether the sizes of all batches so far may be those of Poisson samples.
+    """Statistical test of whether the sizes of all batches so far can be Poisson samples.
 
     There are two test statistics: the count of the most frequent size, and the total number of
-    examples. Under Poisson sampling a batch has size s with probability p_s. Some size then occurs
-    at least m times in k batches with probability at most Σ_s P(Binomial(k, p_s) ≥ m), and the k
-    batches together have Binomial(k · sample_size, rate) examples.
+    examples. Let p_s be the probability that a Poisson sample has size s. In k batches, some size
+    occurs at least m times with probability at most Σ_s P(Binomial(k, p_s) ≥ m). The k batches
+    together have Binomial(k · sample_size, rate) examples.
 
-    Guarantee: over a training of any length, Poisson samples are refused with a probability of at
-    most 1e-9: each test after batch k may fail with ½ · 1e-9 / (k (k + 1)), and these sum to 1e-9.
-    The converse does not hold: sizes cannot prove that batches are Poisson samples.
+    Guarantee: in a training of any length, true Poisson samples are refused with probability at
+    most 1e-9. Each of the two tests after batch k fails with probability at most ½ · 1e-9 / (k (k +
+    1)), and the sum is at most 1e-9. Sizes cannot prove that batches are Poisson samples.
 
     Args:
         sample_size: public number of examples.
-        rate: declared sampling rate.
+        rate: declared sampling rate, in (0, 1].
     """
 
     def __init__(self, sample_size: int, rate: float) -> None:
@@ -57,18 +57,18 @@ class BatchSizes:
 
     @property
     def counts(self) -> dict[int, int]:
-        """Number of batches of each size: size → count."""
+        """Number of batches of each size, by size."""
         return dict(self._counts)
 
     def restore(self, counts: dict[int, int]) -> None:
-        """Resume from the counts that `counts` returned."""
+        """Restore the counts that `counts` returned."""
         self._counts = Counter({int(size): int(count) for size, count in counts.items()})
 
     def add_size(self, size: int) -> None:
-        """Add the size of one more batch, and test all sizes.
+        """Add the size of one more batch, and test all sizes so far.
 
         Raises:
-            NotPoissonError: Poisson sampling gives such sizes in fewer than one of 1e9 trainings.
+            NotPoissonError: Poisson sampling gives such sizes in less than one of 1e9 trainings.
         """
         self._counts[size] += 1
         batches = self._counts.total()
@@ -108,8 +108,8 @@ class BatchSizes:
 def size_probabilities(sample_size: int, rate: float) -> NDArray[np.float64]:
     """Return the probabilities of the possible sizes of a Poisson sample, in ascending order.
 
-    Sizes further than 12 standard deviations and 40 examples from the mean are left out; they are
-    no likelier to repeat than any other size.
+    Sizes further than 12 standard deviations plus 40 examples from the mean are left out; they are
+    not more likely to repeat than other sizes.
 
     Args:
         sample_size: number of examples.
@@ -135,9 +135,9 @@ def chance_of_repeats(probabilities: NDArray[np.float64], batches: int, times: i
     """Return an upper bound on the probability that some size occurs at least `times` times.
 
     Args:
-        probabilities: probability of each size of a batch.
+        probabilities: probability of each batch size, (sizes,).
         batches: number of batches.
-        times: number of batches of equal size.
+        times: number of batches of the same size.
     """
     tails = betainc(float(times), float(batches - times + 1), probabilities)
     return float(min(1.0, tails.sum()))
@@ -153,14 +153,13 @@ _WAYS = (
 
 
 class OutsideBatchError(FedsimError, RuntimeError):
-    """A batch that the engine did not draw has no privacy guarantee."""
+    """Error for a batch without privacy guarantee that the engine did not draw."""
 
 
 class OutsideBatches:
-    """Checks and charges the batches that the engine did not draw.
+    """Checks and charges of batches that the engine did not draw.
 
-    Guarantee: unless it is declared a Poisson sample, a batch is charged as a release on a known
-    batch.
+    Guarantee: unless declared a Poisson sample, a batch is charged as a release on a known batch.
 
     Args:
         terms: the engine's public terms.
@@ -176,7 +175,7 @@ class OutsideBatches:
         self.are_amplified = True
 
     def check_claim(self) -> None:
-        """Check that no batch has contradicted the declared sampling.
+        """Check that no batch so far has contradicted the declared sampling.
 
         Raises:
             NotPoissonError: the batches cannot have been Poisson samples.
@@ -185,13 +184,13 @@ class OutsideBatches:
             raise self._failure
 
     def check_size(self, examples: int) -> None:
-        """Check that a batch has no more examples than the declared batch or sample size.
+        """Check that a batch has at most as many examples as the declared batch or sample size.
 
         Args:
             examples: number of examples in the batch.
 
         Raises:
-            OutsideBatchError: an example occurs twice, or the rows are not examples.
+            OutsideBatchError: there are more, so an example occurs twice, or rows are not examples.
         """
         name = "sample_size" if self._terms.batches == "poisson" else "batch_size"
         most: int = getattr(self._terms, name)
@@ -204,15 +203,15 @@ class OutsideBatches:
             )
 
     def event(self, examples: int, mechanism: DpSgdMechanism) -> Event:
-        """Return the privacy event of a step on a batch, and record the batch's size.
+        """Return the privacy event of a step on a batch, and record the batch size.
 
         Args:
             examples: number of examples in the batch.
-            mechanism: the mechanism of the step.
+            mechanism: the DP-SGD mechanism of the step.
 
         Raises:
-            OutsideBatchError: the batch has too many examples, or no guarantee.
-            NotPoissonError: batches were declared Poisson samples, but cannot be.
+            OutsideBatchError: the batch has too many examples, or no privacy guarantee.
+            NotPoissonError: batches were declared Poisson samples, but their sizes contradict this.
         """
         self.check_size(examples)
         if self._terms.batches == "poisson":
@@ -233,11 +232,11 @@ class OutsideBatches:
         return mechanism.mechanism
 
     def state(self) -> Mapping[str, object]:
-        """Return the counters to resume from."""
+        """Return the counters that a resumed engine needs."""
         return {"sizes": self._sizes.counts, "are_amplified": self.are_amplified}
 
     def restore(self, state: Mapping[str, object]) -> None:
-        """Resume from the counters that `state` returned."""
+        """Restore the counters that `state` returned."""
         sizes = state["sizes"]
         if not isinstance(sizes, Mapping):
             raise TypeError(f"sizes of batches must be a map, got {sizes!r}")

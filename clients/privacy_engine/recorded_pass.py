@@ -1,4 +1,4 @@
-"""Records a forward pass of an attached model, and the gradients that reach it."""
+"""Record of a forward pass of an attached model, and of the gradients that reach it."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,17 +15,17 @@ from fedsim.core.errors import FedsimError
 
 
 class BackwardError(FedsimError, RuntimeError):
-    """The gradients of a backward pass cannot be attributed to single examples."""
+    """Error if the gradients of a backward pass cannot be attributed to single examples."""
 
 
 @dataclass
 class PassContext:
-    """The state that all forward passes of an attached model share.
+    """State that all forward passes of an attached model share.
 
     Attributes:
-        pending: forward passes that a backward pass has reached, and that are not in a batch yet.
-        part: returns the number of the physical batch that the training loop has now.
-        losses: number of losses in the running call of `engine.backward`, or None outside a call.
+        pending: forward passes that a backward pass has reached, but that no batch has used yet.
+        part: function that returns the number of the training loop's current physical batch.
+        losses: number of losses in the current call of `engine.backward`; None outside a call.
         outputs: output tensors of the last forward pass, kept until the losses are checked.
         checks_left: how many further calls of `engine.backward` are checked.
     """
@@ -38,23 +38,23 @@ class PassContext:
 
 
 class RecordedPass:
-    """The record of one forward pass of an attached model, in padded batches.
+    """Record of one forward pass of an attached model, which runs in padded batches.
 
-    A record joins the pending passes when a backward pass reaches it: a forward pass without a
-    backward pass leaves nothing behind.
+    The record joins `pending` of the context when a backward pass reaches it. A forward pass
+    without a backward pass leaves nothing behind.
 
     Args:
         parameters: the model's trainable parameters; their values stay in their memory.
         examples: n, number of examples.
-        views: K, number of rows of each example, side by side.
+        views: number K of successive rows of each example.
         context: the state that the model's forward passes share.
 
     Attributes:
         examples: n, number of examples.
-        views: K, number of rows of each example.
+        views: number K of rows of each example.
         padded_batches: the recordings of the padded batches, in the order of their examples.
         part: number of the physical batch that the training loop had at the forward pass.
-        losses: number of losses given to `engine.backward`, or None if the training loop called
+        losses: number of losses given to `engine.backward`; None if the training loop called
             `loss.backward()`.
     """
 
@@ -70,16 +70,16 @@ class RecordedPass:
         self._values = [tensor.detach().unsqueeze(0) for tensor in parameters.tensors]
 
     def start_padded(self, rows: int) -> "PaddedRecording":
-        """Return the recording of the next padded batch, which has `rows` rows."""
+        """Start and return the record of the next padded batch, which has `rows` rows."""
         padded = PaddedRecording(self._parameters, self._values, rows, self)
         self.padded_batches.append(padded)
         return padded
 
     def note(self) -> None:
-        """Record that a backward pass has reached a use of a parameter.
+        """Note that a backward pass has reached a use of a parameter.
 
         Raises:
-            BackwardError: the gradients of this forward pass are in a batch already.
+            BackwardError: a batch has already used the gradients of this forward pass.
         """
         if self._taken:
             raise BackwardError(
@@ -92,11 +92,11 @@ class RecordedPass:
             self._context.pending.append(self)
 
     def take(self) -> None:
-        """Check the gradients, and record that they are added to a batch.
+        """Check the gradients, and note that a batch now uses them.
 
         Raises:
             BackwardError: two backward passes went through one use of a parameter, or backward
-                passes had losses of different kinds.
+                passes had different kinds of losses.
         """
         uses = [use for padded in self.padded_batches for use in padded.uses]
         if len({id(use) for use in uses}) < len(uses):
@@ -117,13 +117,13 @@ class RecordedPass:
         self._taken = True
 
     def gradient_factor(self, *, is_mean: bool) -> float:
-        """Return the factor from the recorded gradients to per-example gradients.
+        """Return the factor that turns recorded gradients into per-example gradients.
 
         A per-example gradient is the mean over the example's views. Losses of `engine.backward` are
-        not divided by n, so their factor does not depend on n.
+        not divided by the number of examples, so their factor does not depend on it.
 
         Args:
-            is_mean: whether the loss of the training loop is a mean over the rows, not a sum.
+            is_mean: whether the training loop's loss is a mean over the rows, else a sum.
         """
         if self.losses is None and is_mean:
             return float(self.examples)
@@ -140,13 +140,13 @@ class RecordedPass:
 
 
 class PaddedRecording(Recording):
-    """Records the uses of parameters in one padded batch of a forward pass.
+    """Record of the uses of parameters in one padded batch of a forward pass.
 
     Args:
         parameters: the model's trainable parameters.
         values: value of each parameter, with a leading dimension of one client (1, *shape).
         rows: number of rows of the padded batch.
-        whole: the forward pass that the padded batch is in.
+        whole: the record of the forward pass to which the padded batch belongs.
     """
 
     def __init__(
@@ -156,10 +156,10 @@ class PaddedRecording(Recording):
         self._whole = whole
 
     def note(self, use: ExampleUse) -> None:
-        """Record a use of a parameter that a backward pass has reached.
+        """Note a use of a parameter that a backward pass has reached.
 
         Raises:
-            BackwardError: the gradients of this forward pass are in a batch already.
+            BackwardError: a batch has already used the gradients of this forward pass.
         """
         if not self.is_running:
             self._whole.note()
@@ -167,12 +167,12 @@ class PaddedRecording(Recording):
 
 
 class RecordingForward:
-    """Replaces the `forward` of an attached model, so that its calls are recorded.
+    """Replacement for the `forward` of an attached model, which records its calls.
 
     Args:
         model: the model.
-        record: takes the original `forward`, its positional and its keyword arguments; records the
-            call and returns the outputs.
+        record: function of the original `forward`, its positional and its keyword arguments. It
+            records the call and returns the outputs.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class RecordingForward:
         return self._record(self._original, args, kwargs)
 
     def install(self) -> None:
-        """Record the model's forward passes from now on."""
+        """Start to record the model's forward passes."""
         self._active = True
         self._model.forward = self
 
@@ -208,7 +208,7 @@ class RecordingForward:
 
     @contextmanager
     def removed(self) -> Iterator[None]:
-        """Restore the original `forward` of the model within the context."""
+        """Restore the original `forward` of the model during a `with` block."""
         installed = vars(self._model).get("forward") is self
         self.restore()
         try:
@@ -224,7 +224,7 @@ class RecordingForward:
 
 
 def refuse_gradient(name: str) -> Callable[[Tensor], None]:
-    """Return a hook that raises an error if a parameter gets a gradient outside a recorded pass.
+    """Return a hook that raises if a parameter gets a gradient outside a recorded forward pass.
 
     Args:
         name: name of the parameter, for the message.

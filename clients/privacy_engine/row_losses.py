@@ -1,17 +1,16 @@
-"""Keeps the loss of each example when a torch loss function reduces a batch to one value.
+"""Separate loss of each example, although a torch loss function reduces a batch to one value.
 
 Training scripts call `criterion(model(x), y).backward()`. The engine sees only the gradients of
 that backward pass, which do not show whether the loss mixed examples. So the outputs of an attached
-model are `ModelOutput`s: a torch loss function that is called with one is computed for each
-example, then reduced. The result keeps the losses of the rows, and `backward()` of the result is
+model are `ModelOutput` tensors. A torch loss function of such a tensor is computed for each example
+and then reduced. The result keeps the loss of each row, and its `backward()` is
 `engine.backward(losses)`.
 
-For any other loss, `find_reduction` finds out whether it is a mean of the examples, a sum, or
-neither.
+For any other loss, `find_reduction` tests whether it is a mean or a sum over the examples.
 
-Guarantee: the loss of a row is a function of the outputs of that row and of the targets, as torch's
-function defines it. The result of any other operation is a plain tensor without losses of rows, as
-arithmetic of the caller may divide by something that depends on the whole batch.
+Guarantee: the loss of a row depends on the outputs of that row and on the targets, as torch's
+function defines it. The result of any other operation is a plain tensor without losses of rows,
+because the caller's arithmetic may divide by something that depends on the whole batch.
 """
 
 import inspect
@@ -30,11 +29,11 @@ from fedsim.clients.model_checks.safety import UnsafeModelError, preserve_state
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """A forward pass of an attached model.
+    """Forward pass of an attached model, as its outputs refer to it.
 
     Attributes:
         rows: number of rows of the model's input and outputs.
-        backward: takes one loss for each row and runs backward through them.
+        backward: function that gets one loss for each row and runs the backward pass through them.
     """
 
     rows: int
@@ -42,11 +41,10 @@ class ForwardPass:
 
 
 class ModelOutput(Tensor):
-    """A tensor that comes from an attached model by row-wise operations, or a loss reduced from it.
+    """Tensor computed from an attached model row by row, or a loss reduced from such a tensor.
 
     Attributes:
-        origin: the forward pass, or None if an in-place change may have put other values into the
-            tensor.
+        origin: the forward pass; None after an in-place change, which may bring other values.
         losses: for a reduced loss, the loss of each row (n,); otherwise None.
     """
 
@@ -75,11 +73,11 @@ class ModelOutput(Tensor):
 
 
 def with_origin(outputs: Any, origin: ForwardPass) -> Any:
-    """Return the outputs of a model with their forward pass attached to each tensor.
+    """Return a model's outputs in which each tensor refers to its forward pass.
 
     Args:
         outputs: plain tensors in nested containers.
-        origin: the forward pass that they come from.
+        origin: the forward pass from which they come.
     """
     return pytree.tree_map_only(Tensor, lambda value: _noted(value, origin), outputs)
 
@@ -276,20 +274,21 @@ def find_reduction(
 ) -> Reduction:
     """Return how a loss reduces over the examples of a batch: "mean", "sum" or "none".
 
-    The gradient of a batch, filled by repeating the examples, is compared with those of single
-    examples. With class weights under a mean, ignored labels under a mean, or a loss that mixes
-    examples in large batches, it is neither their mean nor their sum.
+    The gradient of a batch of repeated examples is compared with the gradients of single examples.
+    It is neither their mean nor their sum if the loss is a mean with class weights or ignored
+    labels, or if it mixes examples in large batches.
 
     Args:
         model: the model as it will be trained.
-        loss: maps outputs and targets (n, ...) to one value, or to one value per example ("none").
+        loss: function of outputs and targets (n, ...) that returns one value, or one value per
+            example ("none").
         features: features of at least 2 public examples (n, ...); the first 32 are used.
         targets: targets of these examples (n, ...), with all kinds of labels that the loss treats
             differently.
         batch: batch size of the training.
 
     Guarantee:
-        parameters, buffers, modes and global random generators are restored.
+        parameters, buffers, modes and global random generators are restored afterwards.
 
     Raises:
         UnsafeModelError: the loss is neither a mean nor a sum over the examples, or all gradients

@@ -1,4 +1,4 @@
-"""The state of a privacy engine: its `state_dict`, and ε and remaining budget of its ledger."""
+"""State of a privacy engine: its `state_dict`, and ε and remaining budget of its ledger."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -32,7 +32,7 @@ def engine_state(
         terms: the engine's public terms, with the noise multiplier.
 
     Raises:
-        RuntimeError: a batch is unfinished: its sum has no noise yet.
+        RuntimeError: a batch is unfinished, so its sum has no noise yet.
     """
     if steps.is_open:
         raise RuntimeError(
@@ -93,7 +93,9 @@ def restore_state(
 
 
 def ledger_spent(ledger: PrivacyLedger, terms: PrivacyTerms, delta: float | None) -> PrivacySpent:
-    """Return ε of a ledger by the accountant of the terms, with the slack of the sampler.
+    """Return ε of a ledger by the terms' accountant, with a small term for inexact noise.
+
+    The term is added because the sampled noise is not exactly Gaussian.
 
     Args:
         ledger: the ledger with all charges.
@@ -101,7 +103,7 @@ def ledger_spent(ledger: PrivacyLedger, terms: PrivacyTerms, delta: float | None
         delta: δ; None stands for the target δ.
 
     Returns:
-        ε at δ, and the Rényi order that it comes from.
+        ε at δ, and the Rényi order that gives it.
     """
     account, delta = _account(ledger, terms), _delta(terms, delta)
     epsilon = epsilon_with_slack(account.get_epsilon, delta)
@@ -115,7 +117,7 @@ def affordable_events(
     target_epsilon: float,
     delta: float | None,
 ) -> int | None:
-    """Return how often an event can be repeated within a budget, or None if it is exceeded already.
+    """Return how often an event can be repeated within a budget; None if ε is already above it.
 
     Args:
         ledger: the ledger with all charges so far.

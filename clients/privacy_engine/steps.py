@@ -1,4 +1,4 @@
-"""The step of an attached optimizer: it sums a batch, charges, adds noise and updates the model."""
+"""Step of an attached optimizer: it sums a batch, charges, adds noise and updates the model."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -52,15 +52,15 @@ _WAYS = (
 
 
 class UncheckedLossError(FedsimError, RuntimeError):
-    """No ε is known, as `loss.backward()` ran and nobody checked that the loss is safe."""
+    """Error if ε is unknown, because `loss.backward()` ran on a loss that was not checked."""
 
 
 class LossEvidence:
-    """Records whether all losses so far are known not to mix examples.
+    """Record of whether all losses so far are known not to mix examples.
 
-    A reduced loss may divide by something that depends on all examples (class weights or ignored
-    labels under a mean), or by another number than declared. Then one example changes the gradients
-    of all others, and backward passes do not show it.
+    A reduced loss may divide by something that depends on all examples, as a mean with class
+    weights or ignored labels does, or by an undeclared number. Then one example changes the
+    gradients of all others, and backward passes do not show it.
 
     Attributes:
         has_plain_backward: whether gradients came from a `loss.backward()` of an unknown loss.
@@ -71,7 +71,7 @@ class LossEvidence:
         self.has_plain_backward = self.is_checked = False
 
     def note_plain_backward(self) -> None:
-        """Record that gradients came from a `loss.backward()` of an unknown loss."""
+        """Note that gradients came from a `loss.backward()` of an unknown loss."""
         if not self.has_plain_backward and not self.is_checked:
             logger.warning(
                 "loss.backward() does not show whether the loss keeps examples apart, so "
@@ -84,7 +84,7 @@ class LossEvidence:
         """Check that every loss is known not to mix examples.
 
         Raises:
-            UncheckedLossError: `loss.backward()` ran, and no check of the loss did.
+            UncheckedLossError: `loss.backward()` ran, but the loss was not checked.
         """
         if self.has_plain_backward and not self.is_checked:
             raise UncheckedLossError(
@@ -93,32 +93,32 @@ class LossEvidence:
             )
 
     def state(self) -> dict[str, bool]:
-        """Return the attributes to resume from."""
+        """Return the attributes that a resumed engine needs."""
         return {"has_plain_backward": self.has_plain_backward, "is_checked": self.is_checked}
 
     def restore(self, state: Mapping[str, bool]) -> None:
-        """Resume from what `state` returned; a check that this engine did stays valid."""
+        """Restore what `state` returned; a check that this engine has made stays valid."""
         self.has_plain_backward = bool(state["has_plain_backward"])
         self.is_checked = self.is_checked or bool(state["is_checked"])
 
 
 class PrivateSteps:
-    """Sums physical batches to logical batches, and releases each logical batch once.
+    """Steps of an engine: they sum physical batches and release each logical batch once.
 
-    Guarantee: a release is in `ledger` before the optimizer sees it; a batch is released at most
-    once, even if the step is interrupted; noise is added once per logical batch.
+    Guarantee: a release is in `ledger` before the optimizer sees it. A batch is released at most
+    once, even if the step is interrupted. Noise is added once per logical batch.
 
     Attributes:
-        mechanism: the mechanism of the next step.
+        mechanism: the DP-SGD mechanism of the next step.
         ledger: the ledger with all charges.
-        schedule: draws the batches, and computes the charges.
-        feed: yields the batches of `schedule` to the training loop.
-        losses: records whether the losses are known not to mix examples.
-        private_statistics: counts of the last batch's examples, or None before the first step.
+        schedule: object that draws the batches and computes the charges.
+        feed: source that yields the batches of `schedule` to the training loop.
+        losses: record of whether the losses are known not to mix examples.
+        private_statistics: counts for the last batch's examples; None before the first step.
 
     Args:
-        model: computes the clipped sums.
-        mechanism: the mechanism for this model.
+        model: the attached model, which computes the clipped sums.
+        mechanism: the DP-SGD mechanism for this model.
         terms: the engine's public terms.
         streams: the engine's random streams.
     """
@@ -142,11 +142,11 @@ class PrivateSteps:
 
     @property
     def is_open(self) -> bool:
-        """Whether a logical batch has physical batches, but is not released yet."""
+        """Whether a logical batch has physical batches but is not yet released."""
         return self._batch is not None
 
     def virtual_step(self) -> None:
-        """Add the clipped gradients of the last backward pass to the logical batch, without noise.
+        """Add the last backward pass's clipped gradients to the logical batch, without noise.
 
         Raises:
             BatchReuseError: the examples are not those of the batch that the engine drew.
@@ -168,9 +168,9 @@ class PrivateSteps:
             self._batch = batch
 
     def step(self, update: Callable[[], Any]) -> Any:
-        """Release the noisy sum of the batch as the parameters' gradients, and call `update`.
+        """Set the parameters' gradients to the noisy sum of the batch, and call `update`.
 
-        Unless the physical batch is the last of its logical batch, it is only added to the sum.
+        If the physical batch is not the last of its logical batch, it is only added to the sum.
 
         Args:
             update: the original `optimizer.step`.
@@ -181,7 +181,7 @@ class PrivateSteps:
         Raises:
             BudgetExhaustedError: all calibrated steps are taken.
             BatchReuseError: the examples are not those of the batch that the engine drew.
-            NotPoissonError: batches were declared Poisson samples, but cannot be.
+            NotPoissonError: batches were declared Poisson samples, but their sizes contradict this.
             OutsideBatchError: a batch that the engine did not draw has no privacy guarantee.
             EpochError: the batch is outside the passes over shuffled data.
         """
@@ -202,12 +202,12 @@ class PrivateSteps:
         return update()
 
     def drop(self) -> None:
-        """Drop the sum of the unfinished batch, and all gradients that are not in a sum yet."""
+        """Drop the sum of the unfinished batch, and all gradients that no sum has used yet."""
         self._batch = None
         self._model.discard()
 
     def use_mechanism(self, mechanism: DpSgdMechanism) -> None:
-        """Set the mechanism of the next steps."""
+        """Set the DP-SGD mechanism of the next steps."""
         if mechanism is not self.mechanism:
             self.mechanism = mechanism.for_model(self._model.parameters)
 
@@ -215,7 +215,7 @@ class PrivateSteps:
         """Set the largest physical batch, and drop the sum of the unfinished batch.
 
         Args:
-            most: largest number of examples in a forward pass; None does not split batches.
+            most: largest number of examples in a forward pass; None to leave batches whole.
         """
         self.drop()
         self.mechanism = replace(self.mechanism, max_physical_batch=most)
@@ -223,12 +223,12 @@ class PrivateSteps:
         self._model.use_padded_batches(self.mechanism.padded_rows)
 
     def clipping_state(self) -> dict[str, AdaptiveClipNorm] | None:
-        """Return the state of adaptive clipping, or None if the clip norm is fixed."""
+        """Return the state of adaptive clipping; None if the clip norm is fixed."""
         norm = self.mechanism.clipping.adapted_clip_norm
         return None if norm is None else {"max_grad_norm": norm}
 
     def clipping_from(self, state: Mapping[str, AdaptiveClipNorm]) -> None:
-        """Resume adaptive clipping from what `clipping_state` returned."""
+        """Restore the state of adaptive clipping that `clipping_state` returned."""
         self.use_mechanism(self.mechanism.resume(state["max_grad_norm"]))
 
     def _take(self) -> RecordedPass | None:

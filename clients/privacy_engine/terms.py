@@ -1,6 +1,6 @@
-"""The public terms of a privacy engine: its checked arguments, and the calibrated noise.
+"""Public terms of a privacy engine: its checked arguments, and the calibrated noise.
 
-Nothing in this module depends on the data, and all of it may be published.
+Nothing here depends on the data, so all terms may be published.
 """
 
 import logging
@@ -29,23 +29,23 @@ BatchSource = Literal["engine", "poisson"]
 
 @dataclass(frozen=True)
 class PrivacyTerms:
-    """The public parameters of an engine's steps, noise and privacy accounting.
+    """Public parameters of an engine's steps, noise and privacy accounting.
 
     Attributes:
         batch_size: expected batch size, by which every released sum is divided.
         sample_size: public number of examples.
-        noise_multiplier: z; the noise has standard deviation z · C on the sum.
-        sampling: the sampling that batches are charged as.
+        noise_multiplier: the standard deviation of the noise on the sum, divided by the clip norm.
+        sampling: the sampling for which batches are charged.
         loss_reduction: how the loss of the training loop reduces over a batch.
         accountant: the accountant of the reported ε.
-        adjacency: which data sets are neighbours for the reported ε.
+        adjacency: which datasets are neighbours for the reported ε.
         target_delta: δ of the calibration, and the default δ of reports.
-        target_epsilon: ε that the noise was calibrated to, or None if the noise was given.
-        planned_steps: number of steps that the noise was calibrated for, or None if it was given.
-        max_physical_batch: largest number of examples in a forward pass, or None without a limit.
-        batches: "poisson" if the caller declares that batches of other loaders than the engine's
-            are Poisson samples; "engine" if only batches that the engine draws are.
-        augmentation_multiplicity: K, number of views of each example that the model gets.
+        target_epsilon: ε to which the noise was calibrated; None if the noise was given.
+        planned_steps: number of steps for which the noise was calibrated; None if it was given.
+        max_physical_batch: largest number of examples in a forward pass; None without a limit.
+        batches: "poisson" if the caller declares that batches of its own loader are Poisson
+            samples; "engine" if only batches that the engine draws are.
+        augmentation_multiplicity: number of views (changed copies) of each example.
         alphas: Rényi orders of the accountant; None stands for the accountant's default orders.
     """
 
@@ -71,7 +71,7 @@ class PrivacyTerms:
 
     @property
     def by_epoch(self) -> bool:
-        """Whether one privacy event is charged for an epoch instead of a step."""
+        """Whether one privacy event is charged for each epoch, not for each step."""
         return self.sampling.scheme.by_epoch
 
 
@@ -93,7 +93,7 @@ def privacy_terms(
     augmentation_multiplicity: int,
     alphas: Sequence[float] | None = None,
 ) -> PrivacyTerms:
-    """Check the arguments of `PrivacyEngine`, and calibrate the noise if `target_epsilon` is given.
+    """Check the arguments of `PrivacyEngine`; calibrate the noise if `target_epsilon` is given.
 
     Raises:
         ValueError: an argument is outside its range, or arguments exclude each other.
@@ -181,7 +181,7 @@ def clipping_for(
     *,
     noisy: bool,
 ) -> Clipping:
-    """Return the clipping for the engine's argument `max_grad_norm`.
+    """Return the clipping that the engine's argument `max_grad_norm` stands for.
 
     Args:
         max_grad_norm: a number is the clip norm of the whole gradient. A sequence has one clip norm
@@ -191,8 +191,8 @@ def clipping_for(
         noisy: whether noise is added, which needs finite clip norms.
 
     Raises:
-        ValueError: a clip norm is not positive, or infinite although noise is added, or the
-            sequence has neither the number of layers nor that of tensors.
+        ValueError: a clip norm is not positive, or is infinite although noise is added. Or the
+            sequence has a length that is neither the number of layers nor of tensors.
     """
     if isinstance(max_grad_norm, Clipping):
         clipping = max_grad_norm
@@ -295,7 +295,7 @@ def _checked_bound(value: float) -> float:
 
 
 def checked_count(name: str, value: int, meaning: str) -> int:
-    """Return an argument as an int, checked to be a whole number of at least 1.
+    """Return an argument as an int, after a check that it is a whole number of at least 1.
 
     Args:
         name: name of the argument, for the message.

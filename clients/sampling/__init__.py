@@ -1,1 +1,1 @@
-"""Sampling of batches: which examples enter a step, and the privacy event that is charged."""
+"""Sampling of batches: which examples a step uses, and which privacy event it is charged as."""

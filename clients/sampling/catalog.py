@@ -1,4 +1,4 @@
-"""The classes of sampling by their names in `privacy.sampling`."""
+"""Sampling classes by their names in `privacy.sampling`."""
 
 from collections.abc import Mapping
 

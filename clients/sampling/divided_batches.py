@@ -1,4 +1,4 @@
-"""Samplings that partition the examples into batches: anew in every epoch, or once and for all."""
+"""Samplings that divide the examples into batches: anew in every epoch, or once for all."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,45 +26,44 @@ from fedsim.clients.sampling.schemes import (
 
 @dataclass(frozen=True)
 class ShuffledEpochs(EpochBatches):
-    """Each epoch shuffles the examples anew and cuts them into `batches` batches of even size.
+    """Sampling that shuffles the examples in each epoch and cuts them into `batches` batches.
 
-    Guarantee: an example is in exactly one batch of an epoch, and which one does not depend on any
-    example's value. No more is claimed: the batches of a shuffle depend on each other, so there is
-    no amplification by sampling, and an epoch costs one release on a known batch (Chua et al.
-    2024).
+    Guarantee: an example is in exactly one batch of an epoch, and this choice depends on no
+    example's value. Batches of a shuffle depend on each other, so no amplification by sampling is
+    claimed: an epoch costs one release on a known batch (Chua et al. 2024).
     """
 
     scheme: ClassVar[SamplingScheme] = SHUFFLE
     has_even_batches: ClassVar[bool] = True
 
     def divide(self, num_examples: int, generator: np.random.Generator) -> list[np.ndarray]:
-        """Return the example indices of each batch of one epoch; sizes differ by at most one."""
+        """Return the example indices of each batch of an epoch; sizes differ by at most one."""
         return np.array_split(generator.permutation(num_examples), self.batches)
 
     def event(self, mechanism: Event) -> EpochShuffled:
-        """Return the privacy event of one epoch that applies `mechanism` to each batch."""
+        """Return the privacy event of an epoch in which `mechanism` is applied to each batch."""
         return EpochShuffled(self.batches, mechanism)
 
 
 @dataclass(frozen=True)
 class BallsAndBins(EpochBatches):
-    """Each epoch allocates every example to one of `batches` batches at random (balls and bins).
+    """Sampling that puts every example into one of `batches` batches at random in each epoch.
 
-    Guarantee: allocations are uniform and independent over examples and epochs; batches may be
-    empty. This is what `RandomAllocation` accounts for (Chua et al. 2025; Feldman and Shenfeld
-    2025).
+    Guarantee: the choice of the batch is uniform and independent over examples and epochs; batches
+    may be empty. This is what `RandomAllocation` accounts for (balls and bins; Chua et al. 2025;
+    Feldman and Shenfeld 2025).
     """
 
     scheme: ClassVar[SamplingScheme] = BALLS_AND_BINS
 
     def divide(self, num_examples: int, generator: np.random.Generator) -> list[np.ndarray]:
-        """Return the ascending example indices of each batch of one epoch; sizes are random."""
+        """Return the ascending example indices of each batch of an epoch; sizes are random."""
         bins = generator.integers(self.batches, size=num_examples)
         ends = np.cumsum(np.bincount(bins, minlength=self.batches))
         return np.split(np.argsort(bins, kind="stable"), ends[:-1])
 
     def event(self, mechanism: Event) -> RandomAllocation:
-        """Return the privacy event of one epoch that applies `mechanism` to each batch."""
+        """Return the privacy event of an epoch in which `mechanism` is applied to each batch."""
         return RandomAllocation(self.batches, mechanism)
 
     def within_rounds(self, steps: int) -> "BallsAndBinsByRound":
@@ -74,10 +73,11 @@ class BallsAndBins(EpochBatches):
 
 @dataclass(frozen=True)
 class BallsAndBinsByRound(BallsAndBins):
-    """Balls and bins where every round starts a new epoch, for batches drawn with secure noise.
+    """Balls-and-bins sampling that starts a new epoch in every round, for secure noise.
 
-    Allocations are not kept after a round, so the last epoch of a round may end early. It is
-    charged in full: releases on some batches of an epoch are a part of the releases on all of them.
+    Batches then use randomness of the operating system, which does not repeat, and are not stored.
+    So the last epoch of a round may end early. It is charged in full, which is an upper bound for
+    releases on only some of its batches.
 
     Attributes:
         round_steps: number of steps in every round of a client; the last round may have fewer.
@@ -94,16 +94,16 @@ class BallsAndBinsByRound(BallsAndBins):
             raise ValueError(f"a round needs at least one step, got {self.round_steps}")
 
     def num_events(self, steps: int) -> int:
-        """Return the number of epochs that the first `steps` steps start, each one event."""
+        """Return the number of epochs that start in the first `steps` steps; each is one event."""
         rounds, rest = divmod(steps, self.round_steps)
         return rounds * super().num_events(self.round_steps) + super().num_events(rest)
 
     def charges(self, mechanism: Event, first_step: int, steps: int) -> Charges:
-        """Return the privacy events of the epochs that some steps start, as (event, count) pairs.
+        """Return the privacy events, with counts, of the epochs that start in some steps.
 
         Args:
             mechanism: the privacy event of the release on one batch.
-            first_step: number of the first step, which must start an epoch.
+            first_step: number of the first step; an epoch must start there.
             steps: number of steps.
 
         Raises:
@@ -120,7 +120,7 @@ class BallsAndBinsByRound(BallsAndBins):
         epochs: EpochStream,
         first_step: int,
     ) -> Iterator[np.ndarray]:
-        """Yield the batches of one epoch after the other, all drawn from `stream`.
+        """Yield the batches of each epoch in turn, all drawn from `stream`.
 
         Raises:
             ValueError: the first step is within an epoch, whose batches are not stored.
@@ -145,10 +145,10 @@ class BallsAndBinsByRound(BallsAndBins):
 
 @dataclass(frozen=True)
 class CyclicBatches(EpochBatches):
-    """Cuts the examples once into `batches` batches, which every cycle uses in the same order.
+    """Sampling that cuts the examples into `batches` batches once and uses them in cycles.
 
-    Guarantee: an example is in one batch of a cycle, always the same one, which does not depend on
-    any example's value. Batches are known, so there is no amplification: a cycle costs one release.
+    Guarantee: an example is in the same single batch of every cycle, and this choice depends on no
+    example's value. Batches are known, so there is no amplification: a cycle costs one release.
     """
 
     scheme: ClassVar[SamplingScheme] = CYCLIC
@@ -164,7 +164,7 @@ class CyclicBatches(EpochBatches):
         return np.array_split(generator.permutation(num_examples), self.batches)
 
     def event(self, mechanism: Event) -> EpochShuffled:
-        """Return the privacy event of one cycle that applies `mechanism` to each batch."""
+        """Return the privacy event of a cycle in which `mechanism` is applied to each batch."""
         return EpochShuffled(self.batches, mechanism)
 
     def draw_batches(
@@ -175,7 +175,7 @@ class CyclicBatches(EpochBatches):
         epochs: EpochStream,
         first_step: int,
     ) -> Iterator[np.ndarray]:
-        """Yield the batches of one cycle after the other, always those of epoch 0's stream."""
+        """Yield the batches of each cycle in turn; all cycles have the division of epoch 0."""
         return super().draw_batches(
             num_examples, stream, epochs=lambda _: epochs(0), first_step=first_step
         )
@@ -183,12 +183,12 @@ class CyclicBatches(EpochBatches):
 
 @dataclass(frozen=True)
 class CyclicPoisson(Sampling):
-    """Divides the examples once into groups that take turns, with Poisson sampling in each group.
+    """Sampling with fixed groups of examples that take turns, and Poisson sampling in each group.
 
-    Guarantee: at step t each example of group t mod `groups` enters the batch with probability
-    `rate`, independently of all others and of other steps, and no other example does. An example
-    is sampled once in a cycle of `groups` steps, which is `PoissonSampled` (Choquette-Choo et al.
-    2023, arXiv:2306.08153, section 5). The groups do not depend on any example's value.
+    Guarantee: at step t, only examples of group t mod `groups` can enter the batch. Each does so
+    with probability `rate`, independently of other examples and other steps. So an example is
+    sampled once in a cycle of `groups` steps, as `PoissonSampled` assumes (Choquette-Choo et al.
+    2023, arXiv:2306.08153, section 5). The groups depend on no example's value.
 
     Attributes:
         groups: number of groups.
@@ -212,12 +212,12 @@ class CyclicPoisson(Sampling):
     def for_client(
         cls, num_examples: int, batch_size: int, *, sampling_rate: float | None = None
     ) -> tuple[Self, float]:
-        """Return the sampling with a single group, and its expected batch size.
+        """Return the sampling with a single group for a client, and the expected batch size.
 
         Args:
             num_examples: the client's public number of examples, at least 1.
-            batch_size: expected batch size, if no rate is given.
-            sampling_rate: the sampling rate; None stands for batch_size / num_examples.
+            batch_size: expected batch size; used if no rate is given.
+            sampling_rate: the sampling rate; None stands for batch_size / num_examples, at most 1.
         """
         batches, expected = PoissonSampling.for_client(
             num_examples, batch_size, sampling_rate=sampling_rate
@@ -231,7 +231,7 @@ class CyclicPoisson(Sampling):
 
     @property
     def separation(self) -> int:
-        """Least number of steps between two uses of an example: the number of groups."""
+        """Smallest number of steps between two uses of an example: the number of groups."""
         return self.groups
 
     def spaced(self, steps: int) -> "CyclicPoisson":
@@ -253,11 +253,11 @@ class CyclicPoisson(Sampling):
         return CyclicPoisson(steps, min(1.0, rate))
 
     def event(self, mechanism: Event) -> PoissonSampled:
-        """Return the privacy event of one cycle that applies `mechanism` to each batch."""
+        """Return the privacy event of a cycle in which `mechanism` is applied to each batch."""
         return PoissonSampled(self.rate, mechanism)
 
     def num_events(self, steps: int) -> int:
-        """Return the number of cycles that the first `steps` steps start, each one event."""
+        """Return the number of cycles that start in the first `steps` steps; each is one event."""
         return -(-steps // self.groups)
 
     def draw_batches(
@@ -268,7 +268,7 @@ class CyclicPoisson(Sampling):
         epochs: EpochStream,
         first_step: int,
     ) -> Iterator[np.ndarray]:
-        """Yield the ascending indices of one batch after the other, drawn from the step's group."""
+        """Yield the ascending example indices of each batch, drawn from the group of the step."""
         divided = np.array_split(epochs(0).permutation(num_examples), self.groups)
         groups = [np.sort(group) for group in divided]
         for step in count(first_step):

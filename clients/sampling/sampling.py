@@ -1,8 +1,7 @@
-"""How the batches of a client are drawn, and the privacy events that its steps are charged as.
+"""Base classes of samplings: how batches are drawn, and how their steps are charged.
 
-`schemes.py` has the facts of each sampling that do not depend on numbers. A new sampling needs a
-scheme there, a subclass of `Sampling`, an entry of `catalog.py`, and rows in
-docs/explain/dp_sgd.md.
+`schemes.py` has the fixed properties of each sampling. A new sampling needs a scheme there, a
+subclass of `Sampling`, an entry of `catalog.py`, and rows in docs/explain/dp_sgd.md.
 """
 
 import math
@@ -22,17 +21,17 @@ EpochStream = Callable[[int], np.random.Generator]
 
 
 class Sampling(ABC):
-    """How the batches of a client are drawn, with the privacy events of its steps.
+    """Base class of a client's sampling: it draws batches and gives the privacy events of steps.
 
     Steps are numbered from 0 over the whole run of a client, across its rounds.
 
-    Guarantee: a client that runs steps first_step ... first_step + steps − 1 with batches of
-    `batches` and applies `mechanism` to each batch has released no more than `charges(mechanism,
-    first_step, steps)` under each adjacency of `scheme`, given that earlier steps were charged
-    likewise.
+    Guarantee: suppose that a client runs steps first_step ... first_step + steps − 1 with batches
+    of `draw_batches` and applies `mechanism` to each batch, and that earlier steps were charged in
+    the same way. Then `charges(mechanism, first_step, steps)` covers the release under each
+    adjacency of `scheme`.
 
     Attributes:
-        scheme: name and properties of the sampling.
+        scheme: name and fixed properties of the sampling.
         has_even_batches: whether batch sizes differ by at most one.
     """
 
@@ -44,13 +43,12 @@ class Sampling(ABC):
     def for_client(
         cls, num_examples: int, batch_size: int, *, sampling_rate: float | None = None
     ) -> tuple[Self, float]:
-        """Return the sampling of one client, and its expected batch size.
+        """Return the sampling for one client, and the expected batch size.
 
         Args:
             num_examples: the client's public number of examples, at least 1.
-            batch_size: expected batch size; a limit of the mean where an epoch is divided.
-            sampling_rate: the exact rate from which `batch_size` was rounded, or None if the
-                settings give no rate.
+            batch_size: expected batch size; if an epoch is divided, the largest mean size.
+            sampling_rate: the exact sampling rate, from which `batch_size` was rounded; or None.
         """
 
     @property
@@ -61,7 +59,8 @@ class Sampling(ABC):
     def within_rounds(self, steps: int) -> "Sampling":
         """Return the sampling for batches that cannot be drawn again in a later round.
 
-        Most samplings return `self`; one whose epochs span rounds starts a new epoch in each.
+        Most samplings return `self`. A sampling whose epochs span rounds returns one that starts a
+        new epoch in each round.
 
         Args:
             steps: number of steps in every round of a client; the last round may have fewer.
@@ -70,14 +69,14 @@ class Sampling(ABC):
 
     @property
     def separation(self) -> int:
-        """Least number of steps between two batches that an example can be in."""
+        """Smallest number of steps between two batches that can contain the same example."""
         return 1
 
     def spaced(self, steps: int) -> "Sampling":
-        """Return the sampling with a separation of at least `steps`, and the same expected batch.
+        """Return the sampling with a `separation` of at least `steps` and the same batch size.
 
         Args:
-            steps: least number of steps between two uses of an example, at least 1.
+            steps: smallest number of steps between two uses of an example, at least 1.
 
         Raises:
             ValueError: the sampling cannot keep this distance.
@@ -90,7 +89,7 @@ class Sampling(ABC):
         return self
 
     def usual_batch(self, expected_batch: float) -> int:
-        """Return a public batch size that fewer than one batch in a hundred exceeds.
+        """Return a public size that fewer than one in a hundred batches exceeds.
 
         Args:
             expected_batch: expected batch size.
@@ -100,21 +99,21 @@ class Sampling(ABC):
 
     @abstractmethod
     def event(self, mechanism: Event) -> Event:
-        """Return the privacy event of applying `mechanism` to a batch, or to all of an epoch.
+        """Return the privacy event of `mechanism`, applied to one batch or to all of an epoch.
 
         Args:
-            mechanism: the privacy event of the release on one given batch.
+            mechanism: the privacy event of the release on one fixed batch.
         """
 
     @abstractmethod
     def num_events(self, steps: int) -> int:
-        """Return how many events the first `steps` steps of a client are charged as."""
+        """Return how many privacy events the first `steps` steps of a client cost."""
 
     def charges(self, mechanism: Event, first_step: int, steps: int) -> Charges:
         """Return the privacy events of further steps, as (event, count) pairs.
 
         Args:
-            mechanism: the privacy event of the release on one given batch.
+            mechanism: the privacy event of the release on one fixed batch.
             first_step: number of the first of these steps.
             steps: number of steps.
         """
@@ -130,19 +129,19 @@ class Sampling(ABC):
         epochs: EpochStream,
         first_step: int,
     ) -> Iterator[np.ndarray]:
-        """Yield the example indices of one batch after the other from `first_step` on, forever.
+        """Yield the example indices of each batch in turn, from step `first_step` on, without end.
 
         Args:
             num_examples: number of examples of the client.
-            stream: the client's random stream of this round for sampling.
-            epochs: returns the client's random stream of an epoch by its number, the same in every
-                round, so that an unfinished epoch continues in the next round.
+            stream: the client's random stream for sampling in this round.
+            epochs: function that returns the client's random stream of an epoch, by its number. It
+                is the same in every round, so an unfinished epoch continues in the next round.
             first_step: number of steps that the client was charged for before.
         """
 
 
 class IndependentBatches(Sampling):
-    """A sampling that draws each batch independently, so that every step is one event."""
+    """Base class of samplings that draw each batch independently; every step is one event."""
 
     @abstractmethod
     def draw_batch(self, num_examples: int, generator: np.random.Generator) -> np.ndarray:
@@ -150,11 +149,11 @@ class IndependentBatches(Sampling):
 
         Args:
             num_examples: number of examples of the client.
-            generator: random generator to draw the batch from.
+            generator: random generator that draws the batch.
         """
 
     def num_events(self, steps: int) -> int:
-        """Return `steps`: every step is one event."""
+        """Return `steps`, because every step is one event."""
         return steps
 
     def draw_batches(
@@ -165,17 +164,17 @@ class IndependentBatches(Sampling):
         epochs: EpochStream,
         first_step: int,
     ) -> Iterator[np.ndarray]:
-        """Yield the example indices of one batch after the other, drawn from `stream`."""
+        """Yield the example indices of each batch in turn, drawn from `stream`."""
         while True:
             yield self.draw_batch(num_examples, stream)
 
 
 @dataclass(frozen=True)
 class EpochBatches(Sampling):
-    """A sampling that divides all examples among the `batches` batches of an epoch.
+    """Base class of samplings that divide all examples among the `batches` batches of an epoch.
 
-    Each epoch has a separate random stream and there is no hidden state, so an epoch continues over
-    rounds and over a restart. It is charged once, when its first batch is drawn.
+    Each epoch has its own random stream and there is no other state. So an epoch can continue in
+    the next round and after a restart. It is charged once, when its first batch is drawn.
 
     Attributes:
         batches: number of batches in an epoch.
@@ -194,7 +193,9 @@ class EpochBatches(Sampling):
     def for_client(
         cls, num_examples: int, batch_size: int, *, sampling_rate: float | None = None
     ) -> tuple[Self, float]:
-        """Return epochs of the fewest batches with a mean size up to `batch_size`, and that mean.
+        """Return the sampling with the fewest batches of mean size up to `batch_size`.
+
+        The mean batch size is the second result.
 
         Args:
             num_examples: the client's public number of examples, at least 1.
@@ -210,7 +211,7 @@ class EpochBatches(Sampling):
         return 1.0 / self.batches
 
     def num_events(self, steps: int) -> int:
-        """Return the number of epochs that the first `steps` steps start, each one event."""
+        """Return the number of epochs that start in the first `steps` steps; each is one event."""
         return -(-steps // self.batches)
 
     def draw_batches(
@@ -221,7 +222,7 @@ class EpochBatches(Sampling):
         epochs: EpochStream,
         first_step: int,
     ) -> Iterator[np.ndarray]:
-        """Yield the example indices of each batch, one epoch after the other."""
+        """Yield the example indices of each batch in turn, epoch after epoch."""
         if self.batches == 1:
             yield from repeat(np.arange(num_examples))
         divided: list[np.ndarray] = []
@@ -233,7 +234,7 @@ class EpochBatches(Sampling):
 
     @abstractmethod
     def divide(self, num_examples: int, generator: np.random.Generator) -> list[np.ndarray]:
-        """Return the example indices of each batch of one epoch; each example is in one batch.
+        """Return the example indices of each batch of an epoch; each example is in one batch.
 
         Args:
             num_examples: number of examples of the client.
@@ -243,11 +244,11 @@ class EpochBatches(Sampling):
 
 @dataclass(frozen=True)
 class PoissonSampling(IndependentBatches):
-    """Each example enters each batch independently with probability `rate`.
+    """Poisson sampling: each example enters each batch independently with probability `rate`.
 
-    Guarantee: inclusion is independent over examples and steps; a batch may be empty, and is then
-    used like any other. This is what `PoissonSampled` accounts for (Abadi et al. 2016, section 3;
-    Mironov et al. 2019).
+    Guarantee: inclusion is independent over examples and steps. A batch may be empty, and an empty
+    batch is used like any other. This is what `PoissonSampled` accounts for (Abadi et al. 2016,
+    section 3; Mironov et al. 2019).
 
     Raises:
         ValueError: the rate is not in [0, 1].
@@ -264,11 +265,11 @@ class PoissonSampling(IndependentBatches):
     def for_client(
         cls, num_examples: int, batch_size: int, *, sampling_rate: float | None = None
     ) -> tuple[Self, float]:
-        """Return the sampling, and its expected batch size.
+        """Return the sampling for one client, and the expected batch size.
 
         Args:
             num_examples: the client's public number of examples, at least 1.
-            batch_size: expected batch size, if no rate is given.
+            batch_size: expected batch size; used if no rate is given.
             sampling_rate: the sampling rate; None stands for batch_size / num_examples, at most 1.
         """
         if sampling_rate is not None:
@@ -288,17 +289,17 @@ class PoissonSampling(IndependentBatches):
         return (generator.random(num_examples) < self.rate).nonzero()[0]
 
     def event(self, mechanism: Event) -> PoissonSampled:
-        """Return the privacy event of one step that applies `mechanism` to a batch."""
+        """Return the privacy event of one step, which applies `mechanism` to a batch."""
         return PoissonSampled(self.rate, mechanism)
 
 
 @dataclass(frozen=True)
 class FixedSizeSampling(IndependentBatches):
-    """Each batch is a uniformly random subset of `batch` of the `population` examples.
+    """Sampling without replacement: each batch is `batch` of the `population` examples.
 
-    Guarantee: subsets are independent over steps. Another example takes the place of a missing
-    one, so only replace-one adjacency is claimed (Wang, Balle, Kasiviswanathan 2019); the number
-    of examples is public.
+    Guarantee: subsets are uniform, and independent over steps. A missing example is replaced by
+    another, so only replace-one adjacency is claimed (Wang, Balle, Kasiviswanathan 2019). The
+    number of examples is public.
 
     Raises:
         ValueError: not 1 ≤ batch ≤ population.
@@ -319,11 +320,11 @@ class FixedSizeSampling(IndependentBatches):
     def for_client(
         cls, num_examples: int, batch_size: int, *, sampling_rate: float | None = None
     ) -> tuple[Self, float]:
-        """Return the sampling of `batch_size` examples, at most all, and that batch size.
+        """Return the sampling for one client, and its batch size.
 
         Args:
             num_examples: the client's public number of examples, at least 1.
-            batch_size: number of examples in a batch.
+            batch_size: number of examples in a batch; if there are fewer, a batch is all examples.
             sampling_rate: not used.
         """
         batch = min(batch_size, num_examples)
@@ -331,14 +332,14 @@ class FixedSizeSampling(IndependentBatches):
 
     @property
     def sampling_rate(self) -> float:
-        """Share of the examples in a batch: batch / population."""
+        """Share of the examples in a batch, which is batch / population."""
         return self.batch / self.population
 
     def draw_batch(self, num_examples: int, generator: np.random.Generator) -> np.ndarray:
         """Return the ascending example indices of one batch.
 
         Raises:
-            ValueError: the client does not hold the public number of examples.
+            ValueError: the client does not have the public number of examples.
         """
         if num_examples != self.population:
             raise ValueError(
@@ -348,5 +349,5 @@ class FixedSizeSampling(IndependentBatches):
         return np.sort(generator.choice(num_examples, self.batch, replace=False, shuffle=False))
 
     def event(self, mechanism: Event) -> FixedSizeSampled:
-        """Return the privacy event of one step that applies `mechanism` to a batch."""
+        """Return the privacy event of one step, which applies `mechanism` to a batch."""
         return FixedSizeSampled(self.population, self.batch, mechanism)

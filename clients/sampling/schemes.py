@@ -1,7 +1,7 @@
-"""Properties of each sampling that do not depend on numbers, such as name, event and adjacencies.
+"""Fixed properties of each sampling: name, privacy event, adjacencies.
 
-Settings, the privacy statement and the command line read them, so this module imports nothing
-heavy. The classes that draw batches are in `sampling.py`.
+Settings, the privacy statement and the command line read them, so this module imports neither numpy
+nor torch. The classes that draw batches are in `sampling.py`.
 """
 
 from collections.abc import Mapping
@@ -18,19 +18,19 @@ SamplingName = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingScheme:
-    """A way to draw batches, and the privacy accounting that goes with it.
+    """A way to draw batches, and how its privacy is accounted for.
 
     Attributes:
         name: value of `privacy.sampling` in the experiment file.
         description: how batches are drawn, as in the table of docs/explain/dp_sgd.md.
         event: class name of the sampling's privacy events in a ledger.
         adjacencies: the adjacencies under which the event is a guarantee.
-        obstacle: why there is no guarantee under other adjacencies; "" if it holds under all.
+        obstacle: why there is no guarantee under other adjacencies; "" if there is one under all.
         by_epoch: whether one event is charged for all batches of an epoch, which may span rounds.
-        is_cyclic: whether two uses of an example are a fixed distance apart, which correlated
-            noise needs.
-        divides_rounds: whether a new epoch starts in every round under secure noise.
-        statement: the sampling's sentence in the privacy statement, without capital and full stop.
+        is_cyclic: whether uses of an example are a fixed number of steps apart, for correlated
+            noise.
+        divides_rounds: whether a new epoch starts in every round under `noise: secure`.
+        statement: sentence for the privacy statement, without capital letter and full stop.
     """
 
     name: SamplingName
@@ -44,7 +44,7 @@ class SamplingScheme:
     statement: str
 
     def refusal(self, adjacency: str) -> str:
-        """Return the error message for an adjacency without a guarantee, with possible fixes."""
+        """Return the error message, with possible fixes, for an adjacency without a guarantee."""
         others = [
             scheme.name
             for scheme in SAMPLING_SCHEMES.values()

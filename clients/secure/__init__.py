@@ -1,1 +1,1 @@
-"""The client side of secure aggregation: encode, mask or share, and seal an update."""
+"""Client side of secure aggregation, which encodes, masks or shares, and encrypts an update."""

@@ -1,7 +1,7 @@
-"""A client's upload under additive secret sharing: a share of the update and sealed seeds.
+"""Upload of a client under additive secret sharing: a share of the update and seeds.
 
-The leader gets the share, the helpers get the seeds. The update is encoded last, after differential
-privacy and injected faults.
+The server gets the share. Each helper gets a random seed, encrypted with its key, which expands to
+its own share. The update is encoded last, after differential privacy and injected faults.
 """
 
 from collections.abc import Mapping
@@ -25,18 +25,18 @@ from fedsim.secagg.settings import SecureAggregationSettings
 
 @dataclass(frozen=True)
 class SecureUploader:
-    """Encodes and seals the trained arrays of one client.
+    """Encoder of one client's trained arrays into an upload of secret shares.
 
-    Guarantee: nothing is encoded for an offer whose settings, model or layout differ from those of
-    the client, and never in clear unless the client's settings say `quantized`. The leader's share
-    is uniform for every update, as long as one helper keeps its seed from the leader.
+    Guarantee: nothing is encoded if settings, model or layout in the server's offer differ from the
+    client's own. No readable update is uploaded unless the client's settings say `quantized`. The
+    server's share is uniformly random for every update, if one helper keeps its seed secret.
 
     Attributes:
         client: number of this client.
         settings: secure aggregation settings of the client; a server cannot weaken them.
-        codec: codec from arrays to ring elements.
-        plan: digest of the privacy plan, computed by the client itself; "" without privacy.
-        identity: the client's lasting key; None if it has none.
+        codec: codec from arrays to ring elements (integers modulo a power of 2).
+        plan: digest of the privacy plan, which the client computes itself; "" without privacy.
+        identity: the client's long-term signing key; None without one.
     """
 
     client: int
@@ -56,20 +56,20 @@ class SecureUploader:
         metrics: Mapping[str, float] | None = None,
         rng: np.random.Generator | None = None,
     ) -> Ring:
-        """Return the encoded update in clear, ring elements (d,), for sharing or masking.
+        """Return the encoded update, not yet shared or masked, as ring elements (d,).
 
         Args:
-            offer: the server's offer for this round.
+            offer: the round's parameters, as the server announced them.
             arrays: the trained model, tensors by name.
-            reference: the model of the request, tensors by name.
-            model_digest: digest of `reference`, computed by the client itself.
+            reference: the model in the request, tensors by name.
+            model_digest: digest of `reference`, which the client computed itself.
             weight: aggregation weight of the client, a whole number from 1 to the largest weight.
-            metrics: mean over the client's examples for each declared metric.
-            rng: random generator of stochastic rounding.
+            metrics: each declared metric's mean over the client's examples, by name.
+            rng: random generator for stochastic rounding.
 
         Raises:
-            WireError: a field of the offer does not follow its rule.
-            PublicKeyError: a helper's key is unusable, repeated, or not the pinned one.
+            WireError: a field of the offer is malformed.
+            PublicKeyError: a helper's key is unusable, repeated, or not as in the settings.
             ContextMismatchError, LayoutMismatchError: server and client have different settings,
                 models, layouts, privacy plans or helpers.
             NonFiniteUpdateError, ValueOutOfRangeError, InvalidWeightError: the update or the weight
@@ -97,20 +97,20 @@ class SecureUploader:
         metrics: Mapping[str, float] | None = None,
         rng: np.random.Generator | None = None,
     ) -> Upload:
-        """Return the upload of this round, a share of the update and sealed seeds.
+        """Return the upload of this round: a share of the update and encrypted seeds.
 
         Args:
-            offer: the server's offer for this round.
+            offer: the round's parameters, as the server announced them.
             arrays: the trained model, tensors by name.
-            reference: the model of the request, tensors by name.
-            model_digest: digest of `reference`, computed by the client itself.
+            reference: the model in the request, tensors by name.
+            model_digest: digest of `reference`, which the client computed itself.
             weight: aggregation weight of the client, a whole number from 1 to the largest weight.
-            metrics: mean over the client's examples for each declared metric.
-            rng: random generator of stochastic rounding.
+            metrics: each declared metric's mean over the client's examples, by name.
+            rng: random generator for stochastic rounding.
 
         Raises:
-            ContextMismatchError: the client's settings are of a protocol with masks.
-            SecureAggregationError: an error of `encode_payload`.
+            ContextMismatchError: the client's settings name a protocol with pairwise masks.
+            SecureAggregationError: the update cannot be encoded; `encode_payload` lists the errors.
         """
         if self.settings.protocol.name not in ("additive", "quantized"):
             raise ContextMismatchError(

@@ -1,7 +1,7 @@
-"""Seals clients' updates for secure aggregation, as the last step before the upload.
+"""Encryption of clients' updates for secure aggregation, as the last step before the upload.
 
-Differential privacy and injected faults come before. Under `additive` the client sends a share and
-sealed seeds. Under pairwise masks it sends public keys first and the masked update later.
+Differential privacy and injected faults come before. With the protocol `additive`, the client sends
+a share and encrypted seeds. With pairwise masks, it sends public keys, and later the masked update.
 """
 
 from collections.abc import Callable, Mapping
@@ -49,19 +49,19 @@ _STAGES: Mapping[str, _StageHandler] = {
 
 @dataclass(frozen=True)
 class SecureChannel:
-    """Seals the updates of a process's clients for secure aggregation.
+    """Channel that encrypts the updates of a process's clients for secure aggregation.
 
-    Guarantee: a sealed reply holds neither the update, nor the weight, nor a metric in clear,
-    unless the client's settings say `quantized`. Seeds and keys come from the operating system, in
-    seeded simulations too, as the aggregate does not depend on them.
+    Guarantee: in a sealed reply the update, the weight and the metrics are not readable, unless the
+    client's settings say `quantized`. Seeds and keys always come from the operating system, even in
+    seeded simulations, because the aggregate does not depend on them.
 
     Attributes:
         settings: secure aggregation settings of the clients; a server cannot weaken them.
-        codec: codec from arrays to ring elements, with the layout of the clients' model.
+        codec: codec from arrays of the model to ring elements (integers modulo a power of 2).
         weights: planned aggregation weight of each client.
-        seed: seed of the random streams of stochastic rounding.
-        plan: digest of the privacy plan, computed by the client itself; "" without privacy.
-        identity_of: returns the lasting key of a client by its number; None if it has none.
+        seed: seed of the random streams for stochastic rounding.
+        plan: digest of the privacy plan, which the client computes itself; "" without privacy.
+        identity_of: function that returns a client's long-term signing key by its number, or None.
     """
 
     settings: SecureAggregationSettings
@@ -72,7 +72,7 @@ class SecureChannel:
     identity_of: Callable[[int], IdentityKey | None] = lambda client: None
 
     def check_identity(self, client: int) -> None:
-        """Check that a client's lasting key can be read, before the client is charged.
+        """Check that a client's long-term key can be read, before the client is charged.
 
         Raises:
             ClientFailureError: the key cannot be read.
@@ -92,20 +92,20 @@ class SecureChannel:
         metrics: Mapping[str, float],
         context: Context,
     ) -> SealedReply:
-        """Return a client's reply in sealed form.
+        """Return a client's reply in a form that the server cannot read without the protocol.
 
         Args:
             client: number of the client.
             request: the train request.
-            reply: the client's reply in clear.
-            model_digest: digest of the request's model, computed by the client itself.
-            metrics: mean over the client's examples for each declared metric.
+            reply: the client's reply with the readable update.
+            model_digest: digest of the request's model, which the client computed itself.
+            metrics: each declared metric's mean over the client's examples, by name.
             context: Flower's context of the client, which stores its state for later stages.
 
         Raises:
             ClientFailureError: the update cannot be encoded, server and client have different
-                settings, or the client's lasting key cannot be read. The message holds no value of
-                the update and no weight.
+                settings, or the client's long-term key cannot be read. The message holds no value
+                of the update and no weight.
         """
         arguments: dict[str, Any] = {
             "arrays": to_numpy(reply.arrays),
@@ -142,13 +142,13 @@ class SecureChannel:
     def answer(self, stage: str, client: int, message: Message, context: Context) -> Message:
         """Return the client's reply to one stage of pairwise masking.
 
-        Errors become replies, because Flower discards the state of an app that raised.
+        Errors are sent as replies, because Flower discards the state of an app that raised.
 
         Args:
             stage: message type of the query, one of `protocol.messages.STAGES`.
             client: number of the client.
             message: the query of the server.
-            context: Flower's context of the client, which stores its state.
+            context: Flower's context of the client, which stores the client's state.
         """
         try:
             upload = self._masked_upload(client, context)

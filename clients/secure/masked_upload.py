@@ -1,4 +1,4 @@
-"""A client's side of secure aggregation by pairwise masks (SecAgg, SecAgg+), in four stages."""
+"""Client side of secure aggregation by pairwise masks (SecAgg, SecAgg+), in four stages."""
 
 from dataclasses import dataclass, field, replace
 
@@ -51,29 +51,28 @@ def _empty_vector() -> Ring:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskingState:
-    """The stored state of a client between the stages; `wire` turns it into a record and back.
+    """Stored state of a client between the stages of a round; `wire` makes it a Flower record.
 
-    The state holds private keys and must not leave the client. Names of its fields are part of the
-    record.
+    The record has the names of the fields. It holds private keys and must not leave the client.
 
     Attributes:
         stage: number of the last stage that the client has answered; 0 before the first.
-        run_id: run of the offer.
+        run_id: identifier of the run.
         round_nonce: nonce of the round.
         server_round: number of the round.
         layout: digest of the layout of the arrays.
-        params: digest of the settings.
+        params: digest of the secure aggregation settings.
         model: digest of the global model.
         asked: digest of the set of clients that got a request in the round.
         plan: digest of the privacy plan.
-        sealing_private: private key that opens the envelopes of neighbours.
+        sealing_private: private key that decrypts the shares from neighbours in the graph.
         masking_private: private key of the pairwise masks.
-        seed: seed of the self-mask.
-        threshold: number of shares that recover a secret.
+        seed: seed of the mask that this client alone adds (self-mask).
+        threshold: number of shares from which a secret can be recovered.
         peers: numbers of the neighbours.
         masking_keys: public masking key of each neighbour.
         holders: numbers of the clients whose shares this client holds.
-        held: seed share and key share of each of `holders`, 66 bytes.
+        held: for each client in `holders`, its seed share and key share, 66 bytes together.
         payload: the encoded update, ring elements (d,), until it is masked.
     """
 
@@ -98,7 +97,7 @@ class MaskingState:
 
     @property
     def context(self) -> RoundContext:
-        """The context of the round, which all seals and masks are bound to."""
+        """Context of the round, to which all encryptions and masks are bound."""
         return RoundContext(
             run_id=self.run_id,
             round_nonce=self.round_nonce,
@@ -112,17 +111,17 @@ class MaskingState:
 
 
 class MaskedUpload:
-    """One client's side of SecAgg and SecAgg+.
+    """State machine for one client's side of SecAgg and SecAgg+.
 
     Guarantee: the client answers each stage of a round once. It never gives shares of both secrets
-    of the same peer. It never unmasks for fewer clients than the threshold or the `min_clients` of
-    its settings, nor for other peers than those that it masked with. Keys and seeds are fresh from
-    the operating system in every round.
+    of the same peer. It helps to unmask only if at least `min_clients` clients (its own setting)
+    and at least the threshold are in the sum. It does so only for the peers with which it shares
+    masks. Keys and seeds are fresh from the operating system in every round.
 
-    A server that follows the protocol learns only the sum. These checks detect a server that
-    deviates, with two exceptions. It can show different client sets to different clients (there is
-    no consistency round). And it can invent clients: no client knows the keys of the others, so
-    `min_clients` counts keys, not people.
+    A server that follows the protocol learns only the sum. These checks detect a dishonest server,
+    with two exceptions. It can show different client sets to different clients, because there is no
+    consistency round. And it can invent clients, which `min_clients` then counts, because no client
+    knows the others' keys.
 
     Args:
         client: number of this client.
@@ -148,13 +147,13 @@ class MaskedUpload:
         """Begin a round and return the client's new public keys.
 
         Args:
-            offer: the server's offer for this round.
-            payload: the encoded update of `SecureUploader.encode_payload`, ring elements (d,).
+            offer: the round's parameters, as the server announced them.
+            payload: the update that `SecureUploader.encode_payload` encoded, ring elements (d,).
 
         Raises:
-            ContextMismatchError: the client's settings differ, or are of another protocol.
+            ContextMismatchError: the client's settings differ, or name another protocol.
             ProtocolOrderError: the round has ended, or began before.
-            WireError: a field of the offer does not follow its rule.
+            WireError: a field of the offer is malformed.
         """
         settings = self._settings
         if not settings.protocol.name.startswith("secagg") or offer.params != settings.digest():
@@ -184,16 +183,16 @@ class MaskedUpload:
         return KeysReply(client=self.client, sealing_key=sealing.public, masking_key=masking.public)
 
     def share(self, roster: Roster) -> SharesReply:
-        """Return secret shares of a new self-mask seed and the masking key, sealed for the holders.
+        """Return shares of a new self-mask seed and the masking key, encrypted for the neighbours.
 
         Args:
-            roster: the neighbours that hold shares, with their keys and points.
+            roster: the neighbours that get shares, with their keys and Shamir points.
 
         Raises:
-            WireError: a field does not follow its rule, or clients, points and keys do not match.
-            ThresholdError: the threshold differs from the client's settings; in a sparse graph, it
-                is at most half of the holders, or more than all of them.
-            TooFewClientsError: fewer parties than `min_clients` of the client's settings.
+            WireError: a field is malformed, or clients, points and keys do not match.
+            ThresholdError: the threshold differs from the client's settings. In a sparse graph, it
+                is not more than half of the neighbours, or is more than all of them.
+            TooFewClientsError: there are fewer parties than the client's `min_clients`.
             PublicKeyError: a key is unusable or repeated, or the client's key is not its own.
         """
         self._check_stage(_KEYS)
@@ -233,15 +232,15 @@ class MaskedUpload:
         )
 
     def mask(self, request: MaskRequest) -> MaskedReply:
-        """Open the neighbours' shares and return the payload under all masks.
+        """Decrypt the neighbours' shares and return the update with all masks added.
 
         Args:
-            request: the neighbours that have shared, with their envelopes for this client.
+            request: the neighbours that sent shares, with the encrypted shares for this client.
 
         Raises:
-            EnvelopeError: a neighbour's envelope does not open.
+            EnvelopeError: a neighbour's share cannot be decrypted.
             ThresholdError: fewer neighbours than the threshold are left.
-            WireError: a sender was not announced or occurs twice, or an envelope has a wrong
+            WireError: a sender is unknown or occurs twice, or an encrypted share has a wrong
                 length.
         """
         self._check_stage(_SHARES)
@@ -270,15 +269,15 @@ class MaskedUpload:
         return MaskedReply(client=self.client, masked=masked, tag=tag)
 
     def unmask(self, request: UnmaskRequest) -> UnmaskReply:
-        """Return the shares of the active clients' seeds and the dropped-out clients' keys.
+        """Return seed shares of clients in the sum, and key shares of clients that dropped out.
 
         Args:
-            request: the clients that have sent masked updates (active) or dropped out (dead).
+            request: the clients with a masked update (active) and those that dropped out (dead).
 
         Raises:
             UnmaskRefusedError: the request could reveal single updates, or is a second one.
-            TooFewClientsError: fewer active parties than `min_clients` of the client's settings.
-            WireError: a field does not follow its rule.
+            TooFewClientsError: there are fewer active parties than the client's `min_clients`.
+            WireError: a field is malformed.
         """
         if self.state.stage == _DONE:
             raise UnmaskRefusedError(

@@ -1,1 +1,1 @@
-"""Local training of one round, for one client or for vectorized clients."""
+"""Local training in one round, for a single client or for several clients at once."""

@@ -1,9 +1,8 @@
-"""Local training of a block for one round: vectorized clients, or a single client.
+"""Local training of a block (clients that train together on stacked tensors) in one round.
 
-Members of a block train together in stacked tensors. They share an architecture, a clipping rule
-and local settings; clip norms, noise, random streams and numbers of steps may differ. All members
-of the planned block have rows in every padded batch, absent members too, so the shape of every
-product is known in advance.
+A block may also be a single client. Members of a block share an architecture, a clipping rule and
+local settings; clip norms, noise, random streams and numbers of steps may differ. All planned
+members, even absent ones, have rows in every padded batch, so all shapes are known in advance.
 """
 
 from collections.abc import Iterator, Sequence
@@ -59,23 +58,20 @@ def block_of(
     places: int | None = None,
     rule: ClientRule | None = None,
 ) -> "Block":
-    """Return the block of the planned members, which trains once from the global model.
+    """Return the block of the given members, which trains once from the global model.
 
     Args:
-        shared_model: loaded with the global model; after training it holds the result of a block
-            of one client.
+        shared_model: the model, with the global model loaded. After training, it holds the result
+            if the block has one client.
         loss: function of (outputs, targets) that returns one value per example.
-        gradients: computes per-example gradients; with None, torch trains without privacy.
-        local: batch size and optimizer.
-        members: the planned members in ascending order of clients; an entry is None where the
-            client is absent.
-        rows: rows R of each member in a padded batch; with None, as many as the present members
-            need.
-        places: number of places of a padded batch that any member's rows may fill, without privacy
-            only; then no bit of a member's result depends on other members. With None, each member
-            has a fixed place.
-        rule: change of the algorithm to the gradient of a step, after its release; None where the
-            algorithm changes nothing.
+        gradients: object that computes per-example gradients; None for torch without privacy.
+        local: settings with batch size and optimizer.
+        members: the planned members in ascending order of clients; None for an absent client.
+        rows: rows of each member in a padded batch; None for as many as the present members need.
+        places: number of places in a padded batch that the rows of any member may fill. This is
+            allowed without privacy only; still no bit of a member's result depends on other
+            members. None if each member has a fixed place.
+        rule: rule by which the algorithm changes the (noisy) gradient of a step, or None.
 
     Raises:
         ValueError: no member is present, private and other members are mixed, members clip by

@@ -1,4 +1,4 @@
-"""A member of a block: the data, random streams and release of one client, and its results."""
+"""Member of a block: one client's data, random streams and privacy mechanism, and results."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -21,21 +21,20 @@ from fedsim.protocol.noisy_sums import AdaptiveClipNorm
 
 @dataclass(frozen=True)
 class BlockMember:
-    """One client of a block, before it trains.
+    """One client of a block (clients that train together), before it trains.
 
     Attributes:
         features: features of the client's examples (n, ...).
         targets: targets of the client's examples (n, ...).
         key: key of the client's random streams in this round.
-        steps: numbers of the steps to take, counted over all rounds of the run.
-        release: mechanism of the client's releases: each step, or once a round the update or the
-            model; None without privacy, and where the examples are noisy already.
+        steps: numbers of the steps to take; steps are counted over all rounds of the run.
+        release: privacy mechanism of the client. It releases each step, or once a round the update
+            or the model. None without privacy, or if the examples are already noisy.
         secure: whether batches and noise come from the operating system.
-        part: the client's share of a noisy sum, where its result is integers on the grid; None
-            where its result is trained parameters.
-        start: flat parameters (size,) that the client starts from; None for those of the loaded
-            model.
-        sent: flat arrays (size,) of the algorithm by name.
+        part: the client's part in a noisy sum of integers, if its result is integers; None if its
+            result is trained parameters.
+        start: flat parameters (size,) from which the client starts; None for the loaded model.
+        sent: flat arrays (size,) that the algorithm sends beside the model, by name.
     """
 
     features: Tensor
@@ -50,26 +49,25 @@ class BlockMember:
 
     @property
     def mechanism(self) -> DpSgdMechanism | None:
-        """The DP-SGD mechanism, with a release for each local step; None with another or none."""
+        """DP-SGD mechanism that releases each local step; None if another or none is used."""
         return self.release if isinstance(self.release, DpSgdMechanism) else None
 
     @property
     def update(self) -> UpdateRelease | None:
-        """The mechanism that releases the whole update once a round; None with another or none."""
+        """Mechanism that releases the whole update of a round; None if another or none is used."""
         return self.release if isinstance(self.release, UpdateRelease) else None
 
 
 @dataclass(frozen=True)
 class BlockResult:
-    """The results of a block's clients after a round.
+    """Results of a block's clients after a round.
 
     Attributes:
-        values: trained parameters (members, size), flat, or in float64 the integers of the members'
-            shares of a noisy sum; rows of absent members are arbitrary.
-        adapted_clip_norm: adaptive clip norm of each member after the round; None where it is
-            fixed.
-        counts: noisy centred bit of each member, from which the server adapts the clip norm of
-            whole updates; None where the clip norm is fixed.
+        values: trained parameters (members, size). For a noisy sum, float64 integers that the
+            members contribute. Rows of absent members are arbitrary.
+        adapted_clip_norm: adaptive clip norm of each member after the round; None if it is fixed.
+        counts: noisy bit of each member, centred at 0, from which the server adapts the clip norm
+            of whole updates; None if the clip norm is fixed.
     """
 
     values: Tensor
@@ -84,12 +82,11 @@ StepCallback = Callable[
 
 
 class Block(ABC):
-    """A planned block of clients that trains for one round.
+    """Base class of a block: clients that train together for one round.
 
     Args:
-        shared_model: loaded with the global model.
-        members: the planned members in ascending order of clients; an entry is None where the
-            client is absent.
+        shared_model: the model, with the global model loaded.
+        members: the planned members in ascending order of clients; None for an absent client.
     """
 
     def __init__(self, shared_model: SharedModel, members: Sequence[BlockMember | None]) -> None:
@@ -97,24 +94,23 @@ class Block(ABC):
 
     @abstractmethod
     def train(self, on_step: StepCallback | None = None) -> BlockResult:
-        """Train the members and return their results; a block trains only once.
+        """Train the members and return their results; a block can train only once.
 
-        Guarantee: a private member's values and clip norm are a function of the global model and of
-        `len(steps)` releases of its mechanism, or of one release of its whole update or model. They
-        do not depend on which other members are present: the same member in the same planned block
-        gets the same bits.
+        Guarantee: a private member's values and clip norm depend only on the global model and its
+        releases. These are `len(steps)` releases of its mechanism, or one release of its whole
+        update or model. The bits do not depend on which other planned members are present.
 
         Args:
-            on_step: callback of each step of private members, for an audit.
+            on_step: function that is called after each step of private members, for an audit.
         """
 
 
 def member_rows(member: BlockMember, local: LocalSettings) -> int:
-    """Return the number of rows R of a member's padded batch where it trains alone.
+    """Return the number of rows of a member's padded batch when it trains alone.
 
     Args:
         member: the client.
-        local: batch size and largest physical batch, which count without privacy.
+        local: settings with batch size and largest physical batch, which are used without privacy.
     """
     if member.mechanism is not None:
         return member.mechanism.padded_rows
@@ -124,12 +120,12 @@ def member_rows(member: BlockMember, local: LocalSettings) -> int:
 def with_releases(
     trained: BlockResult, shared_model: SharedModel, members: Sequence[BlockMember | None]
 ) -> BlockResult:
-    """Return the results with noisy updates, for members that release whole updates.
+    """Return the results with noisy updates for members that release whole updates.
 
     Args:
-        trained: the results of training, without noise for these members.
-        shared_model: loaded with the global model.
-        members: the planned members; an entry is None where the client is absent.
+        trained: the results of training, not yet with noise for these members.
+        shared_model: the model, with the global model loaded.
+        members: the planned members; None for an absent client.
     """
     private = [(k, m, m.update) for k, m in enumerate(members) if m is not None and m.update]
     if not private:
@@ -158,7 +154,10 @@ def with_releases(
 
 
 def randomness_of(members: Sequence[BlockMember | None]) -> ModelRandomness:
-    """Return the source of the model's random numbers, such as dropout, keyed by example."""
+    """Return the source of the random numbers that the model draws, as in dropout.
+
+    Each example has its own numbers, whatever else is in the batch.
+    """
     present = [member for member in members if member is not None]
     keys = [None if m is None else m.key.model_randomness(secure=m.secure) for m in members]
     shared_key = replace(present[0].key, client=0)
@@ -167,11 +166,11 @@ def randomness_of(members: Sequence[BlockMember | None]) -> ModelRandomness:
 
 
 def start_values(shared_model: SharedModel, members: Sequence[BlockMember | None]) -> Tensor:
-    """Return the flat parameters (members, size) that the members start from.
+    """Return the flat parameters (members, size) from which the members start.
 
     Args:
-        shared_model: loaded with the global model.
-        members: the planned members; an entry is None where the client is absent.
+        shared_model: the model, with the global model loaded.
+        members: the planned members; None for an absent client.
     """
     loaded = shared_model.start_values
     if all(m is None or m.start is None or m.start is loaded for m in members):
@@ -180,11 +179,11 @@ def start_values(shared_model: SharedModel, members: Sequence[BlockMember | None
 
 
 def sent_arrays(members: Sequence[BlockMember | None], like: Tensor) -> dict[str, Tensor]:
-    """Return the algorithm's arrays (members, size) by name, with zeros for absent members.
+    """Return the arrays (members, size) that the algorithm sends, by name; 0 for absent members.
 
     Args:
-        members: the planned members; an entry is None where the client is absent.
-        like: parameters (members, size), for the type and device of the zeros.
+        members: the planned members; None for an absent client.
+        like: parameters (members, size), whose dtype and device the zeros get.
     """
     names = next((member.sent for member in members if member is not None), {})
     zeros = torch.zeros_like(like[0])
@@ -195,7 +194,10 @@ def sent_arrays(members: Sequence[BlockMember | None], like: Tensor) -> dict[str
 
 
 def noise_of_update(member: BlockMember) -> NoiseSource:
-    """Return the noise source of a member's update: no noise where the server adds it."""
+    """Return the source of the noise that a member adds to its update.
+
+    If the server adds the noise, the source gives zeros.
+    """
     if member.part is not None and not member.part.adds_noise:
         return NoNoise()
     return member.key.noise(secure=member.secure)

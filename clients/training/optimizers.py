@@ -1,9 +1,8 @@
-"""Local optimizers SGD and Adam, elementwise over any list of tensors.
+"""Local optimizers SGD and Adam, which work value by value on any list of tensors.
 
-Results equal those of torch.optim to the bit. An optimizer sees parameters and gradients alone, so
-the same code trains one client or the stacked parameters of a block. (Building torch's optimizer
-takes longer than a step of a small model, and the first one imports torch's compiler: a second of
-start-up.)
+Results are bitwise equal to those of torch.optim. An optimizer uses only parameters and gradients,
+so the same code trains one client or stacked parameters of several. (Building torch's optimizer
+takes longer than a step of a small model, and the first time a second.)
 """
 
 import math
@@ -20,20 +19,23 @@ _EPSILON = 1e-8
 
 
 class LocalOptimizer(ABC):
-    """Updates parameters in place from their gradients."""
+    """Base class of optimizers, which update parameters in place from their gradients."""
 
     @abstractmethod
     def step(self, values: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-        """Take one step in place; the gradients may be overwritten.
+        """Take one step in place; `gradients` may be overwritten.
 
         Args:
-            values: the parameters, the same tensors in every step.
-            gradients: gradient of each parameter, in its shape.
+            values: the parameters; they must be the same tensors in every step.
+            gradients: gradient of each parameter, in the parameter's shape.
         """
 
 
 class Sgd(LocalOptimizer):
-    """SGD as torch.optim.SGD without dampening: v ← μ v + (g + λ w),  w ← w − η v."""
+    """SGD as torch.optim.SGD without dampening: v ← μ v + (g + λ w), w ← w − η v.
+
+    w is the parameter, g its gradient, μ the momentum, λ the weight decay and η the learning rate.
+    """
 
     def __init__(self, settings: SgdSettings) -> None:
         self._settings = settings
@@ -41,7 +43,7 @@ class Sgd(LocalOptimizer):
 
     @torch.no_grad()
     def step(self, values: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-        """Take one step in place; the gradients may be overwritten."""
+        """Take one step in place; `gradients` may be overwritten."""
         settings = self._settings
         if settings.weight_decay:
             for value, gradient in zip(values, gradients, strict=True):
@@ -58,7 +60,7 @@ class Sgd(LocalOptimizer):
 
 
 class Adam(LocalOptimizer):
-    """Adam (Kingma and Ba 2015), or AdamW with decoupled decay, as in torch.optim."""
+    """Adam (Kingma and Ba 2015), or AdamW with decoupled weight decay, as in torch.optim."""
 
     def __init__(self, settings: AdamSettings) -> None:
         self._settings = settings
@@ -67,7 +69,7 @@ class Adam(LocalOptimizer):
 
     @torch.no_grad()
     def step(self, values: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-        """Take one step in place; the gradients may be overwritten."""
+        """Take one step in place; `gradients` may be overwritten."""
         if not self._moments:
             self._moments = [(torch.zeros_like(v), torch.zeros_like(v)) for v in values]
         self._steps += 1
@@ -85,5 +87,5 @@ class Adam(LocalOptimizer):
 
 
 def make_optimizer(settings: OptimizerSettings) -> LocalOptimizer:
-    """Return a new optimizer, without momentum of earlier rounds."""
+    """Create the optimizer that the settings name; it keeps no momentum of earlier rounds."""
     return Sgd(settings) if isinstance(settings, SgdSettings) else Adam(settings)

@@ -37,18 +37,18 @@ def train_by_torch(
 ) -> None:
     """Train a model in place by minibatch SGD on the mean loss.
 
-    Batches are those of `batches_of`.
+    `batches_of` draws the batches.
 
     Args:
         model: the model, updated in place.
         loss: function of (outputs, targets) that returns one value per example.
         features: features of the client's examples (n, ...).
         targets: targets of the client's examples (n, ...).
-        settings: batch size, optimizer, and the number of steps.
+        settings: settings with batch size, optimizer, and number of steps.
         key: key of the client's random streams.
-        steps: the steps to take; with None, as many as `settings.steps`.
-        optimizer: optimizer to use in place of that in the settings.
-        change: function that changes the gradients of a step in place; None changes nothing.
+        steps: the steps to take; None for `settings.steps` steps.
+        optimizer: optimizer to use instead of the one in the settings; None for that one.
+        change: function that changes the gradients of a step in place; None for no change.
     """
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = optimizer or make_optimizer(settings.optimizer_in(key.round_number))
@@ -72,14 +72,14 @@ def train_by_torch(
 def by_tensor(
     rule: ClientRule, shared_model: SharedModel, sent: Mapping[str, Tensor]
 ) -> Callable[[Sequence[Tensor]], None]:
-    """Return a function that applies an algorithm's rule to the gradients of a step, in place.
+    """Return a function that applies an algorithm's rule to the gradients of a step.
 
-    The function takes one gradient for each trained tensor.
+    The function takes one gradient for each trained tensor and changes it in place.
 
     Args:
-        rule: the algorithm's change of gradients.
-        shared_model: loaded with the global model.
-        sent: flat arrays (size,) of the algorithm by name.
+        rule: the rule by which the algorithm changes gradients.
+        shared_model: the model, with the global model loaded.
+        sent: flat arrays (size,) that the algorithm sends beside the model, by name.
     """
     tensors = shared_model.parameters.tensors
     places = shared_model.parameters.slices(range(len(tensors)))
@@ -118,11 +118,11 @@ def _gradient(value: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]
 
 
 def batches_of(settings: LocalSettings, num_examples: int, key: StreamKey) -> Iterator[np.ndarray]:
-    """Return an endless iterator over a client's batches, as indices of examples.
+    """Return an endless iterator over a client's batches, each an array of example indices.
 
-    Batches follow a shuffled order of the examples, shuffled anew in each pass. A pass ends with a
-    smaller batch where batch_size does not divide the number of examples. With `batch_size: full`
-    every batch is all examples, in order.
+    The examples are shuffled anew in each pass and cut into batches. The last batch of a pass is
+    smaller if batch_size does not divide the number of examples. With `batch_size: full` every
+    batch is all examples, in order.
 
     Args:
         settings: local settings with the batch size.
@@ -137,12 +137,12 @@ def batches_of(settings: LocalSettings, num_examples: int, key: StreamKey) -> It
 def shuffled_batches(
     num_examples: int, batch_size: int, generator: np.random.Generator
 ) -> Iterator[np.ndarray]:
-    """Yield batches without end, as indices of examples that are shuffled anew in each pass.
+    """Yield batches of example indices without end; each pass shuffles the examples anew.
 
     Args:
         num_examples: number of examples.
-        batch_size: examples in a batch; the last batch of a pass may be smaller.
-        generator: random generator of the shuffles.
+        batch_size: number of examples in a batch; the last batch of a pass may be smaller.
+        generator: random generator that shuffles the examples.
     """
     while True:
         order = generator.permutation(num_examples)
@@ -151,7 +151,7 @@ def shuffled_batches(
 
 
 class TorchBlock(Block):
-    """A block of one client, trained by torch's autograd without privacy."""
+    """Block of one client, which torch's autograd trains without privacy."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class TorchBlock(Block):
         self._loss, self._local, self._member, self._rule = loss, local, member, rule
 
     def train(self, on_step: StepCallback | None = None) -> BlockResult:
-        """Take the steps of the client and return its result."""
+        """Take all steps of the client and return its result."""
         shared_model, member, rule = self.shared_model, self._member, self._rule
         train_by_torch(
             shared_model.model,

@@ -1,7 +1,6 @@
-"""The model that the clients of one process share, reset to the global model for each client.
+"""Model that the clients of a process share; it is reset to the global model for each client.
 
-A round's global model is unpacked once, and its digest is computed once. Every client then starts
-from the same copy in memory.
+A round's global model is read and digested once; every client starts from this copy in memory.
 """
 
 from operator import is_
@@ -18,18 +17,17 @@ from fedsim.protocol.noisy_sums import CLIP_COUNT
 
 
 class SharedModel:
-    """A model that the clients of a process train one after the other.
+    """Model in which the clients of a process train in turn.
 
     Args:
-        model: the module to train in; its trainable parameters become views of one flat tensor.
-        parameters: flat layout of `model` if it exists already; None to make it.
+        model: the module to train; its trainable parameters become views of one flat tensor.
+        parameters: flat layout of the parameters of `model`; None to create it.
 
     Attributes:
-        start_values: trainable parameters (size,) of the global model, flat; a new global model is
-            a new tensor.
-        fixed_digest: digest of the global model's arrays that are not trained; "" where all arrays
-            are trained.
-        noise_states: cache of the clients' states of correlated noise.
+        start_values: trainable parameters of the global model as a flat tensor (size,). A new
+            global model gets a new tensor.
+        fixed_digest: digest of the arrays of the global model that are not trained; "" if all are.
+        noise_states: cache of the state of each client's correlated noise.
     """
 
     def __init__(self, model: nn.Module, *, parameters: FlatParameters | None = None) -> None:
@@ -57,7 +55,7 @@ class SharedModel:
 
     @property
     def tied_names(self) -> dict[str, str]:
-        """The first name of a tied tensor for each of its other names."""
+        """First name of each tied tensor, by each of the tensor's other names."""
         first: dict[tuple[int, int], str] = {}
         owners = {
             name: first.setdefault((place.start, place.stop), name)
@@ -66,13 +64,13 @@ class SharedModel:
         return {name: owner for name, owner in owners.items() if owner != name}
 
     def load(self, arrays: ArrayRecord) -> str:
-        """Load the global model of the clients, and return its digest.
+        """Load the global model for the clients and return its digest.
 
         Args:
             arrays: the arrays of the global model by name.
 
         Raises:
-            RuntimeError: names or shapes are not those of the model.
+            RuntimeError: names or shapes differ from those of the model.
         """
         if self._loaded is not None and _is_same(self._loaded[0], arrays):
             return self._loaded[1]
@@ -88,20 +86,20 @@ class SharedModel:
         return self._loaded[1]
 
     def restart(self) -> None:
-        """Reset the model to the global model, so that nothing remains of the client before."""
+        """Reset the model to the global model, so that nothing of the previous client remains."""
         self.parameters.data.copy_(self.start_values)
         self._put_buffers_back()
         for tensor, value in self._fixed_values:
             tensor.copy_(value)
 
     def flat(self, arrays: ArrayRecord) -> Tensor:
-        """Return an array for each trained tensor as one flat tensor (size,).
+        """Return arrays for the trained tensors as one flat tensor (size,).
 
         Args:
-            arrays: an array for each trained tensor by name; tied tensors occur under each name.
+            arrays: one array for each trained tensor, by name; a tied tensor has several names.
 
         Raises:
-            ValueError: names or shapes are not those of the trained tensors.
+            ValueError: names or shapes differ from those of the trained tensors.
         """
         shapes = {name: tuple(array.shape) for name, array in arrays.items()}
         if shapes != self.trained_shapes:
@@ -117,19 +115,19 @@ class SharedModel:
 
     @property
     def trained_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each trained tensor by name; tied tensors occur under each name."""
+        """Shape of each trained tensor, by name; a tied tensor occurs under each of its names."""
         return {name: tuple(shape) for name, (_, shape) in self._places.items()}
 
     def integers_of(
         self, released: np.ndarray, request: ArrayRecord, *, count: float | None = None
     ) -> ArrayRecord:
-        """Return a client's share of a noisy sum as a record of int64 arrays by tensor name.
+        """Return a client's contribution to a noisy sum, as int64 arrays by tensor name.
 
         Args:
-            released: whole numbers (size,), in float64.
-            request: the global model that the client started from; the result is a live record,
-                shared in memory, if this record is one.
-            count: integer of the client's noisy bit for an adaptive clip norm; None without.
+            released: whole numbers in float64, (size,).
+            request: the global model from which the client started. If its arrays are shared in
+                memory (a live record), so are the result's.
+            count: the client's noisy bit, as an integer, for an adaptive clip norm; or None.
         """
         whole = released.astype(np.int64)
         values = {
@@ -143,11 +141,11 @@ class SharedModel:
         """Return a trained model as a record with the array names of the request.
 
         Args:
-            trained: trained parameters (size,), flat; the record keeps this memory, read-only.
-            request: the global model that the client started from; the result is a live record,
-                shared in memory, if this record is one.
-            private: whether buffers and frozen parameters are copied from the request, and not from
-                the client's model.
+            trained: flat trained parameters (size,); the record uses this memory, read-only.
+            request: the global model from which the client started. If its arrays are shared in
+                memory (a live record), so are the result's.
+            private: whether buffers and frozen parameters are copied from the request. If not, they
+                are copied from the client's model.
         """
         values: dict[str, np.ndarray] = {}
         trained = trained.view()

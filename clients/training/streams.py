@@ -1,4 +1,4 @@
-"""Random streams of a client in a round, keyed by seed, client, round and purpose."""
+"""Random streams of a client in a round, each fixed by seed, client, round and purpose."""
 
 import os
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from fedsim.noise.sources import NoiseSource, SecureNoise, SeededNoise, secret_s
 
 @dataclass(frozen=True)
 class StreamKey:
-    """Key of the random streams of one client in one round.
+    """Seed, client and round, which fix the random streams of a client in a round.
 
     Attributes:
         seed: the experiment's seed.
@@ -31,42 +31,43 @@ class StreamKey:
     round_number: int
 
     def key_bytes(self, purpose: Purpose) -> bytes:
-        """Return the 32-byte key of the client's stream for a purpose."""
+        """Return the 32-byte key of the client's random stream for a purpose, such as noise."""
         return stream_key(self.seed, purpose, client=self.client, round_number=self.round_number)
 
     def generator(self, purpose: Purpose) -> np.random.Generator:
-        """Return the random generator of the client's stream for a purpose."""
+        """Return the random generator of the client's stream for a purpose, such as sampling."""
         return generator_of(self.key_bytes(purpose))
 
     def epoch(self, number: int) -> np.random.Generator:
-        """Return the stream that divides the client's examples in an epoch, in any round."""
+        """Return the random stream that divides the examples in epoch `number`, in any round."""
         return stream(self.seed, Purpose.EPOCH, client=self.client, round_number=number)
 
     def draw_batches(
         self, sampling: Sampling, num_examples: int, *, first_step: int, secure: bool = False
     ) -> Iterator[np.ndarray]:
-        """Return an endless iterator over the client's batches of the round, as example indices.
+        """Return an endless iterator over the client's batches, each an array of example indices.
 
         Args:
-            sampling: the scheme that draws batches.
+            sampling: the sampling that draws batches.
             num_examples: number of the client's examples.
-            first_step: number of the client's steps before this round.
-            secure: whether independent batches are drawn with randomness of the operating system.
+            first_step: number of steps that the client took before this round.
+            secure: whether the round's own random stream comes from the operating system. The
+                division of an epoch always follows from the seed.
         """
         steps = secret_stream() if secure else self.generator(Purpose.SAMPLING)
         return sampling.draw_batches(num_examples, steps, epochs=self.epoch, first_step=first_step)
 
     def views(self, local: LocalSettings) -> Views | None:
-        """Return the source of the client's random views in the round; None without views."""
+        """Return the client's random views of examples in the round; None without views."""
         if local.views is None:
             return None
         return Views(local.augmentation_multiplicity, local.views, self.generator(Purpose.VIEWS))
 
     def noise(self, *, secure: bool = False) -> NoiseSource:
-        """Return the noise source of the round.
+        """Return the noise source of the client in the round.
 
         Args:
-            secure: whether noise comes from the operating system and cannot be repeated.
+            secure: whether noise comes from the operating system and so never repeats.
         """
         return SecureNoise() if secure else SeededNoise(self.key_bytes(Purpose.NOISE))
 
@@ -74,15 +75,15 @@ class StreamKey:
         """Return the key of the random numbers that the model draws in the round, as in dropout.
 
         Args:
-            secure: whether the key comes from the operating system and cannot be repeated.
+            secure: whether the key comes from the operating system and so never repeats.
         """
         return os.urandom(KEY_BYTES) if secure else self.key_bytes(Purpose.DROPOUT)[:KEY_BYTES]
 
     def step_noise(self, step: int) -> NoiseSource:
-        """Return the fresh noise of a step, counted over all rounds of the run.
+        """Return the source of the fresh noise of a step; steps are counted over all rounds.
 
         Args:
-            step: number of the client's step over the run, from 0.
+            step: number of the client's step in the whole run, from 0.
         """
         key = stream_key(self.seed, Purpose.STEP_NOISE, client=self.client, round_number=step)
         return SeededNoise(key)
@@ -95,11 +96,11 @@ def generator_state(device: torch.device) -> torch.Tensor:
 
 @contextmanager
 def seeded_torch(key: StreamKey, device: torch.device) -> Iterator[None]:
-    """Seed torch's random generator within the context, and restore its state afterwards.
+    """Seed torch's random generator during a `with` block, and restore its state afterwards.
 
     Args:
         key: key of the client's random streams.
-        device: device of the generator.
+        device: device whose generator is seeded.
     """
     seed = torch_seed(key.key_bytes(Purpose.DROPOUT))
     if device.type != "cpu":

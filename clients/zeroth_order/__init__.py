@@ -1,1 +1,1 @@
-"""Zeroth-order optimization: slopes of the loss along public directions in place of gradients."""
+"""Zeroth-order optimization: slopes of the loss along public directions replace gradients."""

@@ -1,8 +1,8 @@
-"""Per-example slopes of the loss along public directions, by forward passes alone.
+"""Per-example slopes of the loss along public directions, from forward passes only.
 
-A slope is a function of one example. To clip an example's P slopes, add noise once to their sum and
-divide by the expected batch size is therefore a step of DP-SGD on a model of P values. Directions
-are drawn without data. The update along them is post-processing of the noisy slopes.
+A slope depends on one example only. So an example's P slopes can be clipped and summed like a
+gradient of P values, with noise added to the sum. This is a DP-SGD step on a model of P values.
+Directions do not depend on data, and the update along them is post-processing of the noisy slopes.
 
 Source: Zhang et al. 2024, "DPZero: Private Fine-Tuning of Language Models without Backpropagation"
 (arXiv:2310.09639); Tang et al. 2024, "Private Fine-tuning of Large Language Models with
@@ -33,20 +33,20 @@ class _Coefficients(nn.Module):
 
 
 def coefficients_of(*shape: int, like: Tensor) -> FlatParameters:
-    """Return the parameters of a model whose only parameter is a tensor of zero coefficients.
+    """Return the flat parameters of a model that has only one tensor, zero coefficients.
 
     Args:
         shape: shape of the coefficients.
-        like: tensor with their type and device.
+        like: tensor whose dtype and device the coefficients get.
     """
     return FlatParameters(_Coefficients(*shape, like=like))
 
 
 class Slopes(PerExampleGradients):
-    """Computes per-example slopes of the loss along public directions, in place of gradients.
+    """Per-example slopes of the loss along public directions, used in place of gradients.
 
-    A slope is the central difference of two losses at the model's current parameters. Dropout is
-    off, so that both losses are of the same function.
+    A slope is the central difference of two losses around the model's current parameters. Dropout
+    is off, so both losses come from the same function.
 
     Args:
         model: the model; its trained parameters become views of one flat tensor, `point`.
@@ -54,7 +54,7 @@ class Slopes(PerExampleGradients):
         directions: the public random directions of the experiment.
 
     Attributes:
-        parameters: layout of the P coefficients of one step, one for each direction.
+        parameters: layout of the P coefficients of a step, one for each of P directions.
         point: the model's trained parameters (d,), where slopes are measured.
     """
 
@@ -67,12 +67,12 @@ class Slopes(PerExampleGradients):
         self._before: tuple[slice, Tensor] | None = None
 
     def begin_step(self, round_number: int, step: int, values: Tensor) -> slice:
-        """Update the model by the last step's coefficients, and return the slice of this step's.
+        """Update the model by the last step's coefficients; return the slice of this step's values.
 
         Args:
-            round_number: the round.
+            round_number: the round, from 1.
             step: number of the step in the round, from 0.
-            values: coefficients of all K steps of the round (1, K · P).
+            values: coefficients of the round's K steps of P directions, (1, K · P).
         """
         size = self.parameters.size
         if step and self._before is not None:
@@ -88,7 +88,7 @@ class Slopes(PerExampleGradients):
 
     @torch.no_grad()
     def slopes(self, features: Tensor, targets: Tensor) -> Tensor:
-        """Return the slopes (n, P) of n examples; the model's parameters stay the same.
+        """Return the slopes (n, P) of n examples along P directions; the model stays the same.
 
         Args:
             features: features of the examples (n, ...).
@@ -108,23 +108,23 @@ class Slopes(PerExampleGradients):
         return torch.stack(slopes, 1).to(data.dtype)
 
     def row_gradients(self, values: Tensor, padded: PaddedBatch) -> Mapping[int, ExampleUse]:
-        """Return the weighted slopes of a padded batch's rows, which are 0 in padding rows.
+        """Return the weighted slopes of a padded batch's rows; padding rows have slopes 0.
 
         Args:
-            values: not used, as slopes are measured at `point`.
-            padded: padded batch of one client.
+            values: not used, because slopes are measured at `point`.
+            padded: padded batch of one client, with the weights of its rows.
         """
         weights = padded.weights.unsqueeze(1)
         slopes = self.slopes(padded.features, padded.targets) * weights
         return {0: ExampleUse({0: slopes.masked_fill(weights == 0, 0.0)})}
 
     def add_sums(self, values: Tensor, padded: PaddedBatch, into: Tensor) -> None:
-        """Add the weighted sum of unclipped slopes Σ_i weight_i · slopes_i to a tensor in place.
+        """Add the weighted sum of unclipped slopes, Σ_i weight_i · slopes_i, to a tensor in place.
 
         Args:
-            values: not used, as slopes are measured at `point`.
+            values: not used, because slopes are measured at `point`.
             padded: padded batch of one client, with the weights of its rows.
-            into: tensor (1, P) to add to.
+            into: tensor (1, P) to which the sum is added.
         """
         into += self.row_gradients(values, padded)[0].rows(0).sum(0)
 
@@ -134,16 +134,16 @@ class Slopes(PerExampleGradients):
 
 
 class SharedCoefficients(SharedModel):
-    """A shared model that clients update by coefficients along public directions.
+    """Shared model that clients update by coefficients along public directions.
 
-    The trained values are the coefficients of a round's steps, which start from 0.
+    The trained values are the coefficients of a round's steps, and they start from 0.
 
     Args:
-        slopes: computes the slopes of the model.
+        slopes: object that computes the slopes of the model.
         steps: number K of steps in a round.
 
     Attributes:
-        model: the model; its `load_state_dict` rebuilds it from the coefficients of all rounds.
+        model: the model; `load_state_dict` rebuilds it from the coefficients of all rounds.
     """
 
     def __init__(self, slopes: Slopes, steps: int) -> None:
@@ -156,7 +156,7 @@ class SharedCoefficients(SharedModel):
         self._start_point = slopes.point.data.clone()
 
     def load(self, arrays: ArrayRecord) -> str:
-        """Load the global model of the clients, and return its digest.
+        """Load the global model for the clients and return its digest.
 
         Args:
             arrays: the coefficients of all rounds so far.
@@ -181,12 +181,11 @@ class SharedCoefficients(SharedModel):
         self._slopes.point.data.copy_(self._start_point)
 
     def upload_of(self, trained: np.ndarray, request: ArrayRecord, *, private: bool) -> ArrayRecord:
-        """Return the coefficients of a round as a record with no other arrays.
+        """Return the coefficients of a round as a record without other arrays.
 
         Args:
-            trained: coefficients of the round's steps (K · P,).
-            request: the global model; the result is a live record, shared in memory, if this record
-                is one.
+            trained: coefficients of the round's K steps of P directions, (K · P,).
+            request: the global model; if its arrays are shared in memory, so are the result's.
             private: not used.
         """
         values = {COEFFICIENTS: np.array(trained).reshape(self._shape)}

@@ -1,4 +1,4 @@
-"""Federated algorithms, each with the methods `init`, `client` and `server` over a `ServerState`.
+"""Federated algorithms, such as FedAvg and SCAFFOLD, and their common base class.
 
-`algorithm.py` has the base class, `built_in/` one file for each built-in algorithm.
+`algorithm.py` has the base class, and `built_in/` has one file for each built-in algorithm.
 """

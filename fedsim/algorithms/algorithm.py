@@ -1,9 +1,9 @@
-"""The base class of federated algorithms: `init`, `client` and `server` over a `ServerState`.
+"""Base class of federated algorithms, with the methods `init`, `client` and `server`.
 
-An algorithm declares which values messages carry beside the model, and how it uses uploads. From
-the declaration follow the settings it may be combined with, the charges, the content of a
-checkpoint, and the messages that a deployed client accepts. numpy and torch are imported for types
-alone, so that a file that names an algorithm is checked without them.
+An algorithm declares how it uses uploads, and which values messages carry beside the model. This
+fixes which settings it allows, what clients are charged, what a checkpoint holds, and which
+messages a client accepts. numpy and torch are imported for types only: files are checked without
+them.
 """
 
 from abc import ABC, abstractmethod
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sent:
-    """The declaration of a value that messages carry beside the model in every round.
+    """Declaration of a value that messages carry beside the model in every round.
 
     | to      | content         | meaning                                                         |
     |---------|-----------------|-----------------------------------------------------------------|
@@ -33,8 +33,8 @@ class Sent:
     Attributes:
         name: the name of the value in requests or replies.
         to: the receiver of the value.
-        content: the privacy class of the value, as in the table.
-        shape: "model" for an array for each trained parameter, "number" for one number.
+        content: whether the value costs no ε or is private; see the table.
+        shape: "model" for one array per trained parameter, "number" for one number.
     """
 
     name: str
@@ -45,12 +45,12 @@ class Sent:
 
 @dataclass(frozen=True)
 class Training:
-    """The public facts of a federation and its local training that an algorithm may use.
+    """Public facts about a federation and its local training, for use by an algorithm.
 
     Attributes:
         parameters: the names of the model's trained parameters; other arrays are buffers or frozen.
         num_clients: the number of clients of the federation, N.
-        learning_rate: returns the learning rate of local steps in a round, from round 1.
+        learning_rate: function that returns the learning rate of local steps in a round (from 1).
         momentum: the momentum of local SGD.
     """
 
@@ -62,11 +62,11 @@ class Training:
 
 @dataclass(frozen=True)
 class Contribution:
-    """The public facts of one client's upload, and the private numbers that the client sent.
+    """Public facts about one client's upload, and the private numbers that the client sent.
 
     Attributes:
         client: the client's number.
-        weight: the client's planned weight; 1.0 where the algorithm does not use weights.
+        weight: the client's planned weight; 1.0 if the algorithm does not use weights.
         steps: the number of local steps that the client took.
         numbers: the private numbers that the algorithm declares, by name.
     """
@@ -79,13 +79,13 @@ class Contribution:
 
 @dataclass(frozen=True)
 class Update:
-    """The aggregated uploads of a round, which has at least one upload.
+    """Aggregated uploads of a round, at least one.
 
     Attributes:
         mean: the weighted mean of the clients' models by name, in the dtypes of the model.
         contributions: the contribution of each participant, ascending by client.
-        models: the stacked client models (n, ...) by name, in the order of `contributions`; empty
-            unless the algorithm declares `uses_each_update`.
+        models: the stacked models of n clients, arrays (n, ...) by name, in the order of
+            `contributions`. Empty unless the algorithm declares `uses_each_update`.
     """
 
     mean: "Arrays"
@@ -94,10 +94,10 @@ class Update:
 
 
 class ClientRule(ABC):
-    """Changes the gradient in each local step of a client, as the algorithm requires.
+    """Rule with which an algorithm changes the gradient in each local step of a client.
 
-    Guarantee: with DP-SGD the rule sees the release of a step, never a gradient. It is a function
-    of releases and of arrays that the server sent: post-processing, which costs no ε.
+    Guarantee: with DP-SGD the rule gets the noisy gradient of a step, never the raw gradient. It
+    uses only noisy gradients and arrays from the server, so it is post-processing and costs no ε.
     """
 
     @abstractmethod
@@ -108,12 +108,12 @@ class ClientRule(ABC):
         start: "Tensor",
         sent: Mapping[str, "Tensor"],
     ) -> None:
-        """Change the gradient of one step in place, value by value.
+        """Change the gradient of one step in place, each value independently of the others.
 
         Args:
-            gradient: the mean gradient, or its release, of one or more clients, of any shape.
+            gradient: the mean gradient of one or more clients (with DP-SGD noisy), of any shape.
             values: the clients' trained values before the step, in the shape of `gradient`.
-            start: the values that the clients' rounds started from, in the shape of `gradient`.
+            start: the clients' values at the start of the round, in the shape of `gradient`.
             sent: the arrays that the server sent, by name, each in the shape of `gradient`.
         """
 
@@ -123,7 +123,7 @@ class Algorithm(ABC):
 
     Args:
         options: the keys of `federation.strategy` beside `name`.
-        training: the public facts of the federation.
+        training: public facts about the federation and its local training.
 
     Attributes:
         name: the algorithm's name in `federation.strategy`; a user's class needs no name.
@@ -134,14 +134,14 @@ class Algorithm(ABC):
             ignored with a notice.
         uses_each_update: whether the server needs each upload, so that the sum of secure
             aggregation does not suffice.
-        weighs_steps: whether weights depend on the steps that clients took, which the planned
-            weights of a secure sum cannot.
+        weighs_steps: whether weights depend on the steps that clients took. This excludes secure
+            sums, because their weights are planned in advance.
         keeps_client_models: whether each client has a personal model, and these models are
             evaluated in place of the global model.
         needs_plain_sgd: whether local steps must be SGD without momentum and weight decay.
 
     Raises:
-        ValidationError: the options are not those of `Options`.
+        ValidationError: the options do not fit `Options`.
     """
 
     name: ClassVar[str] = ""
@@ -163,12 +163,12 @@ class Algorithm(ABC):
 
     @classmethod
     def private_numbers(cls) -> tuple[str, ...]:
-        """Return the names of the private numbers that a client sends."""
+        """Return the names of the private numbers that a client sends, as `wire` declares."""
         return tuple(sent.name for sent in cls.wire if sent.to == "server")
 
     @property
     def least_clients(self) -> int:
-        """The fewest clients of a round for which the algorithm's guarantee holds."""
+        """Smallest number of clients in a round for which the algorithm's guarantee holds."""
         return 1
 
     @classmethod
@@ -177,7 +177,7 @@ class Algorithm(ABC):
         return tuple(sent.name for sent in cls.wire if sent.to == "clients")
 
     def init(self, state: "ServerState") -> "ServerState":
-        """Return the state before the first round, with the algorithm's initial arrays.
+        """Return the state before the first round, with the algorithm's own initial arrays added.
 
         Args:
             state: the state with the initial model.
@@ -185,11 +185,11 @@ class Algorithm(ABC):
         return state
 
     def client(self) -> ClientRule | None:
-        """Return the rule that changes local steps, or None for plain local steps."""
+        """Return the rule that changes a client's local steps, or None for plain local steps."""
         return None
 
     def send(self, state: "ServerState", client: int) -> Mapping[str, "Arrays"]:
-        """Return the arrays that one client gets beside the model, by name in `wire`.
+        """Return the arrays that one client gets beside the model, by their names in `wire`.
 
         Args:
             state: the server state before the round.
@@ -201,7 +201,7 @@ class Algorithm(ABC):
         return {}
 
     def start(self, state: "ServerState", client: int) -> "Arrays | None":
-        """Return the model that one client starts from, or None for the global model.
+        """Return the model from which a client starts, or None for the global model.
 
         Args:
             state: the server state before the round.
@@ -210,7 +210,7 @@ class Algorithm(ABC):
         return None
 
     def scored_models(self, state: "ServerState") -> "list[Arrays] | None":
-        """Return the models to evaluate, with equal weights, or None for the global model alone.
+        """Return the models to evaluate, weighted equally, or None for the global model alone.
 
         Args:
             state: the server state after a round.
@@ -221,15 +221,15 @@ class Algorithm(ABC):
         """Return the factor by which a client's planned weight is multiplied.
 
         Args:
-            contribution: the public facts of the client's upload.
+            contribution: the facts about the client's upload.
         """
         return 1.0
 
     @abstractmethod
     def server(self, state: "ServerState", update: Update) -> "ServerState":
-        """Return the state with the next global model.
+        """Return the server state with the next global model.
 
-        Round number, clip norms, withdrawals and averages of the state are updated elsewhere.
+        The caller updates the round number, clip norms, withdrawals and averages in the state.
 
         Args:
             state: the server state before the round.

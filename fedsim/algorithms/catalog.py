@@ -1,4 +1,4 @@
-"""The built-in algorithms by name; each file in `built_in/` is the algorithm of its name."""
+"""The built-in algorithms by name; each one is the file of its name in `built_in/`."""
 
 import pkgutil
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ class _Algorithms(ByName[type[Algorithm]]):
 
 @cache
 def algorithms() -> Mapping[str, type[Algorithm]]:
-    """Return the class of each built-in algorithm by its name, in alphabetical order."""
+    """Return the built-in algorithm classes by name, in alphabetical order."""
     modules = pkgutil.iter_modules(built_in.__path__)
     names = sorted(module.name for module in modules)
     return _Algorithms({name: f"{built_in.__name__}.{name}" for name in names})

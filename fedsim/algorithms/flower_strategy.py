@@ -1,8 +1,8 @@
-"""Flower strategies as algorithms: `federation.strategy: package.module:Class`.
+"""Adapter that runs Flower strategies: `federation.strategy: package.module:Class`.
 
-fedsim draws the clients and sends the requests; the Flower strategy aggregates. The settings are
-the arguments of the strategy's constructor. The strategy's attributes that are arrays or numbers
-become the algorithm's memory, so that a run can be resumed and replayed.
+fedsim draws the clients and sends the requests; the Flower strategy aggregates. The other settings
+are the arguments of the strategy's constructor. Between rounds, attributes of the strategy that are
+arrays or numbers are kept in the server state. So a run can be resumed and replayed.
 """
 
 import inspect
@@ -36,13 +36,14 @@ _ROUND = "server-round"
 
 
 class FlowerAlgorithm(Algorithm):
-    """Runs a Flower strategy: `configure_train` gets the model, `aggregate_train` returns the next.
+    """Algorithm that aggregates with a Flower strategy, by `configure_train` and `aggregate_train`.
 
-    Each reply has the client's model and, as `num-examples`, the client's planned weight.
+    The strategy gets a reply from each client. It holds the client's model, and the client's
+    planned weight as `num-examples`.
 
     Raises:
         ValueError: the strategy sends clients settings that fedsim's clients do not read, returns
-            no model, or keeps objects between rounds that a checkpoint cannot hold.
+            no model, or changes an attribute that is neither arrays nor a number.
     """
 
     uses_each_update: ClassVar[bool] = True
@@ -55,11 +56,11 @@ class FlowerAlgorithm(Algorithm):
         self._make()  # raises before the first round if the strategy refuses the arguments
 
     def init(self, state: ServerState) -> ServerState:
-        """Return the state with the strategy's initial arrays as its memory."""
+        """Return the state with the initial attributes of the strategy."""
         return state.with_memory(_kept(self._make(), {}))
 
     def server(self, state: ServerState, update: Update) -> ServerState:
-        """Return the state with the strategy's next model, and the strategy's arrays as memory."""
+        """Return the state with the strategy's next model and the strategy's new attributes."""
         strategy, number = self._make(), state.round_number + 1
         first = dict(vars(strategy))
         _put_back(strategy, state.memory)

@@ -1,4 +1,4 @@
-"""Finds the algorithm of an experiment: built in, a user's class, or a Flower strategy."""
+"""Search for the algorithm of an experiment: built in, a user's class, or a Flower strategy."""
 
 import inspect
 from collections.abc import Mapping
@@ -23,15 +23,15 @@ _MOST_TRIED = 16  # clients in a check, each with a copy of the model
 
 
 class AlgorithmError(InputError, ValueError):
-    """An algorithm cannot be used; the message names the fix."""
+    """Error for an algorithm that cannot be used; the message names the fix."""
 
 
 def algorithm_class(name: str, base: Path = Path()) -> type[Algorithm]:
-    """Return the class that `federation.strategy` names.
+    """Return the algorithm class that `federation.strategy` names.
 
     Args:
         name: a built-in name, package.module:Class, or ./file.py:Class.
-        base: the directory in which relative paths start.
+        base: the directory to which relative paths refer.
 
     Raises:
         AlgorithmError: there is no such algorithm.
@@ -42,12 +42,12 @@ def algorithm_class(name: str, base: Path = Path()) -> type[Algorithm]:
 def algorithm_for(
     settings: AlgorithmSettings, *, base: Path = Path(), training: Training | None = None
 ) -> Algorithm:
-    """Return a new object of the algorithm that `federation.strategy` names.
+    """Create the algorithm that `federation.strategy` names.
 
     Args:
         settings: the settings of `federation.strategy`.
-        base: the directory in which relative paths start.
-        training: the public facts of the federation.
+        base: the directory to which relative paths refer.
+        training: public facts about the federation and its local training.
 
     Raises:
         AlgorithmError: there is no such algorithm, or it does not accept these settings.
@@ -69,17 +69,19 @@ def algorithm_for(
 def check_algorithm(
     algorithm: Algorithm, name: str, arrays: ArrayRecord, *, clients: int = 2
 ) -> None:
-    """Test an algorithm before round 1 with two rounds in which every upload is the initial model.
+    """Test an algorithm in two trial rounds before round 1, and raise if it fails.
+
+    In the trial rounds, every upload is the initial model.
 
     Args:
         algorithm: the algorithm.
         name: the name of the algorithm in the experiment.
         arrays: the initial model.
-        clients: the number of clients of a round.
+        clients: the number of clients in a trial round.
 
     Raises:
-        AlgorithmError: a call fails, or the next model has another layout or a value that is not
-            finite.
+        AlgorithmError: a method of the algorithm fails, or the next model has another layout or a
+            value that is not finite.
     """
     state = ServerState(arrays)
     contributions = tuple(

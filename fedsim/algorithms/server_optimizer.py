@@ -1,9 +1,9 @@
-"""Server optimizers, which use the mean update of the clients as a gradient at the server.
+"""Server optimizers: algorithms that use the clients' mean update as a gradient.
 
 Notation of Reddi et al. 2021, "Adaptive Federated Optimization", Algorithm 2: x is the global
-model, Δ the weighted mean of the clients' models minus x, m and v the moments, η the server's
-learning rate and τ its adaptivity. A step is computed from the aggregate alone, in float64, one
-value at a time. It is post-processing of the uploads and changes no ε.
+model, and Δ is the weighted mean of the clients' models minus x. The moments are m and v, η is the
+server's learning rate, and τ is its adaptivity. A step uses only the aggregate, in float64, value
+by value. It is post-processing of the uploads and changes no ε.
 """
 
 from abc import abstractmethod
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class ServerOptimizer(Algorithm):
-    """Base class of algorithms whose server takes an optimizer step along Δ.
+    """Base class of algorithms whose server takes an optimizer step along the mean update Δ.
 
-    The moments are in the state's memory, by the names `m/NAME` and `v/NAME`. Only trained
-    parameters take the step. Other arrays, such as the statistics of BatchNorm, become the mean, as
-    a variance could become negative after a step.
+    The moments m and v of parameter NAME are kept in `ServerState.memory` as `m/NAME` and `v/NAME`.
+    Only trained parameters take the step. Other arrays, such as the statistics of BatchNorm, become
+    the clients' mean: a step could make a variance negative.
 
     Attributes:
         moments: the names of the moments, one letter each.
@@ -34,7 +34,7 @@ class ServerOptimizer(Algorithm):
     moments: ClassVar[str] = "mv"
 
     def init(self, state: "ServerState") -> "ServerState":
-        """Return the state with the initial moments of every trained parameter."""
+        """Return the state with the initial moments of every trained parameter added."""
         memory = {
             f"{moment}/{name}": x * 0.0 + self.initial(moment)
             for name, x in self.trained(state)
@@ -43,7 +43,7 @@ class ServerOptimizer(Algorithm):
         return state.with_memory(memory)
 
     def server(self, state: "ServerState", update: Update) -> "ServerState":
-        """Return the state with the global model x + step, and the next moments."""
+        """Return the state with the global model after the optimizer step, and the next moments."""
         model, memory = dict(update.mean), dict(state.memory)
         for name, x in self.trained(state):
             moments = {moment: state.memory[f"{moment}/{name}"] for moment in self.moments}
@@ -53,7 +53,7 @@ class ServerOptimizer(Algorithm):
         return state.with_model(model).with_memory(memory)
 
     def initial(self, moment: str) -> float:
-        """Return the value of a moment before the first round."""
+        """Return the value of the moment `m` or `v` before the first round."""
         return 0.0
 
     @abstractmethod
@@ -61,7 +61,7 @@ class ServerOptimizer(Algorithm):
         """Return the optimizer step of one parameter, and the parameter's next moments.
 
         Args:
-            delta: Δ of the parameter, float64, in the parameter's shape.
+            delta: the mean update of the parameter, float64, in the parameter's shape.
             moments: the parameter's moments by name.
         """
 
@@ -76,20 +76,24 @@ class AdaptiveOptions(Settings):
 
 
 class AdaptiveOptimizer(ServerOptimizer):
-    """Base class of adaptive optimizers: m ← β₁ m + (1 − β₁) Δ, x ← x + η m / (√v + τ).
+    """Base class of adaptive server optimizers (FedAdagrad, FedAdam, FedYogi).
 
-    Subclasses update v, which starts at τ². As in the paper, the moments' bias in the first rounds
-    is not corrected.
+    With the notation of the module: m ← β₁ m + (1 − β₁) Δ, x ← x + η m / (√v + τ). Subclasses
+    update v, which starts at τ². As in the paper, the bias of the moments in the first rounds is
+    not corrected.
     """
 
     options: Any
 
     def initial(self, moment: str) -> float:
-        """Return the initial value of a moment: 0 for m, τ² for v."""
+        """Return the initial value of a moment: 0 for m, τ² for v, where τ is the option `tau`."""
         return self.options.tau**2 if moment == "v" else 0.0
 
     def step(self, delta: "np.ndarray", moments: "Arrays") -> "tuple[np.ndarray, Arrays]":
-        """Return the step η m / (√v + τ), and the next m and v."""
+        """Return the step η m / (√v + τ) of one parameter, and its next moments m and v.
+
+        η is the server learning rate, and τ is the option `tau`.
+        """
         beta, tau = self.options.beta_1, self.options.tau
         m = beta * moments["m"] + (1 - beta) * delta
         v = self.second_moment(moments["v"], delta**2)
@@ -101,5 +105,5 @@ class AdaptiveOptimizer(ServerOptimizer):
 
         Args:
             v: the second moment before the round.
-            square: Δ², in the shape of v.
+            square: the squared mean update Δ², in the shape of v.
         """

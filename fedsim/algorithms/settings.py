@@ -23,5 +23,5 @@ class AlgorithmSettings(Settings):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The settings of the algorithm: every key but `name`."""
+        """Settings of the algorithm: every key of `federation.strategy` but `name`."""
         return dict(self.model_extra or {})

@@ -1,4 +1,4 @@
-"""The state of a federation's server between two rounds, which is the content of a checkpoint."""
+"""State of a federation's server between two rounds, which a checkpoint holds."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,23 +16,23 @@ Arrays = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class ServerState:
-    """The server's state after `round_number` rounds.
+    """State of the server after `round_number` rounds.
 
-    Random streams are keyed by round, and privacy accounts are in the ledger, so a run that
-    continues from this state has the same results as an uninterrupted run.
+    A run that continues from this state has the same results as an uninterrupted run. For this,
+    random numbers depend on the seed and the round, and privacy charges are in the ledger.
 
     Attributes:
-        arrays: the global model, which the clients of the next round start from.
+        arrays: the global model, from which the clients of the next round start.
         round_number: the number of finished rounds; 0 before the first round.
-        clip_norms: the adaptive clip norm of each client that has one. It is a function of charged
+        clip_norms: the adaptive clip norm of each client that has one. It depends only on charged
             releases, so the server may know it.
         withdrawn: the clients that left because their privacy budget is spent.
         memory: the algorithm's arrays by name, such as moments; empty for FedAvg.
         client_memory: the algorithm's arrays for all clients by name, one row per client (N, ...).
-        average: the average of the global models so far, float64 by name (`next_average`); empty
+        average: the moving average of the global models, float64 by name (`next_average`); empty
             without `federation.ema_decay`.
-        versions: older global models that clients still train from, by the round after which each
-            was the global model; empty in synchronous rounds.
+        versions: the older global models from which clients still train, by the round that produced
+            each; empty in synchronous rounds.
         best: the best value so far of the metric of `federation.early_stopping`, and its round;
             None without early stopping or before the first value.
     """
@@ -49,12 +49,12 @@ class ServerState:
 
     @cached_property
     def values(self) -> dict[str, np.ndarray]:
-        """The global model's arrays by name."""
+        """Arrays of the global model by name."""
         return to_numpy(self.arrays)
 
     @cached_property
     def model(self) -> ArrayRecord:
-        """The model to evaluate and save: the average if there is one, else the global model."""
+        """Model to evaluate and save: the moving average if there is one, else the global model."""
         if not self.average:
             return self.arrays
         return to_arrays(
@@ -68,7 +68,7 @@ class ServerState:
         """Return the state with another global model.
 
         Args:
-            values: the new model's arrays by name, which are cast to the dtypes of the model.
+            values: the arrays of the new model by name; they are cast to the dtypes of the old one.
         """
         cast = {
             name: np.asarray(values[name]).astype(value.dtype)
@@ -77,7 +77,7 @@ class ServerState:
         return replace(self, arrays=to_arrays(cast))
 
     def with_memory(self, memory: Arrays, client_memory: Arrays | None = None) -> Self:
-        """Return the state with other arrays of the algorithm.
+        """Return the state with new arrays of the algorithm.
 
         Args:
             memory: the new `memory`, by name.

@@ -1,6 +1,6 @@
-"""The `fedsim` command, with a file for each command of the core; a tool has its own command.
+"""The `fedsim` command, with one file for each built-in command; tools have their own files.
 
-Data goes to stdout, messages to stderr. Nothing heavy is imported before a command needs it:
+Data goes to stdout, messages to stderr. No slow library is imported before a command needs it, so
 `--help` answers at once.
 """
 

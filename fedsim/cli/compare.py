@@ -1,4 +1,4 @@
-"""The `fedsim compare` command. Nothing heavy is imported before it is called."""
+"""The command `fedsim compare`. No slow library is imported before it is called."""
 
 import sys
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The command `init`."""
+"""The command `fedsim init`."""
 
 import shlex
 from pathlib import Path

@@ -43,10 +43,10 @@ SECTIONS = {
 
 
 class GroupedCommands(click.Group):
-    """A group of commands whose help page has a section for each purpose."""
+    """A click group of commands whose help page has a section for each purpose."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse arguments, and refuse what no operating system takes as a path.
+        """Parse arguments, and refuse those that no operating system takes as a path.
 
         Raises:
             UsageError: an argument has a NUL character.
@@ -59,11 +59,11 @@ class GroupedCommands(click.Group):
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of the commands, section by section."""
+        """Return the names of the commands, in the order of the help page's sections."""
         return list(self.commands)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the sections of the help page."""
+        """Write the sections of the help page, with the commands of each."""
         width = max(map(len, self.commands))
         limit = formatter.width - 6 - width
         for title, names in SECTIONS.items():

@@ -1,4 +1,4 @@
-"""The commands `list` and `schema`."""
+"""The commands `fedsim list` and `fedsim schema`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Arguments and options that commands share, and output: results on stdout, messages on stderr."""
+"""Arguments and options that commands share, and functions that print results and messages."""
 
 import json
 import logging
@@ -19,7 +19,7 @@ def bounds_option(
     """Return a decorator that adds `--bounds NAME,NAME`, which gives a tuple of names or None.
 
     Args:
-        is_always: whether a missing option means the usual names instead of None.
+        is_always: whether a missing option gives the default names instead of None.
         words: purpose of the option, for its help text.
     """
     return click.option(
@@ -38,7 +38,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the re
 
 
 def overrides_argument(command: Callable[..., None]) -> Callable[..., None]:
-    """Add overrides of the experiment to a command, and `--seed`, which becomes an override."""
+    """Add overrides `KEY=VALUE` and `--seed` to a command; a seed becomes an override."""
 
     @click.argument("overrides", nargs=-1, metavar="[KEY.PATH=VALUE]...")
     @click.option(
@@ -93,7 +93,7 @@ MAX_LINE_CHARS = 2000
 
 
 def say(message: str) -> None:
-    """Print a message to stderr, with the middle of very long lines left out."""
+    """Print a message to stderr; the middle of a very long line is left out."""
     half = MAX_LINE_CHARS // 2
     lines = (
         line if len(line) <= MAX_LINE_CHARS else f"{line[:half]}...{line[-half:]}"
@@ -104,7 +104,7 @@ def say(message: str) -> None:
 
 
 def fail(message: str, code: int) -> NoReturn:
-    """Print a message to stderr and exit.
+    """Print a message to stderr and exit with a code.
 
     Args:
         message: the error and its fix.

@@ -1,4 +1,4 @@
-"""The command `plan`."""
+"""The command `fedsim plan`."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The command `predict`."""
+"""The command `fedsim predict`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING

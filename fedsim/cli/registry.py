@@ -1,8 +1,8 @@
-"""The tools by name; no other module outside `fedsim/tools/` names a tool.
+"""The tools of the command line, by name; no other module outside `fedsim/tools/` names a tool.
 
 Tools are named here as text, not as entry points of the distribution. A checkout on PYTHONPATH has
-no entry points, or those of another installed copy; reading them takes 50 ms, longer than
-`fedsim --help` may; and they have no order, which the help page needs.
+no entry points, or those of another installed copy. Reading entry points takes 50 ms, longer than
+`fedsim --help` may take. And they have no order, which the help page needs.
 """
 
 from collections.abc import Callable

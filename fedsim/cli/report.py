@@ -1,4 +1,4 @@
-"""The command `report`."""
+"""The command `fedsim report`."""
 
 from pathlib import Path
 

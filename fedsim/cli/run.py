@@ -1,4 +1,4 @@
-"""The command `run`."""
+"""The command `fedsim run`."""
 
 from pathlib import Path
 from time import monotonic

@@ -1,4 +1,4 @@
-"""The command `validate`."""
+"""The command `fedsim validate`."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -1,4 +1,4 @@
-"""The command `verify`."""
+"""The command `fedsim verify`."""
 
 import re
 import sys

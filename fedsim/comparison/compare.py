@@ -1,4 +1,4 @@
-"""Run a comparison file, or compare existing run directories without running anything."""
+"""Functions that run a comparison file, or compare finished runs without a new run."""
 
 import os
 import re
@@ -46,18 +46,18 @@ DEFAULT_SEEDS = 5
 
 
 class ComparisonCallback(Protocol):
-    """A callback for the progress of a comparison, such as the terminal's progress bars."""
+    """A callback object for the progress of a comparison, such as terminal progress bars."""
 
     def planned(self, comparison: LoadedComparison, jobs: list[Job], workers: int) -> None:
-        """Called after all variants were checked, before the first run."""
+        """Receive the checked comparison and its jobs; called before the first run."""
         ...
 
     def worker_message(self, job: Job, message: Mapping[str, Any]) -> None:
-        """Called with every message of a worker: `started`, `round`, `finished` or `failed`."""
+        """Receive a message of a worker process: `started`, `round`, `finished` or `failed`."""
         ...
 
     def ended(self) -> None:
-        """Called once after the last run."""
+        """Receive the end of the comparison; called once, after the last run."""
         ...
 
 
@@ -97,12 +97,13 @@ def compare(
         out: the output directory; default `runs/<name>`.
         workers: number of parallel worker processes with one thread each; default: one per
             processor, at most 16.
-        callback: callback for the progress of the runs; None shows it in a notebook.
+        callback: callback for the progress of the runs; with None, a notebook shows progress bars,
+            and a script shows nothing.
 
     Raises:
         ExperimentError: the file, its base or a variant has mistakes; the error lists all.
         ComparisonError: the runs do not have the metric to compare.
-        NothingFinishedError: every run failed.
+        NothingFinishedError: no run finished.
         KeyboardInterrupt: the user interrupted before any run was finished.
         RunDirectoryError: `out` contains other files, or another comparison is running in it.
         ValueError: `workers` is below 1, or `overrides` or `one_at_a_time` are given without
@@ -248,17 +249,17 @@ def compare_runs(
 ) -> ComparisonResult:
     """Compare existing, finished runs and return the compared results.
 
-    Runs that differ only in the seed form one variant. A comparison's directory stands for all of
-    its runs.
+    Runs that differ only in the seed form one variant. The directory of a comparison is read as all
+    runs in it.
 
     Args:
         runs: paths of run directories, at least two.
-        baseline: name of the variant that the others are compared with; default: the variant of
-            the first run.
-        metric: the compared metric, such as `test_loss`; default: accuracy, R² or loss, whichever
-            all runs have, in this order.
-        out: the output directory, new, empty, or of an earlier comparison of runs; default:
-            `runs/A-vs-B` of the variants' names.
+        baseline: name of the variant that the others are compared with; default: the variant of the
+            first run.
+        metric: the compared metric, such as `test_loss`; default: the first run's main metric, or
+            else accuracy, R² or loss, if all runs have it.
+        out: the output directory, which is new, empty, or that of an earlier comparison of runs;
+            default: `runs/A-vs-B` of the variants' names.
 
     Raises:
         RunDirectoryError: a directory contains no run, or `out` contains other files.

@@ -35,13 +35,13 @@ from fedsim.runs.directory import RunDirectory
 
 @dataclass(frozen=True, repr=False)
 class ComparisonResult:
-    """The result of a comparison.
+    """The result of a comparison: the numbers of all variants, and the directory of its files.
 
     Attributes:
         path: directory of the comparison.
         results: means, differences and tests of the variants.
-        tuning: privacy cost of all runs together.
-        interrupted: whether the user interrupted the comparison, so that runs are missing.
+        tuning: the privacy cost of all runs together.
+        interrupted: whether the user interrupted the comparison; runs are then missing.
     """
 
     path: Path
@@ -51,7 +51,7 @@ class ComparisonResult:
 
     @property
     def failed(self) -> tuple[RunOutcome, ...]:
-        """The outcomes of failed runs."""
+        """The results of the runs that failed."""
         return tuple(outcome for outcome in self.results.outcomes if outcome.status == "failed")
 
     def to_json(self) -> dict[str, Any]:
@@ -109,7 +109,7 @@ _NOTHING = "--"
 
 
 def latex_tables(results: Results) -> str:
-    """Return LaTeX tables of the variants, one `tabular` for each privacy unit."""
+    """Return LaTeX tables of the variants: one `tabular` for each privacy unit."""
     return "\n".join(_table(part) for part in results.by_unit)
 
 
@@ -200,7 +200,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def escape_latex(text: str) -> str:
-    """Return a text with LaTeX's special characters escaped."""
+    """Return a text in which LaTeX's special characters are escaped."""
     return "".join(_ESCAPES.get(character, character) for character in " ".join(text.split()))
 
 
@@ -210,7 +210,9 @@ _SPENT = ("epsilon", "against", "epsilon_against_server", "delta", "rounds", "se
 
 
 def write_settings(comparison: LoadedComparison, path: Path) -> None:
-    """Write `comparison.yaml` with all seeds and grids expanded; it marks the directory.
+    """Write `comparison.yaml`, with all seeds and all combinations of varied values listed.
+
+    The file marks its directory as that of a comparison.
 
     Args:
         comparison: the checked comparison.
@@ -241,7 +243,7 @@ def write_comparison(result: ComparisonResult) -> None:
 
 
 def write_figures(results: Results, directory: Path) -> None:
-    """Write each figure as SVG and CSV into `figures/`, and remove earlier figures.
+    """Write each figure as SVG and CSV into `figures/`, and remove the figures of earlier calls.
 
     Args:
         results: the results of the comparison.

@@ -1,7 +1,7 @@
 """Differences between variants: settings, privacy units, and whether runs of a seed start alike.
 
 An ε that protects one example and an ε that protects all data of one client are different
-guarantees. Variants of different units are never ranked or subtracted.
+guarantees. Variants with different privacy units are never ranked or subtracted.
 """
 
 import hashlib
@@ -32,12 +32,14 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
 
 @dataclass(frozen=True)
 class SettingsTable:
-    """The settings in which variants differ.
+    """The table of the settings in which variants differ.
 
     Attributes:
-        keys: the differing keys, such as `local.steps`, in the order of the schema.
-        values: for each variant, its value of each key; keys that it does not have are left out.
-        sections: for each variant, the keys that are sections in it and null in another variant.
+        keys: the differing keys, such as `local.steps`, in the order of the settings' schema.
+        values: the value of each key, for each variant; keys that a variant does not have are left
+            out.
+        sections: for each variant, the keys that are a section in this variant and null in another
+            one.
     """
 
     keys: tuple[str, ...] = ()
@@ -45,25 +47,25 @@ class SettingsTable:
     sections: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def text(self, variant: str, key: str) -> str:
-        """Return a variant's value of a key as text; `–` if the variant does not have the key."""
+        """Return a variant's value of a key: `–` if it lacks the key, `given` for a section."""
         if key in self.values[variant]:
             return setting_text(self.values[variant][key])
         return "given" if key in self.sections[variant] else "–"
 
     def among(self, names: Iterable[str]) -> "SettingsTable":
-        """Return the table for only these variants, with the keys in which they differ."""
+        """Return the table of only the given variants, with the keys in which these differ."""
         values = {name: self.values[name] for name in names if name in self.values}
         part = SettingsTable(self.keys, values, self.sections)
         keys = (key for key in self.keys if len({part.text(name, key) for name in values}) > 1)
         return SettingsTable(tuple(keys), values, self.sections)
 
     def to_json(self) -> dict[str, dict[str, object]]:
-        """Return `settings` of `comparison.json`: the differing values by variant and key."""
+        """Return the entry `settings` of `comparison.json`: values by variant and key."""
         return {name: dict(settings) for name, settings in self.values.items()}
 
 
 def compared_settings(experiment: Experiment) -> dict[str, object]:
-    """Return all settings except name and seed as `{"key.path": value}`; lists are not split."""
+    """Return all settings but name and seed as `{"key.path": value}`; a list is one value."""
     settings = flat_settings(experiment)
     return {key: value for key, value in settings.items() if key not in _NOT_COMPARED}
 
@@ -71,8 +73,8 @@ def compared_settings(experiment: Experiment) -> dict[str, object]:
 def settings_table(variants: Mapping[str, Mapping[str, object]]) -> SettingsTable:
     """Return the table of the settings in which variants differ.
 
-    If a section is null in one variant, its keys are compared among the other variants, and the
-    section itself is one of the differing keys.
+    If a section is null in one variant, the section itself is one of the differing keys. Its keys
+    are compared among the other variants.
 
     Args:
         variants: `compared_settings` of each variant by name.
@@ -120,7 +122,7 @@ def _parents(key: str) -> list[str]:
 
 
 def setting_text(value: object) -> str:
-    """Return a setting's value as one shortened line of YAML."""
+    """Return a setting's value as one line of YAML, shortened if it is long."""
     text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6)
     text = text.removesuffix("\n...\n").strip()
     limit = _MAX_TEXT_CHARACTERS
@@ -129,14 +131,18 @@ def setting_text(value: object) -> str:
 
 @dataclass(frozen=True)
 class SharedText:
-    """The common part of several texts, and the differing parts of each text.
+    """The common part of several texts, and the parts in which the texts differ.
+
+    Texts have the same form if they have equally many words and differ in few of them.
 
     Attributes:
-        common: if all texts have the same form, that form, with a letter in brackets at each place
-            where the words differ; else the sentences that all texts share.
+        common: the form that all texts have, with a letter in brackets at each place where the
+            words differ. If the texts have different forms, it is the sentences that all texts
+            share.
         letters: the letters in `common`.
-        words: for each text by name, its words at the places of the letters.
-        rest: for each text by name, its remaining sentences; empty if all have the same form.
+        words: the words at the places of the letters, for each text by its name.
+        rest: the sentences that are not in `common`, for each text by its name; empty if all have
+            the same form.
     """
 
     common: str
@@ -146,7 +152,7 @@ class SharedText:
 
 
 def shared_text(texts: Sequence[tuple[str, str]]) -> SharedText:
-    """Return the common part of several texts, and the differing parts of each text.
+    """Return the common part of several texts, and the parts in which the texts differ.
 
     Args:
         texts: pairs (name, text), such as a variant and its privacy statement.
@@ -197,7 +203,7 @@ SHARED_PARTS = {
 
 
 def pair_digests(federation: "Federation") -> dict[str, str]:
-    """Return a digest of each of `SHARED_PARTS` before the run; the data's digest is keyed."""
+    """Return digests of a run's data (keyed), initial model and participants, before the run."""
     data = federation.data
     examples = chain(data.clients, [data.test], data.held_out or ())
     state = federation.model.module.state_dict()
@@ -222,10 +228,11 @@ def _digest(arrays: Iterable[np.ndarray]) -> str:
 
 @dataclass(frozen=True)
 class PairCheck:
-    """The check that runs with equal seeds share data, initial model and participants.
+    """The result of the check that runs of one seed share data, initial model and participants.
 
     Attributes:
-        differences: for each variant with a difference, the parts that differ from the baseline's.
+        differences: the parts that differ from the baseline's, for each variant that has such
+            parts.
         checked: number of compared pairs of runs.
     """
 
@@ -234,7 +241,7 @@ class PairCheck:
 
     @property
     def is_paired(self) -> bool:
-        """Whether at least one pair was compared and all pairs share every part."""
+        """Whether there is a pair and all pairs share data, initial model and participants."""
         return self.checked > 0 and not self.differences
 
     @property
@@ -257,7 +264,7 @@ class PairCheck:
         )
 
     def to_json(self) -> dict[str, object]:
-        """Return `pairing` of `comparison.json`."""
+        """Return the entry `pairing` of `comparison.json`."""
         return {
             "paired": self.is_paired,
             "checked": self.checked,
@@ -269,7 +276,7 @@ class PairCheck:
 def check_pairs(
     digests: Mapping[str, Mapping[int, Mapping[str, str]]], pairs: Iterable[tuple[str, str]]
 ) -> PairCheck:
-    """Compare each variant's digests with its baseline's, seed by seed.
+    """Compare each variant's digests with those of its baseline, for each seed that both have.
 
     Args:
         digests: `{variant: {seed: pair_digests(...)}}` of all finished runs.
@@ -305,10 +312,10 @@ Baseline = str | Mapping[str, str]
 
 @dataclass(frozen=True)
 class UnitGroup:
-    """The variants of one privacy unit.
+    """A group of variants with the same privacy unit.
 
     Attributes:
-        unit: the unit, `example` or `client`; None if no variant has privacy.
+        unit: the privacy unit, `example` or `client`; None if no variant has privacy.
         baseline: name of the variant that the others of the unit are compared with.
         names: names of all variants of the unit, in the order of the file.
     """
@@ -319,15 +326,15 @@ class UnitGroup:
 
     @property
     def pairs(self) -> tuple[tuple[str, str], ...]:
-        """The pairs (variant, baseline) to compare."""
+        """The pairs (name of a variant, name of the baseline) to compare."""
         return tuple((name, self.baseline) for name in self.names if name != self.baseline)
 
 
 def group_by_unit(units: Mapping[str, str | None], baseline: Baseline) -> tuple[UnitGroup, ...]:
     """Return the variants grouped by privacy unit.
 
-    A variant without privacy has no unit. If there are two units, it belongs to the units whose
-    baseline it is.
+    A variant without privacy has no unit. If the other variants have two units, it belongs to each
+    unit whose baseline it is.
 
     Args:
         units: unit of each variant by name; None for a variant without privacy.
@@ -358,7 +365,7 @@ def _baseline_of(unit: str | None, baseline: Baseline) -> str:
 
 
 def unit_problems(units: Mapping[str, str | None], baseline: Baseline) -> Iterator[PathMessage]:
-    """Yield (path, message) if variants have no baseline within their privacy unit.
+    """Yield (key path, message) for each mistake in the choice of a baseline for a privacy unit.
 
     Args:
         units: unit of each variant by name; None for a variant without privacy.

@@ -41,7 +41,8 @@ class GivenRun:
         path: path of the run directory as the user gave it.
         directory: the run directory, with methods to read its files.
         experiment: the experiment of the run.
-        settings: `compared_settings`, the version of fedsim, the digest of each plug-in's source.
+        settings: all settings without name and seed (`compared_settings`), plus the version of
+            fedsim and the digest of each plug-in's source.
         inputs: the digests in `checkpoint/inputs.json`.
     """
 
@@ -58,9 +59,10 @@ class GivenRun:
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """Return the run directories; a path may also be a directory of a comparison or of runs.
+    """Return the run directories that the given paths name or contain.
 
-    A run that several paths name is returned once.
+    A path is a run directory, or a directory of a comparison or of runs. A run that several paths
+    name is returned once.
 
     Raises:
         RunDirectoryError: a path is not a directory of a run or of a comparison.
@@ -95,7 +97,7 @@ def _holds_run(path: Path) -> bool:
 
 
 def read_given(paths: Sequence[Path]) -> tuple[list[GivenRun], list[str]]:
-    """Return (finished runs, one sentence for each run that is left out).
+    """Return the finished runs, and a sentence for each run that is left out as unfinished.
 
     Guarantee: every returned run passes `fedsim verify`, except that its pages are not checked.
 
@@ -150,12 +152,12 @@ _SEED_DIRECTORY = re.compile(r"(seed|s)?[-_.=]*\d+\Z")
 
 @dataclass(frozen=True)
 class GivenVariant:
-    """A variant made of existing runs that differ only in the seed.
+    """A variant that consists of existing runs which differ only in the seed.
 
     Attributes:
         name: name of the variant in results.
         runs: the runs, one for each seed.
-        changes: empty, since there is no base experiment.
+        changes: always empty, since the runs have no common base experiment.
     """
 
     name: str
@@ -175,7 +177,7 @@ class GivenVariant:
 
 
 def group_runs(runs: Sequence[GivenRun]) -> tuple[tuple[GivenVariant, ...], list[str]]:
-    """Return (variants in the order of their first runs, one sentence for each repeated run).
+    """Return the variants in the order of their first runs, and a sentence for each repeated run.
 
     A second run of the same experiment with the same seed is left out, as it adds no seed.
 
@@ -249,7 +251,7 @@ _TEST_SETTINGS = ("data.dataset", "data.test_fraction")
 
 
 def shared_digests(run: GivenRun) -> dict[str, str]:
-    """Return the digests of the parts that paired runs share, recorded at the run's start."""
+    """Return the digests of the data, initial model and participants, as recorded by the run."""
     schedule = participation_of(run.experiment)
     state = hashlib.sha256()
     for number in range(1, run.experiment.federation.rounds + 1):
@@ -262,7 +264,7 @@ def shared_digests(run: GivenRun) -> dict[str, str]:
 
 
 def test_set_problems(variants: Sequence[GivenVariant]) -> Iterator[str]:
-    """Yield a message for each variant whose scores cannot be compared with the first one's.
+    """Yield a message for each variant whose scores are on another test set than the first one's.
 
     Runs with the same seed must have the same test targets. If two variants share no seed, their
     settings of the test set must agree.

@@ -1,4 +1,4 @@
-"""Jobs of a comparison: one for each variant and seed, reuse of finished runs, worker processes.
+"""Jobs of a comparison: one run for each variant and seed, done in worker processes.
 
 A finished run is reused if the hash of everything that it depends on is unchanged. A crash of a
 worker process fails only its current job.
@@ -43,11 +43,13 @@ _COMPUTES_NO_RUN = ("cli", "comparison", "report", "tools", "tracking")
 
 
 def run_fingerprint(loaded: LoadedExperiment) -> str:
-    """Return the SHA-256 of everything that a run of the experiment depends on; files are keyed.
+    """Return the SHA-256 of everything that a run of the experiment depends on.
 
-    Guarantee: it changes with every setting (defaults included, `name` and `runtime` excluded),
-    with every byte of a file named by the experiment, with the plug-ins' sources
-    (`fedsim.core.plugin_sources`), with fedsim's own source, and with the versions of the numeric
+    The hashes of files in it are keyed, so that the digest reveals nothing about them.
+
+    Guarantee: the digest changes with every setting (defaults included, `name` and `runtime`
+    excluded) and every byte of a file that the experiment names. It changes with the sources of
+    plug-ins (`fedsim.core.plugin_sources`) and of fedsim, and the versions of the numeric
     libraries.
     """
     settings = loaded.experiment.model_dump(mode="json")
@@ -119,15 +121,16 @@ FINISHED = ("completed", "stopped")
 
 @dataclass(frozen=True)
 class Job:
-    """A job of a comparison: one variant with one seed.
+    """A job of a comparison: the run of one variant with one seed.
 
     Attributes:
         variant: name of the variant.
         seed: seed of the experiment.
         loaded: the experiment to run.
         directory: the run directory.
-        digest: the fingerprint of the run (`run_fingerprint`).
-        action: whether to reuse a finished run, run from the start, or resume after the last round.
+        digest: the digest of everything that the run depends on (`run_fingerprint`).
+        action: the work to do: reuse a finished run, run from the start, or resume after the last
+            round.
         measure: whether `client_metrics.json` must still be written.
     """
 
@@ -179,14 +182,14 @@ def check_directory(out: Path) -> None:
 
 @contextmanager
 def lock_directory(out: Path) -> Iterator[tuple[int, ...]]:
-    """Lock a directory for one comparison, as two at once would write into the same runs.
+    """Lock a directory for one comparison, since two at once would write into the same runs.
 
     The lock ends with the processes that hold it, however they end. Yields the file descriptors
-    that workers must inherit, so that a worker that briefly outlives a killed caller keeps the
-    lock. Platforms without file locks have no lock.
+    that workers must inherit. Without them, a worker that briefly outlives a killed caller would
+    not keep the lock. Platforms without file locks have no lock.
 
     Raises:
-        RunDirectoryError: another process holds it.
+        RunDirectoryError: another process holds the lock.
     """
     try:
         import fcntl
@@ -204,10 +207,10 @@ def lock_directory(out: Path) -> Iterator[tuple[int, ...]]:
 
 
 def plan_jobs(comparison: LoadedComparison, out: Path) -> list[Job]:
-    """Return a job for every seed and variant, with all variants of a seed next to each other.
+    """Return a job for every seed and variant, ordered by seed.
 
-    A run directory of a changed experiment is moved to `superseded/`, not deleted: its ledger is
-    the record of what was spent.
+    If an experiment was changed, its run directory is moved to `superseded/`, not deleted: its
+    ledger is the record of the spent privacy budget.
     """
     jobs = []
     for index, seed in enumerate(comparison.seeds):
@@ -270,8 +273,8 @@ def execute(
         jobs: the jobs as messages for `fedsim.comparison.worker`.
         workers: number of parallel processes.
         log: path of the file for all output of the workers.
-        on_message: called in this thread with (index of a job, message of its worker); the last
-            message of a job is `finished` or `failed`.
+        on_message: function that is called in this thread with (index of a job, message of its
+            worker); the last message of a job is `finished` or `failed`.
         inherited: file descriptors that stay open in the workers.
 
     Raises:

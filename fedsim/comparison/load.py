@@ -1,4 +1,4 @@
-"""Load a comparison file: check the experiments of all variants and seeds, report all mistakes."""
+"""Loading of a comparison file: the experiments of all variants and seeds are checked."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -28,13 +28,14 @@ from fedsim.experiment.tree import Entry, Location, Node, from_python, is_broken
 
 @dataclass(frozen=True)
 class LoadedVariant:
-    """A variant with its checked experiments.
+    """A variant of a comparison, with its checked experiments.
 
     Attributes:
         name: name of the variant in results and directories.
         changes: the variant's changes to the base experiment, as `{"key.path": value}`.
         experiments: the experiments, one for each seed, in the order of the seeds.
-        arm: name of the usual baseline (`arm`) that the variant starts from; None without one.
+        arm: name of the predefined baseline (`arm`) that the variant starts from, such as pooled
+            data; None without one.
     """
 
     name: str
@@ -61,14 +62,16 @@ class LoadedVariant:
 
 @dataclass(frozen=True)
 class LoadedComparison:
-    """A checked comparison.
+    """A comparison file whose experiments have all been checked.
 
     Attributes:
         settings: the content of the file.
         name: name of the comparison.
         base: path of the base experiment.
-        seeds: every variant runs once with each seed; a search uses only the seed of its base.
-        variants: all variants in the order of the file, with grids expanded.
+        seeds: the seeds; every variant runs once with each of them. A search uses only the seed of
+            its base.
+        variants: all variants in the order of the file; each combination of a grid's values is one
+            variant.
     """
 
     settings: ComparisonSettings
@@ -79,12 +82,12 @@ class LoadedComparison:
 
     @property
     def metric(self) -> str | None:
-        """The compared metric; None means the first of accuracy, R² and loss that all runs have."""
+        """The compared metric; None means the main metric of the first run, if all runs have it."""
         return self.settings.metric
 
     @property
     def baseline(self) -> Baseline:
-        """Name of the variant that all others are compared with, or the name by privacy unit.
+        """Name of the variant that all others are compared with, or such a name by privacy unit.
 
         Raises:
             ValueError: this is a search, which has no baseline.
@@ -95,7 +98,7 @@ class LoadedComparison:
 
     @property
     def candidates(self) -> tuple[LoadedVariant, ...]:
-        """The variants from which a search draws."""
+        """The variants from which a search draws the experiments of its runs."""
         select = self.settings.select
         names = None if select is None else select.among or None
         return tuple(variant for variant in self.variants if names is None or variant.name in names)
@@ -140,15 +143,15 @@ def load_tree(
     search: bool = False,
     centre: str | None = None,
 ) -> LoadedComparison:
-    """Load a comparison from the tree of its file.
+    """Load a comparison from the parsed YAML of its file.
 
     Args:
-        tree: the content of the file.
+        tree: the parsed content of the file, with the place of each value.
         directory: the directory that the path of the base refers to.
         stem: name of the comparison if the file gives none.
         problems: mistakes that were already found.
         search: whether to load the file for a search (`select.search`) instead of a comparison.
-        centre: name of the variant that replaces all others with the same settings, or None.
+        centre: name of the variant that is kept if others have the same settings; None keeps all.
 
     Raises:
         ExperimentError: there are mistakes; the error lists all, including `problems`.
@@ -351,7 +354,7 @@ def _unit_rules(comparison: LoadedComparison) -> Iterator[PathMessage]:
 
 
 def _metric_rules(comparison: LoadedComparison) -> Iterator[PathMessage]:
-    """Yield (path, message) if no run computes the test metric to compare or select by."""
+    """Yield (key path, message) if no run computes the test metric to compare or select by."""
     settings = comparison.settings
     select = None if settings.select is None else settings.select.metric
     for path, metric in ((("metric",), settings.metric), (("select", "metric"), select)):

@@ -1,4 +1,4 @@
-"""Outcomes of the runs of a comparison, read from the run directories."""
+"""Results of the single runs of a comparison, read from the run directories."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -17,7 +17,7 @@ from fedsim.runs.recorded_figures import personal_metrics
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """The outcome of one run: a variant with one seed.
+    """The result of one run: of one variant with one seed.
 
     Attributes:
         variant: name of the variant.
@@ -25,22 +25,24 @@ class RunOutcome:
         path: the run directory, relative to the comparison's directory.
         status: status in `summary.json`, or "failed" for a run without that file.
         reason: reason of a failure or a stop; None without one.
-        reused: whether the run was finished by an earlier call.
-        metrics: final metrics on the test set, and `personal_...` metrics of personal models on
-            public data; a value is None if it is not finite.
+        reused: whether an earlier call finished the run.
+        metrics: final metrics on the test set by name. Names with `personal_` are metrics of the
+            clients' personal models on public data. A value is None if it is not finite.
         is_private: whether the clients trained with differential privacy.
         epsilon: the largest ε of any client; None if infinite or not private.
         delta: the δ of `epsilon`; None if not private.
         trust: trust model in which `epsilon` holds; None if not private.
         unit: privacy unit that `epsilon` protects, `example` or `client`; None if not private.
-        certificates: the largest ε of any client by observer; a value is None if infinite.
+        certificates: the largest ε of any client against each observer (adversary), by the
+            observer's name; a value is None if infinite.
         adjacency: adjacency of `epsilon`; None if not private.
         seconds: wall-clock time of all rounds, in seconds.
         rounds: the lines of `rounds.jsonl`.
-        clients: the entry `clients` of `privacy.json`.
+        clients: the entry `clients` of `privacy.json`, with each client's ε.
         client_metrics: metrics of the global model on each client's own data; empty without
             `client_metrics: true`.
-        pair_digests: digests of the parts that paired runs share.
+        pair_digests: digests of the data, initial model and participants, which runs of one seed
+            share.
         scores: scores by class on the public test set; None for a failed run.
         main_metric: name of the first of `evaluation.metrics` that is one number, or of the task's
             metric; None if the task is not known.
@@ -70,7 +72,7 @@ class RunOutcome:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run reached its planned end, so that it counts in the results."""
+        """Whether the run reached its planned end; only such runs count in the results."""
         return self.status in FINISHED
 
     def to_json(self) -> dict[str, Any]:
@@ -95,7 +97,7 @@ class RunOutcome:
 
 
 def read_outcome(job: Job, out: Path, failure: str | None) -> RunOutcome:
-    """Return the outcome of a job.
+    """Return the result of a job's run.
 
     Args:
         job: the job of the run.
@@ -124,14 +126,15 @@ def read_run(
     path: str,
     pair_digests: Mapping[str, str],
 ) -> RunOutcome:
-    """Return the outcome of a run from its files.
+    """Return the result of a run, read from its files.
 
     Args:
         directory: the run directory; files that the run did not reach may be missing.
         experiment: the experiment of the run.
         variant: name of the run's variant.
         path: the run directory, relative to the comparison's directory.
-        pair_digests: digests of the parts that paired runs share.
+        pair_digests: digests of the data, initial model and participants, which runs of one seed
+            share.
     """
     summary = _read(directory, "summary.json", {})
     privacy = _read(directory, "privacy.json", {"clients": []})

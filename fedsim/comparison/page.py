@@ -56,7 +56,7 @@ class TableCell:
 
 @dataclass(frozen=True)
 class TableRow:
-    """A table row, with the number of its variant's colour."""
+    """A table row; it has the number of the colour that marks its variant in all figures."""
 
     name: str
     series: int
@@ -68,7 +68,8 @@ class TableRow:
 class PageTable:
     """A table that readers can sort by each column; the first column has the variants' names.
 
-    The common beginning of all names, such as `target_epsilon=`, is the heading of that column.
+    If all names begin with the same words, such as `target_epsilon=`, these words are the heading
+    of that column.
     """
 
     headings: tuple[str, ...]
@@ -80,13 +81,13 @@ _Column = tuple[str, Callable[[VariantResult], TableCell]]
 
 
 def variants_table(results: Results, series: Mapping[str, int]) -> PageTable:
-    """Return the table of variants: guarantee, mean metric, difference from the baseline and tests.
+    """Return the table of variants: guarantee, mean metric, difference from the baseline, tests.
 
-    Trust and observer are columns only if a variant's trust is not local, and δ only if variants
-    have different δ.
+    The columns for trust and observer exist only if a variant's trust is not local. The column for
+    δ exists only if variants have different δ.
 
     Args:
-        results: the results of the variants of one unit.
+        results: the results of the variants of one privacy unit.
         series: number of each variant's colour by name.
     """
     columns = _columns(results)
@@ -170,10 +171,10 @@ def _time(variant: VariantResult) -> TableCell:
 
 
 def differences_table(results: Results, series: Mapping[str, int]) -> PageTable | None:
-    """Return the table of settings in which variants differ; None if there are none.
+    """Return the table of settings in which variants differ; None if the settings are equal.
 
     Args:
-        results: the results of the variants of one unit.
+        results: the results of the variants of one privacy unit.
         series: number of each variant's colour by name.
     """
     settings = results.settings.among(variant.name for variant in results.variants)
@@ -193,7 +194,7 @@ def differences_table(results: Results, series: Mapping[str, int]) -> PageTable 
 
 
 def runs_table(results: Results, series: Mapping[str, int]) -> PageTable:
-    """Return the table of runs (only the first ones), each with a link to its report.
+    """Return the table of runs, cut to the first ones, each with a link to its report.
 
     Args:
         results: the results of all variants.
@@ -224,12 +225,12 @@ _MAX_SETTINGS_CHARACTERS = 30_000
 
 
 def write_page(result: ComparisonResult) -> None:
-    """Write `comparison.html`."""
+    """Write the HTML report of a comparison to `comparison.html`."""
     RunDirectory(result.path).write_text("comparison.html", render_comparison(result))
 
 
 def render_comparison(result: ComparisonResult) -> str:
-    """Return the report as HTML; all text from files is escaped."""
+    """Return the report of a comparison as HTML; all text from files is escaped."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([_HERE, _HERE.parent / "report"], encoding="utf-8"),
         autoescape=True,

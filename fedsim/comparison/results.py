@@ -1,4 +1,4 @@
-"""Results of a comparison: means, differences and tests from the outcomes of all runs."""
+"""Results of a comparison: means, differences and tests over the runs of all variants."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,7 +31,7 @@ _PREFERRED = ("test_accuracy", "test_r2", "test_loss")
 
 
 class ComparedVariant(Protocol):
-    """Protocol of a compared variant, from a comparison file or from existing runs."""
+    """Protocol of a compared variant, whether from a comparison file or from existing runs."""
 
     @property
     def name(self) -> str:
@@ -55,7 +55,7 @@ class ComparedVariant(Protocol):
 
 
 class Compared(Protocol):
-    """Protocol of a comparison: the variants of a comparison file, or existing runs."""
+    """Protocol of the object to compare: a comparison file, or existing runs."""
 
     @property
     def name(self) -> str:
@@ -64,17 +64,17 @@ class Compared(Protocol):
 
     @property
     def metric(self) -> str | None:
-        """The compared metric; None means the first of accuracy, R² and loss that all runs have."""
+        """The compared metric; None means the main metric of the first run, if all runs have it."""
         ...
 
     @property
     def baseline(self) -> Baseline:
-        """Name of the variant that all others are compared with, or the name by privacy unit."""
+        """Name of the variant that all others are compared with, or such a name by privacy unit."""
         ...
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """The seeds of all variants together."""
+        """The seeds that any variant was run with."""
         ...
 
     @property
@@ -84,21 +84,22 @@ class Compared(Protocol):
 
 
 class ComparisonError(InputError):
-    """Raised if a comparison has no result; the message names the fix."""
+    """Error of a comparison that has no result; the message names the fix."""
 
 
 class NothingFinishedError(FedsimError, RuntimeError):
-    """Raised if no run of a comparison finished; the message has the reasons."""
+    """Error of a comparison of which no run finished; the message has the reasons."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference of a variant from the baseline, over the seeds that both finished.
+    """The difference between a variant and the baseline, over the seeds that both finished.
 
     Attributes:
         seeds: the seeds that both finished.
-        paired: mean difference, interval and tests.
-        holm_p: p value of the t test, Holm-adjusted for all variants of the comparison.
+        paired: the mean difference with its interval and tests.
+        holm_p: the p value of the t test, after Holm's correction for all variants of the
+            comparison.
     """
 
     seeds: tuple[int, ...]
@@ -106,7 +107,7 @@ class Difference:
     holm_p: float | None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the `difference` of a variant in `comparison.json`."""
+        """Return the entry `difference` of a variant in `comparison.json`."""
         return {
             "seeds": list(self.seeds),
             **_estimate_json(self.paired.estimate),
@@ -124,17 +125,19 @@ class VariantResult:
     Attributes:
         name: name of the variant.
         changes: the variant's changes to the base experiment.
-        is_private: whether its clients trained with differential privacy.
-        outcomes: outcomes of the runs, one for each seed.
+        is_private: whether the variant's clients trained with differential privacy.
+        outcomes: results of the single runs, one for each seed.
         metrics: mean of each metric over the finished seeds.
         difference: difference from the baseline in the compared metric; None for the baseline
             itself, or if no seed finished in both.
-        epsilon: the largest ε of any client in any of its runs; None if infinite or not private.
-        delta: the largest δ of any of its runs; None if not private.
+        epsilon: the largest ε of any client in any run of the variant; None if infinite or not
+            private.
+        delta: the largest δ of any run of the variant; None if not private.
         seconds: mean time of a run in seconds; None if no run finished.
         trust: trust model in which ε holds; None if not private.
         unit: privacy unit that ε protects, `example` or `client`; None if not private.
-        certificates: the largest ε of any run by observer; a value is None if infinite.
+        certificates: the largest ε of any run against each observer (adversary), by the observer's
+            name; a value is None if infinite.
     """
 
     name: str
@@ -152,12 +155,12 @@ class VariantResult:
 
     @property
     def observer(self) -> str | None:
-        """The observer against whom ε is claimed; None if not private."""
+        """The adversary against whom the variant's ε holds; None if not private."""
         return None if self.trust is None else CLAIMED_AGAINST[self.trust]
 
     @property
     def finished_runs(self) -> tuple[RunOutcome, ...]:
-        """The outcomes of the finished runs."""
+        """The results of the runs that reached their planned end."""
         return tuple(outcome for outcome in self.outcomes if outcome.is_finished)
 
     def to_json(self) -> dict[str, Any]:
@@ -181,18 +184,19 @@ class VariantResult:
 
 @dataclass(frozen=True)
 class Results:
-    """The results of a comparison.
+    """The results of a comparison: of all variants, or of the variants of one privacy unit.
 
     Attributes:
         name: name of the comparison.
         metric: name of the compared metric.
-        baseline: name of the variant that the others are compared with, or the name by unit.
-        seeds: the seeds of all variants together.
+        baseline: name of the variant that the others are compared with, or such a name by privacy
+            unit.
+        seeds: the seeds that any variant was run with.
         variants: results of the variants, in the order of the file.
         pair_check: whether paired runs share data, initial model and participants.
         settings: the settings in which variants differ.
         remarks: sentences for the reader besides `notes`, such as on runs that were left out.
-        has_sibling: whether these are the variants of one of two privacy units.
+        has_sibling: whether the comparison has two privacy units, and these are the results of one.
     """
 
     name: str
@@ -207,7 +211,7 @@ class Results:
 
     @property
     def outcomes(self) -> tuple[RunOutcome, ...]:
-        """The outcomes of all runs of all variants."""
+        """The results of all single runs of all variants."""
         return tuple(outcome for variant in self.variants for outcome in variant.outcomes)
 
     @property
@@ -219,7 +223,7 @@ class Results:
 
     @property
     def by_unit(self) -> tuple["Results", ...]:
-        """The results of each privacy unit by itself."""
+        """The results split by privacy unit: one `Results` for each unit."""
         return tuple(
             replace(
                 self,
@@ -231,7 +235,7 @@ class Results:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the numbers of `comparison.json`."""
+        """Return the numbers of the results for `comparison.json`."""
         return {
             "schema": SCHEMAS["comparison.json"],
             "name": self.name,
@@ -246,11 +250,11 @@ class Results:
 
 
 def summarise(comparison: Compared, outcomes: Sequence[RunOutcome]) -> Results:
-    """Return the results of a comparison.
+    """Return the means, differences and tests of a comparison from the results of its runs.
 
     Args:
         comparison: the compared variants, baseline and metric.
-        outcomes: the outcomes of all runs.
+        outcomes: the results of all single runs.
 
     Raises:
         ComparisonError: runs lack the compared metric, or have no metric in common.
@@ -321,7 +325,7 @@ def _nothing_finished(outcomes: Sequence[RunOutcome]) -> str:
 
 
 def finite_values(outcomes: Sequence[RunOutcome], metric: str) -> dict[int, float]:
-    """Return a metric's finite values over finished runs, by seed."""
+    """Return the finite values of a metric over a variant's finished runs, by seed."""
     return {
         outcome.seed: value
         for outcome in outcomes

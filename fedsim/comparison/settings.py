@@ -1,6 +1,7 @@
-"""The settings of a comparison file, and the rules that make a comparison or a search valid.
+"""Settings of a comparison file, and the rules for a valid comparison or a valid search.
 
-No score and no run of a search may be released outside of its two stated guarantees.
+A search is a secret, random number of runs of which only the best model is released. No score and
+no run of a search may be released outside of its two stated guarantees.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,7 +45,7 @@ class SearchSettings(Settings):
 
     @property
     def eta(self) -> float | None:
-        """Shape of the truncated negative binomial distribution of run counts; None for Poisson."""
+        """Shape η of the negative binomial law of the number of runs; None for Poisson."""
         return self.shape if self.law == "negative_binomial" else _SHAPES[self.law]
 
     @model_validator(mode="after")
@@ -167,7 +168,7 @@ _NOT_IN_A_SEARCH = {
 
 
 def required_problems(settings: ComparisonSettings) -> Iterator[PathMessage]:
-    """Yield (path, message) for keys that a comparison lacks or must not have."""
+    """Yield (key path, message) for each key that a comparison lacks or must not have."""
     if settings.select is not None and settings.select.search is not None:
         yield (
             ("select", "search"),
@@ -183,7 +184,7 @@ def required_problems(settings: ComparisonSettings) -> Iterator[PathMessage]:
 
 
 def file_problems(settings: ComparisonSettings) -> Iterator[PathMessage]:
-    """Yield (path, message) for keys that a search lacks or must not have."""
+    """Yield (key path, message) for each key that a search lacks or must not have."""
     for key, message in _NOT_IN_A_SEARCH.items():
         if getattr(settings, key) not in (None, False):
             yield (key,), message
@@ -210,7 +211,7 @@ def file_problems(settings: ComparisonSettings) -> Iterator[PathMessage]:
 
 
 def candidate_problems(candidates: Mapping[str, Experiment]) -> Iterator[PathMessage]:
-    """Yield (path, message) for reasons why variants cannot be candidates of a search.
+    """Yield (key path, message) for each reason why a variant cannot be a candidate of a search.
 
     Args:
         candidates: the experiment of each candidate by name.

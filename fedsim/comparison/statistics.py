@@ -1,10 +1,10 @@
 """Means over seeds, paired differences and their tests; the sample is the seeds, not examples.
 
-An interval is Student's t interval: exact for normal values, an approximation for others, and wide
-for few seeds. A paired difference has two tests with different assumptions. The paired t test
+An interval is Student's t interval. It is exact for normal values, an approximation for others, and
+wide for few seeds. A paired difference has two tests with different assumptions. The paired t test
 assumes normal differences. The sign-flip test (Fisher 1935, The Design of Experiments, section 21)
-only assumes that without an effect each difference is symmetric about zero. With n seeds, it
-cannot give a p value below 2 / 2^n.
+only assumes that, without an effect, each difference is symmetric about zero. With n seeds, its p
+value is never below 2 / 2^n.
 """
 
 import math
@@ -43,15 +43,16 @@ class Estimate:
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """The mean of `value - baseline` over the seeds that both have, with its tests.
+    """The mean of `value - baseline` over the seeds that both variants have, with its tests.
 
     Attributes:
         estimate: the mean difference and its interval.
-        t_p: two-sided p value of the paired t test; None for a single pair, or where all
-            differences are equal and not zero: the test needs some spread.
+        t_p: two-sided p value of the paired t test. None for a single pair, or if all differences
+            have the same value other than zero, since the test needs some spread.
         sign_flip_p: two-sided p value of the exact sign-flip test; None for a single pair, or for
             more than `MAX_FLIPPED_PAIRS`.
-        sign_flip_floor: the smallest p value that the sign-flip test can give with n pairs.
+        sign_flip_floor: the smallest p value that the sign-flip test can give with this number of
+            pairs.
     """
 
     estimate: Estimate
@@ -89,8 +90,8 @@ def paired_difference(
 ) -> PairedDifference:
     """Return the mean of `values - baseline`, pair by pair, with interval and tests.
 
-    Guarantee: where the differences are independent, normal and of mean zero, `t_p` is below p with
-    probability p, and the interval misses zero with probability 1 - `confidence`; where they are
+    Guarantee: if the differences are independent, normal and of mean zero, `t_p` is below p with
+    probability p. The interval then misses zero with probability 1 - `confidence`. If they are
     independent and symmetric about zero, `sign_flip_p` is at most p with probability at most p.
 
     Args:
@@ -99,8 +100,8 @@ def paired_difference(
         confidence: coverage probability of the interval, in (0, 1).
 
     Raises:
-        ValueError: the lengths differ, there is no value, one is not finite, or `confidence` is
-            not in (0, 1).
+        ValueError: the lengths differ, there is no value, one is not finite, or `confidence` is not
+            in (0, 1).
     """
     if len(values) != len(baseline):
         raise ValueError(
@@ -117,9 +118,10 @@ def paired_difference(
 
 
 def sign_flip_test(differences: NDArray[np.float64]) -> float | None:
-    """Return the exact p value: the share of all 2^n sign choices with a mean as far from zero.
+    """Return the exact p value of the sign-flip test, or None for too few or too many values.
 
-    None for fewer than 2 or more than `MAX_FLIPPED_PAIRS` differences.
+    It is the share of all 2^n choices of signs of the n differences whose mean is at least as far
+    from zero. None for fewer than 2 or more than `MAX_FLIPPED_PAIRS` differences.
     """
     n = len(differences)
     if not 2 <= n <= MAX_FLIPPED_PAIRS:
@@ -137,8 +139,10 @@ def sign_flip_test(differences: NDArray[np.float64]) -> float | None:
 def holm(p_values: Sequence[float | None]) -> tuple[float | None, ...]:
     """Return p values adjusted for multiple comparisons (Holm 1979), in the given order.
 
+    A None among the values stays None.
+
     Guarantee: if all adjusted values below p are called significant, any of these calls is wrong
-    with probability at most p, however the tests depend on one another. A None stays None.
+    with probability at most p, however the tests depend on one another.
     """
     tested = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
     adjusted: list[float | None] = [None] * len(p_values)

@@ -41,7 +41,7 @@ _MAX_COLUMNS = 4
 
 
 class ComparisonProgress:
-    """Progress of a comparison: a bar for all runs and one per active run, or plain lines."""
+    """The progress of a comparison in the terminal: bars for all runs, or plain lines."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
@@ -76,7 +76,7 @@ class ComparisonProgress:
             self._progress.start()
 
     def worker_message(self, job: Job, message: Mapping[str, Any]) -> None:
-        """Advance a run's progress bar, and print the end of the run."""
+        """Advance a run's progress bar, and print a line when the run has ended."""
         key = (job.variant, job.seed)
         event = message["event"]
         if event in ("phase", "started") and self._all is not None:
@@ -118,7 +118,7 @@ class ComparisonProgress:
 
 
 def notebook_comparison() -> ComparisonProgress | None:
-    """Return a callback that shows a comparison's progress in a notebook; None outside of one."""
+    """Return a callback that shows progress in a notebook; None outside of a notebook."""
     console = notebook_console()
     return None if console is None else ComparisonProgress(console)
 

@@ -24,14 +24,14 @@ _NOTHING = "–"
 
 
 def metric_words(metric: str) -> str:
-    """Return a metric's name in words: `test_accuracy` becomes test accuracy."""
+    """Return a metric's name in words: `test_accuracy` becomes "test accuracy"."""
     if metric.startswith("personal_"):
         return f"personal {metric_name(metric)} on public data"
     return f"test {metric_name(metric)}"
 
 
 def guarantee_text(variant: VariantResult) -> str:
-    """Return the privacy guarantee of a variant's runs as text."""
+    """Return the privacy guarantee of a variant as text, such as `ε ≤ 8`, or `none`."""
     if not variant.is_private:
         return "none"
     if variant.delta is None:
@@ -41,7 +41,10 @@ def guarantee_text(variant: VariantResult) -> str:
 
 
 def observer_text(variant: VariantResult) -> str:
-    """Return the observer of a variant's ε, and ε against a server that broke a secure sum."""
+    """Return the adversary of a variant's ε as text.
+
+    If secure aggregation hides single updates, the text also has ε against a server that sees them.
+    """
     if variant.observer is None:
         return _NOTHING
     if "server" not in variant.certificates or variant.observer == "server":
@@ -50,12 +53,12 @@ def observer_text(variant: VariantResult) -> str:
 
 
 def interval_text(metric: str, estimate: Estimate) -> str:
-    """Return a mean as text, with half of its interval unless there is a single seed."""
+    """Return a mean as text, followed by ± half of its interval if there are several seeds."""
     return metric_text(metric, estimate.mean) + _half(metric, estimate)
 
 
 def difference_text(metric: str, estimate: Estimate) -> str:
-    """Return a mean difference with half of its interval; accuracies in percentage points."""
+    """Return a mean difference ± half of its interval; accuracies are in percentage points."""
     percent = metric_entry(metric).in_percent
     value = 100 * estimate.mean if percent else estimate.mean
     text = f"{value:+.1f}" if percent else f"{value:+.3g}"
@@ -63,7 +66,7 @@ def difference_text(metric: str, estimate: Estimate) -> str:
 
 
 def p_text(p: float | None) -> str:
-    """Return a p value with two digits and at most four decimals; a tiny one as a bound."""
+    """Return a p value with two digits and at most four decimals; below 0.001, `<0.001`."""
     if p is None:
         return _NOTHING
     return "<0.001" if p < 1e-3 else f"{float(f'{p:.2g}'):.4f}".rstrip("0").rstrip(".")
@@ -82,7 +85,7 @@ def common_prefix(names: Sequence[str]) -> str:
 
 
 def common_words(names: Sequence[str]) -> str:
-    """Return the setting key that all names begin with, such as `target_epsilon=`, or ""."""
+    """Return the setting key that all names begin with, such as `target_epsilon=`; else ""."""
     prefix = common_prefix(names) if len(names) > 1 else ""
     return prefix[: prefix.rfind("=") + 1]
 
@@ -96,7 +99,7 @@ def _half(metric: str, estimate: Estimate) -> str:
 
 
 def notes_of(results: Results) -> list[str]:
-    """Return the notes of a comparison: one or two sentences for each fact a reader must know."""
+    """Return the notes of a comparison: sentences on the facts that a reader must know."""
     return [
         *results.remarks,
         *_on_guarantees(results),
@@ -212,7 +215,8 @@ class ClassRecall:
     Attributes:
         name: name of the class or label.
         examples: mean number of test examples of the class.
-        recalls: mean recall in each variant; None if no finished run has examples of the class.
+        recalls: mean recall in each variant; a value is None if no finished run of the variant has
+            examples of the class.
     """
 
     name: str
@@ -254,13 +258,13 @@ def recall_by_class(results: Results) -> list[ClassRecall]:
 
 
 def majority_of(variant: VariantResult) -> float | None:
-    """Return the mean accuracy of guessing the majority class; None for regression."""
+    """Return the accuracy of always guessing the most frequent class; None for regression."""
     shares = [scores.majority for scores in _scores_of(variant) if scores.majority is not None]
     return fmean(shares) if shares else None
 
 
 def baseline_note(results: Results) -> str | None:
-    """Return a note with the accuracy of guessing the majority class; None for regression."""
+    """Return a note with the accuracy of guessing the largest class; None for regression."""
     shares = [share for variant in results.variants if (share := majority_of(variant)) is not None]
     if not shares:
         return None
@@ -271,7 +275,10 @@ def baseline_note(results: Results) -> str | None:
 
 
 def score_warnings(results: Results) -> list[str]:
-    """Return at most ten warnings of variants with recall 0 in a class or a useless accuracy."""
+    """Return warnings of variants that never predict a class or are no better than a constant.
+
+    There are at most ten warnings, and a line that counts the others.
+    """
     warnings = list(_warnings(results))
     if len(warnings) <= _MAX_WARNINGS:
         return warnings
@@ -299,7 +306,7 @@ def _warnings(results: Results) -> Iterator[str]:
 
 
 def scores_table(results: Results) -> Table | None:
-    """Return the terminal table of recall by class; None without classes.
+    """Return the terminal table of recall by class; None for fewer than two classes.
 
     If there are many classes, the table has those in which variants differ most.
     """
@@ -335,7 +342,7 @@ def scores_json(variant: VariantResult) -> dict[str, Any]:
 
 
 def scores_context(results: Results) -> dict[str, Any] | None:
-    """Return the scores by class for the template of the page; None without classes."""
+    """Return the scores by class for the template of the page; None for fewer than two classes."""
     rows = recall_by_class(results)
     if len(rows) < 2:
         return None

@@ -1,6 +1,6 @@
 """The privacy cost of several runs on the same data, and of selecting the best of them.
 
-The ε of a run covers only that run. An observer of several runs sees their composition, and
+The ε of a run covers only that run. An adversary that sees several runs sees their composition, and
 releasing the best of several runs has a cost too. Scores on a public test set do not change this:
 the scored models depend on private data.
 """
@@ -41,8 +41,10 @@ class RunSpend:
     Attributes:
         adjacency: adjacency of the run; None for a run without privacy.
         unit: privacy unit that ε protects; None for a run without privacy.
-        trust: trust model, which decides the observer of ε; None for a run without privacy.
-        rdp: the largest Rényi DP of any client at each of `DEFAULT_ORDERS`; infinite without noise.
+        trust: trust model, which decides against which adversary ε holds; None for a run without
+            privacy.
+        rdp: the largest Rényi divergence bound of any client at each of `DEFAULT_ORDERS`; infinite
+            without noise.
     """
 
     adjacency: Adjacency | None
@@ -61,11 +63,11 @@ class Composition:
         epsilon: composed ε of the private runs; None if infinite, if there is no private run, or if
             the runs have two units or adjacencies.
         delta: the δ of `epsilon`; None without private runs.
-        against: the observer of `epsilon`: of the runs' observers the one who sees least, since a
-            claim against any other covers it; None if there is no private run, or if the runs have
-            two units or adjacencies.
-        selected_epsilon: ε of releasing only the best run if the number of runs had been drawn at
-            random and kept secret; None if `epsilon` is None.
+        against: the adversary against whom `epsilon` holds. Of the runs' adversaries it is the one
+            who sees least, since a claim against any other covers it. None if there is no private
+            run, or if the runs have two units or adjacencies.
+        selected_epsilon: the ε that releasing only the best run would have, if the number of runs
+            had been drawn at random and kept secret; None if `epsilon` is None.
     """
 
     runs: int
@@ -78,12 +80,13 @@ class Composition:
 
 @dataclass(frozen=True)
 class Tuning:
-    """The privacy cost of all runs of a comparison together, and of a selection.
+    """The privacy cost of all runs of a comparison together, and of selecting a variant.
 
     Attributes:
         everything: cost of all runs of the directory, including interrupted and superseded ones.
         candidates: cost of the runs of all candidate variants; None without a selection.
-        selected: name of the selected variant; None without a selection or a complete candidate.
+        selected: name of the selected variant; None without a selection, or if no candidate
+            finished all of its runs.
         settings: settings of the selection; None without one.
         statement: the cost as a sentence.
     """
@@ -95,7 +98,7 @@ class Tuning:
     statement: str
 
     def to_json(self) -> dict[str, Any]:
-        """Return `tuning` of `comparison.json`."""
+        """Return the entry `tuning` of `comparison.json`."""
         return {
             "selected": self.selected,
             "on": None if self.settings is None else self.settings.on,
@@ -109,8 +112,8 @@ def tuning_cost(results: Results, out: Path, select: SelectSettings | None) -> T
     """Return the privacy cost of all runs below `out`, and of selecting a variant.
 
     Guarantee: for every training example, all private runs together are (`epsilon`, `delta`)-DP
-    under their adjacency. Rényi DP adds up over runs. In each run, the client with the largest
-    value at each order bounds the example, whichever client holds it.
+    under their adjacency. Rényi DP adds up over runs. Each run counts with the largest value of any
+    client at each order, so the sum bounds every example, whichever client holds it.
 
     Args:
         results: the results of the comparison.

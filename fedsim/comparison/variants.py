@@ -1,8 +1,9 @@
-"""Variants of a comparison file: nested mappings, dotted keys, grids and `arm` as overrides.
+"""Variants of a comparison file, turned into overrides of settings of the base experiment.
 
-Every override keeps its location in the file, where its mistakes are reported. `arm` names a usual
-baseline of a federation, defined as changes to the base experiment: `arm: pooled` stands for a
-list of overrides, and `fedsim run` can run the variant from its `experiment.yaml`.
+Variants may use nested mappings, dotted keys, grids and `arm`. Every override keeps its location in
+the file, where its mistakes are reported. `arm` names a predefined baseline, which is a list of
+changes to the base experiment: for example `arm: pooled` puts all data into one place. So `fedsim
+run` can run the variant from its `experiment.yaml`.
 """
 
 import itertools
@@ -26,15 +27,15 @@ _DRAWN_SCHEMES = ("iid", "dirichlet", "shards", "quantity")
 
 
 class ArmError(ValueError):
-    """Raised if a baseline (`arm`) does not fit the base experiment; the message names the fix."""
+    """Error of a predefined baseline (`arm`) that does not fit the base experiment."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """A usual baseline of a federation, defined by changes to a base experiment.
+    """A predefined baseline of a federation, defined by changes to a base experiment.
 
     Attributes:
-        description: the baseline's line in the reference.
+        description: the line that describes the baseline in the reference documentation.
         note: a sentence on what the baseline protects and whom it trusts, for the page.
         changes: function that returns the baseline's changes to a base experiment (a mapping).
     """
@@ -185,7 +186,7 @@ ARMS: dict[str, Arm] = {
 
 
 def arm_changes(name: str, base: Mapping[str, Any]) -> Changes:
-    """Return the changes that turn a base experiment into a baseline.
+    """Return the changes that turn a base experiment into a predefined baseline.
 
     Args:
         name: name of the baseline, a key of `ARMS`.
@@ -198,7 +199,7 @@ def arm_changes(name: str, base: Mapping[str, Any]) -> Changes:
 
 
 def arm_notes(arms: Mapping[str, str]) -> Iterator[str]:
-    """Yield a sentence for each baseline of a comparison: what it protects, and whom it trusts.
+    """Yield a sentence for each predefined baseline: what it protects, and whom it trusts.
 
     Args:
         arms: name of the baseline (`arm`) by variant, for the variants that have one.
@@ -220,15 +221,15 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._+-]+")
 
 @dataclass(frozen=True)
 class Variant:
-    """A variant before its experiments are checked.
+    """A variant of a comparison file, before its experiments are checked.
 
     Attributes:
         name: name of the variant in results and directories.
         origin: key of the variant in the comparison file; a grid makes several variants.
         overrides: the variant's changes to the base experiment.
-        arm: name of the usual baseline (`arm`) that the variant starts from; None without one.
-        centre: name of the variant that differs from this one in a single key, and replaces it if
-            both are equal; None without one.
+        arm: name of the predefined baseline (`arm`) that the variant starts from; None without one.
+        centre: name of the variant that this one differs from in a single key. If the two are
+            equal, the centre replaces this variant. None without a centre.
     """
 
     name: str
@@ -246,11 +247,13 @@ class Variant:
 def expand_variants(
     variants: Mapping[str, Entry], base: Node | None, problems: list[Problem]
 ) -> list[Variant]:
-    """Return the variants of a comparison in the order of the file, with grids expanded.
+    """Return the variants of a comparison in the order of the file.
+
+    A grid becomes one variant for each combination of its values.
 
     Args:
         variants: the entries of `variants:`.
-        base: the tree of the base experiment; None where it cannot be read.
+        base: the parsed YAML of the base experiment; None where it cannot be read.
         problems: list to which all mistakes are appended.
     """
     expanded: list[Variant] = []
@@ -433,13 +436,16 @@ def _reserved(overrides: list[Override], path: KeyPath) -> Iterator[Problem]:
 
 
 def axis_labels(paths: list[tuple[str, ...]]) -> list[str]:
-    """Return a label for each axis: its last key, or all keys if that would be ambiguous."""
+    """Return a label for each varied key path: its last key, or all keys if that is ambiguous."""
     last = [path[-1] for path in paths]
     return [path[-1] if last.count(path[-1]) == 1 else ".".join(path) for path in paths]
 
 
 def value_label(number: int, node: Node) -> str:
-    """Return a value as part of a variant's name, such as 8.0 or 64x32; a mapping by its number."""
+    """Return a value as part of a variant's name, such as 8.0 or 64x32.
+
+    If the value contains a mapping, the label is its number in the list of values.
+    """
     value = to_python(node)
     parts = value if isinstance(value, list) else [value]
     if any(isinstance(part, dict | list) for part in parts):

@@ -1,4 +1,4 @@
-"""Variants of an experiment file from the command line: `--vary KEY=VALUE,...`.
+"""Variants of an experiment file that the command line defines by `--vary KEY=VALUE,...`.
 
 Several keys give all combinations of their values. The result is the content of a comparison file,
 which is loaded, run and written like any other.
@@ -39,7 +39,7 @@ class _Axis:
 
 
 def parse_vary(texts: Sequence[str]) -> dict[str, list[object]]:
-    """Parse `key.path=value,value` into `{"key.path": [value, ...]}`, with the values read as YAML.
+    """Parse `key.path=value,value` into `{"key.path": [value, ...]}`; values are read as YAML.
 
     Raises:
         ExperimentError: texts cannot be parsed; the error lists all of them.
@@ -75,7 +75,7 @@ def load_varied(
     one_at_a_time: bool = False,
     changes: Mapping[str, object],
 ) -> LoadedComparison:
-    """Load the comparison of an experiment's variants.
+    """Load a comparison whose variants are one experiment with varied values.
 
     Args:
         path: the experiment file.

@@ -1,8 +1,9 @@
-"""A worker process that runs experiments: jobs on stdin, messages on stdout, as lines of JSON.
+"""A worker process that runs experiments: it reads jobs on stdin and writes messages on stdout.
 
-A separate process starts with one thread for numerics, frees its memory at the end, and loses only
-its current run when it crashes. It is `python -m fedsim.comparison.worker`, not a fork of the
-caller, so a script that calls `fedsim.compare` needs no `if __name__ == "__main__"`.
+Jobs and messages are lines of JSON. A separate process starts with one thread for numerics, frees
+its memory at the end, and loses only its current run when it crashes. It is `python -m
+fedsim.comparison.worker`, not a fork of the caller, so a script that calls `fedsim.compare` needs
+no `if __name__ == "__main__"`.
 
 Metrics on every client's own data are computed after the run from its final model and not sent in
 messages. No ε covers them: a client's accuracy on its private data reveals information about it.

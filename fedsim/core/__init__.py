@@ -1,1 +1,1 @@
-"""Parts shared by all packages: settings, errors, random streams, plug-ins, number formats."""
+"""Basic parts that all packages share: settings, errors, random streams, plug-ins and formats."""

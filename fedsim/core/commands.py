@@ -1,6 +1,6 @@
 """Timed phases of a running command, and its orderly end at Ctrl-C or SIGTERM.
 
-Only a program's main function may install handlers; a library leaves signals to its caller.
+Only a program's main function may install signal handlers; a library leaves signals to its caller.
 """
 
 import logging
@@ -16,10 +16,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interruption:
-    """Raises KeyboardInterrupt at the first SIGINT or SIGTERM and ignores later signals.
+    """Signal handler that raises KeyboardInterrupt at the first SIGINT or SIGTERM only.
 
     Attributes:
-        received: the first signal; None before any signal.
+        received: the first signal that arrived; None before any signal. Later ones are ignored.
     """
 
     def __init__(self) -> None:
@@ -27,9 +27,10 @@ class Interruption:
 
     @contextmanager
     def handling(self) -> Iterator[None]:
-        """Handle SIGINT and SIGTERM in the block; a signal that the process ignores stays ignored.
+        """Handle SIGINT and SIGTERM while the `with` block runs.
 
-        Only the main thread receives signals, so in another thread nothing happens.
+        A signal that the process already ignores stays ignored. Only the main thread receives
+        signals, so in another thread this method does nothing.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -46,7 +47,7 @@ class Interruption:
                 signal.signal(number, handler if self.received is None else signal.SIG_IGN)
 
     def raise_again(self) -> None:
-        """Raise KeyboardInterrupt again if a signal was received: libraries may have swallowed it.
+        """Raise KeyboardInterrupt again if a signal was received; a library may have swallowed it.
 
         Raises:
             KeyboardInterrupt: a signal was received.
@@ -56,7 +57,7 @@ class Interruption:
 
     @property
     def reason(self) -> str:
-        """The cause of the interruption in words, such as "terminated by SIGTERM"."""
+        """Cause of the interruption in words, such as "terminated by SIGTERM"."""
         return (
             "terminated by SIGTERM"
             if self.received == signal.SIGTERM
@@ -65,7 +66,7 @@ class Interruption:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of an interrupted program: 130 after Ctrl-C, 143 after SIGTERM."""
+        """Exit code of an interrupted program: 130 after Ctrl-C, 143 after SIGTERM."""
         return 128 + (self.received or signal.SIGINT)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -86,11 +87,11 @@ def _announce_nothing(name: str) -> None:
 
 
 class Phases:
-    """The timed phases of a command; a phase ends when the next phase begins.
+    """Timer of the phases of a command; a phase ends when the next phase begins.
 
     Args:
-        announce: called with the name of each phase at its start, and with "" at the end of the
-            last one.
+        announce: function that is called with the name of each phase when it starts, and with ""
+            when `end` ends the last phase.
     """
 
     def __init__(self, announce: AnnouncePhase = _announce_nothing) -> None:
@@ -99,7 +100,7 @@ class Phases:
         self._name, self._start = "", 0.0
 
     def begin(self, name: str) -> None:
-        """Begin a phase.
+        """Begin a phase and end the current one.
 
         Args:
             name: description of the phase for people, such as "checking the model".
@@ -116,7 +117,7 @@ class Phases:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Wall-clock seconds of each ended phase, in the order of the phases' first starts."""
+        """Wall-clock seconds of each ended phase by name, in the order of first starts."""
         return dict(self._seconds)
 
     def _close(self) -> None:

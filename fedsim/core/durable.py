@@ -1,6 +1,6 @@
-"""Files that survive a crash: appending, atomic replacement, locks, and hashes of chained records.
+"""Files that survive a crash: appending, atomic replacement, locks, and hash-chained records.
 
-A record of a chain is a JSON object with `previous`, the hash of the previous record or `GENESIS`.
+A chained record is a JSON object with `previous`, the hash of the previous record, or `GENESIS`.
 The hash of a record is the SHA-256 of the object as JSON with sorted keys and no spaces.
 """
 
@@ -17,7 +17,7 @@ GENESIS = "0" * 64
 
 
 def digest_of(content: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a JSON object; the order of its keys does not matter."""
+    """Return the SHA-256 of a JSON object, which does not depend on the order of its keys."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -28,8 +28,8 @@ def append(file: BinaryIO, data: bytes, *, at: int | None = None) -> None:
     Args:
         file: the file, open for appending.
         data: the complete lines to append.
-        at: number of bytes in complete lines so far; the file is first truncated to it, which
-            removes the remains of a crash. None truncates nothing.
+        at: number of bytes in complete lines so far. The file is first truncated to that length,
+            which removes an incomplete line left by a crash. None truncates nothing.
 
     Raises:
         OSError: writing fails; it is unknown how much of the data is on disk.
@@ -50,7 +50,8 @@ def replace_file(
     Args:
         path: the file; replaced if it exists.
         data: the new content of the file.
-        open_new: creates and opens the temporary file that then gets the name `path`.
+        open_new: function that creates and opens the temporary file, which is then renamed to
+            `path`.
 
     Raises:
         OSError: writing fails; the old content stays.
@@ -63,7 +64,7 @@ def replace_file(
 
 
 def sync_directory(path: Path) -> None:
-    """Force the file names of a directory to disk, where the platform can open a directory.
+    """Force the file names of a directory to disk, if the platform can open directories.
 
     Raises:
         OSError: the disk failed.
@@ -80,7 +81,7 @@ def sync_directory(path: Path) -> None:
 
 @contextmanager
 def exclusive(file: BinaryIO) -> Iterator[None]:
-    """Lock an open file against other processes within the block.
+    """Lock an open file against other processes while the `with` block runs.
 
     The end of the process releases the lock. Platforms without file locks (Windows) do not lock.
     """

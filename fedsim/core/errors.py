@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class ExitCode(IntEnum):
-    """The exit codes of the command line."""
+    """Exit codes of the command line."""
 
     DONE = 0
     FAILED = 1
@@ -18,7 +18,7 @@ class ExitCode(IntEnum):
 
 
 class FedsimError(Exception):
-    """Base of all fedsim errors; the command line prints the message without a traceback.
+    """Base class of all fedsim errors; the command line prints the message without a traceback.
 
     Attributes:
         exit_code: the exit code of a command that ends with the error.
@@ -28,24 +28,24 @@ class FedsimError(Exception):
 
 
 class InputError(FedsimError, ValueError):
-    """A mistake in a command, an input file, or a plug-in; the message says how to fix it."""
+    """Raised for a mistake in a command, an input file or a plug-in; the message has the fix."""
 
     exit_code = ExitCode.WRONG_INPUT
 
 
 class StorageError(FedsimError, OSError):
-    """An error of the operating system at a file; the message says which content is kept."""
+    """Raised if reading or writing a file fails; the message says which content is kept."""
 
 
 @contextmanager
 def name_file(path: Path) -> Iterator[None]:
-    """Add the file's name to an OSError of the block, as failed writes do not have one.
+    """Add the file's name to an OSError that the `with` block raises; failed writes lack it.
 
     Args:
-        path: the file that the block reads or writes.
+        path: the file that the `with` block reads or writes.
 
     Raises:
-        OSError: the error of the block, with `filename`.
+        OSError: the error of the `with` block, with `filename` set.
     """
     try:
         yield
@@ -56,12 +56,12 @@ def name_file(path: Path) -> Iterator[None]:
 
 
 def os_error_text(error: OSError) -> str:
-    """Return the operating system's message of an error, without error number and file name."""
+    """Return the operating system's text for an error, without error number and file name."""
     return error.strerror or str(error) or type(error).__name__
 
 
 def describe_os_error(error: OSError) -> str:
-    """Return an error of the operating system as one line with the file's name."""
+    """Return an operating system error as one line that names the file."""
     if isinstance(error, StorageError):
         return str(error)
     names = " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None)

@@ -1,4 +1,4 @@
-"""Formats numbers as text for reports and the terminal."""
+"""Formatting of numbers as text for reports and the terminal."""
 
 import math
 from collections.abc import Sequence
@@ -10,12 +10,12 @@ _MAX_NAMED_CLIENTS = 10
 
 
 def epsilon_text(epsilon: float | None) -> str:
-    """Return ε with 4 significant digits, rounded up so that it stays an upper bound."""
+    """Return an upper bound of ε as text with 4 significant digits, rounded up."""
     return _four_digits(epsilon, ROUND_CEILING)
 
 
 def least_epsilon_text(epsilon: float) -> str:
-    """Return a lower bound of ε with 4 significant digits, rounded down to stay a lower bound."""
+    """Return a lower bound of ε as text with 4 significant digits, rounded down."""
     return _four_digits(epsilon, ROUND_FLOOR)
 
 
@@ -30,7 +30,7 @@ def _four_digits(epsilon: float | None, rounding: str) -> str:
 
 
 def aligned_epsilon(epsilon: float | None) -> str:
-    """Return `epsilon_text` padded with zeros to 4 digits, so that a column aligns."""
+    """Return ε as text, rounded up and padded with zeros to 4 digits so that a column aligns."""
     text = epsilon_text(epsilon)
     digits = sum(character.isdigit() for character in text.lstrip("0."))
     if digits == 0 or digits >= 4:
@@ -39,7 +39,7 @@ def aligned_epsilon(epsilon: float | None) -> str:
 
 
 def delta_text(delta: float) -> str:
-    """Return δ with at most 4 significant digits, rounded up."""
+    """Return δ as text with at most 4 significant digits, rounded up."""
     value = Decimal(repr(float(delta)))
     if value == 0:
         return "0"
@@ -48,7 +48,7 @@ def delta_text(delta: float) -> str:
 
 
 def percent_text(share: float) -> str:
-    """Return a share in [0, 1] as percent, rounded up to one decimal, or two decimals below 1 %."""
+    """Return a share in [0, 1] as percent, rounded up to one decimal (two decimals below 1 %)."""
     digits = 2 if share < 0.01 else 1
     step = Decimal(1).scaleb(-digits)
     percent = (Decimal(repr(min(share, 1.0))) * 100).quantize(step, rounding=ROUND_CEILING)
@@ -56,12 +56,12 @@ def percent_text(share: float) -> str:
 
 
 def or_dash(value: float | None) -> str:
-    """Return a number as text, or a dash for None."""
+    """Return a number as text; return a dash for None."""
     return "–" if value is None else f"{value:g}"
 
 
 def metric_text(name: str, value: float | None) -> str:
-    """Return a metric's value as text: percent with one decimal, or 4 significant digits.
+    """Return a metric's value as text, in percent with one decimal or with 4 significant digits.
 
     Args:
         name: name of the metric.
@@ -73,7 +73,7 @@ def metric_text(name: str, value: float | None) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Return a duration as text in its two largest units, or in milliseconds below 0.1 s."""
+    """Return a duration as text in its two largest units; below 0.1 s in milliseconds."""
     if seconds < 0.0995:
         return f"{1000 * seconds:.0f} ms"
     if seconds < 60:
@@ -85,7 +85,7 @@ def duration_text(seconds: float) -> str:
 
 
 def clients_text(clients: Sequence[int]) -> str:
-    """Return client numbers as text, at most ten: `clients 1, 2 and 5 more`."""
+    """Return client numbers as text, naming at most ten: `clients 1, 2 and 5 more`."""
     word = "client" if len(clients) == 1 else "clients"
     shown = ", ".join(str(client) for client in clients[:_MAX_NAMED_CLIENTS])
     more = len(clients) - _MAX_NAMED_CLIENTS
@@ -93,11 +93,11 @@ def clients_text(clients: Sequence[int]) -> str:
 
 
 def count_text(number: int, noun: str) -> str:
-    """Return a number with its noun in singular or plural: `1 round`, `2 rounds`."""
+    """Return a number with its noun, in singular or plural: `1 round`, `2 rounds`."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def range_text(values: Sequence[float], digits: int = 4) -> str:
-    """Return the range of values as text with `digits` significant digits: `0.5`, `0.1 to 0.9`."""
+    """Return the smallest and largest value as text with `digits` digits: `0.5`, `0.1 to 0.9`."""
     low, high = (f"{value:.{digits}g}" for value in (min(values), max(values)))
     return low if low == high else f"{low} to {high}"

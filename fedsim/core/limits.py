@@ -1,7 +1,7 @@
-"""Largest and smallest values of settings; a value beyond them is taken for a mistake.
+"""Largest and smallest allowed values of settings; a value beyond them counts as a mistake.
 
-Such a value is refused when the file is read, or, if the limit depends on the data, before memory
-or time is spent on it.
+It is refused when the experiment file is read. If the limit depends on the data, it is refused
+before memory or time is spent on it.
 """
 
 import os
@@ -71,7 +71,7 @@ _MEMORY_BYTES_IF_UNKNOWN = 64 << 30
 
 
 def machine_bytes() -> int:
-    """Return the memory of this machine in bytes, or 64 GiB if the system does not report it."""
+    """Return the memory of this machine in bytes; 64 GiB if the system does not report it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # not on Windows

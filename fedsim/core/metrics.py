@@ -1,6 +1,7 @@
-"""The built-in metrics by name, with unit and direction; importable without torch and numpy.
+"""Catalogue of the built-in metrics: unit, direction and bounds of each.
 
-A new metric is added here and in `fedsim/models/scores/metrics.py`; all readers use its entry.
+The module can be imported without torch and numpy. A new metric is added here and in
+`fedsim/models/scores/metrics.py`.
 """
 
 import math
@@ -25,19 +26,19 @@ TASK_WORDS: dict[TaskName, str] = {
 
 @dataclass(frozen=True)
 class MetricEntry:
-    """A built-in metric.
+    """Properties of one metric: tasks, unit, direction and bounds.
 
     Attributes:
         description: the metric's line in `fedsim list`, with the scikit-learn function that defines
             the metric.
-        tasks: the tasks that the metric scores.
+        tasks: the kinds of prediction that the metric can score, such as regression.
         several_labels: whether the metric scores several labels of one example.
         per_class: whether the value is a list, with one number for each class or label.
         in_percent: whether the value is shown in percent; other metrics have the unit of the
             targets, or no unit.
         smaller_is_better: whether a smaller value is better.
         bounds: the smallest and the largest possible value.
-        words: the metric's name for people; "" stands for its key, with spaces.
+        words: the metric's name in texts for people. "" means that its key is shown, with spaces.
     """
 
     description: str
@@ -138,18 +139,18 @@ _PREFIX = re.compile("^(test|train|clients?|personal)_")
 
 
 def metric_key(name: str) -> str:
-    """Return the name of a metric in files; a function of your own has the function's name."""
+    """Return the name of a metric in result files; for your own function, the function's name."""
     return name.rpartition(":")[2].replace(".", "_")
 
 
 def metric_entry(name: str) -> MetricEntry:
-    """Return the entry of a metric: its unit, direction and bounds.
+    """Return the properties of a metric: its unit, direction and bounds.
 
-    For a function of your own only the name is known: a name that ends in `accuracy` has the entry
-    of the built-in accuracy, any other the entry of a number without bounds; larger is better.
+    For a function of your own only the name is known. A name that ends in `accuracy` has the entry
+    of the built-in accuracy. Any other has an entry without bounds, where larger is better.
 
     Args:
-        name: the metric's name in files: `accuracy`, `test_accuracy`, `client_accuracy`.
+        name: the metric's name in result files: `accuracy`, `test_accuracy`, `client_accuracy`.
     """
     short = _PREFIX.sub("", name)
     if short == LOSS:
@@ -161,16 +162,16 @@ def metric_entry(name: str) -> MetricEntry:
 
 
 def metric_name(name: str) -> str:
-    """Return a metric's name for people, such as R² for `test_r2`."""
+    """Return a metric's name in texts for people, such as R² for `test_r2`."""
     short = _PREFIX.sub("", name)
     return metric_entry(short).words or short.replace("_", " ")
 
 
 def computed_metrics(loss: str, chosen: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the names of a run's metrics that are one number: the loss, then the main metric.
+    """Return the names of a run's metrics that are one number: first loss, then main metric.
 
-    Edge case: with a loss function of your own and no chosen metrics the task is unknown, and the
-    result is empty.
+    Edge cases: with a loss function of your own and no chosen metrics the task is unknown. The
+    result is then empty.
 
     Args:
         loss: the setting `model.loss`.
@@ -185,11 +186,11 @@ def computed_metrics(loss: str, chosen: Sequence[str] | None) -> tuple[str, ...]
 
 
 def wrong_task(name: str, task: TaskName) -> str | None:
-    """Return the message that a built-in metric cannot score a task; None if it can.
+    """Return an error message if a built-in metric cannot score a task; None if it can.
 
     Args:
         name: a key of `METRICS`.
-        task: the task of the loss.
+        task: the kind of prediction that the model's loss trains, such as regression.
     """
     if task in METRICS[name].tasks:
         return None

@@ -1,12 +1,12 @@
-"""Contains the errors of plug-ins: exceptions, exits, and replaced functions of torch.
+"""Protection against errors of plug-ins: exceptions, exits, and replaced functions of torch.
 
 A plug-in may raise anything: `SystemExit`, `GeneratorExit`, or an exception whose text raises or
-has a million characters. Every call of a plug-in is inside `plugin_calls`, which raises one error
-with a message for people, or inside `contained_exits`, for code that handles every `Exception`. A
-`KeyboardInterrupt` passes unchanged: it comes from the user.
+has a million characters. So every call of a plug-in is inside `plugin_calls`, which raises one
+error with a message for people. Code that handles every `Exception` uses `contained_exits` instead.
+A `KeyboardInterrupt` passes unchanged: it comes from the user.
 
-`os._exit` raises no exception by itself; inside `contained_os_exit` it does. A plug-in that ends
-the process in another way (a signal, `os.exec`, C) cannot be caught.
+`os._exit` raises no exception by itself, but inside `contained_os_exit` it does. A plug-in that
+ends the process in another way (a signal, `os.exec`, C) cannot be caught.
 
 A plug-in that replaces a torch function with which noise and clipping are computed, such as
 `torch.linalg.vector_norm`, changes the mechanism of every client: its norms may be wrong.
@@ -35,7 +35,7 @@ _IN_PYTHON = ("torch._tensor", "torch.functional")
 
 @cache
 def original_functions() -> dict[str, object]:
-    """Return torch's functions by name, as of the first call, which is before any plug-in."""
+    """Return torch's functions by name, recorded at the first call, before any plug-in."""
     return dict(_functions())
 
 
@@ -72,24 +72,25 @@ _NO_PLACES = frozenset(_LIBRARIES) | sys.stdlib_module_names
 
 
 class PluginError(InputError):
-    """Raised if a plug-in that an experiment names cannot be found or loaded, or its call fails."""
+    """Raised if a plug-in of an experiment cannot be found or loaded, or if a call of it fails."""
 
 
 class PluginExitError(Exception):
-    """Raised if a plug-in tries to end the program; the message has no text of the plug-in."""
+    """Raised if a plug-in tries to end the program; the message has no text from the plug-in."""
 
 
 class plugin_calls:
-    """Context that turns every error of a plug-in into one `FedsimError` with file and line.
+    """Context manager that turns each error of a plug-in into a `FedsimError` with file and line.
 
     Errors that fedsim raises for people pass unchanged.
 
     Args:
-        what: the failed action, such as `model.name './net.py:build': failed`; starts the message.
+        what: start of the message, which names the failed action, such as
+            `model.name './net.py:build': failed`.
         raises: class of the raised error.
-        fix: advice how to fix the error; ends the message.
-        mixed: whether much of the code in the block is fedsim's. Then only errors whose traceback
-            has a line of a plug-in are turned, and errors that would end the program.
+        fix: end of the message, which says how to fix the error.
+        mixed: whether the block also runs much code of fedsim. Then an error is turned only if its
+            traceback has a line of a plug-in, or if it would end the program.
     """
 
     def __init__(
@@ -142,7 +143,7 @@ def refuse_replaced_functions() -> None:
 
 @contextmanager
 def contained_os_exit() -> Iterator[None]:
-    """Make `os._exit` raise `SystemExit` in this process; forked children still end."""
+    """Make `os._exit` raise `SystemExit` in this process; forked child processes still end."""
     leave, process = os._exit, os.getpid()
 
     def refuse(status: int) -> NoReturn:
@@ -158,7 +159,7 @@ def contained_os_exit() -> Iterator[None]:
 
 
 class contained_exits:
-    """Context from which only an `Exception` or the user's KeyboardInterrupt is raised."""
+    """Context manager that turns exceptions which would end the program into `PluginExitError`."""
 
     def __enter__(self) -> None: ...
 
@@ -183,10 +184,10 @@ class contained_exits:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an exception as one short line: its type, message, file and line.
+    """Return one short line about an exception: its type, message, file and line.
 
     File and line are those of the deepest frame that belongs neither to fedsim nor to a library. A
-    text that cannot be shown is left out, and a long text is cut.
+    message that cannot be shown is left out, and a long message is cut.
     """
     message = error_text(error)
     name = type_name(error)
@@ -196,7 +197,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """Return the text of an exception on one line, cut to `MAX_ERROR_CHARS` characters."""
+    """Return the text of an exception on one line, at most `MAX_ERROR_CHARS` characters."""
     try:
         text = str(error)
     except KeyboardInterrupt:
@@ -217,7 +218,7 @@ def _text_of(value: Any) -> str:
 
 
 def type_name(error: BaseException) -> str:
-    """Return the name of an exception's class, cut to `MAX_ERROR_CHARS` characters."""
+    """Return the name of an exception's class, at most `MAX_ERROR_CHARS` characters."""
     return _name_of(type(error))
 
 
@@ -234,7 +235,7 @@ def _traceback_of(error: BaseException) -> TracebackType | None:
 
 
 def plugin_place(trace: TracebackType | None) -> tuple[str, int] | None:
-    """Return file name and line of a traceback's deepest plug-in frame; None if it has none.
+    """Return file name and line of the deepest plug-in frame of a traceback; None if it has none.
 
     A frame that belongs neither to fedsim nor to a library is a plug-in frame.
     """

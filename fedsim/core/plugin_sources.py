@@ -1,7 +1,8 @@
-"""Source files of plug-ins and of all modules that they import.
+"""Recording of the source files of plug-ins and of all modules that they import.
 
-They are found by reading import statements, also those inside functions. So they depend on files
-alone, not on the modules that the process has imported, and are the same on every engine and node.
+The files are found by reading import statements, also those inside functions. So the result depends
+on files alone, not on the modules that the process has imported. It is the same on every engine and
+node.
 
 | what a plug-in imports                         | what is recorded of it                       |
 |------------------------------------------------|----------------------------------------------|
@@ -35,8 +36,8 @@ class SourceFile:
     """A Python source file with the content that was read.
 
     Attributes:
-        directory: the directory in which the file's absolute imports start.
-        path: the file.
+        directory: the directory in which the file's absolute imports are looked up.
+        path: the path of the file.
         name: the file's dotted module name below `directory`.
         content: the bytes of the file.
     """
@@ -53,22 +54,23 @@ class SourceFile:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the content."""
+        """SHA-256 of the file's content, in hexadecimal."""
         return hashlib.sha256(self.content).hexdigest()
 
     @property
     def place(self) -> str:
-        """The file's path below `directory`, the same on every machine."""
+        """Path of the file relative to `directory`, with slashes; the same on every machine."""
         return self.path.relative_to(self.directory).as_posix()
 
 
 @dataclass(frozen=True)
 class PluginSources:
-    """The recorded sources of an experiment's plug-ins.
+    """The digests of all source files and the package versions that an experiment's plug-ins use.
 
     Attributes:
-        files: SHA-256 of each source file, by the file's path below its directory.
-        packages: version of each imported distribution, and of Python if there is a plug-in.
+        files: SHA-256 of each source file, by the file's path relative to its directory.
+        packages: version of each imported distribution by name, and of Python if there is a
+            plug-in.
     """
 
     files: Mapping[str, str]
@@ -76,23 +78,23 @@ class PluginSources:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over `files` and `packages`."""
+        """SHA-256 over `files` and `packages`, in hexadecimal."""
         content = [dict(self.files), dict(self.packages)]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     @property
     def entries(self) -> dict[str, str]:
-        """All digests and versions, by their names in messages."""
+        """All digests and versions, by the names that error messages use for them."""
         files = {f"plug-in file {place}": digest for place, digest in self.files.items()}
         return files | {f"plug-in's package {name}": v for name, v in self.packages.items()}
 
 
 @dataclass
 class Trace:
-    """The files and installed modules that one plug-in imports, directly or indirectly.
+    """The set of files and installed modules that one plug-in imports, directly or indirectly.
 
     Attributes:
-        files: the source files, by (directory, module name).
+        files: the source files, keyed by (directory, module name).
         installed: top-level names of installed modules.
     """
 
@@ -100,7 +102,7 @@ class Trace:
     installed: set[str] = field(default_factory=set)
 
     def follow(self, entry: SourceFile) -> None:
-        """Add a file, its parent packages, and all modules that they import."""
+        """Add a file, the files of its parent packages, and all modules that they import."""
         self._follow_all([*_find_all(entry.directory, _parents(entry.name)), entry])
 
     def follow_name(self, name: str, directory: Path) -> SourceFile | None:
@@ -108,7 +110,7 @@ class Trace:
 
         Args:
             name: dotted name of the module.
-            directory: the directory in which the import starts.
+            directory: the directory in which the module is looked up.
 
         Returns:
             The module's source file; None if the module is installed or missing.
@@ -142,7 +144,7 @@ class Trace:
 
 
 def read_sources(references: Iterable[str], *, base: Path) -> PluginSources:
-    """Return the recorded sources of plug-ins, without importing them.
+    """Return digests and versions of everything that plug-ins import, without importing them.
 
     Args:
         references: plug-in references, as `fedsim.core.plugins.resolve` takes them; built-in names
@@ -166,7 +168,7 @@ def read_sources(references: Iterable[str], *, base: Path) -> PluginSources:
 
 
 def trace_plugin(reference: str, *, base: Path) -> tuple[Trace, SourceFile | None]:
-    """Return the trace of a plug-in, and the plug-in's file (None if it is installed).
+    """Return everything that a plug-in imports, and the plug-in's file (None if it is installed).
 
     Args:
         reference: the plug-in reference, as `fedsim.core.plugins.resolve` takes it.
@@ -186,10 +188,10 @@ def trace_plugin(reference: str, *, base: Path) -> tuple[Trace, SourceFile | Non
 
 
 def plugin_directory(reference: str, *, base: Path) -> Path:
-    """Return the directory in which a plug-in's imports start.
+    """Return the directory in which a plug-in's imports are looked up.
 
-    It is the experiment file's directory; for a plug-in file outside of it, the directory of that
-    file.
+    It is the experiment file's directory. If the plug-in file is outside of it, it is the directory
+    of the plug-in file.
 
     Args:
         reference: the plug-in reference, as `fedsim.core.plugins.resolve` takes it.
@@ -202,15 +204,15 @@ def plugin_directory(reference: str, *, base: Path) -> Path:
 
 
 def is_foreign(top: str) -> bool:
-    """Whether a top-level name never means a file of the experiment's directory."""
+    """Whether a top-level module name always means the standard library, fedsim, torch or numpy."""
     return top in sys.stdlib_module_names or top in _CONDITIONS
 
 
 def find_file(directory: Path, name: str) -> Path | None:
-    """Return the file of a module or package below a directory, or None.
+    """Return the file of a module or package below a directory; None if there is none.
 
     Args:
-        directory: the directory in which the name starts.
+        directory: the directory in which the module is looked up.
         name: dotted name of the module.
     """
     inside = directory.joinpath(*name.split("."))

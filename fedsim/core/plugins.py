@@ -1,14 +1,14 @@
-"""Loads plug-ins of an experiment file: `package.module:callable` or `./file.py:callable`.
+"""Loading of an experiment file's plug-ins: `package.module:callable` or `./file.py:callable`.
 
-Modules of the experiment's directory are loaded into a separate package, once for each content: if
-a file is edited, it and all modules of its directory are loaded again, together; objects of an
+Modules of the experiment's directory are loaded into a separate package, once for each content. If
+a file is edited, it and all modules of its directory are loaded again, together. Objects of an
 older version keep their modules. Other modules are imported as usual, and a module that is edited
 after its import is refused.
 
-This module serves a plug-in's imports from its directory, without `sys.path`: from the source files
-that `plugin_sources` read, under separate module names. So the code that runs is the code of which
-the digest is recorded. The standard library and fedsim take precedence over files of the directory;
-installed packages do not.
+A plug-in's imports from its directory do not use `sys.path`. They come from the source files that
+`plugin_sources` read, under separate module names. So the code that runs is the code whose digest
+is recorded. The standard library and fedsim take precedence over files of the directory; installed
+packages do not.
 """
 
 import builtins
@@ -40,7 +40,7 @@ _import = builtins.__import__
 
 
 class PluginPackage(ModuleType):
-    """Root package of the plug-in modules of one directory; registered in `sys.modules` only.
+    """The package that holds the plug-in modules of one directory; it exists in `sys.modules` only.
 
     Args:
         name: the package's name in `sys.modules`.
@@ -60,7 +60,7 @@ class PluginPackage(ModuleType):
         """Return the current package of a directory, after adding the files of a plug-in.
 
         Args:
-            directory: the directory, resolved.
+            directory: the directory, as an absolute path without symbolic links.
             plugin: name of the plug-in's module.
             files: files of the directory that the plug-in imports, with their current content.
         """
@@ -77,14 +77,14 @@ class PluginPackage(ModuleType):
         return package
 
     def load(self, name: str) -> ModuleType:
-        """Return a module of the directory; its first load executes it.
+        """Return a module of the directory; the first load executes the module.
 
         Args:
-            name: dotted name below the directory.
+            name: dotted module name, relative to the directory.
 
         Raises:
             ModuleNotFoundError: no file of the directory has this name.
-            BaseException: the error that the module raises.
+            BaseException: any error that the module raises when it is executed.
         """
         with self._lock:
             above, _, last = name.rpartition(".")
@@ -200,7 +200,7 @@ def resolve(reference: str, *, base: Path, what: str) -> Callable[..., Any]:
         reference: `package.module:callable`, or `file.py:callable` with the file's path relative
             to `base` (or absolute). The callable may be an attribute of a class, `Class.method`.
         base: the directory of the experiment file.
-        what: the setting that holds the reference (`model.name`); starts every message.
+        what: name of the setting with the reference (`model.name`), with which messages start.
 
     Raises:
         PluginError: the reference cannot be resolved; one line says why and how to fix it.

@@ -1,4 +1,4 @@
-"""The base class of all settings, and choices among settings classes."""
+"""The base class of all settings, and settings that choose among several classes."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -38,8 +38,8 @@ class Settings(BaseModel):
     """Base of all settings: immutable, no unknown keys, no silent conversions, finite numbers.
 
     Attributes:
-        limit: a number whose field sets no limit must be between -`limit` and `limit`; None for
-            classes whose numbers are only compared with data.
+        limit: largest size of a number whose field sets no limit of its own. It is None in classes
+            whose numbers are only compared with data.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
@@ -56,11 +56,11 @@ class Settings(BaseModel):
 
 @dataclass(frozen=True)
 class Branch:
-    """Choice among settings classes by one key whose possible values are not all known.
+    """Rule that chooses a settings class by one key whose possible values are not all known.
 
     Attributes:
-        key: the key that decides, such as scheme.
-        branch_of: returns the tag of the settings class for a value of the key.
+        key: the key whose value decides, such as scheme.
+        branch_of: function that returns the tag of the settings class for a value of the key.
     """
 
     key: str
@@ -78,16 +78,16 @@ class Branch:
 
 
 class Choice:
-    """Annotation of a choice among settings classes by their `name`, given alone or in a mapping.
+    """Annotation of a field whose settings class is chosen by its `name`.
 
-    `clipping: adaptive` is `clipping: {name: adaptive}` with the defaults of that class. A mapping
-    whose only key is the name is written as the name.
+    In a file, `clipping: adaptive` means `clipping: {name: adaptive}` with the defaults of that
+    class. A mapping whose only key is the name is written as the name alone.
     """
 
     tag = "name"
 
     def choices(self, classes: Any) -> dict[str, type[BaseModel]]:
-        """Return the settings class of each name.
+        """Return a mapping from each possible name to its settings class.
 
         Args:
             classes: a settings class, or a union of such classes.
@@ -128,10 +128,10 @@ class Choice:
 
 
 def written_name(choice: object) -> str:
-    """Return the name of a choice in a file, given alone or in a mapping; "" if it has no name.
+    """Return the `name` that a value in a file chooses; "" if it has no name.
 
     Args:
-        choice: the value of the choice's key in the file.
+        choice: the value in the file: a name alone, or a mapping with `name`.
     """
     name = choice.get(Choice.tag) if isinstance(choice, Mapping) else choice
     return name if isinstance(name, str) else ""

@@ -1,7 +1,7 @@
-"""Maps a function over values that many clients share, with one call for each distinct value.
+"""Mapping of a function over values that many clients share, called once per distinct value.
 
-A federation of 100,000 clients has few distinct plans, settings and ledgers. A tuple of pointers
-costs 8 bytes a client; separate objects for each client cost a kilobyte.
+A federation of 100,000 clients has few distinct plans, settings and ledgers. A tuple of references
+to shared objects takes 8 bytes per client; separate objects would take a kilobyte.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,14 +11,16 @@ T = TypeVar("T")
 
 
 def map_shared(function: Callable[..., T], *values: Sequence[Any]) -> Iterator[T]:
-    """Yield `function` of the values at each position; shared values share one result.
+    """Yield `function` of the values at each position, computed once for values that are shared.
 
-    Objects are shared by identity, numbers and texts by value. So large objects are never compared,
-    and for equal objects that are not identical the function is called again.
+    Objects count as shared if they are identical, numbers and texts if they are equal. So large
+    objects are never compared, and the function is called again for equal objects that are not
+    identical.
 
     Args:
-        function: called with one value of each sequence; equal values must give equal results.
-        values: sequences of equal length; not iterators, because sequences keep objects alive.
+        function: function of one value from each sequence. Equal values must give equal results.
+        values: sequences of equal length. Iterators are not allowed, because sequences keep objects
+            alive.
 
     Raises:
         ValueError: the sequences have different lengths.

@@ -2,11 +2,11 @@
 
 Every random number of an experiment comes from a stream of this module, never from a global
 generator and never in order of arrival. So a result does not depend on scheduling, workers or
-engine. The key of a stream is a keyed hash (BLAKE2b) of the four numbers and is the key of a cipher
-or a counter-based generator. Distinct numbers give independent streams.
+engine. A keyed hash (BLAKE2b) of the four numbers gives the key of a stream. It serves as the key
+of a cipher or of a counter-based generator. Distinct numbers give independent streams.
 
-Anyone who knows the seed can reproduce these streams, as a simulation needs. Such noise does not
-protect against an adversary who knows the seed.
+Anyone who knows the seed can reproduce these streams, as a simulation requires. So such noise does
+not protect against an adversary who knows the seed.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ _FIELDS = struct.Struct("<QIII")  # seed, purpose, client, round: a fixed width,
 
 
 class Purpose(IntEnum):
-    """The purpose of a stream. Results depend on the values: never renumber them."""
+    """The use of a random stream. Results depend on the values: never renumber them."""
 
     SPLIT = 1
     PARTITION = 2
@@ -58,7 +58,7 @@ class Purpose(IntEnum):
 
 
 def stream_key(seed: int, purpose: Purpose, *, client: int = 0, round_number: int = 0) -> bytes:
-    """Return the 32-byte key of one stream.
+    """Return the 32-byte key of the random stream for (seed, purpose, client, round).
 
     Args:
         seed: the experiment's seed, 0 ≤ seed < 2^64.
@@ -83,7 +83,7 @@ def stream_key(seed: int, purpose: Purpose, *, client: int = 0, round_number: in
 def stream(
     seed: int, purpose: Purpose, *, client: int = 0, round_number: int = 0
 ) -> np.random.Generator:
-    """Return the numpy generator of one keyed stream.
+    """Return the numpy generator of the random stream for (seed, purpose, client, round).
 
     Args:
         seed: the experiment's seed, 0 ≤ seed < 2^64.
@@ -98,16 +98,16 @@ def stream(
 
 
 def generator_of(key: bytes) -> np.random.Generator:
-    """Return the counter-based generator (Philox 4x64) keyed by the first 128 bits of `key`."""
+    """Return the numpy generator (Philox 4x64) that is keyed by the first 128 bits of `key`."""
     words: Any = _Words(key)  # numpy accepts any ISeedSequence, but its types do not
     return np.random.Generator(np.random.Philox(words))
 
 
 def restart_at(generator: np.random.Generator, step: int, item: int) -> None:
-    """Move a stream's generator to the start of the part of the stream for (step, item).
+    """Move a stream's generator to the section of the stream that is reserved for (step, item).
 
-    The two numbers are the upper half of the counter of Philox, so parts do not overlap: each has
-    2^130 random words.
+    The two numbers are the upper half of the Philox counter, so sections do not overlap. Each
+    section has 2^130 random words.
 
     Args:
         generator: a generator that `stream` returned.
@@ -120,7 +120,7 @@ def restart_at(generator: np.random.Generator, step: int, item: int) -> None:
 
 
 def torch_seed(key: bytes) -> int:
-    """Return a seed for torch's generators, made of 63 bits of `key`."""
+    """Return a seed for torch's generators, made from 63 bits of `key`."""
     return int.from_bytes(key[-8:], "little") >> 1
 
 

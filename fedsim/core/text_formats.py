@@ -1,6 +1,6 @@
-"""Reads JSON and YAML with one-line errors, and writes CSV that no spreadsheet runs as formulas.
+"""Reading of JSON and YAML with one-line errors, and writing of CSV that is safe in spreadsheets.
 
-JSON has no infinity and no NaN. Files are read strictly, as anyone may have written them.
+JSON must not contain infinity or NaN. Files are read strictly, as anyone may have written them.
 """
 
 import csv
@@ -28,7 +28,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def parse_plain_yaml(text: str) -> Any:
-    """Return the value of a YAML text, which another tool may have written.
+    """Return the value of a YAML text that may come from another tool.
 
     Raises:
         FormatError: the text is not valid YAML, or nested too deeply.
@@ -47,7 +47,7 @@ def _parse(parse: Callable[[_Text], Any], text: _Text) -> Any:
 
 
 def finite_or_none(value: float) -> float | None:
-    """Return the value, or None (JSON's null) where it is infinite or NaN."""
+    """Return `value`, or None (null in JSON) if it is infinite or NaN."""
     return value if math.isfinite(value) else None
 
 
@@ -58,7 +58,7 @@ def csv_text(columns: Iterable[object], rows: Iterable[Iterable[object]]) -> str
     """Return a table as CSV text.
 
     A spreadsheet runs text that begins with = + - @, a tab or a carriage return as a formula. Such
-    text gets an apostrophe in front, except text that is a number.
+    text gets an apostrophe in front, unless it is a number.
 
     Args:
         columns: names of the columns.

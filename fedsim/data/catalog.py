@@ -1,4 +1,4 @@
-"""Names and descriptions of the built-in datasets and partitions; imports nothing heavy."""
+"""Catalogue of the built-in datasets and partition schemes; importable without heavy packages."""
 
 from dataclasses import dataclass
 
@@ -17,11 +17,11 @@ from fedsim.data.builtin.settings import (
 
 @dataclass(frozen=True)
 class DatasetEntry:
-    """A built-in dataset.
+    """Catalogue entry of a built-in dataset.
 
     Attributes:
         description: the dataset's line in `fedsim list`.
-        args: the class of the dataset's settings `data.args`.
+        args: the settings class for `data.args` of the dataset.
         shape: shape of one example; None if it depends on the settings.
         groups: columns by which `partition: {scheme: column}` may divide the dataset; None if they
             depend on the data.

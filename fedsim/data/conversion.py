@@ -1,8 +1,8 @@
 """Conversion of users' arrays, tensors, images and lists into `Examples`.
 
-Images get one layout, (n, channels, height, width), and one range of values. Everything follows
-from the type and the shape of the array, never from its values: a constant that is computed from
-private examples would reveal something about them.
+Images get one layout, (n, channels, height, width), and one range of values. The conversion depends
+on the type and shape of the array, never on its values. A constant that is computed from private
+examples would reveal something about them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,14 +23,14 @@ _CHANNELS = (1, 3, 4)  # grey, RGB, RGB with transparency
 
 
 def as_images(array: NDArray[Any], settings: ImageSettings | None, what: str) -> NDArray[Any]:
-    """Return images as scaled arrays (n, channels, height, width); other features unchanged.
+    """Return images as scaled arrays (n, channels, height, width); other features stay unchanged.
 
     | array                               | without `data.images`                               |
     |-------------------------------------|-----------------------------------------------------|
-    | uint8 of three or four dimensions   | divided by 255; a single channel gets its axis, and |
-    |                                     | channels that come last come first                  |
-    | other types, channels last          | refused: `data.images.channels` decides             |
-    | everything else                     | unchanged                                           |
+    | uint8 of three or four dimensions   | divided by 255; a single channel gets its axis, and | |
+     | channels that come last come first                  | | other types, channels last          |
+    refused: set `data.images.channels`                 | | everything else                     |
+    unchanged                                           |
 
     Args:
         array: features (n, ...) of any real number type.
@@ -92,15 +92,15 @@ _LARGEST_TOKEN = np.iinfo(np.int32).max  # embeddings index rows with int32
 
 
 class Dataset(NamedTuple):
-    """A dataset before its division among clients.
+    """A dataset before its examples are divided among clients.
 
     Attributes:
         train: the training examples, or all examples of a dataset without a test set.
-        test: the test set that comes with the dataset, or None.
-        class_names: name of each class, or None if neither text targets nor the source name them.
-        groups: columns that can divide the training examples among clients (`scheme: column`), by
-            name; each has one text per example.
-        columns: the columns of a table that are features, in order; None for other sources.
+        test: the test set that comes with the dataset; None if it has none.
+        class_names: name of each class; None if neither text targets nor the source name them.
+        groups: columns, by name, that can divide the training examples among clients. Each column
+            has one text per example.
+        columns: names of the table columns that are features, in order; None for other sources.
     """
 
     train: Examples
@@ -121,8 +121,8 @@ def to_dataset(
 ) -> Dataset:
     """Return a dataset from numpy arrays, torch tensors or nested lists.
 
-    Features become float32; images of bytes are divided by 255 and get their channels first (see
-    `as_images`), other features are not rescaled. Targets become:
+    Features become float32. Images of bytes are divided by 255 and get their channels first (see
+    `as_images`); other features are not rescaled. Targets become:
 
     | targets                     | become                                                        |
     |-----------------------------|---------------------------------------------------------------|
@@ -134,8 +134,8 @@ def to_dataset(
     Args:
         x: features (n, ...) of any real number type.
         y: targets (n,) or (n, k).
-        x_test: features of the test set that comes with the dataset, or None.
-        y_test: targets of that test set, or None.
+        x_test: features of the test set that comes with the dataset; None if it has none.
+        y_test: targets of that test set; None if there is none.
         tokens: whether features are whole numbers >= 0 for an embedding, which become int64.
         images: the setting `data.images`.
 

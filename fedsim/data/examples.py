@@ -1,4 +1,4 @@
-"""Examples: features and targets as checked arrays, used everywhere in fedsim."""
+"""The class of examples (features and targets as checked arrays), used everywhere in fedsim."""
 
 from dataclasses import dataclass
 from typing import Protocol, Self
@@ -16,7 +16,7 @@ class DataError(InputError):
 
 
 class ExampleTransform(Protocol):
-    """A fixed function of one example's features, applied to many examples.
+    """A fixed function that changes the features of each example, applied to many examples at once.
 
     Guarantee: the result of an example does not depend on other examples.
     """
@@ -32,7 +32,7 @@ class ExampleTransform(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Features and targets of n ≥ 0 examples.
+    """Features and targets of n ≥ 0 examples, as checked arrays.
 
     Attributes:
         features: finite float32 (n, ...), or int64 (n, ...) for tokens of an embedding.
@@ -61,12 +61,12 @@ class Examples:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """The shape of one example's features."""
+        """Shape of one example's features."""
         return self.features.shape[1:]
 
     @property
     def has_classes(self) -> bool:
-        """Whether the targets are classes, one per example."""
+        """Whether the targets are class numbers, one per example."""
         return self.targets.dtype == np.int64
 
     @property
@@ -78,19 +78,19 @@ class Examples:
         return not isinstance(part, np.memmap)
 
     def transformed(self, transform: ExampleTransform | None) -> Self:
-        """Return the examples with transformed features, in memory; for None, return `self`."""
+        """Return the examples with transformed features, in memory, or `self` without transform."""
         if transform is None:
             return self
         return type(self)(transform(self.features), self.targets)
 
     def take(self, indices: NDArray[np.integer]) -> Self:
-        """Return a copy of the examples at `indices`, in that order, with checked values."""
+        """Return a copy of the examples at `indices`, in that order, with values checked again."""
         return type(self)(self.features[indices], self.targets[indices])
 
     def rows(self, indices: NDArray[np.integer] | slice) -> Self:
         """Return the examples at `indices`: a copy for an index array, a view for a slice.
 
-        The values are not checked again.
+        Unlike `take`, this does not check the values again.
         """
         examples = object.__new__(type(self))
         object.__setattr__(examples, "features", self.features[indices])

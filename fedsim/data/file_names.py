@@ -1,4 +1,4 @@
-"""Finds the files that `data:` names, without opening them, and words messages about names."""
+"""Search for the data files that an experiment names, and error messages about unknown names."""
 
 import os
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ _MAX_CHARS = 100
 
 
 def unknown_name(path: Path, kind: str, name: str, known: Iterable[str]) -> str:
-    """Return the message for an unknown name, with the closest known name or all of them.
+    """Return an error message for an unknown name, with the closest known name or all known names.
 
     Args:
         path: the file.
@@ -31,12 +31,12 @@ def unknown_name(path: Path, kind: str, name: str, known: Iterable[str]) -> str:
 
 
 def quoted(names: Iterable[str]) -> str:
-    """Return names sorted, quoted and separated by commas; long names are cut."""
+    """Return names sorted, in quotes and separated by commas; long names are cut."""
     return ", ".join(repr(name[:_MAX_CHARS]) for name in sorted(names))
 
 
 def closest_name(name: str, known: list[str]) -> str | None:
-    """Return the known name that an unknown one resembles most, or None.
+    """Return the known name that an unknown name resembles most; None if no name is close.
 
     Args:
         name: the unknown name.
@@ -47,15 +47,17 @@ def closest_name(name: str, known: list[str]) -> str | None:
 
 
 class TooManyFilesError(InputError):
-    """Raised for a file pattern that matches too many directories to read."""
+    """Raised for a file pattern that leads through directories with too many names."""
 
 
 def matching_files(pattern: str, base: Path) -> dict[str, Path]:
-    """Return the files that match a pattern, sorted by name: the stem, or the path if stems repeat.
+    """Return the files that match a pattern, by name, in sorted order.
+
+    The name is the file name without suffix. If two files share it, their paths are the names.
 
     Args:
         pattern: shell pattern, such as data/*.csv or data/*/train.csv.
-        base: the directory in which relative paths start.
+        base: the directory to which relative paths refer.
 
     Raises:
         TooManyFilesError: the searched directories hold more than `MAX_MATCHED_FILES` names.
@@ -119,7 +121,7 @@ def data_files(settings: DataSettings, base: Path) -> list[Path]:
 
     Args:
         settings: the section `data` of the experiment.
-        base: the directory in which relative paths start.
+        base: the directory to which relative paths refer.
     """
     dataset, division = settings.dataset, settings.partition
     if not isinstance(dataset, FileDataset):

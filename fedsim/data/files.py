@@ -1,4 +1,4 @@
-"""Reads datasets from files: .npz archives of `numpy.savez`, .csv and .parquet tables."""
+"""Reading of datasets from files: .npz archives of `numpy.savez`, .csv and .parquet tables."""
 
 import lzma
 import math
@@ -36,20 +36,20 @@ def read_npz(
     """Return the dataset in an archive of `numpy.savez`.
 
     The features are the only array besides the target, or the array `x` or `features`. Arrays
-    `x_test` and `<target>_test` are the test set. The names that Keras and MedMNIST use work, too:
-    with the target `y` the arrays `x_train`, `y_train`, `x_test`, `y_test`, and with `labels` the
-    arrays `train_images`, `train_labels` and so on.
-    Pickled objects are never loaded.
+    `x_test` and `<target>_test` are the test set. The names that Keras and MedMNIST use work, too.
+    With the target `y` these are `x_train`, `y_train`, `x_test`, `y_test`. With the target `labels`
+    they are `train_images`, `train_labels` and so on. Pickled objects are never loaded.
 
-    Guarantee: only these arrays are read, and only if the archive holds as many bytes as their
-    headers declare and all of them fit into this machine's memory.
+    Guarantee: only these arrays are read. The archive must hold as many bytes as their headers
+    declare, and all of them must fit into this machine's memory.
 
     Args:
         path: the archive.
-        target: name of the array of targets, without `train` or `test`.
+        target: name of the array of targets, without the prefix or suffix `train` or `test`.
         tokens: whether features are tokens (see `to_dataset`).
         images: the setting `data.images`.
-        group: the array (n,) that names the client of each training example, or None.
+        group: name of the array (n,) with the client of each training example; None if no array
+            divides the examples.
 
     Raises:
         DataError: the archive is damaged, a name is missing or ambiguous, or an array cannot be
@@ -79,7 +79,7 @@ def read_npz(
 def read_npz_features(
     path: Path, *, tokens: bool = False, images: ImageSettings | None = None
 ) -> NDArray[np.float32] | NDArray[np.int64]:
-    """Return the features in an archive without targets, (n, ...).
+    """Return the features (n, ...) of an archive that has no targets.
 
     Args:
         path: the archive.
@@ -240,15 +240,15 @@ def read_files(
     tokens: bool = False,
     images: ImageSettings | None = None,
 ) -> Dataset:
-    """Return the dataset in one archive, or in one or several tables.
+    """Return the dataset in one archive, or in one or more tables.
 
     Args:
-        paths: the files by name, in order.
+        paths: the data files by their public names, in order.
         settings: the setting `data.dataset`.
-        test: the file of the public test set, or None.
-        group: the column that divides the rows among clients, or None.
+        test: the file of the public test set; None if there is none.
+        group: the column that divides the rows among clients; None if no column does.
         tokens: whether features are tokens (see `to_dataset`).
-        images: the setting `data.images`, for .npz.
+        images: the setting `data.images`, used for .npz only.
 
     Raises:
         DataError: a file is missing, has another suffix, or its content cannot be used.

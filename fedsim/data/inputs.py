@@ -1,4 +1,4 @@
-"""Reads the inputs of a trained model from a file, in the same way as a run reads its data."""
+"""Reading of the inputs of a trained model from a file, in the same way as a run reads its data."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,12 +22,13 @@ DEFAULT_TARGET = "y"
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """The examples to predict.
+    """The examples for which a trained model makes predictions.
 
     Attributes:
-        features: float32 (n, ...), or int64 (n, ...) for tokens, before `model.features`.
+        features: float32 (n, ...), or int64 (n, ...) for tokens; `model.features` is not yet
+            applied.
         targets: int64 (n,), float32 (n,) or float32 (n, k); None if the file has no targets.
-        kept: text columns (n,) that are not features, such as an id, by name; they identify the
+        kept: text columns (n,) by name that are not features, such as an id. They identify the
             examples in a table of predictions.
     """
 
@@ -44,16 +45,16 @@ def read_inputs(
     columns: Sequence[str] | None = None,
     class_names: Sequence[str] | None = None,
 ) -> Inputs:
-    """Return the examples of a file, with or without targets, for the model of a run.
+    """Return the examples of a file, with or without targets, as inputs of a run's model.
 
     Args:
         settings: the section `data` of the run's experiment.
         path: a .npz, .csv or .parquet file.
-        base: the directory in which relative paths of the experiment start.
-        columns: `FederatedData.columns` of the run: the columns of a table that are features, in
-            the order of the model's inputs; None takes those of the experiment's first file.
-        class_names: `FederatedData.class_names` of the run, which number the classes of text
-            targets; None takes the sorted classes of the file.
+        base: the directory to which relative paths of the experiment refer.
+        columns: `FederatedData.columns` of the run: names of the table columns that are features,
+            in the order of the model's inputs. None takes those of the experiment's first file.
+        class_names: `FederatedData.class_names` of the run, which give each text target its class
+            number. None takes the sorted classes of the file.
 
     Raises:
         DataError: the file cannot be read, or lacks a column of the model.

@@ -1,8 +1,8 @@
-"""Loads the dataset of `data:` and splits it into clients' examples and the server's test set.
+"""Loading of the dataset, and its split into clients' examples and the server's test set.
 
-Memory holds one dataset and the row numbers of each client, for any number of clients: a client's
-examples are gathered when it trains. A dataset on disk (`numpy.load(..., mmap_mode="r")`) stays
-on disk until then.
+Memory holds one copy of the dataset and the row numbers of each client. A client's examples are
+copied only when the client trains. A dataset on disk (`numpy.load(..., mmap_mode="r")`) stays on
+disk until then.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,10 +27,10 @@ DEFAULT_TEST_FRACTION = 0.2
 def hold_out(
     dataset: Dataset, test_fraction: float | None, *, seed: int
 ) -> tuple[NDArray[np.int64], Examples]:
-    """Return (row numbers of the training examples in `dataset.train`, test examples).
+    """Split a dataset into training and test examples, and return both.
 
-    Training examples are not copied. Test examples are copied, unless the dataset has a test set in
-    a separate array.
+    The training examples are not copied, but returned as row numbers in `dataset.train`. Test
+    examples are copied, unless the dataset has a test set in a separate array.
 
     Args:
         dataset: the data, with or without a test set.
@@ -60,11 +60,11 @@ def hold_out(
 def split_client(
     rows: NDArray[np.int64], fraction: float, *, seed: int, client: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the (training rows, holdout rows) of a client, both sorted.
+    """Return the (training rows, held-out rows) of a client, both sorted.
 
     Args:
         rows: row numbers of the client's examples, int64 (n,).
-        fraction: fraction of the rows to hold out, in (0, 1); n * fraction is rounded, and at least
+        fraction: fraction of the rows to hold out, in (0, 1). n * fraction is rounded, and at least
             one row remains for training.
         seed: the experiment's seed.
         client: number of the client.
@@ -81,7 +81,7 @@ def split_indices(
 
     Args:
         num_examples: number of examples n, at least 2.
-        test_fraction: fraction of test examples, in (0, 1); n * test_fraction is rounded, and each
+        test_fraction: fraction of test examples, in (0, 1). n * test_fraction is rounded, and each
             part has at least one example.
         seed: the experiment's seed.
 
@@ -111,11 +111,13 @@ Rows = NDArray[np.int64] | slice
 
 
 class ClientExamples(Sequence[Examples]):
-    """A sequence of every client's examples by client number, gathered on each access.
+    """A sequence of all clients' examples by client number, gathered from a dataset on each access.
+
+    A process may hold the examples of some clients only.
 
     Args:
         source: a dataset that contains the examples of all clients in `rows`.
-        rows: rows of `source` that belong to each client of this process.
+        rows: row numbers in `source` of each client that this process holds.
         num_clients: number of clients of the federation; None if `rows` has all of them.
         transform: transform of the features, applied on each access (for a dataset on disk).
     """
@@ -145,22 +147,22 @@ class ClientExamples(Sequence[Examples]):
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes of the features and targets of this process's clients."""
+        """Size in bytes of the features and targets of the clients that this process holds."""
         row_bytes = [array[:1].nbytes for array in (self._source.features, self._source.targets)]
         return sum(self.sizes) * sum(row_bytes)
 
     @property
     def sizes(self) -> list[int]:
-        """Number of examples of each client of this process, by client number."""
+        """Number of examples of each client that this process holds, by client number."""
         return [self.size(client) for client in sorted(self._rows)]
 
     def size(self, client: int) -> int:
-        """Return the number of examples of a client of this process."""
+        """Return the number of examples of a client that this process holds."""
         rows = self._rows[client]
         return rows.stop - rows.start if isinstance(rows, slice) else len(rows)
 
     def targets(self, client: int) -> NDArray[np.generic]:
-        """Return the targets of a client of this process, (n,) or (n, k)."""
+        """Return the targets, (n,) or (n, k), of a client that this process holds."""
         return self._source.targets[self._rows[client]]
 
     def __len__(self) -> int:
@@ -189,7 +191,7 @@ class ClientExamples(Sequence[Examples]):
         return (self[client] for client in sorted(self._rows))
 
     def select(self, clients: Iterable[int]) -> Self:
-        """Return a copy that has only the examples of the given clients."""
+        """Return a new sequence that holds copies of the given clients' examples only."""
         chosen = list(clients)
         indices = [_indices(self._rows[client]) for client in chosen]
         ends = np.cumsum([len(rows_of_client) for rows_of_client in indices]).tolist()
@@ -200,7 +202,7 @@ class ClientExamples(Sequence[Examples]):
         return type(self)(packed, rows, num_clients=self._num_clients)
 
     def copy(self) -> Self:
-        """Return a copy with the same clients and a copy of the dataset."""
+        """Return a new sequence with the same clients and a copy of the dataset."""
         source = Examples(self._source.features.copy(), self._source.targets.copy())
         return type(self)(
             source, self._rows, num_clients=self._num_clients, transform=self._transform
@@ -216,16 +218,16 @@ class FederatedData:
     """The data of one experiment, divided among clients and server.
 
     Attributes:
-        clients: every client's training examples, by client number, gathered on access.
+        clients: training examples of each client, by client number.
         test: the server's public test set, never on a client.
-        num_classes: the number of named classes, or one more than the largest class of the whole
-            dataset, assumed to be public; None if the targets are not classes 0, 1, 2, ...
+        num_classes: the number of named classes, or one more than the largest class number in the
+            whole dataset. It is assumed to be public, and None if targets are not classes 0, 1, ...
         input_shape: shape of one example's features after `model.features`.
         raw_input_shape: shape of one example in the dataset, before transforms.
-        held_out: every client's examples that are held out of training; None without a holdout.
+        held_out: examples of each client that are held out of training; None if there are none.
         class_names: name of each class, assumed to be public; None if the data do not name them.
-        columns: the columns of a table that are features, in the order of the model's inputs (a
-            column with classes has one input for each class); None if the data are not a table.
+        columns: names of the table columns that are features, in the order of the model's inputs. A
+            column with classes gives one input for each class. None if the data are not a table.
         client_names: public name of each client, such as a hospital; None if clients have only
             numbers.
     """
@@ -259,9 +261,9 @@ def load_federated_data(
     Args:
         settings: the section `data` of the experiment.
         seed: the experiment's seed; the same file and seed give the same data on every client.
-        base: the directory in which relative paths start.
-        holdout: fraction of its examples that each client holds out, in (0, 1); None holds out
-            none.
+        base: the directory to which relative paths refer.
+        holdout: fraction of the examples that each client keeps out of training, in (0, 1); None
+            keeps none out.
         transform: transform of the features of every example; None leaves features unchanged. It is
             applied once to a dataset in memory, and on each access to a dataset on disk.
 

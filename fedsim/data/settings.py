@@ -1,4 +1,4 @@
-"""Settings `data:`: the dataset, its test set, and its partition among clients."""
+"""Settings of the section `data`: the dataset, its test set, and its partition among clients."""
 
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -149,7 +149,7 @@ TARGET_NAMES = ("label", "target")
 
 
 def group_column(partition: PartitionSettings) -> str | None:
-    """Return the column that a partition reads and that is not a feature; None without one."""
+    """Return the column, not a feature, that sets each example's client; None if no column does."""
     if isinstance(partition, ColumnPartition):
         return partition.column
     named = partition.args.get("partition_by") if isinstance(partition, FlwrPartition) else None
@@ -183,7 +183,7 @@ class FileDataset(Settings):
     )
 
     def constants_of(self, column: str) -> ColumnSettings:
-        """Return the settings of a column; a column that is not listed has the default settings."""
+        """Return the settings of a column; a column without an entry has the default settings."""
         listed = self.columns.get(column)
         return listed if isinstance(listed, ColumnSettings) else ColumnSettings()
 
@@ -256,7 +256,7 @@ class DataSettings(Settings):
 
     @property
     def folder(self) -> str | None:
-        """Folder with the files of a built-in dataset, as the file has it; None without one."""
+        """Folder with a built-in dataset's files, as the experiment has it; None without one."""
         is_built_in = isinstance(self.dataset, str) and ":" not in self.dataset
         path = self.args.get("path")
         return path if is_built_in and isinstance(path, str) else None

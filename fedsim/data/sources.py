@@ -1,4 +1,4 @@
-"""Loads the dataset that `data:` names: a built-in dataset, a file, or a user's function."""
+"""Loading of the dataset that an experiment names: a built-in one, a file, or a function."""
 
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
@@ -40,13 +40,13 @@ _RETURNS = "(x, y) or (x_train, y_train, x_test, y_test)"
 
 
 def load_dataset(settings: DataSettings, *, seed: int, base: Path) -> Dataset:
-    """Return the dataset of `data:` before its division among clients.
+    """Return the dataset of the section `data` before its examples are divided among clients.
 
     Args:
         settings: the section `data` of the experiment.
         seed: the experiment's seed, passed to a dataset function. A `seed` in `data.args` replaces
             it and keeps the data equal over repetitions.
-        base: the directory in which relative paths start.
+        base: the directory to which relative paths refer.
 
     Raises:
         DataError: the dataset is unknown or cannot be used.
@@ -76,11 +76,11 @@ def load_dataset(settings: DataSettings, *, seed: int, base: Path) -> Dataset:
 
 
 def data_paths(settings: DataSettings, base: Path) -> dict[str, Path]:
-    """Return the files with the clients' examples, by name in order; empty for other datasets.
+    """Return the files with the clients' examples by name, in order; empty if there are no files.
 
     Args:
         settings: the section `data` of the experiment.
-        base: the directory in which relative paths start.
+        base: the directory to which relative paths refer.
 
     Raises:
         DataError: the experiment names no file, or no file matches the pattern.

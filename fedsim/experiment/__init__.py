@@ -1,4 +1,4 @@
-"""Experiment files: strict loading, a typed schema, and errors with file, line and column."""
+"""Experiment files: strict loading, typed settings, and errors with file, line and column."""
 
 from fedsim.experiment.errors import ExperimentError as ExperimentError
 from fedsim.experiment.errors import Problem as Problem

@@ -1,4 +1,4 @@
-"""Errors of an experiment file: one line with a location for each problem, and text of values."""
+"""Errors of an experiment file: one line with file, line and column for each mistake."""
 
 import difflib
 import math
@@ -24,7 +24,7 @@ _SYNONYMS = {
 
 
 def path_text(path: KeyPath) -> str:
-    """Return a path as `a.b.0`; ambiguous or multi-line keys are quoted, long keys shortened."""
+    """Return a key path as `a.b.0`; unclear keys are quoted, and long keys shortened."""
     parts = (str(part) for part in path)
     return ".".join(shorten(part if _PLAIN_KEY.fullmatch(part) else repr(part)) for part in parts)
 
@@ -38,7 +38,7 @@ def shorten(text: str) -> str:
 
 
 def value_text(value: object) -> str:
-    """Return a scalar as YAML text, and for a list or mapping only its kind."""
+    """Return a scalar as YAML text; for a list or a mapping, return only its kind."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -94,14 +94,15 @@ def _form(word: str) -> str:
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake in an experiment.
+    """One mistake in an experiment, with its place in the file.
 
     Attributes:
         source: path of the file as the caller gave it, "command line" for an override, "" for a
             mapping.
         line: line number, counted from 1; None if the source has no lines.
         column: column number, counted from 1; None if the source has no lines.
-        path: the keys from the top level to the mistake; empty if it concerns the whole file.
+        path: the keys from the top level to the mistake; empty if the mistake concerns the whole
+            file.
         message: description of the mistake and, if known, the fix.
     """
 
@@ -118,7 +119,7 @@ class Problem:
 
 
 class ExperimentError(InputError):
-    """An experiment with mistakes; `problems` holds all of them.
+    """Error of an experiment file; its `problems` are all mistakes in the file.
 
     `str()` has one line for each problem, in the order of the file, with overrides last. Beyond
     `MAX_REPORTED` problems it only says how many more there are.

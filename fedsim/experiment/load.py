@@ -1,6 +1,7 @@
-"""Load an experiment: check the schema, then the rules between keys, and report all mistakes.
+"""Loading of an experiment file: check each section, then the rules between sections.
 
-A rule runs if all sections that it reads are valid; other sections may have mistakes.
+All mistakes are reported together. A rule runs if all sections that it reads are valid, even if
+other sections have mistakes.
 """
 
 import shlex
@@ -71,11 +72,11 @@ known. A rule with a parameter `sections` can read sections that may be absent.
 
 
 def broken_rules(sections: Sections, *, checked: Sections | None = None) -> Iterator[PathMessage]:
-    """Yield (path, message) for every broken rule.
+    """Yield (key path, message) for every broken rule; the path is that of the mistaken key.
 
     Args:
         sections: the valid sections and the values that follow from them.
-        checked: the sections at an earlier call; rules that already ran then are skipped.
+        checked: the sections of an earlier call; rules that this call has run are skipped.
     """
     for rule in RULES:
         needs = _needs(rule, sections)
@@ -99,7 +100,7 @@ _Experiment = TypeVar("_Experiment", bound=Experiment)
 
 @dataclass(frozen=True)
 class LoadedExperiment:
-    """A checked experiment and its source.
+    """A checked experiment, with the file that it was read from.
 
     Attributes:
         experiment: the settings with overrides applied; an `ExperimentWithClients` if the file
@@ -121,8 +122,8 @@ def load_experiment(
 ) -> LoadedExperiment:
     """Return the checked experiment of a YAML file or a mapping.
 
-    Plug-ins and data files are checked by name only: nothing is imported or trained. The public
-    tables of `federation.participation` are read.
+    For plug-ins and data files, only the names are checked: nothing is imported or trained. The
+    public tables of `federation.participation` are read.
 
     Args:
         source: the path of the file, or its content as a mapping.
@@ -146,7 +147,7 @@ def load_experiment(
 
 
 def read_yaml(path: str | Path, problems: list[Problem]) -> Node:
-    """Return the located tree of a YAML file whose top level is a mapping.
+    """Return the parsed YAML of a file, in which each value has its line and column.
 
     Args:
         path: the file.
@@ -180,7 +181,7 @@ def read_yaml(path: str | Path, problems: list[Problem]) -> Node:
 
 
 def with_clients(loaded: LoadedExperiment, number: int) -> ExperimentWithClients:
-    """Return the settings with the number of clients, after checking the rules that depend on it.
+    """Return the settings with the number of clients; first check the rules that depend on it.
 
     If the file gives the number, the settings are returned unchanged.
 
@@ -236,7 +237,7 @@ def _refuse_comparison(tree: Node, path: Path | None, problems: list[Problem]) -
 
 
 def read_settings(path: Path) -> ExperimentWithClients:
-    """Return the settings in the `experiment.yaml` of a run.
+    """Return the settings of a run, read from its `experiment.yaml`.
 
     Files and plug-ins that the settings name are not checked: they may have changed or be gone.
 

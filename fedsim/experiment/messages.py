@@ -1,4 +1,4 @@
-"""Messages for pydantic's errors: one line per mistake, with the new place of a key that moved."""
+"""Messages for pydantic's errors: one line per mistake, with the new name of a renamed key."""
 
 import math
 import re
@@ -78,7 +78,7 @@ PathMessage = tuple[KeyPath, str]
 
 
 def messages_at(path: KeyPath, message: str | None) -> Iterator[PathMessage]:
-    """Yield (path, message), or nothing if the message is None.
+    """Yield the pair (key path, message); yield nothing if the message is None.
 
     Args:
         path: the keys from the top level to the value.
@@ -89,7 +89,7 @@ def messages_at(path: KeyPath, message: str | None) -> Iterator[PathMessage]:
 
 
 def finite_messages(value: object, path: KeyPath) -> Iterator[PathMessage]:
-    """Yield a message for every infinite number and NaN in free-form arguments."""
+    """Yield (key path, message) for every infinite number and every NaN inside a value."""
     if isinstance(value, float) and not math.isfinite(value):
         yield path, f"must be a finite number, got {value_text(value)}"
     children: Iterable[tuple[str | int, object]] = ()
@@ -142,7 +142,7 @@ class _Mistake:
 def validation_messages(
     error: ValidationError, raw: object, model: Model = Experiment, prefix: KeyPath = ()
 ) -> list[PathMessage]:
-    """Return (path, message) for every mistake in an error of pydantic.
+    """Return (key path, message) for every mistake that an error of pydantic lists.
 
     Args:
         error: the error that `model.model_validate(raw)` raised.
@@ -155,7 +155,7 @@ def validation_messages(
 
 
 def args_messages(given: dict[str, Any], kind: Model, path: KeyPath) -> Iterator[PathMessage]:
-    """Yield (path, message) for every mistake in the arguments of a built-in component.
+    """Yield (key path, message) for every mistake in the arguments of a built-in component.
 
     Args:
         given: the arguments by name.

@@ -1,4 +1,4 @@
-"""Overrides `key.path=value` from the command line, applied to the tree before validation."""
+"""Overrides `key.path=value` from the command line, applied to the file's content before checks."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ COMMAND_LINE = Location("command line")
 
 @dataclass(frozen=True)
 class Override:
-    """An override of one key; its node holds the new value and where it came from."""
+    """An override of one key, with the new value and where it was given."""
 
     path: tuple[str, ...]
     node: Node
@@ -56,16 +56,16 @@ def parse_overrides(overrides: Overrides, problems: list[Problem]) -> list[Overr
 def apply_overrides(
     root: Node, overrides: Iterable[Override], shape: Shape, problems: list[Problem]
 ) -> Node:
-    """Return a copy of the tree with the overrides applied in order; the given tree is not changed.
+    """Return a copy of an experiment's parsed content with the overrides applied in order.
 
-    Missing sections are created. An override that selects another variant of a union (such as
-    another `partition.scheme` or `optimizer.name`) removes the keys that only the previous variant
-    has; another `model.name` removes the arguments of the previous model.
+    Missing sections are created. Some keys select a kind of section, such as `partition.scheme` or
+    `optimizer.name`. If an override changes such a key, the keys that only the previous kind has
+    are removed; another `model.name` removes the arguments of the previous model.
 
     Args:
-        root: the tree of the file.
+        root: the parsed content of the file; it is not changed.
         overrides: the overrides to apply.
-        shape: the shape of the whole file.
+        shape: the allowed keys of the whole file.
         problems: list to which a problem is appended for each override that cannot be applied.
     """
     for override in overrides:

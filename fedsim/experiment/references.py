@@ -1,4 +1,4 @@
-"""Checks of the names and files in an experiment without importing any, and its public tables.
+"""Checks of the names and files in an experiment, without imports, and reading of public tables.
 
 A run's `experiment.yaml` contains its public tables. Schedules can therefore be checked, replayed
 and resumed without the original files, and a changed file cannot alter a resumed run.
@@ -32,7 +32,7 @@ DATA_SUFFIXES = (".npz", *TABLE_SUFFIXES)
 
 
 def check_name(name: str, kind: str, builtin: Collection[str], base: Path) -> str | None:
-    """Return the mistake in the name of a built-in component or plug-in, or None if it is valid.
+    """Return what is wrong with the name of a component or plug-in, or None if it is valid.
 
     Args:
         name: such as `digits`, `package.module:function` or `./file.py:function`.
@@ -55,7 +55,7 @@ def check_name(name: str, kind: str, builtin: Collection[str], base: Path) -> st
 
 
 def check_file(path: str, base: Path, *suffixes: str) -> str | None:
-    """Return the mistake in the path of a file, or None if the file can be used.
+    """Return what is wrong with the path of a file, or None if the file can be used.
 
     Args:
         path: the path as written in the experiment file.
@@ -68,7 +68,7 @@ def check_file(path: str, base: Path, *suffixes: str) -> str | None:
 
 
 def check_folder(path: str, base: Path) -> str | None:
-    """Return the mistake in the path of a folder of data files, or None if it can be used."""
+    """Return what is wrong with the path of a folder of data files, or None if it can be used."""
     full = _absolute(path, base)
     if os.path.isfile(full):
         return f"must be the folder with the files, got the file {full!r}"
@@ -119,7 +119,7 @@ class ReadTables:
     Attributes:
         federation: the settings with the content of each table in place of its path; None if a
             table has a mistake.
-        mistakes: (path, message) of each mistake.
+        mistakes: a pair (path, message) for each mistake.
     """
 
     federation: FederationSettings | None
@@ -127,7 +127,7 @@ class ReadTables:
 
 
 def read_public_tables(federation: FederationSettings, base: Path) -> ReadTables:
-    """Return the federation settings with public tables read from their files.
+    """Return the federation settings in which each path of a public table is its content.
 
     Args:
         federation: the `federation` section of the experiment.
@@ -153,7 +153,7 @@ def read_public_tables(federation: FederationSettings, base: Path) -> ReadTables
 
 
 def named_table(settings: ParticipationSettings) -> tuple[KeyPath, str] | None:
-    """Return (key, file path) of the public table of a participation; None if it has none."""
+    """Return (key, file path) of the table that a participation setting names; else None."""
     if isinstance(settings, TraceParticipation) and settings.path is not None:
         return (*_PARTICIPATION, "path"), settings.path
     if isinstance(settings, BufferedParticipation) and isinstance(

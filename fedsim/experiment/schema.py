@@ -1,4 +1,4 @@
-"""The schema of an experiment file, composed of the settings of all packages, and its YAML form."""
+"""Settings of an experiment file, composed of the settings of all packages, and its YAML form."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -29,11 +29,11 @@ from fedsim.simulation.settings import RuntimeSettings
 
 
 class FederatedTask:
-    """The public facts of the usual task: rounds of local training of a global model.
+    """The public facts of the default task: clients train one global model in rounds.
 
     Attributes:
-        saves_derived_model: whether the saved model is computed from the exchanged values rather
-            than being them.
+        saves_derived_model: whether the saved model is computed from the exchanged values, instead
+            of being these values.
         votes: the entry on votes in `privacy.json`; None, since this task has no votes.
     """
 
@@ -41,10 +41,10 @@ class FederatedTask:
     votes: Mapping[str, Any] | None = None
 
     def ballots(self, rounds: int) -> None:
-        """Return None: this task has no ballots."""
+        """Return None, as clients cast no votes in this task."""
 
     def work(self, rounds: int, local: LocalSettings) -> str:
-        """Return the headline of a run: its rounds, and the local steps or epochs of each.
+        """Return the work of a run in words: its rounds, and the local steps or epochs of each.
 
         Args:
             rounds: number of rounds of the run.
@@ -126,7 +126,7 @@ class Experiment(Settings):
 
     @property
     def plugins(self) -> tuple[str, ...]:
-        """References of all plug-ins that the result depends on.
+        """Names of all plug-ins that the result depends on, such as `./file.py:function`.
 
         Trackers are excluded: they change no result, and no node runs them.
         """
@@ -139,42 +139,42 @@ class Experiment(Settings):
 
     @property
     def metrics(self) -> tuple[str, ...] | None:
-        """Metrics on the public test set; None means those of the task."""
+        """Metrics on the public test set; None means the default metrics of the task."""
         chosen = None if self.evaluation is None else self.evaluation.metrics
         return None if chosen is None else tuple(chosen)
 
     @property
     def client_evaluation(self) -> EvaluationSettings | None:
-        """How clients evaluate the global model on their own examples; None if they do not."""
+        """Settings by which clients evaluate the model on their own examples; None without this."""
         evaluation = self.evaluation
         return None if evaluation is None or evaluation.holdout is None else evaluation
 
     @property
     def task_facts(self) -> PateSettings | FederatedTask:
-        """The public facts of the clients' task."""
+        """The public facts of the clients' task: training a model, or voting (`task: pate`)."""
         return FederatedTask() if self.pate is None else self.pate
 
     @property
     def ballots(self) -> Ballots | None:
-        """The ballots of `task: pate`; None if clients train a global model."""
+        """The plan of the votes of `task: pate`; None if clients train a global model."""
         return self.task_facts.ballots(self.federation.rounds)
 
     @property
     def release_kind(self) -> ReleaseKind:
-        """The kind of a client's private release; `NO_RELEASE` without privacy."""
+        """The kind of a client's private release, such as votes; `NO_RELEASE` without privacy."""
         if self.privacy is None:
             return NO_RELEASE
         return KINDS["votes"] if self.task == "pate" else self.privacy.release_kind
 
     @property
     def not_deployed(self) -> str:
-        """Why this experiment cannot be deployed on real nodes; "" if it can."""
+        """The reason why this experiment cannot be deployed on real nodes; "" if it can."""
         asked = KINDS["votes"] if self.task == "pate" else self.release_kind
         return asked.not_deployed
 
     @property
     def holdout(self) -> float | None:
-        """Share of each client's examples that it never trains on; None if it trains on all."""
+        """Share of each client's examples that it never trains on; None if there is none."""
         sections = (self.evaluation, self.personalization)
         return next(
             (section.holdout for section in sections if section is not None and section.holdout),
@@ -188,10 +188,10 @@ class Experiment(Settings):
 
     @property
     def saves_derived_model(self) -> bool:
-        """Whether the saved model is computed from both exchanged and locally kept values.
+        """Whether the saved model is computed from exchanged values together with other values.
 
-        It is the whole model, or adapters that are rebuilt from coefficients; with `task: pate` it
-        is the student.
+        Such a model is the whole model where clients exchange only a part of it, or adapters that
+        are rebuilt from coefficients. With `task: pate` it is the student.
         """
         lora = self.model.lora
         is_merged = self.model.has_local_base and (lora is None or lora.save == "merged")
@@ -205,7 +205,7 @@ class Experiment(Settings):
 
     @property
     def personal_models(self) -> str | None:
-        """How clients make personal models; None if they make none."""
+        """The method by which clients make personal models; None if they make none."""
         return None if self.personalization is None else self.personalization.method
 
     @field_validator("data")
@@ -310,7 +310,7 @@ def dump_experiment(experiment: Experiment) -> str:
 
 
 def flat_settings(experiment: Experiment) -> dict[str, object]:
-    """Return all settings as `{"key.path": value}`; lists stay whole.
+    """Return all settings as `{"key.path": value}`; a list is one value.
 
     A choice such as `privacy.clipping` has its name as value; its further keys, such as
     `privacy.clipping.quantile`, appear only with values other than the default.

@@ -1,8 +1,8 @@
 """Shapes of values: the keys that the settings classes allow at each place of the file.
 
 The location of a pydantic error contains names of union branches, as in
-`data.partition.dirichlet.alpha`, and the error does not list the possible keys. Both follow from a
-walk through the settings classes along that location.
+`data.partition.dirichlet.alpha`, and the error does not list the possible keys. This module finds
+the location in the file, and the possible keys, by a walk through the settings classes.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -22,14 +22,14 @@ Model = type[BaseModel]
 
 @dataclass(frozen=True)
 class TaggedUnion:
-    """A union of settings classes; the value of one key, the tag, selects the class.
+    """A choice between settings classes; the value of one key, the tag, selects the class.
 
     Attributes:
         tag: the key whose value selects the class.
-        variants: the settings classes by value of the tag, or by branch.
-        branch_of: function that returns the branch of a tag's value.
-        takes_name: whether a bare value of the tag may replace a mapping with that key alone
-            (`Choice`).
+        variants: the settings classes, by the tag's value or by a name that several values share.
+        branch_of: function that maps a tag's value to a key of `variants`.
+        takes_name: whether the file may have only the tag's value in place of a mapping with that
+            key (`Choice`).
         default: value of the tag if the file has no mapping here.
     """
 
@@ -56,7 +56,10 @@ class TaggedUnion:
         return self.variants.get(self.branch_of(value)) if isinstance(value, str) else None
 
     def mapping(self, given: object) -> dict[str, object]:
-        """Return the given value as a mapping; an empty one if it is not a mapping."""
+        """Return the given value as a mapping; a bare name becomes a mapping with the tag.
+
+        Any other value that is not a mapping becomes an empty one.
+        """
         if self.takes_name and isinstance(given, str):
             return {self.tag: given}
         return given if isinstance(given, dict) else {}
@@ -64,21 +67,21 @@ class TaggedUnion:
 
 @dataclass(frozen=True)
 class NameOrMapping:
-    """A name, or a mapping with the keys of one class."""
+    """The shape of a value that is a name, or a mapping with the keys of one settings class."""
 
     mapping: Model
 
 
 @dataclass(frozen=True)
 class ModelCollection:
-    """A list, or a mapping with free names, whose items are mappings of one class, or words."""
+    """The shape of a list, or of a mapping with free keys, with items of one settings class."""
 
     each: "Model | NameOrMapping"
 
 
 @dataclass(frozen=True)
 class NumberOrWord:
-    """A number, or one of a few words."""
+    """The shape of a value that is a number, or one of a few words."""
 
     words: tuple[str, ...]
 
@@ -89,13 +92,13 @@ Shape = Model | TaggedUnion | NameOrMapping | ModelCollection | NumberOrWord | N
 
 @dataclass(frozen=True)
 class ErrorPlace:
-    """The place of an error in the file.
+    """The place of a pydantic error in the file.
 
     Attributes:
         path: the keys from the top level to the error.
-        parent: the shape of the mapping that has, or lacks, the last key.
+        parent: the shape (allowed keys) of the mapping that has, or lacks, the last key.
         union: path of the enclosing `NameOrMapping`; None if there is none.
-        as_mapping: whether pydantic validated that union as a mapping.
+        as_mapping: whether pydantic validated that `NameOrMapping` as a mapping.
     """
 
     path: KeyPath
@@ -105,7 +108,7 @@ class ErrorPlace:
 
 
 def shape_of(field: FieldInfo) -> Shape:
-    """Return the shape of a field's value."""
+    """Return the shape of a field's value: the keys that the value may have."""
     by_name = next((mark for mark in field.metadata if isinstance(mark, Choice)), None)
     if by_name is not None:
         variants = by_name.choices(field.annotation)
@@ -167,7 +170,7 @@ def locate_error(root: Model, location: tuple[int | str, ...]) -> ErrorPlace:
 
 
 def child_shape(shape: Shape, key: str) -> Shape:
-    """Return the shape of a key's value; None if the key is unknown."""
+    """Return the shape of the value at a key; None if the key is unknown."""
     if isinstance(shape, ModelCollection):
         return shape.each
     if isinstance(shape, type) and key in shape.model_fields:
@@ -176,7 +179,7 @@ def child_shape(shape: Shape, key: str) -> Shape:
 
 
 def keys_of(shape: Shape) -> dict[str, FieldInfo]:
-    """Return the allowed keys of a mapping of this shape, over all variants of a union."""
+    """Return the keys that a mapping of this shape may have, for all kinds that it may select."""
     if isinstance(shape, TaggedUnion):
         fields: dict[str, FieldInfo] = {}
         for variant in shape.variants.values():

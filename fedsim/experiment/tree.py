@@ -1,6 +1,6 @@
 """A tree of YAML values, each with its location in the file or on the command line.
 
-The location of a problem is looked up in the tree by its path. Nodes are immutable and may be
+The location of a mistake is looked up in the tree by its key path. Nodes are immutable and may be
 shared, as YAML aliases are.
 """
 
@@ -20,25 +20,26 @@ YamlScalar = None | bool | int | float | str
 
 @dataclass(frozen=True)
 class Location:
-    """A source and, for a file, the 1-based line and column."""
+    """A place in a file, with line and column counted from 1, or on the command line."""
 
     source: str
     line: int | None = None
     column: int | None = None
 
     def problem(self, path: KeyPath, message: str) -> Problem:
-        """Return a problem located here."""
+        """Return a problem at this location, for a key path and a message."""
         return Problem(self.source, self.line, self.column, path, message)
 
 
 @dataclass(frozen=True)
 class Node:
-    """A scalar, a list or a mapping.
+    """A value of a YAML file: a scalar, a list or a mapping.
 
     Attributes:
         value: the scalar, or the children of a list or mapping.
-        location: where the value starts.
-        broken: whether a problem was reported for this node; its consequences are not reported.
+        location: the place where the value starts.
+        broken: whether a problem was reported for this node; problems that follow from it are not
+            reported.
         size: number of nodes in the subtree, where each use of an alias counts.
         empty: whether the value has no text in the file, which YAML reads as null.
     """
@@ -73,9 +74,10 @@ def to_python(node: Node) -> object:
 
 
 def locate(root: Node, path: KeyPath) -> Location:
-    """Return the location of a path's last key or list item; of the root for an empty path.
+    """Return the location of the last key or list item of a path.
 
-    For a missing path it is the location of the longest existing prefix.
+    An empty path means the root. For a missing path it is the location of its longest existing
+    start.
     """
     return list(_walk(root, path))[-1][0]
 
@@ -101,7 +103,7 @@ def _walk(root: Node, path: KeyPath) -> Iterator[tuple[Location, Node]]:
 
 
 def is_utf8_text(text: str) -> bool:
-    """Return whether a string can be encoded as UTF-8: it has no lone surrogates."""
+    """Return whether a string can be encoded as UTF-8, that is, has no lone surrogates."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 

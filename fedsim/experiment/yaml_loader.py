@@ -1,7 +1,7 @@
-"""Strict YAML with the location of every value.
+"""Reader of strict YAML that keeps the location of every value.
 
 Scalars follow the YAML 1.2 core schema (1e-5 is a number, `no` is a string, 010 is ten). Keys must
-be strings and unique, tags are refused, and an alias may not contain itself. The tree is built
+be strings and unique, tags are refused, and an alias may not contain itself. The values are built
 from PyYAML's events, since only they distinguish plain scalars from quoted ones.
 """
 
@@ -52,7 +52,7 @@ _PARSER_MESSAGES = (
 
 
 def parse_yaml(content: str | bytes, source: str, problems: list[Problem]) -> Node:
-    """Return the tree of a YAML document, with the location of every value.
+    """Return the values of a YAML document, each with its location.
 
     Args:
         content: text of the document; bytes must be UTF-8.
@@ -68,7 +68,7 @@ def parse_yaml(content: str | bytes, source: str, problems: list[Problem]) -> No
 
 
 def core_scalar(text: str) -> YamlScalar:
-    """Return the value of a plain scalar under the YAML 1.2 core schema.
+    """Return the Python value of an unquoted scalar under the YAML 1.2 core schema.
 
     Raises:
         ValueError: an integer has more than `MAX_DIGITS` characters.

@@ -1,1 +1,1 @@
-"""Builds a federation from an experiment: its clients, its server and its privacy plan."""
+"""Federations of experiments: the code that builds the clients, the server and the privacy plan."""

@@ -1,12 +1,12 @@
-"""The noise in an aggregate: the share that each client adds, and the expected L2 norm.
+"""Noise of an aggregate: the noise that each client adds, and the expected L2 norm of their sum.
 
-Distributed trust: each client adds an equal share, so that the smallest sum that may be opened
-protects every client as its budget requires. Central trust: the server adds the noise that the
-client with the largest need requires. `NoiseShares` covers both; central trust is the case of one
-honest draw.
+With distributed trust, each client adds an equal share of the noise. The shares are large enough
+that the smallest sum that may be opened protects every client as its budget requires. With central
+trust, the server adds the noise that the client with the largest need requires. `NoiseShares`
+computes both: with central trust, one honest party adds all noise.
 
-The norm of the drawn noise stays secret: beside a release, it would reveal something about the
-examples. The expected norm is a function of the plan, and in many dimensions nearly as exact: the
+The norm of the drawn noise stays secret: together with a release, it would reveal something about
+the examples. The expected norm follows from the plan. It is nearly as exact in many dimensions: the
 squared norm of d normal values has a relative deviation of √(2 / d).
 """
 
@@ -32,7 +32,9 @@ from fedsim.server.aggregation.weights import ClientWeights
 
 
 def sum_scale(own: ClientPrivacy, plan: PrivacyPlan, weight: int, lr: float) -> float:
-    """Return a_k C_k, the largest change of a client's weighted update by one privacy unit.
+    """Return the largest change of a client's weighted update by one privacy unit, as an L2 norm.
+
+    It is a_k C_k: the clipping norm C_k of client k times the factor a_k of its update in the sum.
 
     Args:
         own: the client's privacy settings.
@@ -45,7 +47,7 @@ def sum_scale(own: ClientPrivacy, plan: PrivacyPlan, weight: int, lr: float) -> 
 
 
 def summed(plan: PrivacyPlan) -> SummedMechanism:
-    """Return the mechanism of a plan, if its releases can be part of a noisy sum.
+    """Return the mechanism of a plan, and raise an error unless its releases can be added up.
 
     Raises:
         TypeError: the mechanism's releases cannot be part of a sum.
@@ -62,10 +64,11 @@ def share_noise(
     weights: ClientWeights,
     shapes: Mapping[str, tuple[int, ...]],
 ) -> tuple[tuple[PrivacyPlan, ...], SumPlan]:
-    """Divide the noise of a sum among its clients; return their new plans and the sum's plan.
+    """Divide the noise of a sum among its clients; return the clients' plans and the sum's plan.
 
-    Guarantee: whichever `min_clients` clients are in a sum, of which `colluding_clients` add no
-    noise, the noise of the others is at least what each client's plan in `plans` needs.
+    Guarantee: every sum has at least `min_clients` clients, of which at most `colluding_clients`
+    add no noise. The noise of its other clients is at least what each client's plan in `plans`
+    needs.
 
     Args:
         experiment: an experiment with distributed or central trust.
@@ -151,13 +154,13 @@ def _against_server(terms: ClientPrivacy, plan: PrivacyPlan) -> float:
 
 @dataclass(frozen=True)
 class SumNoise:
-    """The noise in the mean of a noisy sum.
+    """The noise in the average update of a round, where the updates are added up in a noisy sum.
 
     Attributes:
         sums: the plan of the sums.
         weights: the weight of each client.
-        clip_norm: S of the first round, where the clip norm is adaptive.
-        size: the number of trained values of the model, d.
+        clip_norm: the clip norm of the first round, where the clip norm is adaptive.
+        size: the number of trained values of the model.
     """
 
     sums: SumPlan
@@ -171,12 +174,14 @@ class SumNoise:
         clip_norms: Mapping[int, AdaptiveClipNorm],
         round_number: int = 1,
     ) -> float | None:
-        """Return the expected L2 norm of the noise in the mean, or None for an empty sum.
+        """Return the expected L2 norm of the noise in the average update, or None for an empty sum.
 
-        Guarantee: where the divisor is public, the norm does not depend on who took part.
+        Guarantee: where the divisor of the sum is public, the norm does not depend on which clients
+        took part.
 
         Args:
-            steps: the steps of each participant; a sum has one release of each.
+            steps: the number of steps of each participant; each participant adds one release to a
+                sum.
             clip_norms: the adaptive clip norms; empty before the first round, or where the clip
                 norm is fixed.
             round_number: unused, as the noise of a sum is the same in every round.
@@ -197,16 +202,17 @@ class SumNoise:
 
 @dataclass(frozen=True)
 class ClientNoise:
-    """The noise in the mean of updates where each client adds noise to its own update.
+    """The noise in the average update of a round, where each client adds noise to its own update.
 
     Attributes:
         variances: the expected squared L2 norm of the noise of one release, for each client; None
             where the effect of the noise on the model is not known.
-        bounds: the clip norm that each client's variance is for; 0 where it is not adaptive.
+        bounds: the clip norm that each client's variance is computed for; 0 where the clip norm is
+            not adaptive.
         weights: the weight of each client.
-        local: the settings of local training, whose learning rate of a round, over
-            `local.optimizer.lr`, scales the noise of steps; None where the noise does not depend on
-            the learning rate.
+        local: the settings of local training. The noise of a step is scaled by the learning rate of
+            the round over `local.optimizer.lr`. None where the noise does not depend on the
+            learning rate.
     """
 
     variances: tuple[float | None, ...]
@@ -224,10 +230,10 @@ class ClientNoise:
     ) -> Self:
         """Return the noise of clients with local trust.
 
-        The noise of a DP-SGD step moves the model by the learning rate times the noise. Its effect
-        on the gradients of later steps of the round is of second order and is ignored. With
-        momentum, Adam or correlated noise, noise adds up over steps in another way, so the norm is
-        not known.
+        The noise of a DP-SGD step moves the model by the learning rate times the noise. The noise
+        also changes the gradients of later steps of the round; this second-order effect is ignored.
+        With momentum, Adam or correlated noise, the noise of several steps adds up in another way.
+        The norm is then not known.
 
         Args:
             plans: the privacy plan of each client.
@@ -251,7 +257,7 @@ class ClientNoise:
         clip_norms: Mapping[int, AdaptiveClipNorm],
         round_number: int = 1,
     ) -> float | None:
-        """Return the expected L2 norm of the noise in the mean, or None where it is not known.
+        """Return the expected L2 norm of the noise in the average update; None if not known.
 
         Args:
             steps: the number of steps of each participant.

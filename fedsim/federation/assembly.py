@@ -1,4 +1,4 @@
-"""Assembly of a federation from an experiment: data, model, loss and privacy plans."""
+"""Assembly of a federation from an experiment: load the data, build the model, plan the privacy."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -57,7 +57,7 @@ def assemble(
         ledger: the file of the durable ledger; None where clients keep their ledgers in their
             state only.
         in_process: whether all clients train in this process; their examples may then be reordered.
-        phases: the phases of the caller; the last phase of the assembly stays open.
+        phases: object to which the phases of the set-up are reported; the last one stays open.
 
     Raises:
         ValueError: data, model, loss or privacy do not fit; the message names the setting and the
@@ -180,9 +180,10 @@ def _still_parameters(
 
 
 def with_plans(federation: Federation, loaded: LoadedExperiment) -> Federation:
-    """Return a federation planned anew for other privacy settings, with the same data and model.
+    """Return a federation with new privacy plans for other settings, and the same data and model.
 
-    Its model and secure aggregation are those of the old settings, so use it for plans alone.
+    The model and the secure aggregation of the result still have the old settings. Use the result
+    only for its plans.
 
     Args:
         federation: an assembled federation.

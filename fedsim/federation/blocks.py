@@ -1,8 +1,9 @@
-"""Blocks of clients whose training is vectorized, and the shapes of their padded batches.
+"""Blocks of clients that train together in one vectorized computation, and their batch shapes.
 
-Client numbers are divided into ranges. A range and its data stay on one worker. In each round the
-scheduled participants of a range are divided into blocks. A client that withdrew or failed keeps
-its place in its block, so membership is the same on one worker, on many, and after a resume.
+Client numbers are divided into ranges. The clients of a range and their data stay on one worker. In
+each round the scheduled participants of a range are divided into blocks. A client that withdrew or
+failed keeps its place in its block. So the members of a block are the same on one worker, on many
+workers, and after a resume.
 """
 
 from bisect import bisect_left
@@ -34,15 +35,15 @@ MAX_BATCH_RATIO = 2.0  # in a block, as every member's batch is padded to the lo
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """The division of each round's clients into blocks that train vectorized.
+    """The plan that divides the clients of each round into blocks; a block trains vectorized.
 
     Guarantee: the blocks are a function of the three fields, which the experiment fixes before
-    round 1; workers, machines, withdrawals and failures do not matter. Every scheduled participant
-    of a round is in exactly one block, and a block lies in one range.
+    round 1. Workers, machines, withdrawals and failures do not change them. Every scheduled
+    participant of a round is in exactly one block, and all members of a block are in one range.
 
     Attributes:
         participation: the schedule of the clients.
-        max_clients: the most clients of a block, ≥ 1.
+        max_clients: the largest number of clients of a block, ≥ 1.
         expected_batches: the public expected batch size of each client, in examples.
     """
 
@@ -55,9 +56,10 @@ class BlockPlan:
 
     @cached_property
     def ranges(self) -> tuple[range, ...]:
-        """Ranges of client numbers, each with about one block of participants.
+        """Ranges of consecutive client numbers; each has the participants of about one block.
 
-        If there is more than one range, their number is even, for the balance of two workers.
+        If there is more than one range, the number of ranges is even, so that two workers get
+        equally many.
         """
         clients = self.participation.num_clients
         _, participants = self.participation.round_sizes
@@ -78,9 +80,9 @@ class BlockPlan:
         )
 
     def block_of(self, round_number: int, client: int) -> tuple[int, ...]:
-        """Return the members of a client's block in a round, ascending.
+        """Return the members of a client's block in a round, in ascending order.
 
-        A client that is not scheduled in the round has a block of its own.
+        A client that is not scheduled in the round is alone in its block.
 
         Args:
             round_number: the round, ≥ 1.
@@ -128,7 +130,7 @@ _SLOW_LAYERS = (
 
 @dataclass(frozen=True)
 class Blocks:
-    """Chooses which clients train vectorized, and the shapes of their padded batches.
+    """The blocks of a federation: which clients train vectorized, and how large their batches are.
 
     Attributes:
         experiment: the settings.
@@ -136,7 +138,7 @@ class Blocks:
         model: the initial model.
         gradients: the per-example gradients of the model; None where each client trains alone, by
             torch's autograd or by votes.
-        participation: the clients of each round, or their secret draw.
+        participation: the rule that chooses the clients of each round, in public or in secret.
         plans: the privacy plan of each client; None without privacy.
         device: the device that trains.
     """
@@ -151,9 +153,9 @@ class Blocks:
 
     @cached_property
     def plan(self) -> BlockPlan:
-        """The division of each round's clients into blocks.
+        """The plan that divides the clients of each round into blocks.
 
-        Clients train alone where the model cannot be vectorized over clients, and in smaller blocks
+        Each client trains alone if the model cannot be vectorized over clients. Blocks are smaller
         where the padded batch of all members would exceed `max_physical_batch`.
         """
         size, participation = self._most, self.participation
@@ -163,7 +165,7 @@ class Blocks:
 
     @property
     def places(self) -> int | None:
-        """The fixed number of places of a padded batch, or None for one place per member.
+        """The number of fixed-size parts ("places") of a padded batch; None for one per member.
 
         Where the privacy unit is the client, no shape may depend on a client's size or on a secret
         draw. So a client's batch fills as many places as it needs, and an absent client fills none.
@@ -171,13 +173,13 @@ class Blocks:
         return self._most if self._has_private_sizes and self._most > 1 else None
 
     def rows(self, members: Sequence[int]) -> int:
-        """Return the rows of each member, present or absent, in the padded batches of a block.
+        """Return the number of rows that each member has in a block's padded batches.
 
-        The number is the planned one, or the next larger one for which no example affects another
-        example's gradient on this machine.
+        Absent members have rows, too. The number is the planned one, or the next larger one for
+        which no example affects another example's gradient on this machine.
 
-        Guarantee: where the privacy unit is the client, the rows of several members do not depend
-        on any member's size.
+        Guarantee: where the privacy unit is the client, the number of rows in a block of several
+        members does not depend on any member's size.
         """
         rows, most = self._planned_rows(members), self.experiment.local.max_physical_batch
         if not isinstance(self._isolation, RowIsolation):
@@ -187,11 +189,13 @@ class Blocks:
             return self._isolation.height(len(members), rows, most=most)
 
     def check(self, members: Sequence[int]) -> None:
-        """Check a block's padded batches on public examples, once for each shape.
+        """Check on public examples that no example affects another's gradient in a block's batch.
+
+        Each shape of a padded batch is checked once.
 
         Raises:
-            UnsafeModelError: with any number of rows, an example affects the gradient of another
-                on this machine; the message names the layer and the fix.
+            UnsafeModelError: with any number of rows, an example affects the gradient of another on
+                this machine; the message names the layer and the fix.
         """
         if self._isolation is None:
             return
@@ -200,10 +204,12 @@ class Blocks:
             self._isolation.check(self.places or len(members), rows)
 
     def check_round(self, round_number: int) -> None:
-        """Check the padded batches of all blocks of a round; private clients check them again.
+        """Check the padded batches of all blocks of a round, as `check` does for one block.
+
+        Clients with privacy check their batches again when they train.
 
         Raises:
-            UnsafeModelError: as in `check`.
+            UnsafeModelError: an example affects the gradient of another.
             PluginError: a plug-in fails.
         """
         if self.plans is not None:
@@ -282,18 +288,18 @@ class Blocks:
 def block_size(
     model: nn.Module, num_values: int, participants: int, setting: int | Literal["auto", "off"]
 ) -> int:
-    """Return the most clients of a block, for a model that can be vectorized over clients.
+    """Return the largest number of clients of a block, for a model that can be vectorized.
 
-    A step of one client in a block of K takes about F/K + c: the fixed cost F of starting each
-    operation, and the arithmetic c of the client itself. Measured on an Intel Xeon, in µs: F = 640
-    and c = 38 for a small MLP, F = 500 and c = 650 for 784-128-10. A CNN has c = 3,400, and blocks
-    larger than 4 gain nothing.
+    In a block of K clients, a step of one client takes about F/K + c. F is the fixed cost of
+    starting each operation, and c is the arithmetic of the client itself. Measured on an Intel
+    Xeon, in µs: F = 640 and c = 38 for a small MLP, F = 500 and c = 650 for 784-128-10. A CNN has c
+    = 3,400, and blocks larger than 4 gain nothing.
 
     Args:
-        model: the model, whose layers decide.
+        model: the model; its layer types decide whether it counts as a CNN.
         num_values: the number of trainable values of the model.
         participants: the number of clients of a round.
-        setting: `local.vectorized_clients`; a number is returned unchanged.
+        setting: `local.vectorized_clients`; a number is returned unchanged, and "off" gives 1.
     """
     if setting == "off":
         return 1

@@ -1,4 +1,4 @@
-"""The charged noise multiplier and bound of each part of a probed release, from its event."""
+"""Noise and clipping bounds that the parts of a test release are charged for, before round 1."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -17,14 +17,15 @@ from fedsim.server.aggregation.noisy_sum import ServerNoise, add_noise
 
 @dataclass(frozen=True)
 class ChargedPart:
-    """A part of a release that is charged with its own clipping bound C and noise multiplier.
+    """A part of a release that has its own clipping bound C and its own charged noise multiplier.
 
     Attributes:
-        multiplier: the charged σ / C; for correlated noise, that of the fresh noise.
+        multiplier: the charged noise multiplier σ / C, for noise of standard deviation σ. For
+            correlated noise, it is the multiplier of the fresh noise of a step.
         in_bounds: the factor that converts values of a release to multiples of C.
-        places: the slices of the part in a row of a release.
-        scores: maps noise, in charged standard deviations, to N(0, 1) scores; None for Gaussian
-            noise, whose values are the scores.
+        places: the slices of a release row that belong to the part.
+        scores: function from noise, in charged standard deviations, to N(0, 1) scores. None for
+            Gaussian noise, whose values are the scores.
     """
 
     multiplier: float
@@ -33,7 +34,11 @@ class ChargedPart:
     scores: Callable[[Tensor], Tensor] | None = None
 
     def squares(self, noise: Tensor) -> tuple[float, int]:
-        """Return the sum of squares and the number of the N(0, 1) scores of noise (rows, n)."""
+        """Return the sum of squares of the N(0, 1) scores of noise, and the number of scores.
+
+        Args:
+            noise: the noise of one release (rows, n).
+        """
         pieces = [noise[:, place] for place in self.places]
         unit = self.in_bounds / self.multiplier
         if self.scores is not None:
@@ -41,11 +46,12 @@ class ChargedPart:
         return float(_row_norms(pieces).norm() * unit) ** 2, sum(piece.numel() for piece in pieces)
 
     def start(self, noise: Tensor, count: int) -> Tensor:
-        """Return the N(0, 1) scores of the first noise values of a release, float64 (m <= count,).
+        """Return N(0, 1) scores of a release's first noise values: float64 (m,), m <= count.
 
         Args:
             noise: the noise of one release (rows, n).
-            count: the most values to return, all from the first place.
+            count: the largest number of values to return; they are taken from the first slice of
+                `places`.
         """
         first = noise[:, self.places[0]].flatten()[:count]
         noise = first.double().cpu() * (self.in_bounds / self.multiplier)
@@ -54,15 +60,15 @@ class ChargedPart:
 
 @dataclass(frozen=True)
 class Release:
-    """One release of a client in a probe.
+    """One release of a client, measured before round 1 to test its noise and clipping.
 
     Attributes:
         client: the client's number.
         values: the released values (rows, n); one privacy unit changes one row.
         parts: the charged parts of a row.
         offset: the values of a row without content and noise (n,); None for zeros.
-        reach: the number of bounds by which the content may change a row, which is the number of
-            equal examples in it.
+        reach: the largest change of a row by its content, in clipping bounds; for equal examples,
+            their number.
     """
 
     client: int
@@ -73,11 +79,11 @@ class Release:
 
     @property
     def noise(self) -> Tensor:
-        """The noise of a release that has no content (rows, n)."""
+        """The noise of a release that has no content, as a tensor (rows, n)."""
         return self.values if self.offset is None else self.values.double() - self.offset
 
     def contributions(self, silent: "Release") -> Iterator[tuple[float, float]]:
-        """Yield, for each part, the norm of the content's contribution and its rounding error.
+        """Yield two numbers for each part: the norm of the clipped content, and its rounding error.
 
         Both are in clipping bounds.
 
@@ -104,9 +110,10 @@ def _row_norms(places: Sequence[Tensor]) -> Tensor:
 
 
 def step_length_of(federation: Federation, client: int) -> float | None:
-    """Return the step of the sums' grid in multiples of a_k C_k, or None without noisy sums.
+    """Return the grid step of noisy sums over a client's sensitivity; None without such sums.
 
-    a_k C_k is the largest change of a sum by one privacy unit of the client (`sum_scale`).
+    Noisy sums are integers, which stand for multiples of a grid step. The sensitivity is
+    `sum_scale`: the largest change of a sum by one privacy unit of the client.
 
     Args:
         federation: an assembled federation with privacy plans.
@@ -126,7 +133,7 @@ def step_length_of(federation: Federation, client: int) -> float | None:
 
 
 def server_adds_noise(federation: Federation) -> bool:
-    """Whether the server, and no client, adds the noise of a sum."""
+    """Whether the server adds the noise of a sum, and the clients add none."""
     return federation.plan.sums is not None and federation.plan.sums.server_noise
 
 
@@ -136,8 +143,9 @@ def server_draw(federation: Federation, size: int, *, seed: int | None, number: 
     Args:
         federation: a federation with central trust.
         size: the number of values.
-        seed: the seed of the noise; None for noise from the operating system.
-        number: the round.
+        seed: the seed of the noise; None draws the noise from the operating system's random
+            numbers.
+        number: the number of the round.
     """
     zeros = {"values": np.zeros(size, dtype=np.int64)}
     drawn = add_noise(zeros, ServerNoise(seed).source(number))["values"]
@@ -145,10 +153,10 @@ def server_draw(federation: Federation, size: int, *, seed: int | None, number: 
 
 
 def factor_of_charge(federation: Federation, client: int) -> float:
-    """Return the noise that a client's charge relies on, divided by the noise that is certain.
+    """Return the noise that a client's charge relies on, divided by the noise that is ensured.
 
-    The factor is >= 1. Above 1, the charge relies on more honest clients than the smallest sum has
-    by the settings.
+    Both are standard deviations. A factor above 1 means that the charge relies on more honest
+    clients than the settings ensure for the smallest sum; it is never below 1.
 
     Args:
         federation: an assembled federation with privacy plans.
@@ -161,9 +169,10 @@ def factor_of_charge(federation: Federation, client: int) -> float:
 
 
 def honest_draws(experiment: Experiment) -> int:
-    """Return the fewest honest noise draws in a sum, which an adversary sees with its model.
+    """Return the smallest number of honest noise draws in a sum that an adversary sees.
 
-    The number comes from the settings, not from the plans whose charges it checks.
+    It is 1 if one party adds all noise. It comes from the settings, not from the plans whose
+    charges it checks.
     """
     privacy, secure = experiment.privacy, experiment.secure_aggregation
     if privacy is None or secure is None or privacy.trust.name != "distributed":

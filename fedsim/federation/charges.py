@@ -1,9 +1,9 @@
 """Charges in the durable ledger: the clients' privacy spend, and charges that the server makes.
 
 The spend includes charges whose updates were lost. A server that draws clients in secret charges
-every client for every round: a client that charged itself would show that it was drawn. So the
-server writes the charges of all clients to the ledger before a round's noise is drawn, also where
-no client was drawn.
+every client for every round, because a client that charged itself would show that it was drawn. The
+server writes these charges to the ledger before the noise of the round is drawn, even if no client
+was drawn.
 """
 
 from collections.abc import Sequence
@@ -20,11 +20,11 @@ _RELEASES_PER_ROUND = 1  # a round is one release of a client, whatever local.st
 
 
 class ServerCharges:
-    """Charges all clients for each round.
+    """The server's charges: every client is charged for every round, drawn or not.
 
     Guarantee: when `charge` returns, the charge of every client for the round is on disk. A round
-    that is repeated with noise of the seed, for the same model and settings, is not charged again:
-    its release is the same. A release with other noise is charged.
+    may be repeated with the same seeded noise, for the same model and settings. It is then not
+    charged again, as its release is the same. A release with other noise is charged.
 
     Args:
         plans: the privacy plan of each client.
@@ -44,7 +44,7 @@ class ServerCharges:
         ]
 
     def charge(self, round_number: int, model: str) -> Sequence[ClientSpend]:
-        """Charge every client for a round; return the spend of each client, by client.
+        """Charge every client for a round; return each client's spend, in the order of clients.
 
         Args:
             round_number: the round.
@@ -90,7 +90,7 @@ class ServerCharges:
 
 
 class RecordedSpend:
-    """Reads the clients' privacy spend from the ledger; later reads parse only new charges.
+    """Reader of the clients' privacy spend from the durable ledger; it parses each charge once.
 
     Args:
         plans: the privacy plan of every client.
@@ -103,7 +103,7 @@ class RecordedSpend:
         self._spends: dict[int, ClientSpend] = {}
 
     def clients(self) -> tuple[int, ...]:
-        """Return the clients that have a charge in the ledger."""
+        """Return the numbers of the clients that have a charge in the ledger."""
         return self._journal.clients()
 
     def of(self, client: int) -> ClientSpend:

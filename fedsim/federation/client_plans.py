@@ -1,9 +1,9 @@
-"""The privacy plans and weights of all clients, and the digest of the privacy plan.
+"""Privacy plans and weights of all clients, and the digest of the privacy plan.
 
-The digest covers the public facts that fix what every client releases; every party computes it from
+The digest covers the public facts that fix what every client releases. Every party computes it from
 its copy of the experiment. Clients bind the digest into their secure uploads, so a helper opens no
-sum of uploads with different plans, and the policy of a node can name the plans that its operator
-allows.
+sum of uploads with different plans. The policy of a node can list the digests of the plans that its
+operator allows.
 """
 
 import csv
@@ -46,15 +46,15 @@ def client_plans(
     parameters: FlatParameters | None = None,
     problem: object = None,
 ) -> tuple[PrivacyPlan, ...]:
-    """Return the privacy plan of every client as if that client added all of its noise alone.
+    """Return the privacy plan of every client, as if each client added all of its noise alone.
 
     Args:
         experiment: the settings.
         terms: the privacy settings of each client.
         sizes: the number of examples of each client; unused where the privacy unit is the client.
         steps: the planned steps of each client.
-        parameters: the parameters that clients send, for the rounding error of the grid; None
-            where they are not known.
+        parameters: the parameters that clients send; their number sets the rounding error of the
+            noise. None where they are not known.
         problem: further facts that the kind of release needs (see `PlanRequest`); None where they
             are not known.
 
@@ -91,7 +91,7 @@ def client_weights(
     *,
     takes_weights: bool,
 ) -> ClientWeights:
-    """Return the weights of all clients in the mean of updates.
+    """Return the weights of all clients for averaging their updates.
 
     A client that withdraws when its budget is spent keeps its weight until then.
 
@@ -99,10 +99,11 @@ def client_weights(
         experiment: the settings.
         sizes: the number of examples of each client.
         plans: the privacy plan of each client; None without privacy.
-        takes_weights: whether the strategy weighs clients; if not, all weights are 1.
+        takes_weights: whether the strategy uses weights; if not, all weights are 1.
 
     Raises:
-        WeightingError: only some of the clients add noise, or no weights keep `max_share`.
+        WeightingError: only some of the clients add noise, or no weights keep each client's share
+            below `max_share`.
     """
     if not takes_weights:
         return uniform_weights(len(sizes))
@@ -191,12 +192,17 @@ def plan_digest(
     sums: SumPlan | None = None,
     largest: float | None = None,
 ) -> str:
-    """Return the SHA-256 of the privacy plan in hex; "" without privacy.
+    """Return the SHA-256 of the privacy plan in hex; "" for an experiment without privacy.
 
-    The digest covers the settings of rounds, training, privacy and secure aggregation (m, t, pinned
-    keys), the grid of noisy sums, and each client's weight, sampling rate, noise (with distributed
-    trust its share), δ and number of steps. Calibrated numbers enter with nine digits, since
-    machines may differ in the last ones.
+    The digest covers these facts:
+
+    - the settings of rounds, training, privacy and secure aggregation, with its numbers of parties
+      and its pinned keys;
+    - the grid on which noisy sums are rounded;
+    - each client's weight, sampling rate, noise, δ and number of steps. With distributed trust, the
+      noise is the client's share.
+
+    Calibrated numbers enter with nine digits, since machines may differ in the last ones.
 
     Args:
         experiment: the settings.
@@ -233,9 +239,10 @@ _CLIENT = "client"
 
 
 def read_client_tables(privacy: PrivacySettings, base: Path) -> dict[str, Table]:
-    """Read the csv files of `privacy.clients`; return a table for each entry with a file, by name.
+    """Read the csv files of `privacy.clients`; return one table for each entry that names a file.
 
-    An empty cell means the value of the `privacy` section.
+    The key of a table is the name of its entry. For an empty cell, the value of the `privacy`
+    section applies.
 
     Args:
         privacy: the `privacy` section.

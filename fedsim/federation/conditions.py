@@ -1,4 +1,4 @@
-"""The conditions under which clients train: settings, plug-in sources, versions and device.
+"""Digest of the conditions of training: settings, plug-in sources, versions and device.
 
 The conditions are the same for all clients and rounds of a run. A client repeats its answer in a
 round only under the same conditions (`clients/account.py`).
@@ -61,7 +61,7 @@ def digest_conditions(experiment: Experiment, sources: str, device: torch.device
     """Return the digest of the conditions of a run in this process.
 
     Args:
-        experiment: the settings; the paths of data files do not enter, as each client's examples
+        experiment: the settings; the paths of data files are left out, as each client's examples
             have their own digest.
         sources: the digest of the plug-ins' sources.
         device: the device that trains.
@@ -78,14 +78,14 @@ def digest_conditions(experiment: Experiment, sources: str, device: torch.device
 
 
 def device_kind(device: torch.device) -> str:
-    """Return a text for the hardware of a device; results on equal hardware agree to the bit."""
+    """Return a text for a device's hardware; with equal texts, results agree to the bit."""
     if device.type == "cuda":
         return f"cuda {torch.cuda.get_device_name(device)}"
     return f"{device.type} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
 
 
 def digest_examples(examples: Examples) -> bytes:
-    """Return the digest of a client's examples, which is as private as the examples."""
+    """Return the digest of a client's examples; it must stay as private as the examples."""
     state = hashlib.blake2b(digest_size=32)
     for array in (examples.features, examples.targets):
         state.update(f"{array.dtype.str}{array.shape}".encode())
@@ -94,11 +94,11 @@ def digest_examples(examples: Examples) -> bytes:
 
 
 class DeviceError(InputError):
-    """The requested device does not exist on this machine."""
+    """Error of a requested device that this machine does not have."""
 
 
 def choose_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
-    """Return the device of `runtime.device`; `auto` is CUDA if the machine has it, else the CPU.
+    """Return the device that `runtime.device` names; `auto` is CUDA if available, else the CPU.
 
     Raises:
         DeviceError: the setting is `cuda` and the machine has no CUDA device.

@@ -1,4 +1,4 @@
-"""A federation has the data, model, plan and parties of an experiment, ready to run."""
+"""Federations: the data, model, plan, clients and server of an experiment, ready to run."""
 
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -56,8 +56,8 @@ class FederationModel:
     Attributes:
         module: the initial model; rounds overwrite its values.
         shared: the model that all clients of this process train in turn; with `task: pate`, the
-            board that they vote on.
-        loss: returns one value per example.
+            record of the answers to the queries that clients vote on.
+        loss: the loss function, which returns one value per example.
         gradients: the per-example gradients of the model; None where torch's autograd is used,
             without privacy.
         task: the targets and metrics of the loss.
@@ -76,7 +76,7 @@ class FederationModel:
 
 @dataclass(frozen=True)
 class Federation:
-    """Data, model, plan and parties of an experiment, ready to run in this process.
+    """The data, model, plan, clients and server of an experiment, ready to run in this process.
 
     Attributes:
         experiment: the settings.
@@ -112,7 +112,7 @@ class Federation:
 
     @property
     def voting(self) -> Voting | None:
-        """The goal where the task is `pate`; None where clients train a model."""
+        """The votes and the student of `task: pate`; None if clients train a model."""
         return self.goal if isinstance(self.goal, Voting) else None
 
     @cached_property
@@ -126,12 +126,12 @@ class Federation:
 
     @property
     def num_nodes(self) -> int:
-        """The number of nodes, which are clients and helpers of secure aggregation."""
+        """The number of nodes: clients, plus helpers of secure aggregation."""
         return self.num_clients + (0 if self.secure is None else self.secure.settings.helpers)
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """The public sizes in `summary.json`, which contain no number of private examples."""
+        """Public sizes of data and model for `summary.json`; no number of private examples."""
         parameters = list(self.model.module.parameters())
         return {
             "test_examples": len(self.data.test),
@@ -144,11 +144,11 @@ class Federation:
         }
 
     def initial_arrays(self) -> ArrayRecord:
-        """Return the initial global model as a record; with `task: pate`, the empty board."""
+        """Return the initial global model; with `task: pate`, the record without answers."""
         return model_arrays(self.model.shared.model)
 
     def final_model(self, state: ServerState) -> ArrayRecord:
-        """Return the model of a run at a server state; with `task: pate`, the student."""
+        """Return the model that a run saves at a server state; with `task: pate`, the student."""
         return self.goal.model_of(state.model)
 
     def saved_values(self, arrays: ArrayRecord) -> dict[str, np.ndarray]:
@@ -202,7 +202,7 @@ class Federation:
 
     @cached_property
     def blocks(self) -> Blocks:
-        """The blocks of clients that train vectorized."""
+        """The blocks of clients that train together in one vectorized computation."""
         return Blocks(
             experiment=self.experiment,
             data=self.data,
@@ -246,7 +246,7 @@ class Federation:
         return len(examples), {name: value for name, value in metrics.items() if name != "r2"}
 
     def client_ledgers(self) -> ClientLedgers | None:
-        """Return the clients' ledgers, with earlier charges if resumed; None without privacy."""
+        """Return the clients' ledgers, which a resumed run continues; None without privacy."""
         privacy = self.experiment.privacy
         if privacy is None:
             return None
@@ -276,7 +276,7 @@ class Federation:
         return self.goal.scored(self.algorithm, state)
 
     def test_metrics(self, models: Models) -> dict[str, MetricValue]:
-        """Return the metrics on the server's test set, with names `test_...`.
+        """Return the metrics of models on the server's test set, by names that start with `test_`.
 
         Args:
             models: the global model, or several models, over which loss and accuracy are averaged.
@@ -301,5 +301,5 @@ class Federation:
 
     @property
     def release_parameters(self) -> FlatParameters:
-        """The parameters whose values one release of a client covers."""
+        """The model parameters whose values are in one release of a client."""
         return release_parameters(self.experiment, self.model.gradients, self.model.shared)

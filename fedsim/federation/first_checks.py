@@ -1,8 +1,8 @@
 """Checks before round 1: an algorithm does what it declares, and training changes the model.
 
-Noise changes every parameter, so a private run shows no sign of a layer that learns nothing. Here
-two steps of plain SGD are taken on public examples, without noise, and undone. Two steps, since the
-factor A of a low-rank adapter has a gradient only once B is no longer 0.
+Noise changes every parameter, so a private run does not show that a layer learns nothing. These
+checks take two steps of plain SGD on public examples, without noise, and undo them. One step is not
+enough: the factor A of a low-rank adapter has a gradient only once B is no longer 0.
 """
 
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ def algorithm_of(experiment: ExperimentWithClients, model: nn.Module, base: Path
 
 
 def checked_algorithm(experiment: ExperimentWithClients, model: nn.Module, base: Path) -> Algorithm:
-    """Return the experiment's algorithm; one of the user's own is tried on the initial model.
+    """Return the experiment's algorithm; try it on the initial model if it is the user's own.
 
     Args:
         experiment: the settings.
@@ -58,8 +58,8 @@ def checked_algorithm(experiment: ExperimentWithClients, model: nn.Module, base:
         base: the directory in which relative paths start.
 
     Raises:
-        AlgorithmError: as in `algorithm_of`; or a call of the algorithm fails, or the settings do
-            not allow what it declares.
+        AlgorithmError: there is no such algorithm, it does not accept its settings, one of its
+            calls fails, or the settings do not allow what it declares.
     """
     algorithm = algorithm_of(experiment, model, base)
     name = experiment.federation.algorithm.name
@@ -102,7 +102,7 @@ def still_parameters(
 
     Args:
         model: the initial model.
-        loss: returns one value per example.
+        loss: the loss function, which returns one value per example.
         features: the features of public examples (n ≥ 1, ...).
         targets: the targets of these examples (n, ...).
         lr: the learning rate.
@@ -111,8 +111,8 @@ def still_parameters(
         the model's values, buffers and modes and the global random generators are unchanged.
 
     Raises:
-        ModelError: no parameter changes for any examples, so that nothing would be learned: the
-            outputs depend on no parameter, or every step is below the floating-point precision.
+        ModelError: no parameter changes, whatever the examples, so that nothing would be learned.
+            The outputs depend on no parameter, or every step is below the floating-point precision.
             Gradients of 0 raise nothing, as they may be due to the public examples.
     """
     trained = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
@@ -156,17 +156,17 @@ def parameters_without_effect(
 ) -> tuple[StillParameter, ...]:
     """Return the trainable parameters that do not affect the losses, found by forward passes.
 
-    Zeroth-order steps along random directions change all parameters, also such ones.
+    Zeroth-order steps along random directions change all parameters, even those without effect.
 
     Args:
         model: the initial model.
-        loss: returns one value per example.
+        loss: the loss function, which returns one value per example.
         features: the features of public examples (n ≥ 1, ...).
         targets: the targets of these examples (n, ...).
         lr: unused.
 
     Guarantee:
-        as for `still_parameters`.
+        the model's values, buffers and modes and the global random generators are unchanged.
 
     Raises:
         ModelError: the losses depend on no parameter, so that nothing would be learned.

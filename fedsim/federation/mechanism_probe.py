@@ -1,12 +1,12 @@
-"""Probe of the mechanism before round 1: measured noise and clipping against the charged ones.
+"""Test of the privacy mechanism before round 1: noise and clipping are measured and compared.
 
 The clients of a few planned blocks release public content by the code of the run, on the device and
 with the dtype of the run. Their random streams have a separate seed, so no noise of the run is
-used. A difference ends the run before anything is charged.
+used. A difference from the charged noise or clipping ends the run before anything is charged.
 
-Releases are measured in two ways, the same for every kind of release (`ReleaseProbe`):
+Every kind of release (`ReleaseProbe`) is measured in the same two ways:
 
-- A pair of releases has the same noise: one has content far above its clipping bound, one has no
+- Two releases get the same noise. One has content far above its clipping bound, the other has no
   content. Their difference is the clipped content, whose norm must be at most the bound.
 - Releases without content are pure noise, which must be as large as charged and never repeat. Where
   the server adds the noise, a client's release must be zeros, and the noise is the server's draw.
@@ -53,7 +53,7 @@ class _Sum:
 
 @dataclass
 class NoiseEvidence:
-    """Collects the measurements of a probe and tests them against the charges."""
+    """The measurements of noise and clipping before round 1, and the tests of them."""
 
     _noise: dict[tuple[int, Hashable], _Sum] = field(default_factory=dict)
     _charged: dict[tuple[int, Hashable], float] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class NoiseEvidence:
         Args:
             client: the client that has the example.
             contribution: the L2 norm of the contribution, in clipping bounds.
-            limit: the largest norm that is not a mismatch.
+            limit: the largest norm that is accepted, in clipping bounds.
         """
         if not contribution <= limit < math.inf:
             self._excess.append(
@@ -75,7 +75,7 @@ class NoiseEvidence:
             )
 
     def add_silence(self, client: int, released: Tensor) -> None:
-        """Record a client's release that must be free of noise, as the server adds the noise.
+        """Record a client's release that must have no noise, because the server adds the noise.
 
         Args:
             client: the client that released it.
@@ -90,13 +90,13 @@ class NoiseEvidence:
     def add_noise(
         self, client: int, kind: Hashable, squares: tuple[float, int], *, charged: float
     ) -> None:
-        """Record the size of noise.
+        """Record how large a client's noise is.
 
         Args:
             client: the client that drew the noise.
             kind: the kind of noise; noise of one kind is also tested over all clients together.
-            squares: the sum of squares of the noise values, in charged standard deviations, and
-                their number.
+            squares: the sum of squares of the noise values, in charged standard deviations, and the
+                number of these values.
             charged: the noise multiplier that the client is charged for.
         """
         self._noise.setdefault((client, kind), _Sum()).add(_Sum(*squares))
@@ -105,7 +105,7 @@ class NoiseEvidence:
     def add_row(self, client: int, round_number: int, values: Tensor) -> None:
         """Record the first noise values of a release, to find repeated noise.
 
-        The first two releases of each round are kept.
+        The first two releases of each client in each round are kept.
 
         Args:
             client: the client that drew the noise.
@@ -195,20 +195,20 @@ _CONTRIBUTION_TOLERANCE = 1e-3
 
 
 class MechanismMismatchError(FedsimError, RuntimeError):
-    """A client's measured mechanism is not the one that the client would be charged for."""
+    """Error of a client whose measured noise or clipping is not what it would be charged for."""
 
 
 def probe_mechanisms(federation: Federation) -> None:
     """Check that the clients' noise and clipping are those that they will be charged for.
 
-    Every distinct privacy setting is probed, up to 8 blocks. Sampling is not checked: see
+    Every distinct privacy setting is tested, in at most 8 blocks. Sampling is not checked: see
     `fedsim audit`.
 
     Guarantee: a correct mechanism fails with probability at most 1e-9. Only public examples are
-    used, no stream of the run is touched, and the shared model is reset to the global model.
+    used. No random stream of the run is used, and the shared model is reset to the global model.
 
     Args:
-        federation: an assembled federation; without privacy, nothing is probed.
+        federation: an assembled federation; without privacy, nothing is tested.
 
     Raises:
         MechanismMismatchError: there is less noise than charged, noise repeats, or an example

@@ -1,4 +1,4 @@
-"""Apps of a federation's nodes, and the shard of the federation that each process builds.
+"""Flower apps of a federation's nodes, and the part of the federation that each process builds.
 
 Node number `num_clients` is helper 1. A helper belongs to the server's side; only a simulation runs
 it in one process with clients.
@@ -59,13 +59,14 @@ def make_node_app(
     base: Path,
     record: RecordRelease = lambda helper, release: None,
 ) -> ClientApp:
-    """Return an app that answers as a client or as a helper, whichever the node is.
+    """Return an app that answers as a client on a client's node and as a helper on a helper's node.
 
     Args:
         clients: the clients' app; returned unchanged if the federation has no helpers.
         experiment: the settings.
         base: the directory in which the experiment's relative paths start.
-        record: records the sums of helpers on disk; a simulation needs only the server's record.
+        record: function that writes the sums that helpers open to disk; a simulation needs only the
+            server's record.
     """
     settings = experiment.secure_aggregation
     if settings is None or not settings.helpers:
@@ -141,7 +142,8 @@ def client_app(
         federation: the assembled federation.
         in_process: whether the nodes share `federation`; otherwise each process builds one.
         ledger: the file of the durable ledger; None without a durable ledger.
-        block_of: returns the block of a client in this process; None for the planned blocks.
+        block_of: function that returns the block of a client in this process; None for the planned
+            blocks.
     """
     if in_process:
         return _app_in_process(federation, block_of or federation.blocks.plan.block_of)
@@ -156,7 +158,7 @@ def _app_in_process(federation: Federation, block_of: BlockOf) -> ClientApp:
 
 @dataclass(frozen=True)
 class TaskSource:
-    """Creates clients' tasks in any process, from the experiment's JSON alone.
+    """Source of the clients' tasks in any process; it needs only the experiment as JSON.
 
     Attributes:
         experiment: the experiment as JSON.
@@ -170,7 +172,7 @@ class TaskSource:
 
     @property
     def settings(self) -> ExperimentWithClients:
-        """The experiment."""
+        """The experiment, read from its JSON."""
         return ExperimentWithClients.model_validate_json(self.experiment)
 
     def __call__(self, client: int) -> ClientTask:
@@ -193,14 +195,14 @@ def client_app_from_source(source: TaskSource) -> ClientApp:
 
 
 class FederationClientApp(ClientApp):
-    """The nodes of a federation as a ClientApp for other processes.
+    """The ClientApp of a federation's nodes, which can be pickled and sent to other processes.
 
     When unpickled, the app assembles the whole federation from its experiment, as Flower's runtime
-    needs it. A shard holds the data of the clients of one process only.
+    needs it. `shard` makes an app that holds only the data of the clients of one process.
 
     Args:
         federation: the assembled federation.
-        source: creates the clients' tasks in a process that unpickles the app.
+        source: object that creates the clients' tasks in a process that unpickles the app.
     """
 
     def __init__(self, federation: Federation, source: TaskSource) -> None:
@@ -234,20 +236,23 @@ class FederationClientApp(ClientApp):
         return clients + [0.0] * num_helpers(federation.experiment)  # helpers compute no gradients
 
     def ranges(self) -> list[Sequence[int]]:
-        """Return the ranges of clients that stay on one worker, then each helper as a range."""
+        """Return the ranges of nodes that stay on one worker: of clients, then single helpers."""
         federation = self._federation
         helpers = range(federation.num_clients, federation.num_nodes)
         return [*federation.blocks.plan.ranges, *((helper,) for helper in helpers)]
 
     def first_of_block(self, client: int, message: Message) -> int:
-        """Return the first client of the block of a train request; `client` for other messages."""
+        """Return the first client of a client's block for a train request, else the client itself.
+
+        A block is a group of clients that train together.
+        """
         if message.metadata.message_type != MessageType.TRAIN:
             return client
         request = TrainRequest.from_message(message)
         return self._federation.blocks.plan.block_of(request.round_number, client)[0]
 
     def shard(self, clients: Sequence[int]) -> ShardFactory:
-        """Return a picklable factory of an app for the given clients and helpers only."""
+        """Return a picklable factory of an app that has only the given clients and helpers."""
         federation = self._federation
         rest = {
             field.name: getattr(federation, field.name)

@@ -1,6 +1,6 @@
 """The plan of a federation: the participation, steps, noise and weights of its clients.
 
-Everything here follows from settings, public client sizes and the seed, before the first round.
+The plan follows from settings, public client sizes and the seed, before the first round.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class FederationPlan:
     """The public plan of a federation, fixed before its first round.
 
     Attributes:
-        steps: the planned steps of each client in each round.
+        steps: the schedule of the clients' steps in each round.
         client_privacy: the privacy settings of each client; None without privacy.
         clients: the privacy plan of each client; None without privacy.
         weights: the weights of all clients' updates.
@@ -53,14 +53,14 @@ class FederationPlan:
 
     @property
     def participation(self) -> Participation:
-        """The clients of each round, or their secret draw."""
+        """The rule that chooses the clients of each round, in public or in secret."""
         return self.steps.participation
 
 
 def schedule_of(
     experiment: ExperimentWithClients, base: Path, sizes: Sequence[int]
 ) -> tuple[tuple[ClientPrivacy, ...] | None, StepSchedule]:
-    """Return the privacy settings of each client (None without privacy), and the planned steps.
+    """Return each client's privacy settings (None without privacy), and the schedule of steps.
 
     Args:
         experiment: the settings.

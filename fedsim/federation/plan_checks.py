@@ -1,6 +1,6 @@
 """Checks of a federation's plan: batch sizes against client sizes, steps against budgets.
 
-Without privacy a batch is at most the client's data, whatever the file says.
+Without privacy, a batch has at most all examples of the client, even if `batch_size` is larger.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ def check_batch_size(experiment: Experiment, sizes: Sequence[int]) -> None:
 
 
 def full_batch_note(experiment: Experiment, sizes: Sequence[int]) -> str | None:
-    """Return a warning about clients with a far larger sampling rate than others, or None.
+    """Return a warning if some clients' sampling rates are far above the others', else None.
 
     With one batch size for all, the smallest client has the largest rate, and so the most noise.
 
@@ -83,12 +83,12 @@ def _declared_sizes(experiment: Experiment, sizes: Sequence[int]) -> Sequence[in
 
 @dataclass(frozen=True)
 class Overdrawn:
-    """A client whose plan exceeds its budget.
+    """A client whose planned steps cost more than its privacy budget.
 
     Attributes:
         client: the client's number.
         plan: the client's privacy plan.
-        last_round: the last round in which the client can take a step; 0 for none.
+        last_round: the last round in which the client can take a step; 0 if there is none.
     """
 
     client: int
@@ -106,7 +106,10 @@ def overdrawn_clients(federation: Federation) -> tuple[Overdrawn, ...]:
 
 
 def last_round(federation: Federation, client: int) -> int:
-    """Return the last round in which a client takes a step if none fails; 0 for no round."""
+    """Return the last round in which a client's budget covers a step; 0 for none.
+
+    It is assumed that no round fails.
+    """
     plan, scheduled = federation.plan, federation.plan.participation.rounds_of(client)
     count = len(scheduled)
     if plan.clients is not None:
@@ -117,11 +120,12 @@ def last_round(federation: Federation, client: int) -> int:
 def refuse_overspending(federation: Federation) -> None:
     """Check, before training, that the clients' privacy budgets cover the plan.
 
-    With `on_exhausted: refuse` every client's budget must cover all of its planned steps. Otherwise
-    at least one client must be able to take a step.
+    With `on_exhausted: refuse`, every client's budget must cover all of its planned steps.
+    Otherwise at least one client must be able to take a step.
 
     Raises:
-        PrivacyBudgetError: the budgets do not suffice; the message says how many rounds would fit.
+        PrivacyBudgetError: the budgets do not suffice; the message says how many rounds the budget
+            covers.
     """
     privacy = federation.experiment.privacy
     overdrawn = overdrawn_clients(federation)

@@ -29,11 +29,11 @@ Models = ArrayRecord | Sequence[ArrayRecord]
 
 @dataclass(frozen=True, eq=False)
 class PublicScores:
-    """Evaluates global models on the server's public test set.
+    """Evaluation of global models on the server's public test set.
 
     Attributes:
         model: the module into which the values of each evaluated model are loaded.
-        loss: returns one value per example.
+        loss: the loss function, which returns one value per example.
         task: the targets and metrics of the loss.
         test: the public test set.
         device: the device on which the model runs.
@@ -52,8 +52,8 @@ class PublicScores:
     def metrics(self, models: Models) -> dict[str, MetricValue]:
         """Return the loss and the metrics of a model, or of several models together, by name.
 
-        Several models are evaluated as one set: the predictions of each model on all test examples.
-        So loss and accuracy are means over the models.
+        The predictions of several models on all test examples are evaluated as one set. So loss and
+        accuracy are means over the models.
 
         Args:
             models: the global model, or the clients' models.

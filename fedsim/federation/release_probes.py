@@ -1,8 +1,9 @@
-"""Probes of each kind of private release: with content far above its bound, and without content.
+"""Test releases of each kind before round 1: with content far above its bound, and without any.
 
-Each kind of release has a subclass of `ReleaseProbe`. `PROBES` finds it by the type of a client's
-mechanism or by a base class of that type: all whole updates have one probe. No other code of the
-probe depends on the kind. Only public examples are used.
+A `ReleaseProbe` makes test releases, of which noise and clipping are measured. Each kind of release
+has a subclass. `PROBES` finds it by the type of a client's mechanism, or by a base class of that
+type. All mechanisms that release a whole update share one subclass. No other code of the test
+depends on the kind. Only public examples are used.
 """
 
 import math
@@ -56,7 +57,7 @@ M = TypeVar("M", bound=Mechanism)
 
 @dataclass(frozen=True)
 class Trial:
-    """A round of a probe, in which every client's content is far above its bound, or empty.
+    """A test round in which every client's content is either far above its clipping bound or empty.
 
     Attributes:
         number: the number of the round.
@@ -73,13 +74,13 @@ class Trial:
 
 
 class ReleaseProbe(ABC, Generic[M]):
-    """Lets the clients of one block release public content; all mechanisms are of one kind.
+    """Test releases of public content by the clients of one block, for one kind of mechanism.
 
     Args:
         federation: an assembled federation with privacy plans.
         block: the planned members of the block, ascending.
-        clients: the members to probe, all of which add noise.
-        seed: the seed of the probe's random streams, which no run uses.
+        clients: the members to test, all of which add noise.
+        seed: the seed of the test's random streams, which no run uses.
     """
 
     paired_rounds: ClassVar[Sequence[int]] = (1,)
@@ -92,11 +93,11 @@ class ReleaseProbe(ABC, Generic[M]):
 
     @abstractmethod
     def run(self, trial: Trial, see: Callable[[Release], None]) -> None:
-        """Let every client release in each step of a trial.
+        """Let every client make one release in each step of a trial, and pass it to `see`.
 
         Args:
-            trial: the round of the probe.
-            see: called with each release, whose values the next step may overwrite.
+            trial: the test round.
+            see: function that is called with each release; the next step may overwrite its values.
         """
 
     @property
@@ -110,7 +111,7 @@ class ReleaseProbe(ABC, Generic[M]):
         return self.size * (1 if server_adds_noise(self.federation) else len(self.clients))
 
     def noise_trials(self) -> Iterator[Trial]:
-        """Yield at least two trials without content, so that repeated noise is found."""
+        """Yield test rounds without content; at least two, so that repeated noise is found."""
         wanted = max(NUM_NOISE_VALUES / self.noise_values, MIN_CLIENT_VALUES / self.size, 2)
         rounds = min(math.ceil(wanted), MAX_NOISE_ROUNDS)
         for number in range(_FIRST_NOISE_ROUND, _FIRST_NOISE_ROUND + rounds):
@@ -180,10 +181,11 @@ class _TrainedProbe(ReleaseProbe[M]):
 
 
 class StepProbe(_TrainedProbe[DpSgdMechanism]):
-    """Probes DP-SGD steps, each a release whose parts are the groups of parameters.
+    """Test releases of DP-SGD steps; the groups of parameters are the parts of a release.
 
     An adaptive clip norm changes from step to step; the noise of its count is not measured. For
-    correlated noise, the fresh noise is measured: Σ_j c_j y_{t−j} of releases y from step 0 on.
+    correlated noise, the fresh noise of step t is measured. It is the sum Σ_j c_j y_{t−j} over
+    releases y from step 0 on, with the coefficients c_j.
     """
 
     _past: Mapping[int, list[Tensor]] = {}
@@ -267,7 +269,7 @@ class StepProbe(_TrainedProbe[DpSgdMechanism]):
 
 
 class UpdateProbe(_TrainedProbe[UpdateRelease]):
-    """Probes whole updates, with a bit each where the clip norm is adaptive."""
+    """Test releases of whole updates, each with a further bit if the clip norm is adaptive."""
 
     @property
     def size(self) -> int:
@@ -277,11 +279,11 @@ class UpdateProbe(_TrainedProbe[UpdateRelease]):
 
     @property
     def noise_values(self) -> int:
-        """Number of noise values of each client; a round without content costs no training."""
+        """Number of noise values of each client; a round without content needs no training."""
         return self.size
 
     def run(self, trial: Trial, see: Callable[[Release], None]) -> None:
-        """Let every client release its update."""
+        """Let every client release its update, and pass it to `see`."""
         federation = self.federation
         largest = max(self._mechanism(client).max_update_norm for client in self.clients)
         rate = federation.experiment.local.learning_rate(trial.number)
@@ -322,13 +324,16 @@ class UpdateProbe(_TrainedProbe[UpdateRelease]):
 
 
 class VoteProbe(ReleaseProbe[VoteMechanism]):
-    """Probes votes, for one class in each query or for none; both kinds of ballots alternate."""
+    """Test releases of votes; clients vote for one class in each query, or for none in all of them.
+
+    Ballots of both kinds (checks, and votes on the queries that passed) alternate.
+    """
 
     paired_rounds = (1, 2)
 
     @property
     def size(self) -> int:
-        """Number of vote counts in a ballot."""
+        """Number of vote counts in one release: queries times classes."""
         return _rows_of(self._classes) * self._classes
 
     @property
@@ -336,7 +341,7 @@ class VoteProbe(ReleaseProbe[VoteMechanism]):
         return self.federation.data.num_classes or 1
 
     def run(self, trial: Trial, see: Callable[[Release], None]) -> None:
-        """Let every client answer a ballot."""
+        """Let every client release its votes on some queries, and pass them to `see`."""
         label, shape = 0 if trial.is_large else NO_LABEL, (-1, self._classes)
         labels = np.full(_rows_of(self._classes), label, dtype=np.int64)
         for client in self.clients:
@@ -351,11 +356,14 @@ class VoteProbe(ReleaseProbe[VoteMechanism]):
 
 
 class ModelProbe(ReleaseProbe[OutputMechanism]):
-    """Probes models that are trained on one large example, counted as the client's data set."""
+    """Test releases of models that are trained on one example with very large features.
+
+    The example stands for the client's whole data set.
+    """
 
     @property
     def size(self) -> int:
-        """Number of values of a model."""
+        """Number of values of a released model."""
         return self.federation.model.shared.parameters.size
 
     def run(self, trial: Trial, see: Callable[[Release], None]) -> None:
@@ -384,16 +392,16 @@ class ModelProbe(ReleaseProbe[OutputMechanism]):
 
 
 class ExampleProbe(ReleaseProbe[InputMechanism]):
-    """Probes noisy examples, of which the features are measured; no content is features of 0."""
+    """Test releases of noisy examples; their features are measured, and are 0 without content."""
 
     @property
     def size(self) -> int:
-        """Number of features of a release."""
+        """Number of feature values in one release, over its examples."""
         features, _ = self._example
         return _rows_of(features.numel()) * features.numel()
 
     def run(self, trial: Trial, see: Callable[[Release], None]) -> None:
-        """Let every client release a few noisy examples."""
+        """Let every client release a few noisy examples, and pass them to `see`."""
         features, targets = self._copies(_rows_of(self._example[0].numel()))
         for client in self.clients:
             mechanism = self._mechanism(client)
@@ -425,10 +433,10 @@ PROBES: Mapping[type[Mechanism], type[ReleaseProbe[Any]]] = {
 
 
 def probe_of(release: Mechanism) -> type[ReleaseProbe[Any]]:
-    """Return the probe class of a release, by its type or by the nearest base class in `PROBES`.
+    """Return the probe class for a mechanism: that of its type, or of the nearest base class.
 
     Raises:
-        TypeError: the kind has no probe.
+        TypeError: the mechanism's type has no entry in `PROBES`.
     """
     probes = [PROBES[kind] for kind in type(release).__mro__ if kind in PROBES]
     if not probes:

@@ -20,7 +20,7 @@ from fedsim.experiment import Experiment
 def problem_of(
     experiment: Experiment, model: nn.Module, data: FederatedData, algorithm: Algorithm
 ) -> object:
-    """Return the facts that a kind of release needs to be planned, or None if it needs none.
+    """Return further facts that a kind of release needs for its plan, or None if it needs none.
 
     Args:
         experiment: the settings.
@@ -29,8 +29,8 @@ def problem_of(
         algorithm: the federated algorithm.
 
     Raises:
-        PrivacyPlanError: output perturbation has another model than one linear layer, or an
-            algorithm that changes local steps; or examples or targets have no bound.
+        PrivacyPlanError: output perturbation is used with another model than one linear layer, or
+            with an algorithm that changes local steps; or examples or targets have no bound.
     """
     find = _PROBLEMS.get(experiment.release_kind.name)
     return None if find is None else find(experiment, model, data, algorithm)

@@ -1,6 +1,6 @@
 """The public schedule of an experiment: the rounds of its clients, and the steps of each round.
 
-Everything here follows from settings, public client sizes and the seed. So every party computes the
+The schedule follows from settings, public client sizes and the seed. So every party computes the
 same schedule, and a client's charges can be planned before the first round.
 """
 
@@ -17,7 +17,7 @@ from fedsim.server.participation.participation import Participation
 
 
 def participation_of(experiment: ExperimentWithClients) -> Participation:
-    """Return the participation of an experiment."""
+    """Return the rule of an experiment that chooses the clients of each round."""
     privacy = experiment.privacy
     return Participation.of(
         experiment.federation,
@@ -30,17 +30,19 @@ def participation_of(experiment: ExperimentWithClients) -> Participation:
 
 @dataclass(frozen=True)
 class StepSchedule:
-    """The planned local steps of each client in each round.
+    """The planned number of local steps of each client in each round.
 
     Training, plans, charges, the server's reports and `verify` all use `local_steps`.
 
-    Guarantee: the steps are a function of settings, public sizes and the seed, and do not depend on
-    the value of any example.
+    Guarantee: the numbers of steps are a function of settings, public sizes and the seed. They do
+    not depend on the value of any example.
 
     Attributes:
         participation: the rounds of each client.
-        whole_rounds: the local steps of each client in a whole round.
-        releases_updates: whether a round is one release of a whole update, charged as one step.
+        whole_rounds: the number of local steps of each client in a round in which it does all of
+            its work.
+        releases_updates: whether a round is one release of a whole update, which is charged as one
+            step.
     """
 
     participation: Participation
@@ -94,7 +96,7 @@ class StepSchedule:
         return whole
 
     def charged_steps(self, client: int, round_number: int) -> int:
-        """Return the number of steps that ledgers charge for a round: 1 for a whole update.
+        """Return the number of steps charged for a round; a whole update counts as one step.
 
         Args:
             client: the client's number.
@@ -103,11 +105,12 @@ class StepSchedule:
         return 1 if self.releases_updates else self.local_steps(client, round_number)
 
     def steps_after(self, client: int, rounds: int) -> int:
-        """Return the charged steps of a client in the first rounds that it is scheduled for.
+        """Return the number of steps charged to a client for its first `rounds` scheduled rounds.
 
         Args:
             client: the client's number.
-            rounds: the number of rounds; rounds beyond the schedule count as whole rounds.
+            rounds: the number of rounds; after the schedule ends, each further round counts with
+                all of its steps.
         """
         taken = self._taken_after(client)
         known = min(rounds, len(taken) - 1)
@@ -128,16 +131,16 @@ class StepSchedule:
         return self._taken[client]
 
     def planned(self) -> tuple[int, ...]:
-        """Return the charged steps of each client in all rounds that it is scheduled for."""
+        """Return the number of charged steps of each client, over all its scheduled rounds."""
         rounds = self.participation.planned_rounds()
         return tuple(self.steps_after(client, count) for client, count in enumerate(rounds))
 
     def whole_rounds_in(self, client: int, steps: int) -> int:
-        """Return the number of a client's rounds that are complete after some charged steps.
+        """Return how many of a client's rounds are complete once `steps` steps are charged.
 
         Args:
             client: the client's number.
-            steps: the charged steps since the start of its first round.
+            steps: the number of charged steps since the start of the client's first round.
         """
         taken = self._taken_after(client)
         known = bisect_right(taken, steps) - 1
@@ -146,11 +149,11 @@ class StepSchedule:
         return known + (steps - taken[-1]) // self._steps_of_whole_round(client)
 
     def rounds_in(self, client: int, steps: int) -> int:
-        """Return the number of a client's rounds that have begun after some charged steps.
+        """Return how many of a client's rounds have begun once `steps` steps are charged.
 
         Args:
             client: the client's number.
-            steps: the charged steps since the start of its first round.
+            steps: the number of charged steps since the start of the client's first round.
         """
         taken = self._taken_after(client)
         if steps <= taken[-1]:

@@ -1,4 +1,4 @@
-"""The shared setup of secure aggregation, and the files of helpers' and clients' lasting keys."""
+"""Set-up of secure aggregation, and the files of the lasting keys of helpers and clients."""
 
 import os
 import stat
@@ -92,13 +92,13 @@ def identity_of_helper(
     base: Path,
     node_config: Mapping[str, object],
 ) -> IdentityKey | None:
-    """Return the lasting key of a helper, named by its node or the experiment, or None.
+    """Return a helper's lasting key from the file that its node or the experiment names, or None.
 
     Args:
         settings: the `secure_aggregation` section.
         helper: number of the helper, from 1.
         base: the directory in which relative paths of the experiment start.
-        node_config: configuration of the helper's node; it names no key in a simulation.
+        node_config: configuration of the helper's node; in a simulation it names no key.
 
     Raises:
         PublicKeyError: the key file cannot be used (see `read_lasting_key`).
@@ -116,13 +116,13 @@ def identity_of_client(
     base: Path,
     node_config: Mapping[str, object] | None = None,
 ) -> IdentityKey | None:
-    """Return the lasting key of a client, which helpers pin, or None where no keys are pinned.
+    """Return a client's lasting key; None if the experiment lists (pins) no client keys.
 
     Args:
         settings: the `secure_aggregation` section.
         client: number of the client, from 0.
         base: the directory in which relative paths of the experiment start.
-        node_config: configuration of the client's node; it names no key in a simulation.
+        node_config: configuration of the client's node; in a simulation it names no key.
 
     Raises:
         PublicKeyError: the key file is missing or cannot be used (see `read_lasting_key`), or holds
@@ -149,7 +149,7 @@ def identity_of_client(
 
 
 class SecureSetupError(InputError):
-    """Secure aggregation cannot start; the message names the fix."""
+    """Error of secure aggregation that cannot start; the message names the fix."""
 
 
 def secure_channel(
@@ -160,7 +160,7 @@ def secure_channel(
     *,
     base: Path,
 ) -> SecureChannel:
-    """Return the channel of secure uploads: settings, encoding, weights and keys.
+    """Return the shared set-up of secure uploads: settings, encoding, weights and keys.
 
     Args:
         experiment: the experiment.
@@ -170,9 +170,9 @@ def secure_channel(
         base: the directory in which the experiment's relative paths start.
 
     Raises:
-        SecureSetupError: the sum does not fit into the ring, a client weighs more than
-            `max_weight`, planned updates may be above `value_bound`, or the installed
-            `cryptography` is too old.
+        SecureSetupError: the sum does not fit into the ring of integers that secure aggregation
+            uses, a client weighs more than `max_weight`, planned updates may be above
+            `value_bound`, or the installed `cryptography` is too old.
     """
     if settings.protocol.name != "quantized":
         try:
@@ -229,12 +229,12 @@ def _check_value_bound(encoding: EncodingSettings, largest: float | None) -> Non
 def check_train_metrics(
     names: Mapping[str, float], model: nn.Module, loss: PerExampleLoss, task: Task, public: Examples
 ) -> None:
-    """Check that the task has the metrics that an experiment declares.
+    """Check that the task computes every training metric that an experiment declares.
 
     Args:
         names: the bound of each declared metric, by name.
         model: the initial model, evaluated on `public`.
-        loss: returns one value per example.
+        loss: the loss function, which returns one value per example.
         task: the task, which computes metrics from outputs.
         public: a few public examples.
 

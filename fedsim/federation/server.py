@@ -1,4 +1,4 @@
-"""The server of a federation: its app, its aggregator and the parts of its rounds."""
+"""The Flower ServerApp of a federation, with its aggregator and the objects that run its rounds."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -50,11 +50,11 @@ def server_app(
     Args:
         federation: the federation to run.
         start: the server state to start from.
-        on_round: called after each round with the new state and the report.
-        on_stop: called with the reason if the federation stops early.
+        on_round: function that is called after each round with the new server state and the report.
+        on_stop: function that is called with the reason if the federation stops early.
         ledgers: the latest ledger of every client; None without privacy.
         patience: the longest time to wait for all nodes, in seconds.
-        opened_sums: the record of opened sums on disk.
+        opened_sums: the record on disk of the sums that secure aggregation opened.
     """
     experiment = federation.experiment
     evaluation = experiment.client_evaluation

@@ -1,7 +1,7 @@
-"""The model of a federation, equal in every process: initial values, gradients, and shared copy.
+"""The model of a federation: initial values, per-example gradients, and the clients' shared copy.
 
-Public examples are the first examples of the server's test set. Models are never checked on private
-examples.
+The model is equal in every process. Public examples are the first examples of the server's test
+set. Models are never checked on private examples.
 """
 
 from collections.abc import Callable
@@ -40,10 +40,10 @@ NUM_PROBE_EXAMPLES = 64
 def initial_model(
     experiment: Experiment, data: FederatedData, task: Task, *, base: Path
 ) -> nn.Module:
-    """Return the initial model.
+    """Return the initial model of an experiment.
 
     Args:
-        experiment: the settings, whose seed determines the weights.
+        experiment: the settings; their seed determines the weights.
         data: the data, which give the input shape.
         task: the task, which gives the number of outputs.
         base: the directory in which the experiment's relative paths start.
@@ -67,12 +67,12 @@ def initial_model(
 
 
 def model_arrays(model: nn.Module) -> ArrayRecord:
-    """Return the values of a model that messages carry, as a record."""
+    """Return the values of a model that messages carry, as a Flower record."""
     return ArrayRecord({name: value.cpu() for name, value in model.state_dict().items()})
 
 
 def public_examples(data: FederatedData, num_examples: int) -> Examples:
-    """Return a copy of the first `num_examples` public examples, or of all if too few."""
+    """Return a copy of the first `num_examples` public examples, or of all if there are fewer."""
     return data.test.take(np.arange(min(num_examples, len(data.test))))
 
 
@@ -84,13 +84,14 @@ def to_tensors(examples: Examples, device: torch.device) -> tuple[Tensor, Tensor
 
 @dataclass(frozen=True)
 class TrainedParts:
-    """The gradients and the shared model that clients train with.
+    """The per-example gradients, and the model that all clients of a process share.
 
     Attributes:
         gradients: the per-example gradients of the model; None where torch's autograd is used,
             without privacy.
         shared_model: the model that all clients of the process train in turn.
-        still_parameters: finds the trainable parameters that training does not change.
+        still_parameters: function that finds the trainable parameters that training does not
+            change.
     """
 
     gradients: PerExampleGradients | None
@@ -105,12 +106,12 @@ def trained_parts(
     features: Tensor,
     targets: Tensor,
 ) -> TrainedParts:
-    """Return the gradients of a model, and the model that clients share.
+    """Return the per-example gradients of a model, and the model that clients share.
 
     Args:
         experiment: the settings.
         model: the initial model, on the training device.
-        loss: returns one value per example.
+        loss: the loss function, which returns one value per example.
         features: the features of a few public examples (n ≥ 1, ...).
         targets: the targets of these examples (n, ...).
 
@@ -132,7 +133,7 @@ def trained_parts(
 def release_parameters(
     experiment: Experiment, gradients: PerExampleGradients | None, shared_model: SharedModel
 ) -> FlatParameters:
-    """Return the parameters that one release covers: those of a step, or of a whole update.
+    """Return the model parameters in one release: those of a step's gradient, or of an update.
 
     Args:
         experiment: the settings.

@@ -1,4 +1,4 @@
-"""The clients' work: training a model, or with `task: pate` voting on a student's labels."""
+"""The clients' work: training a model, or with `task: pate` voting on labels for a student."""
 
 import hashlib
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ from fedsim.server.app import scored_models
 
 
 class Goal:
-    """The work of a federation's clients; in this class they train a model together.
+    """The work of a federation's clients; in this base class, they train one model together.
 
     Attributes:
         averages: whether the server averages the uploads to a model.
@@ -40,7 +40,7 @@ class Goal:
     def split(
         cls, experiment: Experiment, data: FederatedData
     ) -> tuple[FederatedData, Examples | None]:
-        """Return the data without the public queries, and the queries (None without queries).
+        """Return the data without the queries, and the public queries to vote on, or None.
 
         Args:
             experiment: the settings.
@@ -68,24 +68,24 @@ class Goal:
             experiment: the settings.
             queries: the public queries that `split` returned.
             parts: the gradients and the shared model of the initial model.
-            loss: returns one value per example.
-            classes: the number of classes; 0 where targets are no classes.
+            loss: the loss function, which returns one value per example.
+            classes: the number of classes; 0 if the targets are not classes.
             device: the device on which models run.
         """
         return cls(), parts.shared_model
 
     @property
     def public_queries(self) -> Examples | None:
-        """The public queries that clients vote on; None without queries."""
+        """The public queries that clients vote on; None if clients train a model."""
         return None
 
     def algorithm(self) -> Algorithm | None:
-        """Return the algorithm of the goal, or None for the experiment's algorithm."""
+        """Return the algorithm that the goal needs; None if the experiment chooses it."""
         return None
 
     @property
     def voter(self) -> Teachers | None:
-        """The teachers of this process's clients, which vote; None where clients train."""
+        """The teacher models of this process's clients; None if clients train one model."""
         return None
 
     def digest(self, conditions: str) -> str:
@@ -93,7 +93,7 @@ class Goal:
         return conditions
 
     def model_of(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Return the model that the server's arrays represent."""
+        """Return the model that the server's arrays hold or lead to."""
         return arrays
 
     def scored(self, algorithm: Algorithm, state: ServerState) -> Models:
@@ -109,16 +109,16 @@ class Goal:
 class Voting(Goal):
     """The goal of `task: pate`: teachers vote on public queries, and a student learns the labels.
 
-    The model that rounds update is the board, which holds the answers so far.
+    In place of a model, rounds update a record of the answers so far (the board).
 
     Attributes:
         settings: the `pate:` section of the experiment.
-        agenda: the queries of each ballot.
+        agenda: the queries that clients vote on in each round.
         queries: the public queries, with the labels that only reports see.
         classes: the number of classes.
-        teachers: the teachers of this process's clients.
+        teachers: the teacher models of this process's clients.
         is_private: whether votes have noise.
-        students: the last student, by the digest of its board.
+        students: the last student model, by the digest of the answers it was trained on.
     """
 
     averages = False
@@ -147,7 +147,7 @@ class Voting(Goal):
         classes: int,
         device: torch.device,
     ) -> "tuple[Voting, SharedModel]":
-        """Return the voting of an experiment, and the empty board as its shared model."""
+        """Return the voting of an experiment, and its shared model: a record without answers."""
         settings, rounds = _pate_of(experiment), experiment.federation.rounds
         if queries is None:
             raise ValueError("a vote needs public queries, got none")
@@ -170,7 +170,7 @@ class Voting(Goal):
         return self.queries
 
     def board(self) -> Board:
-        """Return the empty board."""
+        """Return the record of answers before the first round, which holds no answers."""
         return Board(self.agenda.rows, len(self.queries), self.classes)
 
     def algorithm(self) -> Algorithm:
@@ -178,7 +178,7 @@ class Voting(Goal):
         return Tally(self.agenda, is_noisy=self.is_private)
 
     def digest(self, conditions: str) -> str:
-        """Return the digest of a run's conditions, extended by those of voting.
+        """Return the digest of a run's conditions, extended by the conditions of voting.
 
         Args:
             conditions: the digest of the conditions of any run.
@@ -191,19 +191,19 @@ class Voting(Goal):
 
     @property
     def voter(self) -> Teachers:
-        """The teachers of this process's clients, which vote."""
+        """The teacher models of this process's clients, which vote."""
         return self.teachers
 
     def model_of(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Return the student that a board leads to."""
+        """Return the student model that is trained on the answers in the server's arrays."""
         return self.student(arrays)
 
     def scored(self, algorithm: Algorithm, state: ServerState) -> Models:
-        """Return the student, which is the model to evaluate."""
+        """Return the student model, which is the model to evaluate."""
         return self.student(state.model)
 
     def student(self, board: ArrayRecord) -> ArrayRecord:
-        """Return the student that is trained on the answers of a board."""
+        """Return the student model that is trained on the answers in a record of answers."""
         known = digest(board)
         if known not in self.students:
             self.students.clear()
@@ -215,7 +215,7 @@ class Voting(Goal):
         return self.students[known]
 
     def counts(self, models: Models) -> dict[str, float]:
-        """Return the numbers of checked and answered queries, and the accuracy of the answers.
+        """Return the number of checked queries, the number of answered ones, and their accuracy.
 
         `label_accuracy` compares answers with the public labels; it is NaN without answers.
         """

@@ -1,4 +1,4 @@
-"""Models, per-example losses and task metrics."""
+"""Models, per-example losses, feature transforms and task metrics."""
 
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING

@@ -1,10 +1,10 @@
-"""Low-rank adapters (LoRA): adding layers W x + scale · B A x with W frozen, and merging them.
+"""Low-rank adapters (LoRA): frozen layers W x become W x + scale · B A x, and are merged later.
 
 A and B are plain layers without bias, so the layer rules give their per-example gradients. A starts
-from random values and B from 0, so the initial model equals the backbone.
+from random values and B from 0. So the initial model equals the model without adapters.
 
-Source: Hu et al. 2022, "LoRA: Low-Rank Adaptation of Large Language Models" (arXiv:2106.09685);
-with privacy, Yu et al. 2022, "Differentially Private Fine-tuning of Language Models"
+Sources: Hu et al. 2022, "LoRA: Low-Rank Adaptation of Large Language Models" (arXiv:2106.09685).
+With privacy: Yu et al. 2022, "Differentially Private Fine-tuning of Language Models"
 (arXiv:2110.06500).
 """
 
@@ -27,8 +27,9 @@ class AdaptedLayer(nn.Module):
 
     Args:
         base: the frozen layer.
-        down: the layer A, from the frozen layer's input to `rank` values.
-        up: the layer B, from those values to the frozen layer's output; its weight is set to 0.
+        down: the layer A, which maps the frozen layer's input to `rank` values.
+        up: the layer B, which maps those values to the frozen layer's output; its weight is set to
+            0.
         scale: factor of the adapter's output.
     """
 
@@ -48,12 +49,12 @@ class AdaptedLayer(nn.Module):
 
     @property
     def bias(self) -> Tensor | None:
-        """Bias of the frozen layer, or None."""
+        """Bias of the frozen layer; None if it has none."""
         bias: Any = getattr(self.base, "bias", None)
         return bias
 
     def product(self) -> Tensor:
-        """Return B A in the shape of the frozen layer's weight."""
+        """Return the product B A in the shape of the frozen layer's weight."""
         down, up = _weight(self.down), _weight(self.up)
         if isinstance(self.base, nn.Embedding):  # the rows of an embedding's table are its inputs
             return down @ up.T
@@ -61,7 +62,7 @@ class AdaptedLayer(nn.Module):
 
     @torch.no_grad()
     def merged(self) -> nn.Module:
-        """Return the plain layer with the adapter added to its weight, in place."""
+        """Add the adapter to the frozen layer's weight in place, and return that plain layer."""
         _weight(self.base).copy_(self.weight)
         return self.base
 
@@ -72,10 +73,11 @@ def _weight(layer: nn.Module) -> Tensor:
 
 
 def takes_adapter(layer: nn.Module) -> bool:
-    """Whether a layer can get an adapter: its weight is frozen and its kind is supported.
+    """Whether a layer can get an adapter: its weight is frozen and its type is supported.
 
-    Grouped convolutions, padding by other values than zeros, and embeddings whose lookups change
-    the table cannot: there is no rule for their per-example gradients.
+    Some layers are not supported because there is no rule for their per-example gradients. These
+    are grouped convolutions, padding with other values than zeros, and embeddings with `max_norm`,
+    `scale_grad_by_freq` or `sparse`.
     """
     if type(layer) not in _FACTORS or _weight(layer).requires_grad:
         return False
@@ -87,7 +89,7 @@ def takes_adapter(layer: nn.Module) -> bool:
 
 
 def adapted(layer: nn.Module, rank: int, scale: float) -> AdaptedLayer:
-    """Return a frozen layer with a new adapter.
+    """Return a frozen layer together with a new adapter.
 
     Args:
         layer: the frozen layer, for which `takes_adapter` is true; the result contains it.
@@ -151,13 +153,13 @@ def train_only(model: nn.Module, patterns: Sequence[str]) -> None:
 
 
 def add_adapters(model: nn.Module, settings: LoraSettings) -> nn.Module:
-    """Return a model with an adapter on each frozen target layer.
+    """Return a model with a new adapter on each frozen layer that the settings target.
 
-    Factors A are drawn from torch's generator, layer after layer.
+    The weights of the layers A are drawn from torch's generator, layer after layer.
 
     Args:
-        model: the model, frozen except for parameters that train without adapter; changed in
-            place.
+        model: the model, in which only parameters that train without adapter are not frozen; it is
+            changed in place.
         settings: the setting `model.lora`: rank, scale and targets.
 
     Raises:
@@ -214,15 +216,15 @@ class _StaysInEval(nn.Module):
 
 
 class FixedBatchNorm1d(_StaysInEval, nn.BatchNorm1d):
-    """Batch normalisation with fixed statistics."""
+    """Batch normalisation (1d) that stays in eval mode, with fixed statistics."""
 
 
 class FixedBatchNorm2d(_StaysInEval, nn.BatchNorm2d):
-    """Batch normalisation with fixed statistics."""
+    """Batch normalisation (2d) that stays in eval mode, with fixed statistics."""
 
 
 class FixedBatchNorm3d(_StaysInEval, nn.BatchNorm3d):
-    """Batch normalisation with fixed statistics."""
+    """Batch normalisation (3d) that stays in eval mode, with fixed statistics."""
 
 
 _FIXED: dict[type[nn.Module], type[nn.Module]] = {

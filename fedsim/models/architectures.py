@@ -1,7 +1,7 @@
 """The built-in models: logistic regression, fully connected and convolutional networks.
 
-No model has BatchNorm, which mixes the examples of a batch, so there is no per-example gradient. No
-model has dropout, which would draw from torch's global generator.
+No model has BatchNorm: it mixes the examples of a batch, so there would be no per-example gradient.
+No model has dropout, which would draw from torch's global generator.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "tanh": nn.
 
 
 def architecture(args: Settings, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
-    """Return the built-in model that the settings `args` describe.
+    """Return the built-in model that the setting `model.args` describes.
 
     The model maps (batch, *input_shape) to (batch, num_outputs).
 

@@ -1,4 +1,4 @@
-"""Builds the model of an experiment with its initial weights, and checks it before any charge."""
+"""Building of an experiment's model with its initial weights, and checks before training starts."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,10 +30,10 @@ _MAX_NAMES = 8
 
 
 def load_initial_weights(model: nn.Module, path: Path) -> None:
-    """Overwrite values of a model by the tensors of a safetensors file with the same names.
+    """Overwrite parameters and buffers of a model by the tensors of a safetensors file.
 
-    Values of the model that the file lacks, such as a new last layer, stay unchanged. The file may
-    not hold tensors that the model lacks.
+    Tensors are matched by name. Values that the file lacks, such as a new last layer, stay
+    unchanged. The file must not hold tensors that the model lacks.
 
     Args:
         model: the model.
@@ -54,7 +54,7 @@ def load_initial_weights(model: nn.Module, path: Path) -> None:
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
-    """Exclude parameters from training: they get no gradient, no noise, and no update.
+    """Exclude parameters from training, so that they get no gradient, no noise and no update.
 
     Args:
         model: the model.
@@ -133,10 +133,10 @@ def build_model(
     seed: int,
     base: Path,
 ) -> nn.Module:
-    """Return an experiment's model, with weights drawn from its seed or read from `model.init`.
+    """Return an experiment's model, with weights drawn from the seed or read from `model.init`.
 
     Args:
-        settings: the section `model:` of the experiment.
+        settings: the section `model` of the experiment.
         input_shape: shape of one example; used by built-in models only.
         num_outputs: number of outputs per example (`Task.num_outputs`); used by built-in models
             only.
@@ -256,16 +256,16 @@ def preflight(
     *,
     name: str = "model.loss",
 ) -> None:
-    """Run the model and the loss on the first examples and check outputs, targets and losses.
+    """Check a model's outputs, the targets and the losses, by a run on the first examples.
 
-    The model runs in eval mode without gradients; then its training modes are restored.
+    The model runs in eval mode without gradients. Afterwards its training modes are restored.
 
     Args:
         model: the initial model.
         loss: the loss, which returns one value per example.
-        task: the task of the loss (`task_for`), which checks outputs and targets.
-        examples: the examples; all targets are checked, the model runs on the first few.
-        name: name of the loss in messages.
+        task: the kind of prediction (`task_for`), which checks outputs and targets.
+        examples: the examples. All targets are checked; the model runs on the first few examples.
+        name: name of the loss in error messages.
 
     Raises:
         ModelError: a check failed; the message is one line with the shapes and the fix.

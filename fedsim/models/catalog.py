@@ -1,4 +1,4 @@
-"""The built-in models and losses by name, without importing torch."""
+"""Catalogue of the built-in models and losses, importable without torch."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -60,11 +60,11 @@ class CnnArgs(Settings):
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """A built-in model.
+    """Catalogue entry of a built-in model.
 
     Attributes:
         description: the model's line in `fedsim list`.
-        args: the class of the model's settings `model.args`.
+        args: the settings class for `model.args` of the model.
     """
 
     description: str

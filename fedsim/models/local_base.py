@@ -1,9 +1,9 @@
-"""The local base of a model: the frozen values, which are not part of any message.
+"""The local base of a model: its frozen values, which stay on each party and are never sent.
 
-If only a part of a model is trained, each party builds the rest from the experiment and its files.
-`state_dict` and `load_state_dict` of such a model have only the values that are sent and a digest
-of the base, and so have requests, uploads, sums and checkpoints. A party with another base is
-refused before it trains.
+If only some parameters of a model are trained, each party builds the frozen values from the
+experiment and its files. `state_dict` and `load_state_dict` of such a model have only the values
+that are sent and a digest of the local base. The same holds for requests, uploads, sums and
+checkpoints. A party with another local base is refused before it trains.
 """
 
 import hashlib
@@ -20,14 +20,14 @@ from fedsim.protocol.errors import ProtocolError
 
 
 class OtherBaseError(ProtocolError):
-    """Raised if received values belong to another base than that of this party."""
+    """Raised if a sender's frozen values differ from those of the receiving party."""
 
 
 class LocalBase:
-    """The values of a model that stay with each party: all except the trained parameters.
+    """The local base of a model: its frozen values, which stay on each party and are never sent.
 
     Args:
-        model: the model with the final values of its base; `attach` connects model and base.
+        model: the model with its final frozen values; `attach` connects it with this object.
 
     Attributes:
         trained: names of the values that are trained and sent.
@@ -43,16 +43,16 @@ class LocalBase:
         self._is_whole = False
 
     def to_wire(self, state: dict[str, Tensor]) -> None:
-        """Reduce a `state_dict` to the values that are sent and the digest, in place."""
+        """Remove the frozen values from a `state_dict` and add the digest of the base, in place."""
         for name in self.hidden:
             state.pop(name, None)
         state[BASE_DIGEST] = self.digest.clone()
 
     def from_wire(self, state: dict[str, Tensor]) -> None:
-        """Check and remove the digest of received values, in place.
+        """Check the digest of the frozen values in a received `state_dict`, and remove it in place.
 
         Raises:
-            OtherBaseError: the values belong to another base.
+            OtherBaseError: the sender has other frozen values.
         """
         digest = state.pop(BASE_DIGEST, None)
         if digest is not None and not torch.equal(digest.cpu(), self.digest):
@@ -62,7 +62,7 @@ class LocalBase:
             )
 
     def attach(self, model: nn.Module) -> None:
-        """Make `state_dict` and `load_state_dict` of a model use only the sent values."""
+        """Make `state_dict` and `load_state_dict` of a model use only the values that are sent."""
         is_first = local_base(model) is None
         vars(model)[_ATTRIBUTE] = self
         if not is_first:
@@ -73,7 +73,7 @@ class LocalBase:
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """Make `state_dict` return all values of the model within the context."""
+        """Make `state_dict` return all values of the model while the `with` block runs."""
         before, self._is_whole = self._is_whole, True
         try:
             yield
@@ -82,12 +82,12 @@ class LocalBase:
 
     @property
     def is_whole(self) -> bool:
-        """Whether `state_dict` returns all values of the model."""
+        """Whether `state_dict` now returns all values of the model."""
         return self._is_whole
 
 
 def trained_names(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of the values of a model that are trained and sent."""
+    """Return the names of a model's values that are trained and sent."""
     base = local_base(model)
     if base is not None:
         return base.trained
@@ -96,13 +96,13 @@ def trained_names(model: nn.Module) -> tuple[str, ...]:
 
 
 def local_base(model: nn.Module) -> LocalBase | None:
-    """Return the local base of a model; None if all values of the model are sent."""
+    """Return the local base of a model (its values that are not sent); None if all are sent."""
     base = vars(model).get(_ATTRIBUTE)
     return base if isinstance(base, LocalBase) else None
 
 
 def whole_state(model: nn.Module) -> dict[str, Tensor]:
-    """Return all values of a model by name, including those of its local base."""
+    """Return all values of a model by name, including those that are not sent to other parties."""
     base = local_base(model)
     if base is None:
         return model.state_dict()

@@ -1,4 +1,4 @@
-"""Loss functions with one value per example, as per-example clipping requires."""
+"""Loss functions that return one value per example, as per-example clipping requires."""
 
 from difflib import get_close_matches
 from pathlib import Path
@@ -13,10 +13,10 @@ from fedsim.models.catalog import LOSSES, ModelError
 
 
 class CrossEntropy:
-    """Cross-entropy per example of class scores (batch, classes) and true classes (batch,).
+    """The cross-entropy loss per example, of class scores (batch, classes) and classes (batch,).
 
-    It computes the gradient at the scores in closed form (`KnownGradient`). That saves a backward
-    pass of torch, which takes as long as the arithmetic of a small model.
+    It has a closed form of the gradient at the scores (`KnownGradient`). That saves a backward pass
+    of torch, which takes as long as the arithmetic of a small model.
     """
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -31,9 +31,11 @@ class CrossEntropy:
     def output_gradient(
         self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None
     ) -> Tensor:
-        """Return the gradient of the weighted sum of losses at the outputs (batch, classes).
+        """Return the gradient of the weighted sum of losses with respect to the outputs.
 
-        Edge cases: a target outside of the classes raises, as in torch; target -100 has no loss.
+        The result has shape (batch, classes).
+
+        Edge cases: a target that is no class raises an error, as in torch; target -100 has no loss.
 
         Args:
             outputs: class scores (batch, classes).
@@ -62,10 +64,11 @@ def mse(outputs: Tensor, targets: Tensor) -> Tensor:
 
     Args:
         outputs: predictions (batch,) or (batch, k).
-        targets: true values, of as many columns as the outputs.
+        targets: true values, with as many columns as the outputs.
 
     Raises:
-        ModelError: outputs and targets differ in number per example; they are never broadcast.
+        ModelError: outputs and targets have different numbers per example; they are never
+            broadcast.
     """
     outputs, targets = to_columns(outputs, targets, "mse")
     return (outputs - targets).square().mean(dim=1)
@@ -76,17 +79,20 @@ def bce(outputs: Tensor, targets: Tensor) -> Tensor:
 
     Args:
         outputs: logits (batch,) or (batch, k).
-        targets: labels 0 or 1, of as many columns as the outputs.
+        targets: labels 0 or 1, with as many columns as the outputs.
 
     Raises:
-        ModelError: outputs and targets differ in number per example; they are never broadcast.
+        ModelError: outputs and targets have different numbers per example; they are never
+            broadcast.
     """
     outputs, targets = to_columns(outputs, targets, "bce")
     return F.binary_cross_entropy_with_logits(outputs, targets, reduction="none").mean(dim=1)
 
 
 def to_columns(outputs: Tensor, targets: Tensor, what: str) -> tuple[Tensor, Tensor]:
-    """Return outputs and targets as (batch, k) in the outputs' type; (batch,) becomes one column.
+    """Return outputs and targets in the shape (batch, k) and in the type of the outputs.
+
+    An array (batch,) becomes one column.
 
     Args:
         outputs: outputs of the model, (batch,) or (batch, ...).
@@ -117,7 +123,7 @@ def resolve_loss(name: str, base: Path) -> PerExampleLoss:
         base: the directory of the experiment file.
 
     Raises:
-        ModelError: there is no such loss. Errors of a user's loss are found by `check_loss`.
+        ModelError: there is no such loss. `check_loss` finds errors inside a user's loss.
     """
     if name in _BUILT_IN:
         return _BUILT_IN[name]
@@ -138,9 +144,10 @@ def resolve_loss(name: str, base: Path) -> PerExampleLoss:
 def check_loss(
     loss: PerExampleLoss, outputs: Tensor, targets: Tensor, *, name: str = "model.loss"
 ) -> None:
-    """Check on a few examples that each has one finite loss that no other example changes.
+    """Check that each example has one finite loss, which no other example changes.
 
-    A loss that couples the examples of a batch would void the clipping bound and with it ε.
+    The check runs on 2 or 3 examples. A loss that couples the examples of a batch would invalidate
+    the clipping bound and so ε.
 
     Args:
         loss: the loss.

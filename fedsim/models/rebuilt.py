@@ -1,4 +1,4 @@
-"""Zeroth-order models, which are rebuilt from the coefficients of public directions."""
+"""Models of zeroth-order training, which are rebuilt from coefficients of public directions."""
 
 import numpy as np
 import torch
@@ -11,17 +11,17 @@ from fedsim.zeroth_order.settings import ZerothOrderSettings
 
 
 class RebuiltModel(LocalBase):
-    """The base of a model whose whole initial values stay with each party.
+    """The local base of a zeroth-order model: all initial values stay on each party.
 
-    The values that are sent are the coefficients of all rounds. The trained values are the initial
-    values plus the sum of coefficient times direction, added up in the order of rounds, steps and
-    directions, on the CPU.
+    Only the coefficients of all rounds are sent. The trained values are the initial values plus the
+    sum of coefficient times public direction. The sum is computed on the CPU, in the order of
+    rounds, steps and directions.
 
     Args:
         model: the initial model.
-        settings: settings of the directions.
+        settings: settings of the public random directions.
         seed: the experiment's seed.
-        steps: K, the number of steps of a round.
+        steps: number of steps of a round.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class RebuiltModel(LocalBase):
         self._values = self._start.copy()
 
     def to_wire(self, state: dict[str, Tensor]) -> None:
-        """Replace a `state_dict` by the coefficients of all rounds and the digest, in place."""
+        """Replace a `state_dict` by the coefficients of all rounds and a digest, in place."""
         state.clear()
         state[COEFFICIENTS] = torch.from_numpy(self.rounds.copy())
         state[BASE_DIGEST] = self.digest.clone()
@@ -49,7 +49,8 @@ class RebuiltModel(LocalBase):
         """Replace received coefficients of all rounds by the trained values, in place.
 
         Raises:
-            OtherBaseError: the coefficients belong to another initial model, or to other steps.
+            OtherBaseError: the sender has another initial model, or another number of steps or
+                directions.
         """
         super().from_wire(state)
         rounds = state.pop(COEFFICIENTS).cpu().numpy()

@@ -34,7 +34,7 @@ class LoraSettings(Settings):
 
     @property
     def scale(self) -> float:
-        """Factor of an adapter's output: alpha / rank."""
+        """Factor by which an adapter's output is multiplied: alpha / rank."""
         return 1.0 if self.alpha is None else self.alpha / self.rank
 
 
@@ -76,12 +76,12 @@ class ModelSettings(Settings):
 
     @property
     def has_local_base(self) -> bool:
-        """Whether each party builds the frozen values, and messages have only trained values."""
+        """Whether messages have the trained values only, and each party builds the frozen ones."""
         return bool(self.train) or self.lora is not None
 
     @property
     def public_parts(self) -> dict[str, Any] | None:
-        """The settings of public parts: features, init, freeze, train, lora; None without any."""
+        """Settings of features, init, freeze, train and lora that are in use; None if none is."""
         parts = {
             "features": [feature.name for feature in self.features],
             "init": self.init,

@@ -1,4 +1,4 @@
-"""Tasks (classification, labels, regression): checks of outputs and targets, and their metrics."""
+"""Tasks (classification, labels, regression): checks of outputs and targets, and task metrics."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ Targets = NDArray[np.int64] | NDArray[np.float32]
 
 
 class Task(Protocol):
-    """The meaning of a model's outputs and targets, with checks and metrics."""
+    """A kind of prediction, which says what outputs and targets mean, with checks and metrics."""
 
     name: ClassVar[TaskName]
 
@@ -29,15 +29,15 @@ class Task(Protocol):
         ...
 
     def check(self, targets: Targets) -> None:
-        """Raise ModelError if the targets do not fit this task."""
+        """Check that the targets fit this task; raise ModelError if not."""
         ...
 
     def check_outputs(self, outputs: Tensor) -> None:
-        """Raise ModelError if outputs (batch, ...) do not have the shape of predictions."""
+        """Check that outputs (batch, ...) have the shape of predictions; else raise ModelError."""
         ...
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the scores of a batch, float64; `metrics` takes their sum over all batches.
+        """Return the intermediate scores of a batch, float64, whose sum `metrics` uses.
 
         Args:
             outputs: the model's outputs (batch, ...).
@@ -49,7 +49,7 @@ class Task(Protocol):
         """Return the metrics by name.
 
         Args:
-            scores: the sum of `score` over all batches.
+            scores: sum of the results of `score` over all batches.
             targets: targets of all examples.
         """
         ...
@@ -63,7 +63,7 @@ class Classification:
     name: ClassVar[TaskName] = "classification"
 
     def check(self, targets: Targets) -> None:
-        """Raise ModelError unless targets are classes 0, ..., num_outputs - 1."""
+        """Check that targets are classes 0, ..., num_outputs - 1; raise ModelError if not."""
         if targets.dtype != np.int64 or targets.ndim != 1:
             raise ModelError(
                 f"classification needs whole-number targets (n,), got {targets.dtype} of shape "
@@ -76,7 +76,7 @@ class Classification:
             )
 
     def check_outputs(self, outputs: Tensor) -> None:
-        """Raise ModelError unless outputs have shape (batch, num_outputs or more)."""
+        """Check that outputs have shape (batch, num_outputs or more); raise ModelError if not."""
         if outputs.ndim != 2 or outputs.shape[1] < self.num_outputs:
             raise ModelError(
                 f"the model's outputs must have shape (batch, {self.num_outputs}), one score for "
@@ -85,23 +85,23 @@ class Classification:
             )
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the number of correct predictions (1,)."""
+        """Return the number of correct predictions in the batch, shape (1,)."""
         return (outputs.argmax(dim=1) == targets).sum(dtype=torch.float64)[None]
 
     def metrics(self, scores: Tensor, targets: Targets) -> dict[str, float]:
-        """Return `accuracy`: the fraction of correct predictions."""
+        """Return the metric `accuracy`, the fraction of correct predictions."""
         return {"accuracy": scores[0].item() / len(targets)}
 
 
 @dataclass(frozen=True)
 class Labels:
-    """The task with binary labels, predicted by logit > 0; metric accuracy over all labels."""
+    """The task with binary labels; a logit > 0 predicts label 1, and the metric is accuracy."""
 
     num_outputs: int
     name: ClassVar[TaskName] = "labels"
 
     def check(self, targets: Targets) -> None:
-        """Raise ModelError unless every target is 0 or 1."""
+        """Check that every target is 0 or 1; raise ModelError if not."""
         if not np.isin(targets, (0, 1)).all():
             wrong = targets[~np.isin(targets, (0, 1))][0]
             raise ModelError(
@@ -110,40 +110,40 @@ class Labels:
             )
 
     def check_outputs(self, outputs: Tensor) -> None:
-        """Raise ModelError unless there is one logit per label."""
+        """Check that there is one logit per label; raise ModelError if not."""
         _check_columns(outputs, self.num_outputs, "label")
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the number of correct labels (1,)."""
+        """Return the number of correct labels in the batch, shape (1,)."""
         logits, labels = to_columns(outputs, targets, "accuracy")
         return ((logits > 0) == (labels > 0.5)).sum(dtype=torch.float64)[None]
 
     def metrics(self, scores: Tensor, targets: Targets) -> dict[str, float]:
-        """Return `accuracy`: the fraction of correct labels."""
+        """Return the metric `accuracy`, the fraction of correct labels."""
         return {"accuracy": scores[0].item() / targets.size}
 
 
 @dataclass(frozen=True)
 class Regression:
-    """The task with real targets; metrics mean squared error and R²."""
+    """The task with real-valued targets; the metrics are mean squared error and R²."""
 
     num_outputs: int
     name: ClassVar[TaskName] = "regression"
 
     def check(self, targets: Targets) -> None:
-        """Accept any numbers."""
+        """Accept all targets, as any number is valid."""
 
     def check_outputs(self, outputs: Tensor) -> None:
-        """Raise ModelError unless there is one output per target."""
+        """Check that there is one output per target; raise ModelError if not."""
         _check_columns(outputs, self.num_outputs, "target")
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the squared error of each column, summed over the batch, (k,)."""
+        """Return the squared error of each column, summed over the batch, shape (k,)."""
         predicted, actual = to_columns(outputs.double(), targets, "mse")
         return (predicted - actual).square().sum(dim=0)
 
     def metrics(self, scores: Tensor, targets: Targets) -> dict[str, float]:
-        """Return `mse` and `r2`, averaged over columns.
+        """Return the metrics `mse` and `r2`, averaged over columns.
 
         As in scikit-learn, r2 of a constant column is 1 if every prediction is exact, else 0.
         """
@@ -157,10 +157,10 @@ class Regression:
 
 
 def task_for(loss_name: str, targets: Targets, *, num_classes: int | None = None) -> Task:
-    """Return the task of a loss and its targets.
+    """Return the task (kind of prediction) that fits a loss and its targets.
 
-    `cross_entropy` means classification, `bce` labels, `mse` regression. A user's loss function
-    means classification for whole-number targets >= 0 and regression for others.
+    `cross_entropy` means classification, `bce` means labels, `mse` means regression. A user's loss
+    function means classification for whole-number targets >= 0 and regression for others.
 
     Args:
         loss_name: the setting `model.loss`.
@@ -213,11 +213,11 @@ def evaluate(
     """Return the mean `loss` and the task's metrics (`accuracy`, or `mse` and `r2`).
 
     Args:
-        model: the model; it runs in eval mode, then its training modes are restored.
+        model: the model. It runs in eval mode; afterwards its training modes are restored.
         loss: the loss, which returns one value per example.
         task: the task that scores the outputs (`task_for`).
         examples: the evaluation set.
-        batch_size: number of examples per forward pass; changes memory and speed only.
+        batch_size: number of examples per forward pass; it changes memory and speed only.
         device: device to which the model is moved; None keeps the model's device.
 
     Raises:
@@ -245,10 +245,10 @@ def evaluate_with_outputs(
     *,
     device: torch.device | str | None = None,
 ) -> tuple[dict[str, float], Tensor]:
-    """Return the metrics of `evaluate`, and the model's outputs (n, ...) on the CPU.
+    """Return the loss and metrics as `evaluate` does, and the model's outputs (n, ...) on the CPU.
 
     Args:
-        model: the model; it runs in eval mode, then its training modes are restored.
+        model: the model. It runs in eval mode; afterwards its training modes are restored.
         loss: the loss, which returns one value per example.
         task: the task that scores the outputs (`task_for`).
         examples: the evaluation set.
@@ -301,7 +301,7 @@ def _evaluate(
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Set a model to eval mode within the context, then restore the mode of every module."""
+    """Set a model to eval mode in the `with` block, then restore the mode of every module."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

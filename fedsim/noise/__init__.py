@@ -1,1 +1,1 @@
-"""Integer Gaussian noise of standard deviation 2²⁴, and the release of sums on its grid."""
+"""Integer Gaussian noise of standard deviation 2²⁴, and the release of sums rounded to integers."""

@@ -1,4 +1,4 @@
-"""Release of noisy sums in one pass over the values, compiled by numba (the extra `fast`).
+"""Release of noisy sums in one pass over the values, compiled by numba (pip extra `fast`).
 
 The results have the same bits as those of `release_` without numba, since all operations are on
 integers and float64. The compiled loops take half the time, as intermediate results stay in
@@ -32,9 +32,9 @@ Kernels = tuple[Callable[..., Any], Callable[..., Any]]
 
 
 class Demand:
-    """Counts the values that a process releases, to decide when to start numba.
+    """Counter of the values that a process has released, which decides when to start numba.
 
-    The decision changes the speed and no bit of a result.
+    The decision changes only the speed, never a result.
 
     Attributes:
         values: number of values released so far.
@@ -44,7 +44,7 @@ class Demand:
         self.values = 0
 
     def kernels(self, values: int) -> Kernels | None:
-        """Return the compiled loops; None while the process has released too few values.
+        """Return the compiled loops, or None if the process has released too few values so far.
 
         Args:
             values: number of values of the next release.
@@ -55,7 +55,7 @@ class Demand:
 
 @lru_cache(maxsize=1)
 def kernels() -> Kernels | None:
-    """Return the compiled loops (choose, add); None if numba is not installed."""
+    """Return the compiled loops (choose, add); None without numba or on a big-endian processor."""
     if sys.byteorder != "little" or find_spec("numba") is None:
         return None
     from numba import njit
@@ -75,17 +75,17 @@ def release_rows(
     scales: Sequence[tuple[slice, Sequence[float]]],
     into: np.ndarray,
 ) -> None:
-    """Overwrite a tensor with noisy sums: (clip(rint(sums)) + noise) · scale.
+    """Write noisy sums, (clip(rint(sums)) + noise) · scale, into an array.
 
     Guarantee: the noise is that of `spline.fill_rows`, and the result has the same bits as without
     numba.
 
     Args:
         compiled: the compiled loops of `kernels`.
-        streams: two keystreams of each row: random words, and further bits that few words need.
-        sums: sums (K, n) in steps of the grid, contiguous in each row.
-        scales: pairs (slice of the n values, its scale for each of the K rows).
-        into: the result (K, n), contiguous in each row, in other memory than `sums`.
+        streams: two keystreams of each row: random words, and further random bits for a few values.
+        sums: sums (K, n) in units of the integer grid, contiguous in each row.
+        scales: pairs (slice of the n values, scale of these values for each of the K rows).
+        into: the result (K, n), contiguous in each row; it must not share memory with `sums`.
     """
     choose, add = compiled
     memory = Memory.of(sums.shape[1])

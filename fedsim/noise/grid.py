@@ -1,6 +1,6 @@
-"""The grid on which noisy sums are released, and the effective noise multiplier on it.
+"""Rounding of noisy sums to an integer grid, and the noise multiplier that accounts for it.
 
-One standard deviation of the noise has 2²⁴ steps of the grid. Theorem and proof:
+One step of the grid is 2⁻²⁴ standard deviations of the noise. Theorem and proof:
 docs/explain/proofs.md.
 """
 
@@ -27,18 +27,18 @@ class SumRounding:
     """Bound on the rounding error of a sum of clipped gradients, in float32 or float64.
 
     Guarantee: a computed sum of the contributions of at most n examples, each of norm at most C, is
-    within `error` · C of the exact sum, in any order of addition, where batches of at most `rows`
+    within `error` · C of the exact sum, in any order of addition. Batches of at most `rows`
     examples are added in float32 and all larger ones in float64.
 
-    - float32: a contribution is multiplied out, added with at most `SUM_HEIGHT` = h rows at once,
-      and then with at most R / h such runs: R γ(h + R / h + 2), with γ(m) = m u / (1 − m u) and
-      u = 2⁻²⁴ (Higham 2002, section 3.1). Underflow costs less than 2⁻¹⁰⁰ steps.
-    - float64: a contribution passes through at most n additions within padded batches, and one for
-      each padded batch: n (2 n + 16) 2⁻⁵³ (section 4.2).
+    - float32: contributions are added in runs of at most `SUM_HEIGHT` = h examples, and then the at
+      most R / h runs are added. The error is R γ(h + R / h + 2), with γ(m) = m u / (1 − m u) and
+      u = 2⁻²⁴ (Higham 2002, section 3.1). Underflow costs less than 2⁻¹⁰⁰ grid steps.
+    - float64: a contribution passes through at most n additions within padded batches, and one more
+      for each padded batch. The error is n (2 n + 16) 2⁻⁵³ (section 4.2).
 
     Attributes:
-        rows: largest number of examples R in a batch that is added in float32; 0 if float32 is not
-            used.
+        rows: largest number R of examples in a batch that is added in float32. The value 0 means
+            that float32 is not used.
         error: largest error e of a sum, in units of the clip norm C.
     """
 
@@ -47,14 +47,14 @@ class SumRounding:
 
     @classmethod
     def of(cls, examples: int, rows: int) -> Self:
-        """Return the rounding of sums over a client's batches.
+        """Return the bound on the rounding error of sums over a client's batches.
 
-        Float32 lowers the effective noise multiplier by twice its error, relatively; where that is
-        more than 2⁻⁸, it is not used.
+        Float32 lowers the effective noise multiplier by the fraction 2 · error. It is not used if
+        that fraction exceeds 2⁻⁸.
 
         Args:
             examples: public limit n on the number of examples in a batch.
-            rows: public number of rows R of a client in a padded batch.
+            rows: public number R of a client's examples in a padded batch.
         """
         rows, double = min(examples, rows), examples * (2.0 * examples + 16.0) * 2.0**-53
         operations = min(rows, SUM_HEIGHT) + math.ceil(rows / SUM_HEIGHT) + 2
@@ -78,22 +78,23 @@ def effective_multiplier(
     column_norm: float = 1.0,
     bands: int = 1,
 ) -> float:
-    """Return the effective noise multiplier z' ≤ z that a release on the grid is charged with.
+    """Return the effective noise multiplier z' ≤ z, which covers rounding to the integer grid.
 
-    Guarantee: an example moves the integers f = rint(S) of a sum S by at most 2²⁴ / z' in L2 norm,
-    so f with rounded normals of deviation 2²⁴ is a function of a Gaussian release with z': z' = z /
-    (1 + 2 e + z √d 2⁻²⁴), rounded down.
+    Guarantee: an example moves the integers f = rint(S) of a sum S by at most 2²⁴ / z' in L2 norm.
+    So f plus rounded normals of standard deviation 2²⁴ is a function of a Gaussian release with
+    noise multiplier z' = z / (1 + 2 e + z √d 2⁻²⁴), rounded down.
 
     With correlated noise, an example moves the releases of its step and of the b − 1 steps after it
-    by at most 2²⁴ / z' together, with z' = z / (‖c‖ (1 + 2 e + z √d 2⁻²⁴) + z √((b − 1) d) 2⁻²⁴),
-    since each of the later steps rounds once more (docs/howto/correlated_noise.md).
+    by at most 2²⁴ / z' together. Each of the later steps rounds once more, so
+    z' = z / (‖c‖ (1 + 2 e + z √d 2⁻²⁴) + z √((b − 1) d) 2⁻²⁴) (docs/howto/correlated_noise.md).
 
     Args:
         noise_multiplier: nominal noise multiplier z ≥ 0 of a group of values.
         dimensions: number of values d in the group.
         error: rounding error e of their sum, in clip norms (see `SumRounding`).
-        column_norm: column norm ‖c‖ of correlated noise (`NoiseCorrelation`); 1 without.
-        bands: number of bands b of correlated noise; 1 without.
+        column_norm: column norm ‖c‖ of correlated noise (`NoiseCorrelation`); 1 for independent
+            noise.
+        bands: number of bands b of correlated noise; 1 for independent noise.
     """
     if noise_multiplier == 0.0:
         return 0.0
@@ -103,7 +104,7 @@ def effective_multiplier(
 
 
 def nominal_multiplier(wanted: float, nominal: float, effective: Callable[[float], float]) -> float:
-    """Return a nominal noise multiplier whose effective noise multiplier is large enough.
+    """Return a nominal noise multiplier whose effective noise multiplier is at least `wanted`.
 
     Args:
         wanted: smallest effective noise multiplier to reach.
@@ -111,7 +112,7 @@ def nominal_multiplier(wanted: float, nominal: float, effective: Callable[[float
         effective: function from a nominal to its effective noise multiplier.
 
     Raises:
-        ValueError: no nominal multiplier suffices, as the model has too many values for the grid.
+        ValueError: no nominal multiplier suffices: rounding the model's values costs too much.
     """
     for _ in range(_MOST_TRIALS):
         reached = effective(nominal)

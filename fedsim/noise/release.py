@@ -1,7 +1,7 @@
-"""Release of clipped sums on the grid: sums are rounded, integer noise is added, and then scaled.
+"""Release of clipped sums: they are rounded to integers, integer noise is added, then scaled.
 
 After the noise is added, every operation is a function of the released integers. So the scale, the
-type of the result and its rounding reveal nothing more about the data.
+type and the rounding of the result reveal nothing more about the data.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,15 +20,15 @@ Scales = Sequence[tuple[slice, Tensor]]
 def release_(
     sums: Tensor, noises: Sequence[NoiseSource | None], scales: Scales, into: Tensor
 ) -> None:
-    """Overwrite a tensor with noisy sums: (rint(sums) + noise) · scale.
+    """Write noisy sums, (rint(sums) + noise) · scale, into a tensor.
 
     Guarantee: a row with noise is a function of integers: its rounded sums, limited to ±2⁵¹, plus
-    the draws of its source. A row without a source is sums · scale and has no privacy.
+    the draws of its noise source. A row without a noise source is sums · scale and has no privacy.
 
     Args:
-        sums: sums (K, size), float32 or float64, in steps of the grid; overwritten.
+        sums: sums (K, size), float32 or float64, in units of the integer grid; overwritten.
         noises: noise source of each row; None for a row without noise.
-        scales: length of a grid step for each row, by slice of the values.
+        scales: pairs (slice of the values, length of a grid step for each row).
         into: the result (K, size), of any floating-point type.
     """
     compiled = _kernels_for(sums, into)

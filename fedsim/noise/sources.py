@@ -1,8 +1,8 @@
-"""Sources of Gaussian noise as integers, from a key (reproducible) or from the operating system.
+"""Sources of integer Gaussian noise, from a key (reproducible) or from the operating system.
 
-A draw is a normal of standard deviation 2²⁴, rounded to an integer: noise on the grid of
-`fedsim.noise.release`. Draws are below 2³⁰, so float64 holds them, and their sums
-with numbers below 2⁵², exactly.
+A draw is a normal of standard deviation 2²⁴, rounded to an integer; `fedsim.noise.release` adds it
+to integer sums. Draws are below 2³⁰. So float64 holds them exactly, and also their sums with
+numbers below 2⁵².
 
 Edge cases of a source's `fill_`:
 
@@ -35,9 +35,9 @@ _ZEROS = memoryview(bytes(1 << 17))  # the plaintext, of a size that stays in th
 class Keystream:
     """Stream of pseudorandom bytes from a key: zeros encrypted by AES-GCM, without its tag.
 
-    GCM encrypts in counter mode: block i under nonce s is AES(s as 12 bytes, i + 2 as 4 bytes). Its
-    implementations encrypt several blocks at once, and those of plain counter mode do not yet. The
-    nonces are 0, 1, 2, ..., one for each 32 GiB. A key is for one stream only.
+    GCM encrypts in counter mode: block i under nonce s is AES(s as 12 bytes, i + 2 as 4 bytes). GCM
+    is used because its implementations encrypt several blocks at once, unlike those of plain
+    counter mode. The nonces are 0, 1, 2, ..., one for each 32 GiB. A key is for one stream only.
 
     Args:
         key: AES key of 16 or 32 bytes.
@@ -61,7 +61,7 @@ class Keystream:
 
 
 class NoiseSource(ABC):
-    """Source of a client's noise: independent integers with the law of rounded N(0, 2⁴⁸)."""
+    """Source of a client's noise: independent integers distributed as rounded N(0, 2⁴⁸)."""
 
     @abstractmethod
     def fill_(self, values: Tensor) -> Tensor:
@@ -73,11 +73,11 @@ class NoiseSource(ABC):
 
 
 class KeystreamNoise(NoiseSource):
-    """Source of noise that `spline` computes on the CPU from the bytes of two keystreams."""
+    """Source of noise that the sampler in `spline` computes on the CPU from two keystreams."""
 
     @abstractmethod
     def keystreams(self) -> tuple[Keystream, Keystream]:
-        """Return the stream of random words, and the stream of further bits that few words need."""
+        """Return two keystreams: random words, and the further random bits for a few values."""
 
     def fill_(self, values: Tensor) -> Tensor:
         """Fill a float64 tensor in place with independent draws and return it.
@@ -101,9 +101,9 @@ class SeededNoise(KeystreamNoise):
     and rounds: among 10^9 streams, two are equal with probability 1e-21.
 
     On CUDA the device's counter-based generator draws rounded normals on the GPU, without a
-    synchronization; nothing is proven about their law. Its seed has 63 bits of the same key: among
-    10^6 streams, two are equal with probability 1e-7. The numbers differ between the CPU and each
-    kind of GPU.
+    synchronization. Nothing is proven about their distribution. The generator's seed has 63 bits of
+    the same key: among 10^6 streams, two are equal with probability 1e-7. The numbers differ
+    between the CPU and each kind of GPU.
 
     Args:
         key: 32 bytes, used for this source only (`fedsim.core.streams.stream_key`).
@@ -124,7 +124,7 @@ class SeededNoise(KeystreamNoise):
         self._generator: torch.Generator | None = None
 
     def keystreams(self) -> tuple[Keystream, Keystream]:
-        """Return the stream of random words, and the stream of further bits that few words need."""
+        """Return two keystreams: random words, and the further random bits for a few values."""
         return self._streams
 
     def fill_(self, values: Tensor) -> Tensor:
@@ -142,19 +142,19 @@ class SeededNoise(KeystreamNoise):
 
 
 class SecureNoise(KeystreamNoise):
-    """Source of unpredictable noise, by AES-256 with keys from the operating system.
+    """Source of unpredictable noise, made by AES-256 with keys from the operating system.
 
     The noise cannot be repeated, and a forked process draws new keys. Noise for a GPU is computed
     on the CPU and copied.
 
-    Guarantee: the law of a draw is that of `spline`, to the last bit, on every processor.
+    Guarantee: a draw has exactly the distribution of the sampler in `spline`, on every processor.
     """
 
     def __init__(self) -> None:
         self._process = -1
 
     def keystreams(self) -> tuple[Keystream, Keystream]:
-        """Return the stream of random words, and the stream of further bits that few words need."""
+        """Return two keystreams: random words, and the further random bits for a few values."""
         if self._process != os.getpid():  # a fork's parent and child would draw the same noise
             keys = os.urandom(KEY_BYTES), os.urandom(KEY_BYTES)
             self._streams = Keystream(keys[0]), Keystream(keys[1])
@@ -166,7 +166,7 @@ class SecureNoise(KeystreamNoise):
 
 
 class NoNoise(NoiseSource):
-    """Source of zeros, for a release whose noise is added by another party."""
+    """Source of zeros, for a release to which another party adds the noise."""
 
     def fill_(self, values: Tensor) -> Tensor:
         """Fill a float64 tensor in place with zeros and return it.
@@ -179,17 +179,18 @@ class NoNoise(NoiseSource):
 
 
 def secret_stream() -> np.random.Generator:
-    """Return an unpredictable random generator, seeded by 128 bits from the operating system.
+    """Return an unpredictable numpy generator, seeded by 128 bits from the operating system.
 
-    It is for the draw of batches, which no adversary sees. Released noise comes from `SecureNoise`.
+    It draws batches, which no adversary sees. Released noise comes from `SecureNoise` instead.
     """
     return generator_of(os.urandom(KEY_BYTES))
 
 
 def fill_rows_(sources: Sequence[NoiseSource], rows: Tensor) -> None:
-    """Fill each row of a tensor in place with draws of its source.
+    """Fill each row of a tensor in place with draws of the row's noise source.
 
-    The draws are those of the source's `fill_`. Short rows are computed together, which is faster.
+    The draws are those that the source's `fill_` would make. Short rows are computed together,
+    which is faster.
 
     Args:
         sources: noise source of each row.
@@ -206,7 +207,7 @@ def fill_rows_(sources: Sequence[NoiseSource], rows: Tensor) -> None:
 def keystreams_of(
     sources: Sequence[NoiseSource | None],
 ) -> list[tuple[Keystream, Keystream]] | None:
-    """Return the keystreams of each source; None if a source does not draw from keystreams."""
+    """Return both keystreams of each source; None if some source does not draw from keystreams."""
     streams = [source.keystreams() for source in sources if isinstance(source, KeystreamNoise)]
     return streams if len(streams) == len(sources) else None
 

@@ -4,20 +4,21 @@ A value is
 
     Z = 2¹⁶ c + u₁ + u₂ + u₃ + u₄ - 2 (2¹⁶ - 1)
 
-with uᵢ independent, uniform on 0 ... 2¹⁶ - 1, and c a discrete Gaussian on -4095 ... 4095. The four
-uniforms are a cubic B-spline, so the law of Z is a spline that interpolates the normal density
-between multiples of 2¹⁶. Its probabilities are those of rint(N(0, 2⁴⁸)) up to a factor 1 + r with
-|r| about 2⁻³² |He₄(x)| / 384 at x standard deviations (docs/explain/proofs.md);
-`fedsim.accountant.sampler_slack` is the cost of r in ε and δ.
+with uᵢ independent, uniform on 0 ... 2¹⁶ - 1, and the centre c a discrete Gaussian on -4095 ...
+4095. The sum of the four uniforms has a cubic B-spline as its distribution. So the distribution of
+Z is a spline that interpolates the normal density between multiples of 2¹⁶. Its probabilities are
+those of rint(N(0, 2⁴⁸)) up to a factor 1 + r, with |r| about 2⁻³² |He₄(x)| / 384 at x standard
+deviations (docs/explain/proofs.md). `fedsim.accountant.sampler_slack` computes the cost of r in ε
+and δ.
 
-The centres c are drawn by Walker's alias method. A column of the table holds two centres and a
+The centres are drawn by Walker's alias method. A column of its table holds two centres and a
 threshold between them. A uniform column and a uniform number below the column's capacity select a
 centre. Every probability is a multiple of 2⁻²²⁴. The table is computed in integers of unlimited
 length, so it is the same on every processor.
 
-A row of n values takes 12 n bytes of its keystream: n words of 4 bytes (13 bits are a column of the
-table of centres, 19 bits are compared with its threshold), then four times n words of 2 bytes. All
-are little-endian on every processor.
+A row of n values takes 12 n bytes of its keystream. First come n words of 4 bytes: 13 bits select a
+column of the table, 19 bits are compared with its threshold. Then come four times n words of 2
+bytes. All words are little-endian on every processor.
 """
 
 import functools
@@ -37,11 +38,11 @@ ZERO_COLUMN = MAX_CENTRE + 1  # column i is centre i - ZERO_COLUMN; column 0 has
 
 @dataclass(frozen=True)
 class CentreTable:
-    """Alias table of the centres, with 8,192 columns.
+    """Alias table, with 8,192 columns, from which the sampler draws centres of noise values.
 
     Attributes:
-        packed: uint32 (8192,), read-only: column of the second centre · 2¹⁹ + the first 19 bits of
-            the threshold.
+        packed: uint32 (8192,), read-only, one number for each column. It is the column of the
+            second centre · 2¹⁹ + the first 19 bits of the threshold.
         extensions: the last 192 bits of each threshold.
     """
 
@@ -51,7 +52,7 @@ class CentreTable:
 
 @functools.cache
 def centre_table() -> CentreTable:
-    """Return the alias table of the centres, which the first call computes in about 20 ms.
+    """Return the alias table of the noise values' centres; the first call computes it in 20 ms.
 
     Guarantee: the total variation distance to the discrete Gaussian, cut off at ±4095, is below
     2⁻²¹⁰.
@@ -70,8 +71,8 @@ def centre_table() -> CentreTable:
 def discrete_gaussian(numerator: int, denominator: int, limit: int, bits: int) -> list[int]:
     """Return integer weights of a discrete Gaussian on -limit ... limit that add up to 2^bits.
 
-    Each weight is rounded down, and the remainder is added to the weight of 0: the total variation
-    distance to the Gaussian on these integers is below (2 · limit + 2) 2^-bits.
+    Each weight is rounded down, and the remainder is added to the weight of 0. So the total
+    variation distance to the Gaussian on these integers is below (2 · limit + 2) 2^-bits.
 
     Args:
         numerator: numerator of the Gaussian's variance parameter, which is at least 1.
@@ -94,18 +95,18 @@ def discrete_gaussian(numerator: int, denominator: int, limit: int, bits: int) -
 
 
 def alias_columns(weights: Sequence[int], capacity: int) -> tuple[list[int], list[int]]:
-    """Return the columns of Walker's alias method: thresholds and second indices.
+    """Return the columns of Walker's alias method as two lists: thresholds and second indices.
 
     Column i selects index i with probability threshold / capacity, and otherwise its second index.
 
-    Guarantee: exact. The shares of an index in all columns add up to its weight.
+    Guarantee: the method is exact. The shares of an index in all columns add up to its weight.
 
     Args:
         weights: weight of each index, a whole number; their sum is capacity · len(weights).
         capacity: sum of the two shares of a column.
 
     Raises:
-        ValueError: the weights have another sum.
+        ValueError: the sum of the weights is not capacity · len(weights).
 
     Source: Walker 1977; Vose 1991.
     """
@@ -158,10 +159,10 @@ class ByteStream(Protocol):
 
 
 def fill_rows(streams: Sequence[tuple[ByteStream, ByteStream]], into: np.ndarray) -> None:
-    """Fill each row of an array with the next noise values from its streams.
+    """Fill each row of an array with the next noise values from the row's two streams.
 
     Args:
-        streams: two streams of each row: random words, and further bits that few words need.
+        streams: two streams of each row: random words, and further random bits for a few values.
         into: array (rows, cols), float64, to overwrite.
     """
     memory = Memory.of(into.size)
@@ -174,7 +175,7 @@ def fill_rows(streams: Sequence[tuple[ByteStream, ByteStream]], into: np.ndarray
 def chunks(rows: int, cols: int) -> Iterator[tuple[slice, slice]]:
     """Yield slices (rows, columns) that cut a table into chunks of at most `CHUNK_VALUES` values.
 
-    A chunk has whole rows where rows are shorter than that.
+    A chunk consists of whole rows if a row has at most that many values.
 
     Args:
         rows: number of rows of the table.
@@ -189,13 +190,13 @@ def chunks(rows: int, cols: int) -> Iterator[tuple[slice, slice]]:
 
 @dataclass(frozen=True)
 class Memory:
-    """Reusable memory for the words and intermediate results of a chunk, as new memory is slow.
+    """Reusable work arrays for one chunk of values; allocating new memory would be slow.
 
     Attributes:
         words: random words as bytes, uint8 (12 · size,).
-        columns: columns of the table of centres (size,).
-        tables: three intermediate results, uint32 (3, size).
-        equal: whether each word's bits equal those of its threshold, bool (size,).
+        columns: column of the table of centres for each value, (size,).
+        tables: three arrays of intermediate results, uint32 (3, size).
+        equal: whether the compared bits of each word equal those of its threshold, bool (size,).
     """
 
     words: np.ndarray
@@ -205,7 +206,7 @@ class Memory:
 
     @classmethod
     def of(cls, values: int) -> Self:
-        """Return memory for the chunks of a table with this number of values."""
+        """Return work arrays for the chunks of a table with `values` values in total."""
         size = min(values, CHUNK_VALUES)
         tables = np.empty((3, size), np.uint32)
         return cls(
@@ -228,7 +229,7 @@ class Memory:
         return words
 
     def shaped(self, shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
-        """Return views of `columns`, the three `tables` and `equal` in a shape."""
+        """Return `columns`, the three `tables` and `equal` as views with the given shape."""
         every = (self.columns, *self.tables, self.equal)
         return tuple(array[: math.prod(shape)].reshape(shape) for array in every)
 
@@ -241,16 +242,16 @@ def spline_integers(
 ) -> None:
     """Convert random words to rounded normals of standard deviation 2²⁴.
 
-    Guarantee: for independent uniform bytes, the values are independent, and each has the law of
-    docs/explain/proofs.md exactly. They are whole numbers below 2²⁸ + 2¹⁸ in size.
+    Guarantee: for independent uniform bytes, the values are independent, and each has exactly the
+    distribution in docs/explain/proofs.md. They are whole numbers below 2²⁸ + 2¹⁸ in size.
 
     Args:
         words: random words, uint8 (rows, 12 · cols), C-contiguous; not changed.
-        extension: returns the stream of further bits of row i, under another key than its words.
-            24 bytes are read for each value whose word equals its threshold in 19 bits, which is
-            one value in 2¹⁹, in the order of the row's values.
-        into: array (rows, cols), float64, of at most a chunk, to overwrite.
-        memory: memory for at least as many values.
+        extension: function that returns the stream of further bits of row i, made with another key
+            than the words. 24 bytes are read for each value whose word equals its threshold in 19
+            bits (one value in 2¹⁹), in the order of the row's values.
+        into: array (rows, cols), float64, to overwrite; at most `CHUNK_VALUES` values.
+        memory: work arrays for at least as many values.
     """
     cols = into.shape[1]
     values = _centres(words[:, : 4 * cols].view(_WORD), extension, memory)

@@ -1,8 +1,9 @@
-"""The board of a PATE run: the public tensors that the server sends to clients for a vote.
+"""The public tensors of a PATE run, called the board, which the server sends to clients for a vote.
 
-The board takes the place of the global model. Its trained tensor `votes` has a row for each query
-of a ballot and is 0 at the start of every round: a client's update is its votes. The other tensors
-are the results so far. All values on the board follow from charged releases and are public.
+The board takes the place of the global model. Its trained tensor `votes` has one row for each query
+that a round asks (a ballot), and is 0 at the start of every round. So a client's update is its
+votes. The other tensors are the results so far. All values on the board follow from charged
+releases and are public.
 """
 
 from collections.abc import Mapping
@@ -22,11 +23,11 @@ NOT_CHECKED = -1e30
 
 
 class Board(nn.Module):
-    """The tensors of the board, as a torch module.
+    """The public tensors of a PATE run (votes, shares and labels), as a torch module.
 
     Args:
-        rows: number of queries of the largest ballot.
-        queries: number of queries of the run.
+        rows: largest number of queries that a round asks.
+        queries: number of queries of the whole run.
         classes: number of classes.
     """
 
@@ -37,17 +38,17 @@ class Board(nn.Module):
         self.register_buffer(LABELS, torch.full((queries,), NO_LABEL, dtype=torch.int64))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the votes; clients do not train a board."""
+        """Return the votes; it is never called in training, as clients do not train a board."""
         return self.votes
 
 
 @dataclass(frozen=True)
 class Agenda:
-    """Decides which queries a ballot asks, as a public function of the round and the board.
+    """The public rule for which queries each round asks, given the results so far.
 
     Attributes:
-        ballots: sizes and noise of the ballots.
-        threshold: share of the votes that accepts a query.
+        ballots: numbers of queries and noise of the rounds that check and of those that vote.
+        threshold: share of the votes that a query's most frequent label needs to pass the check.
     """
 
     ballots: Ballots
@@ -55,18 +56,18 @@ class Agenda:
 
     @property
     def rows(self) -> int:
-        """Number of rows of the board, which is the number of queries of the largest ballot."""
+        """Largest number of queries that a round asks, which is the board's number of rows."""
         return max(self.ballots.check.queries, self.ballots.vote.queries)
 
     def asked(self, round_number: int, shares: NDArray[np.floating]) -> NDArray[np.int64]:
-        """Return the query of each row of the board (rows,), or -1 for a row that asks nothing.
+        """Return the number of the query in each row of the board (rows,); -1 for an unused row.
 
         A vote asks the first queries of a batch that passed the check, at most as many as every
         client is charged for. (Asking those with the clearest votes would select easy queries.)
 
         Args:
             round_number: number of the round from 1; odd rounds check, even rounds vote.
-            shares: largest noisy share of votes of each query (queries,).
+            shares: noisy share of votes of the most frequent label of each query (queries,).
         """
         size = self.ballots.check.queries
         start = (round_number - 1) // 2 * size
@@ -80,10 +81,10 @@ class Agenda:
 
 
 def shares_of(arrays: Mapping[str, np.ndarray]) -> NDArray[np.floating]:
-    """Return the largest noisy share of votes of each query (queries,), from the board's arrays."""
+    """Return the noisy vote share of each query's top label (queries,), from the board's arrays."""
     return arrays[SHARES]
 
 
 def labels_of(arrays: Mapping[str, np.ndarray]) -> NDArray[np.int64]:
-    """Return the label of each query (queries,), or `NO_LABEL` for a query without an answer."""
+    """Return each query's label (queries,), from the board's arrays; `NO_LABEL` if it has none."""
     return arrays[LABELS]

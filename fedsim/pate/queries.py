@@ -1,4 +1,4 @@
-"""The public queries of PATE: a part of the server's test set that does not score models."""
+"""The public queries of PATE, a part of the server's test set that is not used to score models."""
 
 from dataclasses import replace
 
@@ -11,9 +11,9 @@ MIN_TEST_EXAMPLES = 2  # private models are checked on at least two examples
 
 
 def with_queries(data: FederatedData, number: int, *, seed: int) -> tuple[FederatedData, Examples]:
-    """Draw the queries from the test set; return the data without them, and the queries.
+    """Draw queries from the test set; return the data without these queries, and the queries.
 
-    Queries keep their labels for the report; clients and student never see these.
+    Queries keep their labels for the report. Clients and student never see the labels.
 
     Args:
         data: the data of the experiment.

@@ -1,4 +1,4 @@
-"""The server of PATE, which turns noisy votes into accepted queries and then labels."""
+"""The server of PATE, which turns noisy votes first into accepted queries and then into labels."""
 
 import numpy as np
 
@@ -8,14 +8,15 @@ from fedsim.pate.board import LABELS, SHARES, VOTES, Agenda
 
 
 class Tally(Algorithm):
-    """The server's step of a PATE round: Confident-GNMax on noisy histograms.
+    """The server's algorithm of PATE: Confident-GNMax on noisy histograms of votes.
 
     The mean of the uploads is the mean of the clients' noisy votes. The results are post-processing
-    of this mean: the largest share in a check, the most frequent label in a vote.
+    of this mean. A round that checks keeps the largest share of votes; a round that votes keeps the
+    most frequent label.
 
     Args:
-        agenda: decides which queries a ballot asks.
-        is_noisy: whether votes are in units of the noise of their ballot.
+        agenda: the rule for which queries each round asks.
+        is_noisy: whether votes are in units of the noise of their round.
     """
 
     takes_weights = False
@@ -25,11 +26,11 @@ class Tally(Algorithm):
         self._agenda, self._is_noisy = agenda, is_noisy
 
     def server(self, state: ServerState, update: Update) -> ServerState:
-        """Return the server's state with the board after the round.
+        """Return the server's state after the round, with the results of the round on the board.
 
         Args:
-            state: the state before the round, with the board that clients voted on.
-            update: the board with the mean of the clients' votes.
+            state: the state before the round, with the board that clients received.
+            update: the mean of the clients' uploads, which are their votes.
         """
         board, number = state.values, state.round_number + 1
         unit = self._agenda.ballots.of_round(number).deviation if self._is_noisy else 1.0

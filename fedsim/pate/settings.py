@@ -1,4 +1,4 @@
-"""Settings of PATE: the section `pate:` of an experiment with `task: pate`."""
+"""Settings of PATE, the section `pate` of an experiment with `task: pate`."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
@@ -26,7 +26,7 @@ class StudentSettings(Settings):
 
     @property
     def local(self) -> LocalSettings:
-        """The student's settings in the form of settings of local training."""
+        """Settings of local training that are equivalent to the student's settings."""
         return LocalSettings(
             steps=self.steps,
             batch_size=self.batch_size,
@@ -77,14 +77,17 @@ class PateSettings(Settings):
 
     @property
     def most_answers(self) -> int:
-        """The largest number of queries that a run answers."""
+        """Largest number of queries that a run answers."""
         return self.queries if self.answers is None else self.answers
 
     def ballots(self, rounds: int) -> Ballots:
-        """Return the ballots of a run, which has two rounds for each batch of queries.
+        """Return the number of queries and the noise of each round, for a check and for a vote.
+
+        A run has these two rounds for each batch of queries.
 
         Args:
-            rounds: the setting `federation.rounds`, even; half of it divides queries and answers.
+            rounds: the setting `federation.rounds`, an even number; half of it is the number of
+                batches.
         """
         batches = max(1, rounds // 2)
         return Ballots(
@@ -94,7 +97,7 @@ class PateSettings(Settings):
 
     @property
     def votes(self) -> Mapping[str, Any]:
-        """The numbers of queries and the noise on a count, with the names of `privacy.json`."""
+        """Numbers of queries and noise on each count, with the names that `privacy.json` uses."""
         return {
             "queries": self.queries,
             "answers": self.most_answers,
@@ -103,7 +106,7 @@ class PateSettings(Settings):
         }
 
     def work(self, rounds: int, local: LocalSettings) -> str:
-        """Return a description of the run's work for its headline.
+        """Return a description of the run's work, for the run's headline.
 
         Args:
             rounds: number of rounds of the run.

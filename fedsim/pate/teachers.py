@@ -27,7 +27,7 @@ _BATCH = 1024  # queries in one forward pass
 
 @dataclass(frozen=True)
 class Trainer:
-    """Trains a model from its initial weights without noise.
+    """A trainer that trains a model from its initial weights without noise.
 
     Attributes:
         model: the model of the process; every training starts from the weights in `start`.
@@ -45,7 +45,7 @@ class Trainer:
     def of(
         cls, model: SharedModel, loss: PerExampleLoss, gradients: PerExampleGradients | None
     ) -> "Trainer":
-        """Return the trainer of a model that has its initial weights.
+        """Return the trainer of a model whose current weights are its initial weights.
 
         Args:
             model: the model.
@@ -60,7 +60,7 @@ class Trainer:
         Args:
             x: features (n, ...), n ≥ 1.
             y: targets (n,).
-            local: steps, batch size and optimizer.
+            local: settings of the training: steps, batch size and optimizer.
             key: key of the random streams.
         """
         self.model.load(self.start)
@@ -84,17 +84,17 @@ class Trainer:
 
 @dataclass(frozen=True)
 class Teachers:
-    """The teachers of all clients of a process, which vote on queries.
+    """The teachers of the clients in this process, which vote on queries.
 
-    Guarantee: a client's labels are a function of its own examples, the seed and public facts.
+    Guarantee: a client's labels are a function of its own examples, the seed and public values.
 
     Attributes:
-        trainer: trains a teacher.
+        trainer: trainer of the teachers.
         local: the section `local` of the experiment.
         seed: the experiment's seed.
         queries: features of the public queries (queries, ...).
         classes: number of classes.
-        agenda: decides which queries a ballot asks.
+        agenda: the rule for which queries each round asks.
         known: labels that trained teachers predict for all queries, by client. PRIVATE.
     """
 
@@ -113,12 +113,12 @@ class Teachers:
         round_number: int,
         board: Mapping[str, np.ndarray],
     ) -> NDArray[np.int64]:
-        """Return a client's label for each row of a ballot (rows,), or `NO_LABEL` for no vote.
+        """Return a client's label for each query that a round asks (rows,); `NO_LABEL` for no vote.
 
         Args:
             client: number of the client.
             data: the client's features (n, ...) and targets (n,).
-            round_number: the round of the ballot.
+            round_number: number of the round.
             board: the public results so far, by name.
         """
         asked = self.agenda.asked(round_number, shares_of(board))
@@ -144,8 +144,8 @@ class Student:
     """The public model of PATE, trained on the answered queries.
 
     Attributes:
-        trainer: trains the student.
-        local: steps, batch size and optimizer.
+        trainer: trainer of the student.
+        local: settings of the training: steps, batch size and optimizer.
         seed: seed of the student's random streams.
         queries: features of the public queries (queries, ...).
     """
@@ -162,10 +162,10 @@ class Student:
         return StreamKey(int.from_bytes(key[:8], "little"), 0, 0)
 
     def arrays(self, labels: NDArray[np.int64]) -> ArrayRecord:
-        """Train the student and return its values; the initial values if no query has an answer.
+        """Train the student and return its parameters; the initial ones if no query has an answer.
 
         Args:
-            labels: label of each query (queries,), or `NO_LABEL` for a query without an answer.
+            labels: label of each query (queries,); `NO_LABEL` for a query without an answer.
         """
         rows = torch.from_numpy(np.flatnonzero(labels != NO_LABEL)).to(self.queries.device)
         if len(rows) == 0:

@@ -1,4 +1,4 @@
-"""Methods that make personal models: fine-tuning, Ditto, and adjustment to class shares."""
+"""Methods that make personal models: fine-tuning, Ditto, and adjustment to class frequencies."""
 
 from collections.abc import Sequence
 from copy import deepcopy
@@ -17,11 +17,11 @@ from fedsim.personalization.settings import DittoSettings, FineTuneSettings, Lab
 
 
 class PersonalizationError(InputError):
-    """Raised if the settings do not fit the model; the message is one line with the fix."""
+    """Raised if settings or examples do not fit the model; the message is one line with the fix."""
 
 
 class FineTune:
-    """The method fine_tune: gradient steps from the global model on a client's examples."""
+    """The personalization method fine_tune: gradient steps on the client's examples."""
 
     def __init__(self, settings: FineTuneSettings) -> None:
         self._settings = settings
@@ -38,12 +38,13 @@ class FineTune:
 
 
 class Ditto:
-    """The method ditto: minimises the client's loss + λ/2 · ‖v − w‖² over the personal model v.
+    """The personalization method ditto: training with a penalty on the distance to global values.
 
-    This is the personal objective of Ditto (Li et al. 2021, "Ditto: Fair and Robust Federated
-    Learning Through Personalization", equation 1) at the final global model w. The paper solves it
-    during the rounds, at each round's global model. Here it is solved once, after the last round,
-    starting from w: the objective is the same, and the rounds do not depend on it.
+    It minimises the client's loss + λ/2 · ‖v − w‖² over the personal model v, for the final global
+    model w. This is the personal objective of Ditto (Li et al. 2021, "Ditto: Fair and Robust
+    Federated Learning Through Personalization", equation 1). The paper solves it during the rounds,
+    at each round's global model. Here it is solved once, after the last round, starting from w. The
+    objective is the same, and the rounds do not depend on it.
     """
 
     def __init__(self, settings: DittoSettings) -> None:
@@ -59,10 +60,10 @@ class Ditto:
 
 
 class ProximalDescent(LocalOptimizer):
-    """Proximal gradient descent towards w, the values before the first step.
+    """An optimizer: gradient descent with a penalty on the distance to the initial values w.
 
-    A step is v ← v − η g, then the minimum of λ/2 ‖u − w‖² + 1/(2η) ‖u − v‖² over u. The minimum
-    is exact, so steps are stable for every λ; λ = 0 is gradient descent.
+    With gradient g, a step is v ← v − η g, then the minimum of λ/2 ‖u − w‖² + 1/(2η) ‖u − v‖² over
+    u. The minimum is exact, so steps are stable for every λ. λ = 0 is gradient descent.
 
     Args:
         lr: learning rate η.
@@ -76,7 +77,7 @@ class ProximalDescent(LocalOptimizer):
 
     @torch.no_grad()
     def step(self, values: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-        """Take one step, changing `values` in place."""
+        """Take one optimizer step and change `values` in place."""
         if self._start is None:
             self._start = [value.detach().clone() for value in values]
         for value, gradient, start in zip(values, gradients, self._start, strict=True):
@@ -119,10 +120,10 @@ def _train_only(model: nn.Module, patterns: Sequence[str]) -> None:
 
 
 class ShiftedLogits(nn.Module):
-    """A classifier with a constant added to the logit of each class.
+    """A classifier that adds a constant to the logit of each class of another classifier.
 
     Args:
-        model: the classifier, with logits (batch, classes).
+        model: the other classifier, with logits (batch, classes).
         shift: constant added to the logits (classes,).
     """
 
@@ -139,10 +140,11 @@ class ShiftedLogits(nn.Module):
 
 
 class LabelPrior:
-    """The method label_prior: adds log(client's share / global share) to the logit of each class.
+    """The personalization method label_prior: logits are shifted to the client's class frequencies.
 
-    If clients differ only in the frequencies of classes, this turns the posterior of the global
-    model into the client's posterior, by Bayes' theorem.
+    It adds log(client's share / global share) to the logit of each class. If clients differ only in
+    the frequencies of classes, this turns the posterior of the global model into the client's
+    posterior, by Bayes' theorem.
     """
 
     def __init__(self, settings: LabelPriorSettings) -> None:

@@ -1,6 +1,6 @@
-"""Makes personal models on the clients, and scores them on public data.
+"""Computation of personal models on the clients, and scores of these models on public data.
 
-No ε covers a score on private examples, so a run computes scores only if the experiment declares
+No ε covers a score on private examples. So a run computes scores only if the experiment declares
 its data public. The scores are computed after the last round and are not part of any message.
 """
 
@@ -31,7 +31,7 @@ from fedsim.personalization.settings import (
 
 
 class Personalizer(Protocol):
-    """A method that makes personal models."""
+    """A personalization method, which turns the global model into a client's personal model."""
 
     def __call__(
         self, model: nn.Module, loss: PerExampleLoss, x: Tensor, y: Tensor, key: StreamKey
@@ -52,7 +52,7 @@ class Personalizer(Protocol):
 
 
 def method_of(settings: PersonalizationSettings) -> Personalizer:
-    """Return the personalization method that the settings name."""
+    """Return the personalization method for the given settings."""
     match settings:
         case FineTuneSettings():
             return FineTune(settings)
@@ -63,7 +63,7 @@ def method_of(settings: PersonalizationSettings) -> Personalizer:
 
 
 def personal_key(seed: int, client: int) -> StreamKey:
-    """Return the key of the random streams of a client's personal model, apart from the rounds'."""
+    """Return the key of the random streams for a client's personal model; no round uses them."""
     return StreamKey(torch_seed(stream_key(seed, Purpose.PERSONALIZATION)), client, 0)
 
 
@@ -110,7 +110,7 @@ def personalize(
 def check_personalization(
     settings: PersonalizationSettings, model: nn.Module, loss: PerExampleLoss, x: Tensor, y: Tensor
 ) -> None:
-    """Make one personal model on public examples, to find mistakes before round 1.
+    """Make one personal model on public examples, so that mistakes are found before round 1.
 
     Args:
         settings: the section `personalization` of the experiment.
@@ -155,12 +155,12 @@ Scores = Mapping[str, float]
 
 @dataclass(frozen=True)
 class PersonalScores:
-    """Scores of the global and the personal model on one client.
+    """The scores of the global model and of the personal model of one client.
 
     Attributes:
         client: number of the client.
         examples: number of examples on which the client trained.
-        held_out: number of held-out examples; without any there are no scores.
+        held_out: number of held-out examples. If it is 0, there are no scores.
         global_model: metrics of the global model on the held-out examples, by name.
         personal_model: metrics of the personal model on the held-out examples, by name.
     """
@@ -174,7 +174,7 @@ class PersonalScores:
 
 @dataclass(frozen=True)
 class ScoredModel:
-    """The global model to score, with its loss and task.
+    """The final global model, with the loss and the task by which models are scored.
 
     Attributes:
         model: the final global model, on its device.
@@ -188,7 +188,7 @@ class ScoredModel:
     task: Task
 
     def scores(self, model: nn.Module, examples: Examples) -> Scores:
-        """Return the metrics of a global or personal model on examples; empty without examples."""
+        """Return the metrics of a global or personal model, by name; empty without examples."""
         if len(examples) == 0:
             return {}
         metrics = evaluate(model, self.loss, self.task, examples)

@@ -1,4 +1,4 @@
-"""Settings of personal models: the section `personalization` of an experiment."""
+"""Settings of personal models, the section `personalization` of an experiment."""
 
 from typing import Annotated, Literal, Self
 

@@ -1,1 +1,1 @@
-"""Plan before training: what ε an experiment spends, what code it runs, what files it reads."""
+"""Planning before training: ε that an experiment spends, code that it runs, files that it reads."""

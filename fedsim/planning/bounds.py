@@ -1,4 +1,4 @@
-"""Compute ε of a schedule of steps by several bounds, after any number of steps."""
+"""Computation of ε of a schedule of steps by several bounds, after any number of steps."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,16 +15,16 @@ _TICKS = (1, 2, 5)  # marks in each decade of a range of steps
 
 @dataclass(frozen=True)
 class CurveSchedule:
-    """A schedule of equal steps, from a kind of clients or from given settings.
+    """A schedule of equal steps, whose ε is computed after different numbers of steps.
 
     Attributes:
         sampling_rate: expected share of the examples in a batch.
-        noise_multiplier: z of each step.
+        noise_multiplier: noise multiplier z of each step.
         delta: δ at which ε is computed.
         steps: number of all steps.
-        charges: function from n to the events of the first n steps.
+        charges: function that returns the privacy events of the first n steps, for a number n.
         adjacency: adjacency of the guarantee.
-        clients: numbers of the clients of the kind; empty where the settings were given.
+        clients: numbers of the clients with this schedule; empty if it is not from an experiment.
     """
 
     sampling_rate: float
@@ -37,20 +37,20 @@ class CurveSchedule:
 
     @property
     def text(self) -> str:
-        """The settings of the schedule in words."""
+        """Settings of the schedule as text."""
         rate, noise = self.sampling_rate, self.noise_multiplier
         return f"q = {rate:.4g}, z = {noise:.4g}, δ = {self.delta:g}"
 
 
 @dataclass(frozen=True)
 class BoundCurve:
-    """ε of a schedule by several bounds.
+    """Curve of ε over the number of steps of a schedule, computed by several bounds.
 
     Attributes:
         schedule: schedule of the steps.
         bounds: the bounds, in the order of the columns.
-        points: pairs (number of steps, ε by each bound), ascending; ε is None where the theorem of
-            a bound does not cover the steps.
+        points: pairs (number of steps, ε by each bound), ascending. ε is None if the theorem of a
+            bound does not cover the steps.
     """
 
     schedule: CurveSchedule
@@ -59,16 +59,16 @@ class BoundCurve:
 
     @property
     def last(self) -> tuple[float | None, ...]:
-        """ε after all steps by each bound, in the order of `bounds`."""
+        """Values of ε after all steps, one for each bound, in the order of `bounds`."""
         return self.points[-1][1] if self.points else tuple(0.0 for _ in self.bounds)
 
     @property
     def smallest(self) -> float:
-        """The smallest ε of any bound after all steps."""
+        """Smallest ε of all bounds after all steps."""
         return min((epsilon for epsilon in self.last if epsilon is not None), default=math.inf)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the curve as a JSON value: infinite ε is null; ε without a theorem is absent."""
+        """Return the curve as a JSON value; infinite ε is null, ε without a theorem is absent."""
         schedule = self.schedule
         return {
             "clients": list(schedule.clients),
@@ -94,12 +94,12 @@ class BoundCurve:
 def given_schedule(
     *, sampling_rate: float, noise_multiplier: float, delta: float, steps: int
 ) -> CurveSchedule:
-    """Return the schedule of Poisson-sampled Gaussian steps, under zero-out or add-remove.
+    """Return a schedule of Poisson-sampled Gaussian steps, for zero-out and add-remove adjacency.
 
     Args:
         sampling_rate: sampling rate q in (0, 1].
         noise_multiplier: noise multiplier z > 0.
-        delta: δ in (0, 1).
+        delta: δ at which ε is computed, in (0, 1).
         steps: number of all steps, >= 1.
 
     Raises:
@@ -119,12 +119,14 @@ def given_schedule(
 def bound_curve(
     schedule: CurveSchedule, bounds: Sequence[Bound], steps: Sequence[int] | None = None
 ) -> BoundCurve:
-    """Return ε of a schedule by each bound, without the slack of the sampler.
+    """Return the curve of ε of a schedule, computed by each of several bounds.
+
+    The small addition to ε for the error of fedsim's noise sampler is left out.
 
     Args:
         schedule: schedule of the steps.
         bounds: the bounds, in the order of the columns.
-        steps: numbers of steps after which ε is computed, each from 1 to `schedule.steps`; None
+        steps: numbers of steps after which ε is computed, each from 1 to `schedule.steps`. None
             means only after all steps.
     """
     numbers = sorted(set(steps or (schedule.steps,)))
@@ -142,7 +144,7 @@ def bound_curve(
 
 
 def round_numbers(first: int, last: int) -> tuple[int, ...]:
-    """Return 1, 2, 5, 10, 20, ... between two numbers of steps, both included.
+    """Return the numbers 1, 2, 5, 10, 20, ... between two numbers of steps, and both of these.
 
     Args:
         first: first number, at least 1.
@@ -154,7 +156,7 @@ def round_numbers(first: int, last: int) -> tuple[int, ...]:
 
 
 def even_numbers(first: int, last: int, count: int) -> tuple[int, ...]:
-    """Return about `count` numbers of steps at equal ratios, both ends included.
+    """Return about `count` numbers of steps from `first` to `last`, with equal ratios between them.
 
     Args:
         first: first number, at least 1.

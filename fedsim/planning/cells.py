@@ -1,7 +1,8 @@
-"""The cells of an experiment: its privacy plan under every trust model and unit.
+"""The privacy plan of an experiment under every trust model and privacy unit.
 
-A cell is the experiment with `privacy.trust` and `privacy.unit` changed. Its noise and its ε are
-those of the assembled federation, so they are what `fedsim run` would charge.
+A cell is a pair of trust model and unit: the experiment with `privacy.trust` and `privacy.unit`
+changed. Noise and ε of a cell come from the assembled federation, so they are what `fedsim run`
+would charge.
 """
 
 from collections.abc import Mapping
@@ -35,13 +36,13 @@ _TIGHT = 0.999  # least share of its budget that a client with the strictest bud
 
 @dataclass(frozen=True)
 class CellClient:
-    """The noise and ε of one client in one cell.
+    """The noise and ε of one client under one trust model and privacy unit.
 
     Attributes:
         client: number of the client.
         noise_multiplier: noise that the client adds, or that the server adds for it, divided by the
             client's clip norm.
-        epsilon: ε of the client by observer, for each observer that the cell protects it from.
+        epsilon: the client's ε against each observer from which the noise protects it.
     """
 
     client: int
@@ -51,18 +52,19 @@ class CellClient:
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """The plan of an experiment under one trust model and one unit.
+    """The privacy plan of an experiment under one trust model and one privacy unit.
 
     Attributes:
-        trust: local, distributed or central.
-        unit: example or client.
-        is_own: whether this is the cell that the experiment file names.
-        clients: noise and ε of each client; empty if the experiment cannot run in the cell.
-        delta: largest δ of any client; None if the experiment cannot run in the cell.
-        honest: smallest number of shares of noise in a sum; None without distributed trust.
-        strictest: numbers of the clients that ask for the most noise, which sets the noise of all
-            clients; empty in local trust.
-        reason: first reason why the experiment cannot run in the cell; None if it can.
+        trust: the trust model: local, distributed or central.
+        unit: the privacy unit: example or client.
+        is_own: whether the experiment file has this trust model and unit.
+        clients: noise and ε of each client; empty if the experiment cannot run this way.
+        delta: largest δ of any client; None if the experiment cannot run this way.
+        honest: smallest number of honest clients whose noise is in a sum; None without distributed
+            trust.
+        strictest: numbers of the clients whose settings need the most noise. Their need sets the
+            noise of all clients. Empty in local trust.
+        reason: first reason why the experiment cannot run this way; None if it can.
     """
 
     trust: str
@@ -76,22 +78,22 @@ class PlannedCell:
 
     @property
     def noise_by(self) -> str:
-        """Who adds the noise, in words: each client, each client a share, or the server."""
+        """Word for who adds the noise: "client", "share" (a share by each client), or "server"."""
         return {"local": "client", "distributed": "share", "central": "server"}[self.trust]
 
     @property
     def noise_range(self) -> tuple[float, float]:
-        """The smallest and the largest noise multiplier of any client."""
+        """Smallest and largest noise multiplier of any client."""
         values = [client.noise_multiplier for client in self.clients]
         return min(values), max(values)
 
     def epsilon(self, observer: str) -> float | None:
-        """Return the largest ε of any client; None where the observer is trusted."""
+        """Return the largest ε of any client against an observer; None if it is trusted."""
         values = [client.epsilon[observer] for client in self.clients if observer in client.epsilon]
         return max(values, default=None)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the cell as a JSON value; infinite ε are null, trusted observers absent."""
+        """Return the plan as a JSON value; infinite ε are null, trusted observers are absent."""
         cell: dict[str, Any] = {"trust": self.trust, "unit": self.unit, "own": self.is_own}
         if self.reason is not None:
             return {**cell, "reason": self.reason}
@@ -115,10 +117,10 @@ class PlannedCell:
 
 
 def plan_cells(loaded: LoadedExperiment, federation: Federation) -> tuple[PlannedCell, ...]:
-    """Return the plan of every cell of an experiment, without training.
+    """Return the plans of an experiment under every trust model and privacy unit, without training.
 
     Args:
-        loaded: the experiment, which has privacy.
+        loaded: the experiment; the result is empty if it has no section `privacy`.
         federation: the experiment's assembled federation.
     """
     privacy = loaded.experiment.privacy
@@ -142,14 +144,16 @@ def plan_cell(
     *,
     also: Mapping[str, Any] | None = None,
 ) -> PlannedCell:
-    """Return the plan of a cell that the file does not name; its reason is the first refusal.
+    """Return the plan for a trust model and unit that the experiment file does not have.
+
+    If the experiment cannot run this way, the plan has the first error message as its `reason`.
 
     Args:
-        loaded: the experiment, which has privacy.
+        loaded: the experiment.
         federation: the experiment's assembled federation.
-        trust: local, distributed or central.
-        unit: example or client.
-        also: other settings to change, `{"key.path": value}`.
+        trust: the trust model: local, distributed or central.
+        unit: the privacy unit: example or client.
+        also: other settings to change, as `{"key.path": value}`.
     """
     experiment = loaded.experiment
     content = experiment.model_dump(mode="json", exclude_unset=True)
@@ -215,12 +219,12 @@ def _epsilons(plan: PrivacyPlan, privacy: PrivacySettings) -> dict[str, float]:
 
 
 def planned_epsilon(plan: PrivacyPlan, privacy: PrivacySettings, charges: Charges) -> float:
-    """Return ε of planned charges, with the slack of the noise sampler.
+    """Return ε of planned charges, including the error of fedsim's noise sampler.
 
     Args:
         plan: privacy plan of the client.
         privacy: privacy settings of the client.
-        charges: planned charges against one observer.
+        charges: planned privacy events against one observer, with their numbers.
     """
     return _epsilon(tuple(charges), plan.delta, privacy.accounting, privacy.adjacency.name)
 

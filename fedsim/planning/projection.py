@@ -1,4 +1,4 @@
-"""Project the ε and noise of a federation without training, also by other bounds."""
+"""Projection of the ε and noise of a federation without training, also by other bounds."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -36,12 +36,15 @@ def experiment_curves(
     points: int = 1,
     phases: Phases | None = None,
 ) -> tuple[BoundCurve, ...]:
-    """Return the curve of ε of each kind of clients in an experiment, without training.
+    """Return curves of ε over the number of steps, one for each kind of clients, without training.
+
+    Clients of a kind have equal sampling rate, noise multiplier, δ and number of steps.
 
     Args:
-        loaded: the experiment and the directory that its paths are relative to.
+        loaded: the experiment and the directory to which its paths refer.
         names: names of the bounds; None means the usual bounds.
-        points: number of points of each curve, at equal ratios; 1 means only after all steps.
+        points: number of points of each curve, at equal ratios. The value 1 means only after all
+            steps.
         phases: display of the phases; None shows nothing.
 
     Raises:
@@ -64,9 +67,10 @@ def experiment_curves(
 
 
 def client_kinds(federation: Federation) -> tuple[CurveSchedule, ...]:
-    """Return a schedule for each kind of clients: those with equal q, z, δ and number of steps.
+    """Return one schedule of steps for each group of clients with equal privacy settings.
 
-    The noise of a kind is that of its client with the smallest effective noise multiplier.
+    These are sampling rate, noise multiplier, δ and number of steps. The noise of a group is that
+    of its client with the smallest effective noise multiplier.
 
     Args:
         federation: the federation, which has privacy.
@@ -106,23 +110,23 @@ _MAX_PLANNED_RUNS = 100  # a budget that affords this many runs counts as unlimi
 
 @dataclass(frozen=True)
 class PlannedClient:
-    """The projected spend of one client.
+    """The privacy budget that one client is projected to spend.
 
     Attributes:
         client: the client's number.
         examples: public number of examples, which sets the sampling rate.
         sampling_rate: expected share of the examples in a batch.
         noise_multiplier: noise multiplier z, given or calibrated.
-        rounds: number of rounds that the client is scheduled for.
+        rounds: number of rounds for which the client is scheduled.
         delta: δ of the guarantee.
-        target_epsilon: budget of the client; None without one.
-        steps: number of steps to take, fewer than planned if the budget affords no more.
-        affordable_rounds: number of whole rounds that the budget affords; None without a budget,
-            or if the budget sets no limit.
-        last_round: the last round in which the client takes a step; 0 for none.
+        target_epsilon: budget ε of the client; None without a budget.
+        steps: number of steps to take. It is lower than planned if more would exceed the budget.
+        affordable_rounds: number of whole rounds for which the budget suffices. None means that
+            there is no budget, or that it sets no limit.
+        last_round: the last round in which the client takes a step; 0 if it takes none.
         epsilon: ε after all steps.
-        curve: pairs (number of rounds, ε), ascending; only the last pair if no curve was asked for.
-        group: group of the client in `privacy.clients`; None without one.
+        curve: pairs (number of rounds, ε), ascending; only the last pair if no curve was requested.
+        group: group of the client in `privacy.clients`; None if it is in no group.
         name: public name of the client; None for a client that has only a number.
     """
 
@@ -144,7 +148,7 @@ class PlannedClient:
 
 @dataclass(frozen=True)
 class Variation:
-    """The projected spend of the median client with one setting changed.
+    """The privacy spend of the median client if one setting were different.
 
     Attributes:
         change: the changed setting, in words.
@@ -161,17 +165,17 @@ class Variation:
 
 @dataclass(frozen=True)
 class Plan:
-    """The privacy plan of a federation.
+    """The privacy plan of a federation: projected noise and ε of all clients.
 
     Attributes:
-        target_epsilon: budget of all clients; None without one.
-        clients: projected spend of each client.
+        target_epsilon: budget ε of all clients; None without a common budget.
+        clients: projected privacy spend of each client.
         median_client: number of the client of median size.
         variations: projected spend of the median client, each with one setting changed.
         refusal: reason why `fedsim run` refuses the plan; None if it does not.
         note: a line about clients smaller than a batch; None if there are none.
-        cells: plan of the experiment under every trust model and unit.
-        bounds: ε of each kind of clients by several bounds; None where they were not asked for.
+        cells: plans of the experiment under every trust model and privacy unit.
+        bounds: ε of each kind of clients by several bounds; None if no bounds were requested.
     """
 
     target_epsilon: float | None
@@ -185,12 +189,12 @@ class Plan:
 
     @property
     def delta(self) -> float:
-        """The largest δ of any client."""
+        """Largest δ of any client."""
         return max(client.delta for client in self.clients)
 
     @property
     def system_epsilon(self) -> float:
-        """The largest planned ε of any client."""
+        """Largest planned ε of any client."""
         return max(client.epsilon for client in self.clients)
 
     def to_json(self) -> dict[str, Any]:
@@ -232,11 +236,11 @@ def plan_experiment(
 ) -> Plan:
     """Return the privacy plan of an experiment, without training.
 
-    Data are loaded, because the clients' numbers of examples set their sampling rates.
+    The data are loaded, because the clients' numbers of examples set their sampling rates.
 
     Args:
-        loaded: the experiment and the directory that its paths are relative to.
-        curves: whether each client gets a curve: ε after fewer rounds, too.
+        loaded: the experiment and the directory to which its paths refer.
+        curves: whether each client gets a curve, which has ε after fewer rounds, too.
         bounds: names of further bounds on the ε of each kind of clients; None for no bounds.
         phases: display of the phases; None shows nothing.
 

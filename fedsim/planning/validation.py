@@ -1,11 +1,12 @@
-"""What `fedsim validate` reports: the footprint of an experiment; with `--data`, its data.
+"""Reports of `fedsim validate` on the code and files of an experiment, and on its data.
 
-An experiment file may come from an untrusted source. To find the footprint, nothing is imported and
-only plug-ins are opened, for their digest, so that the user can review it before the run.
+An experiment file may come from an untrusted source. The footprint lists the code that would run
+and the files that would be read, so that the user can review them before the run. To find it,
+nothing is imported, and only plug-ins are opened, for their digest.
 
 With `--data` every check is made that `fedsim run` makes before its first round. Values and classes
-are those of the public test set: of a client's examples only the number is used, and it is shown
-only where it is public.
+are those of the public test set. Only the number of a client's examples is used, and it is shown
+only if it is public.
 """
 
 import hashlib
@@ -30,13 +31,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Footprint:
-    """The code and the files that an experiment names.
+    """The code that an experiment would run, and the files that it would read.
 
     Attributes:
-        code: plug-ins that the experiment runs, as written in it.
+        code: plug-ins that the experiment runs, as written in the experiment file.
         files: files that the experiment reads, including plug-in files, with links resolved.
-        outside: those of `files` that are not below the experiment's directory.
-        hub: names of datasets that may be fetched from the hub of Hugging Face.
+        outside: files in `files` that are not below the experiment's directory.
+        hub: names of datasets that may be fetched from the Hugging Face hub.
     """
 
     code: tuple[str, ...]
@@ -45,7 +46,7 @@ class Footprint:
     hub: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        """Return a line of text for each kind of code and files; built-in names need none."""
+        """Return the footprint as lines of text, one for each kind of code or files that it has."""
         kinds = (
             ("runs the code of", self.code),
             ("reads", self.files),
@@ -56,7 +57,7 @@ class Footprint:
 
 
 def find_footprint(loaded: LoadedExperiment) -> Footprint:
-    """Return the footprint of an experiment: code that would run, files that would be read."""
+    """Return the code that an experiment would run and the files that it would read."""
     experiment = loaded.experiment
     dataset = experiment.data.dataset
     code = (*experiment.plugins, *(name for name in experiment.runtime.trackers if ":" in name))
@@ -87,7 +88,8 @@ def plugin_digest(loaded: LoadedExperiment) -> str | None:
     """Return the SHA-256 of an experiment's plug-ins; None without plug-ins.
 
     The digest covers the names of the plug-ins and the content of every source file that their
-    import statements lead to. Versions of installed packages are not in it: each node has its own.
+    import statements reach. It does not cover versions of installed packages, which may differ
+    between nodes.
 
     Raises:
         InputError: the file of a plug-in cannot be read.
@@ -108,17 +110,17 @@ _MAX_CLASSES = 12  # in a line of text
 
 @dataclass(frozen=True)
 class DataFindings:
-    """Findings about the data of an experiment, as a run would use them.
+    """Facts about the data of an experiment, as a run would use them.
 
     Attributes:
-        federation: the experiment, assembled and checked.
+        federation: the federation of the experiment, assembled and checked.
         clients: number of clients.
-        client_examples: public number of examples of each client; None where it is private.
+        client_examples: public number of examples of each client; None if it is private.
         test_examples: number of examples of the public test set.
         input_shape: shape of one example, as the model gets it.
         test_range: smallest and largest value of any feature in the test set.
-        test_classes: (name, number of test examples) of each class; None for targets that are no
-            classes.
+        test_classes: pair (name, number of test examples) for each class; None if the targets are
+            not classes.
         trained_values: number of values that the model trains.
     """
 
@@ -133,11 +135,11 @@ class DataFindings:
 
     @property
     def hints(self) -> list[str]:
-        """Hints about data that a run accepts but that train badly or cannot be scored."""
+        """Hints about data that a run accepts, but that train badly or cannot be scored."""
         return list(_hints(self))
 
     def lines(self) -> list[str]:
-        """Return the findings as lines of text."""
+        """Return the facts about the data as lines of text."""
         low, high = self.test_range
         shape = " x ".join(map(str, self.input_shape))
         lines = [
@@ -152,7 +154,7 @@ class DataFindings:
         return [*lines, *(f"hint: {hint}" for hint in self.hints)]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the findings as a JSON value."""
+        """Return the facts about the data as a JSON value."""
         classes = self.test_classes
         return {
             "clients": self.clients,
@@ -169,19 +171,19 @@ class DataFindings:
 
 
 def check_data(loaded: LoadedExperiment, *, phases: Phases | None = None) -> DataFindings:
-    """Return findings about the data, after every check that a run makes before its first round.
+    """Return facts about the data, after every check that a run makes before its first round.
 
     Plug-ins are imported and called, data are read, and the model is built. Nothing is trained,
     charged or written.
 
     Args:
-        loaded: the experiment and the directory that its paths are relative to.
+        loaded: the experiment and the directory to which its paths refer.
         phases: display of the phases; None shows nothing.
 
     Raises:
         ValueError: the experiment cannot be assembled (see `assemble`).
-        PrivacyBudgetError: the budgets do not afford the plan.
-        MechanismMismatchError: the noise is not what clients would be charged for.
+        PrivacyBudgetError: the planned steps exceed the clients' budgets.
+        MechanismMismatchError: the noise differs from the noise that clients are charged for.
     """
     from fedsim.federation.assembly import assemble
     from fedsim.federation.mechanism_probe import probe_mechanisms

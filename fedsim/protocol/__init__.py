@@ -1,1 +1,1 @@
-"""Messages between server, clients and helpers, as dataclasses and as Flower records."""
+"""Messages between server, clients and helper nodes, as dataclasses and as Flower records."""

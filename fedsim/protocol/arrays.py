@@ -1,11 +1,12 @@
-"""Models as Flower array records: parameters or zeroth-order coefficients, serialized or live.
+"""Models as Flower array records, which hold serialized or unserialized ("live") arrays.
 
 Flower's `Array` holds the bytes of a .npy file. Within one process that costs two copies and a
 parser for each array of each client. A `LiveArray` holds the numbers and makes the bytes on demand.
 It is read-only, so that all code in the process can share it.
 
-With zeroth-order steps the global model in messages is the list of all rounds' coefficients, and an
-upload has the coefficients of one round. Otherwise an upload has the names and shapes of the model.
+A global model in a message normally has the parameters by name, and an upload has the same names
+and shapes. In zeroth-order training the global model is the list of all rounds' coefficients, and
+an upload has the coefficients of one round.
 """
 
 import hashlib
@@ -19,7 +20,7 @@ from flwr.app import Array, ArrayRecord
 
 
 def digest(arrays: ArrayRecord) -> str:
-    """Return the SHA-256 of the arrays' names, types, shapes and bytes, in their order."""
+    """Return the SHA-256 of the names, types, shapes and bytes of arrays, in the given order."""
     state = hashlib.sha256()
     for name, array in arrays.items():
         header = json.dumps([name, array.dtype, list(array.shape), len(array.data)])
@@ -29,19 +30,19 @@ def digest(arrays: ArrayRecord) -> str:
 
 
 def to_numpy(arrays: ArrayRecord) -> dict[str, np.ndarray]:
-    """Return the arrays of a record as numpy arrays by name."""
+    """Return the arrays of a Flower record as numpy arrays by name."""
     return {name: array.numpy() for name, array in arrays.items()}
 
 
 def to_arrays(values: dict[str, np.ndarray]) -> ArrayRecord:
-    """Return a Flower record of named arrays, in the given order."""
+    """Return a Flower record with the named arrays, in the given order."""
     return ArrayRecord({name: Array(value) for name, value in values.items()})
 
 
 class LiveArray(Array):
     """A read-only Flower `Array` around a numpy array in memory, without serialization.
 
-    Pickling makes it an ordinary Flower array, as does a new record of the same arrays.
+    Pickling turns it into an ordinary Flower array; so does copying it into a new Flower record.
 
     Args:
         values: an array of any shape; the caller must not change it afterwards.
@@ -57,24 +58,24 @@ class LiveArray(Array):
 
     @property
     def dtype(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]  rarely needed
-        """The name of the array's dtype."""
+        """Name of the array's dtype."""
         return _name(self.numpy().dtype)
 
     @property
     def shape(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The shape of the array."""
+        """Shape of the array."""
         return self.numpy().shape
 
     @property
     def data(self) -> bytes:  # pyright: ignore[reportIncompatibleVariableOverride]  made on demand
-        """The bytes of the array as a .npy file."""
+        """Bytes of the array as a .npy file, made at the first access."""
         made = self.__dict__.get("_data")
         if made is None:
             made = self.__dict__["_data"] = Array(self.numpy()).data
         return made
 
     def numpy(self) -> np.ndarray:
-        """Return the array, read-only and without a copy."""
+        """Return the numpy array itself, read-only and without a copy."""
         return self.__dict__["_values"]
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -101,7 +102,7 @@ def _name(dtype: np.dtype[Any]) -> str:
 
 
 def live_record(values: Mapping[str, np.ndarray]) -> ArrayRecord:
-    """Return a record of live arrays, in the given order; do not change `values` afterwards."""
+    """Return a Flower record of unserialized arrays; the caller must not change `values` later."""
     record = ArrayRecord()
     for name, value in values.items():  # Flower's constructor checks each array twice
         record[name] = LiveArray(value)
@@ -109,7 +110,7 @@ def live_record(values: Mapping[str, np.ndarray]) -> ArrayRecord:
 
 
 def is_live(record: ArrayRecord) -> bool:
-    """Whether all arrays of a record are live."""
+    """Whether all arrays of a Flower record are `LiveArray` objects."""
     return all(isinstance(array, LiveArray) for array in record.values())
 
 
@@ -121,16 +122,15 @@ BASE_DIGEST = "base-sha256"
 
 
 def is_coefficients(arrays: ArrayRecord) -> bool:
-    """Whether a model is represented by zeroth-order coefficients."""
+    """Whether a model is given by coefficients of zeroth-order training, not by parameters."""
     return set(arrays.keys()) == {COEFFICIENTS, BASE_DIGEST}
 
 
 def upload_base(arrays: ArrayRecord) -> ArrayRecord:
-    """Return the arrays that an upload without an update would have: the model, or zeros.
+    """Return the arrays of an upload with zero update: the global model, or coefficients of 0.
 
     Args:
-        arrays: the global model of a train request; if it is represented by coefficients, an upload
-            without an update has coefficients of 0.
+        arrays: the global model of a train request, given by parameters or by coefficients.
     """
     if not is_coefficients(arrays):
         return arrays
@@ -143,7 +143,7 @@ def with_round(arrays: ArrayRecord, aggregate: ArrayRecord) -> ArrayRecord:
 
     Args:
         arrays: the global model before the round.
-        aggregate: the new model; if models are represented by coefficients, those of the round.
+        aggregate: the new model; if the model is given by coefficients, those of the round.
     """
     if not is_coefficients(arrays):
         return aggregate
@@ -153,5 +153,5 @@ def with_round(arrays: ArrayRecord, aggregate: ArrayRecord) -> ArrayRecord:
 
 
 def without_update(arrays: ArrayRecord) -> ArrayRecord:
-    """Return the global model after a round without an update, whose coefficients are 0."""
+    """Return the global model after a round without an update (its coefficients, if any, are 0)."""
     return with_round(arrays, upload_base(arrays)) if is_coefficients(arrays) else arrays

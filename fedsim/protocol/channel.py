@@ -1,11 +1,11 @@
-"""Requests to clients and their answers, over any Flower grid or without messages.
+"""Requests to clients and their answers, over any Flower grid or by direct calls.
 
-The source of a reply need not be the node that was asked: Flower's SuperLink answers in its own
-name for a node that died. So a reply is matched to its request by the request's id, and by its
-source only on a grid that sets no ids.
+A reply may come from another source than the node that was asked: Flower's SuperLink answers in its
+own name for a node that died. So a reply is matched to its request by the request's id. On a grid
+that sets no ids, it is matched by its source.
 
-The server sends and receives dataclasses. They are converted to Flower's records only where a
-message leaves the process or reaches a user's Flower app.
+The server sends and receives dataclasses. They are converted to Flower's records only if a message
+leaves the process or reaches a user's Flower app.
 """
 
 import logging
@@ -26,11 +26,11 @@ _Key = TypeVar("_Key")
 
 @dataclass(frozen=True)
 class ClientError:
-    """The answer of a client or helper that failed, or the error that Flower reports for it.
+    """The answer of a client or helper node that failed, or the error that Flower reports for it.
 
     Attributes:
-        reason: why the client or helper failed.
-        code: the code of Flower's error, or a code of `protocol.errors`.
+        reason: text that says why the client or helper node failed.
+        code: error code of Flower, or a code of `protocol.errors`.
     """
 
     reason: str
@@ -42,7 +42,7 @@ NO_REPLY = ClientError("no reply")
 
 @runtime_checkable
 class PatientGrid(Protocol):
-    """A grid whose nodes may come back, such as a SuperNode that is restarted."""
+    """A Flower grid whose nodes may come back after a failure, such as a restarted SuperNode."""
 
     def wait_until_online(self, nodes: Collection[int], *, timeout: float) -> None:
         """Wait until all nodes are online, or until the timeout.
@@ -59,10 +59,10 @@ def exchange(
 ) -> Iterator[tuple[_Key, Message | ClientError]]:
     """Send requests and yield each request's key and answer as answers arrive.
 
-    Guarantee: each key is yielded once, with a reply that has content and comes from the node that
-    was asked, or with a `ClientError`: the error of the node or of the SuperLink, or at the end
-    `NO_REPLY`. Other replies are logged and left out: from unknown nodes, to other requests, and
-    second replies.
+    Guarantee: each key is yielded once, with a reply or with a `ClientError`. The reply has content
+    and comes from the node that was asked. The error is that of the node or of the SuperLink, or
+    `NO_REPLY` at the end. Other replies are logged and ignored: replies from unknown nodes, to
+    other requests, and second replies.
 
     Args:
         grid: the grid that reaches the nodes.
@@ -96,7 +96,7 @@ TrainAnswer = TrainReply | SealedReply | Withdrawal | ClientError
 
 
 class ClientChannel(Protocol):
-    """Sends train requests to clients."""
+    """A way to send train requests to clients and to receive their answers."""
 
     def train(
         self, requests: Mapping[int, TrainRequest], *, timeout: float | None
@@ -112,20 +112,20 @@ class ClientChannel(Protocol):
 
 @runtime_checkable
 class DirectGrid(Protocol):
-    """A grid whose clients are in this process and can be asked without messages."""
+    """A Flower grid whose clients run in this process and can be called without messages."""
 
     def direct_channel(self) -> ClientChannel | None:
-        """Return the channel to the clients, or None where their app must receive messages."""
+        """Return a channel of direct calls to clients; None if their app must receive messages."""
         ...
 
 
 @dataclass(frozen=True)
 class MessageChannel:
-    """Sends train requests as Flower messages.
+    """A channel that sends train requests to clients as Flower messages.
 
     Attributes:
         grid: the grid that reaches the nodes.
-        reply_type: the class of the replies: `TrainReply`, or `SealedReply` under secure
+        reply_type: the class of the replies, which is `TrainReply`, or `SealedReply` under secure
             aggregation.
     """
 
@@ -135,7 +135,7 @@ class MessageChannel:
     def train(
         self, requests: Mapping[int, TrainRequest], *, timeout: float | None
     ) -> Iterator[tuple[int, TrainAnswer]]:
-        """Yield the node id and the answer of each client (see `ClientChannel`)."""
+        """Yield the node id and the answer of each client once; see `ClientChannel.train`."""
         messages = {node: request.to_message(node) for node, request in requests.items()}
         for node, reply in exchange(self.grid, messages, timeout=timeout):
             yield node, self._read(reply)
@@ -150,11 +150,11 @@ class MessageChannel:
 
 
 def client_channel(grid: Grid, reply_type: type[TrainReply] | type[SealedReply]) -> ClientChannel:
-    """Return the channel to the clients of a grid, without messages where that is possible.
+    """Return the channel to the clients of a grid: direct calls if possible, otherwise messages.
 
     Args:
         grid: the grid that reaches the nodes.
-        reply_type: the class of the replies to read from messages.
+        reply_type: the class of the replies in messages.
     """
     direct = grid.direct_channel() if isinstance(grid, DirectGrid) else None
     return direct or MessageChannel(grid, reply_type)

@@ -1,4 +1,4 @@
-"""A client's privacy spend, which its uploads and the summary of a run report."""
+"""The privacy budget that a client has spent, as uploads and the summary of a run report it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,27 +13,26 @@ from fedsim.protocol.errors import ProtocolError
 
 @dataclass(frozen=True)
 class ClientSpend:
-    """The privacy spend of one client, with the mechanism that it was spent on.
+    """The privacy budget that one client has spent, with the mechanism for which it was spent.
 
-    All values are public under the client's adjacency. Anyone can recompute both ε from the
-    ledgers.
+    All values are public under the client's adjacency. Anyone can recompute ε from the two ledgers.
 
     Attributes:
         client: the client's number.
-        examples: the public number of examples behind the sampling rate: the client's size, or a
-            declared size.
+        examples: the public number of examples from which the sampling rate follows: the client's
+            size, or a declared size.
         delta: the δ of the client's guarantee.
         noise_multiplier: the noise multiplier z.
         sampling_rate: the expected share of the client's examples in a batch.
         target_epsilon: the client's budget ε; None without a budget.
-        rounds: the number of rounds that the client was charged for.
-        steps: the number of steps that the client was charged for.
+        rounds: the number of rounds for which the client was charged.
+        steps: the number of steps for which the client was charged.
         round_steps: the number of steps of the last charge.
-        ledger: all charged events, against the adversary that the client's ε is claimed for.
+        ledger: all charged events, against the adversary for which the client's ε is claimed.
         head: the hash of the client's last record in the journal.
-        against_server: all charged events against a server that sees the client's single uploads;
-            None before the first charge, where `ledger` already is against such a server, and where
-            no noise protects from it.
+        against_server: all charged events against a server that sees the client's single uploads.
+            It is None before the first charge, if `ledger` is already against such a server, or if
+            no noise protects the uploads from it.
     """
 
     client: int
@@ -50,7 +49,7 @@ class ClientSpend:
     against_server: PrivacyLedger | None = None
 
     def after(self, charges: Sequence[Charge]) -> Self:
-        """Return the spend after further charges, which are given oldest first.
+        """Return the client's spend after further charges, which are given oldest first.
 
         Raises:
             JournalError: some charges have a ledger against the server and others do not.
@@ -79,7 +78,7 @@ class ClientSpend:
         return PrivacyLedger().merge(before or PrivacyLedger()).merge(new)
 
     def to_record(self) -> ConfigRecord:
-        """Return the spend as a Flower record."""
+        """Return the client's spend as a Flower record."""
         fields: dict[str, Any] = {
             "client": self.client,
             "examples": self.examples,
@@ -100,7 +99,7 @@ class ClientSpend:
 
     @classmethod
     def from_record(cls, record: ConfigRecord) -> Self:
-        """Read a Flower record.
+        """Return the spend that a Flower record holds.
 
         Raises:
             ProtocolError: a field is missing or malformed.

@@ -1,10 +1,10 @@
-"""Errors of messages between server and clients, and the error that ends a federation."""
+"""Errors in messages between server and clients, and the error that ends a federation."""
 
 from fedsim.core.errors import FedsimError
 
 
 class ProtocolError(FedsimError, ValueError):
-    """A message does not follow the protocol; the error names the record and the fault."""
+    """Raised for a message that does not follow the protocol; it names the record and the fault."""
 
 
 # Codes of errors that replace an answer; Flower's codes are below 100.
@@ -17,4 +17,4 @@ ENDS_RUN = frozenset({NOISE_REUSE, LEDGER_UNWRITABLE, COUPLED_ROWS})
 
 
 class FederationError(FedsimError, RuntimeError):
-    """The federation cannot continue; the message says why."""
+    """Raised if the federation cannot continue; the message says why."""

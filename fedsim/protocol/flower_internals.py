@@ -1,6 +1,6 @@
-"""The only module that uses Flower's private modules (checked against flwr 1.40 and 1.41).
+"""Wrappers of Flower's private modules, which no other module of fedsim uses.
 
-Flower has no public way to:
+They are checked against flwr 1.40 and 1.41. Flower has no public way to:
 
 - set the id of a message: in a deployment the link sets it, and strategies may match replies by it;
 - create the description of a run, which `Grid.run` must return;
@@ -20,14 +20,14 @@ CLIENT_RAISED = int(ErrorCode.CLIENT_APP_RAISED_EXCEPTION)
 
 
 def empty_run(run_id: int) -> Any:
-    """Return Flower's description of a run with an id, which `Grid.run` must return."""
+    """Return Flower's description of a run, with the given id, for the method `Grid.run`."""
     from flwr.supercore.run import Run
 
     return Run.create_empty(run_id)
 
 
 def set_message_id(message: Message, message_id: str) -> None:
-    """Set the id of a message, which Flower's link sets in a deployment.
+    """Set the id of a message; in a deployment Flower's link sets it.
 
     Args:
         message: the message, changed in place.
@@ -37,7 +37,7 @@ def set_message_id(message: Message, message_id: str) -> None:
 
 
 def replace_content(message: Message, content: RecordDict) -> Message:
-    """Return a message with other content and the same metadata.
+    """Return a message with new content and the same metadata.
 
     Args:
         message: a message with content, left unchanged.
@@ -50,7 +50,7 @@ def replace_content(message: Message, content: RecordDict) -> Message:
 
 @contextmanager
 def server_identity(run_id: int) -> Iterator[None]:
-    """Make this process the server task of a run; Flower creates messages only inside a task."""
+    """Make this process the server task of a run; only inside a task does Flower make messages."""
     from flwr.supercore.task_identity import TaskIdentity
 
     with preserve_identity():
@@ -61,7 +61,7 @@ def server_identity(run_id: int) -> Iterator[None]:
 
 @contextmanager
 def preserve_identity() -> Iterator[None]:
-    """Restore this process's task identity, which is global state of Flower, on exit."""
+    """Restore this process's task identity, a global state of Flower, after the `with` block."""
     from flwr.supercore.task_identity import TaskIdentity
 
     names = ("_run_id", "_task_id", "_node_id")

@@ -1,8 +1,9 @@
 """Requests of the server and replies of the clients, as Flower messages.
 
-The layout follows Flower's own strategies (`arrays` and `config` in, `arrays` and `metrics` out),
-so a fedsim client also works under them. A client's spend travels in a record of its own, never
-among the metrics: strategies average metrics, and an averaged ε means nothing.
+The layout follows Flower's own strategies: requests have the records `arrays` and `config`, replies
+have `arrays` and `metrics`. So a fedsim client also works under these strategies. A client's
+privacy spend is in a separate record, never among the metrics: strategies average metrics, and an
+averaged ε means nothing.
 """
 
 import math
@@ -20,10 +21,10 @@ _Record = TypeVar("_Record", ArrayRecord, ConfigRecord, MetricRecord)
 
 
 def record_of(content: RecordDict, name: str, kind: type[_Record]) -> _Record | None:
-    """Return the record with a name, or None if there is no such record of the given type.
+    """Return the record with a given name and type; None if there is none.
 
-    Flower's views copy all records of a type each time. Flower's `get` raises and catches an error
-    where the name is missing, which is the common case.
+    This is faster than Flower's own access. Flower's views copy all records of a type each time.
+    Its `get` raises and catches an error if the name is missing, which is the common case.
 
     Args:
         content: the content of a message, or a client's state.
@@ -59,18 +60,18 @@ SENT = "sent/"  # prefix of the names of the algorithm's arrays
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """The server's request to train.
+    """The server's request to a client to train in a round.
 
     Attributes:
         round_number: the round, from 1.
         arrays: the global model.
-        offer: the parameters of a secure sum; None where updates are sent in clear.
+        offer: the parameters of a secure sum; None if updates are sent in clear.
         clip_norm: the adaptive clip norm after earlier rounds, or one for each group of parameters;
-            None where the clip norm is fixed.
-        weight: the client's planned weight, which the client checks; None where all clients weigh
-            the same.
-        sent: the algorithm's further arrays for each trained parameter, by name; functions of
-            earlier uploads.
+            None if the clip norm is fixed.
+        weight: the client's planned weight in the mean, which the client checks; None if all
+            clients have the same weight.
+        sent: further arrays that the algorithm sends for each trained parameter, by name. They are
+            functions of earlier uploads.
     """
 
     round_number: int
@@ -81,7 +82,7 @@ class TrainRequest:
     sent: Mapping[str, ArrayRecord] = field(default_factory=dict)
 
     def to_message(self, node_id: int) -> Message:
-        """Return the message to one node."""
+        """Return the request as a Flower message to one node."""
         config = ConfigRecord({ROUND: self.round_number})
         if self.clip_norm is not None:
             config[CLIP_NORM] = _bound_field(self.clip_norm)
@@ -96,11 +97,11 @@ class TrainRequest:
 
     @classmethod
     def from_message(cls, message: Message) -> Self:
-        """Read a request.
+        """Return the train request that a Flower message holds.
 
         Raises:
-            ProtocolError: the request has no arrays, its round is no whole number ≥ 1, its clip
-                norm is no number > 0, or its weight is no whole number ≥ 0.
+            ProtocolError: the request has no arrays, its round is not a whole number ≥ 1, its clip
+                norm is not > 0, or its weight is not a whole number ≥ 0.
         """
         arrays = record_of(message.content, ARRAYS, ArrayRecord)
         config = record_of(message.content, CONFIG, ConfigRecord)
@@ -128,12 +129,12 @@ class TrainReply:
     Attributes:
         arrays: the client's model after training.
         examples: the client's public number of examples.
-        spend: the client's privacy spend; None without privacy.
+        spend: the client's spent privacy budget; None without privacy.
         delay: the delay of the reply, in simulated seconds.
-        clip_norm: the adaptive clip norm after the round, a release that the round was charged for;
+        clip_norm: the adaptive clip norm after the round, whose release the round was charged for;
             None without adaptive clipping.
-        clip_count: the noisy bit b − ½ from which the server adapts the clip norm of whole updates;
-            None where the server does not adapt it.
+        clip_count: the noisy value of b − ½, where the bit b is 1 if the update's norm was within
+            the clip norm. The server adapts the clip norm with it. None if the server does not.
         numbers: the metrics that the algorithm declares, by name; empty with privacy.
     """
 
@@ -146,7 +147,7 @@ class TrainReply:
     numbers: Mapping[str, float] = field(default_factory=dict)
 
     def to_message(self, request: Message) -> Message:
-        """Return the reply to `request`."""
+        """Return the reply as a Flower message that answers `request`."""
         content = RecordDict(
             {
                 ARRAYS: self.arrays,
@@ -164,7 +165,7 @@ class TrainReply:
 
     @classmethod
     def from_message(cls, message: Message) -> Self:
-        """Read a reply.
+        """Return the train reply that a Flower message holds.
 
         Raises:
             ProtocolError: a record is missing or malformed.
@@ -205,17 +206,17 @@ class EvaluateRequest:
     arrays: ArrayRecord
 
     def to_message(self, node_id: int) -> Message:
-        """Return the message to one node."""
+        """Return the request as a Flower message to one node."""
         config = ConfigRecord({ROUND: self.round_number})
         content = RecordDict({ARRAYS: self.arrays, CONFIG: config})
         return Message(content, node_id, MessageType.EVALUATE)
 
     @classmethod
     def from_message(cls, message: Message) -> Self:
-        """Read a request.
+        """Return the evaluate request that a Flower message holds.
 
         Raises:
-            ProtocolError: the request has no arrays, or its round is no whole number ≥ 1.
+            ProtocolError: the request has no arrays, or its round is not a whole number ≥ 1.
         """
         request = TrainRequest.from_message(message)
         return cls(request.round_number, request.arrays)
@@ -227,7 +228,7 @@ class EvaluateReply:
 
     Attributes:
         examples: the number of the client's held-out examples.
-        metrics: each metric's mean over these examples, by name.
+        metrics: the mean of each metric over these examples, by name.
         delay: the delay of the reply, in simulated seconds.
     """
 
@@ -236,14 +237,14 @@ class EvaluateReply:
     delay: float = 0.0
 
     def to_message(self, request: Message) -> Message:
-        """Return the reply to `request`."""
+        """Return the reply as a Flower message that answers `request`."""
         metrics = MetricRecord({NUM_EXAMPLES: self.examples, **self.metrics})
         content = RecordDict({METRICS: metrics, **side_records(None, self.delay)})
         return Message(content, reply_to=request)
 
     @classmethod
     def from_message(cls, message: Message) -> Self:
-        """Read a reply.
+        """Return the evaluate reply that a Flower message holds.
 
         Raises:
             ProtocolError: a record is missing or malformed.
@@ -261,10 +262,10 @@ class EvaluateReply:
 
 
 def side_records(spend: ClientSpend | None, delay: float) -> dict[str, ConfigRecord]:
-    """Return the records that a reply has beside its update.
+    """Return the Flower records for the privacy spend and the delay of a reply.
 
     Args:
-        spend: the client's privacy spend; None without privacy.
+        spend: the client's spent privacy budget; None without privacy.
         delay: the delay of the reply, in simulated seconds.
     """
     records: dict[str, ConfigRecord] = {}
@@ -276,7 +277,9 @@ def side_records(spend: ClientSpend | None, delay: float) -> dict[str, ConfigRec
 
 
 def read_side_records(message: Message) -> tuple[ClientSpend | None, float]:
-    """Return the privacy spend (None without privacy) and the delay in seconds of a reply.
+    """Return the client's privacy spend and the reply's delay in seconds from a reply.
+
+    The spend is None without privacy.
 
     Raises:
         ProtocolError: a record is malformed.
@@ -292,7 +295,7 @@ def read_side_records(message: Message) -> tuple[ClientSpend | None, float]:
 
 @dataclass(frozen=True)
 class Withdrawal:
-    """A client's reply that it leaves the federation, as its budget covers no further step.
+    """A client's reply that it leaves the federation, as its budget allows no further step.
 
     Attributes:
         client: the client's number.
@@ -303,13 +306,13 @@ class Withdrawal:
     reason: str
 
     def to_message(self, request: Message) -> Message:
-        """Return the reply to `request`."""
+        """Return the withdrawal as a Flower message that answers `request`."""
         fields = ConfigRecord({"client": self.client, "reason": self.reason})
         return Message(RecordDict({WITHDRAWAL: fields}), reply_to=request)
 
     @classmethod
     def from_message(cls, message: Message) -> Self | None:
-        """Read a withdrawal; return None where the message is not a withdrawal.
+        """Return the withdrawal that a Flower message holds; None if it is not a withdrawal.
 
         Raises:
             ProtocolError: a field is missing or malformed.
@@ -341,10 +344,11 @@ def _bound_field(bound: AdaptiveClipNorm) -> float | list[float]:
 
 @dataclass(frozen=True)
 class SealedReply:
-    """A client's reply to a train request under secure aggregation, without an update in clear.
+    """A client's reply to a train request under secure aggregation, with no update in clear.
 
     Attributes:
-        content: the records of the protocol: a share with sealed seeds, or public keys.
+        content: the records of the secure aggregation protocol: a secret share with sealed seeds,
+            or public keys.
         spend: the client's privacy spend, public under its adjacency; None without privacy.
         delay: the delay of the reply, in simulated seconds.
         clip_norm: always None, as a client cannot adapt a clip norm under secure aggregation.
@@ -356,13 +360,13 @@ class SealedReply:
     clip_norm: float | None = None
 
     def to_message(self, request: Message) -> Message:
-        """Return the reply to `request` as a Flower message."""
+        """Return the reply as a Flower message that answers `request`."""
         content = RecordDict({**self.content, **side_records(self.spend, self.delay)})
         return Message(content, reply_to=request)
 
     @classmethod
     def from_message(cls, message: Message) -> Self:
-        """Read a sealed reply from a Flower message.
+        """Return the sealed reply that a Flower message holds.
 
         Raises:
             ProtocolError: the message has no sealed update, or has values in clear.

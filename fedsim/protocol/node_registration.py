@@ -1,4 +1,4 @@
-"""Node registration: the server asks every node which client or helper it is."""
+"""Node registration, in which the server asks every node which client or helper it is."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ REGISTRATION_TYPE = f"{MessageType.QUERY}.{NODE_REGISTRATION}"
 
 @dataclass(frozen=True)
 class NodeIdentity:
-    """The role of a node, and its number as a client or helper.
+    """The role of a node (client or helper of secure aggregation), and its number in that role.
 
     Attributes:
         number: the client's number from 0, or the helper's number from 1.
@@ -32,20 +32,20 @@ class NodeIdentity:
 
 @runtime_checkable
 class NumberedGrid(Protocol):
-    """A grid that created its nodes, and so knows which client or helper each node is."""
+    """A Flower grid that created its nodes, and so knows which client or helper each node is."""
 
     def numbered_nodes(self) -> Sequence[int] | None:
-        """Return the node ids of all clients in order, then of all helpers; None if unknown."""
+        """Return the node ids of all clients, then of all helpers, in order; None if unknown."""
         ...
 
 
 def registration_message(node_id: int) -> Message:
-    """Return the message that asks a node for its identity."""
+    """Return the Flower message that asks a node for its identity."""
     return Message(RecordDict(), node_id, REGISTRATION_TYPE)
 
 
 def registration_reply(identity: NodeIdentity, request: Message) -> Message:
-    """Return a node's reply to the question for its identity.
+    """Return a node's reply to the server's question for its identity.
 
     Args:
         identity: the identity of the node.
@@ -56,10 +56,10 @@ def registration_reply(identity: NodeIdentity, request: Message) -> Message:
 
 
 def identity_of(reply: Message) -> NodeIdentity:
-    """Return the identity that a node's reply states.
+    """Return the identity that a node states in its reply.
 
     Raises:
-        ProtocolError: the reply names no client or helper.
+        ProtocolError: the reply does not name a client or helper.
     """
     node = f"node {reply.metadata.src_node_id}"
     record = record_of(reply.content, IDENTITY, ConfigRecord) or ConfigRecord()

@@ -1,8 +1,9 @@
-"""Noisy sums of a round, and the update rule of adaptive clip norms, for clients and server.
+"""Noisy sums of updates as integers, and the update rule of adaptive clip norms.
 
-Clients round their clipped contributions to a grid. Integer noise is added: a share by each client
-(distributed trust), or all of it by the server (central trust). The sum of integers is exact, in
-plain numbers and in a ring. Everything after the sum is post-processing.
+Clients round their clipped contributions to integer multiples of a fixed unit. Then integer noise
+is added. Each client adds a share of it (distributed trust), or the server adds all of it (central
+trust). The sum of integers is exact, in plain numbers and in a ring. Everything after the sum is
+post-processing.
 """
 
 import math
@@ -15,20 +16,22 @@ CLIP_COUNT = "fedsim.clip-count"
 
 @dataclass(frozen=True)
 class SumPlan:
-    """The public plan of a federation's noisy sums, the same in all rounds.
+    """The public parameters of a federation's noisy sums, which are the same in all rounds.
 
     A client sends one int64 tensor for each trained tensor of the model. The client's update times
     its weight is `unit` times these integers.
 
     Attributes:
-        unit: the signed grid step: the mean update is unit · Σ integers / Σ weights. With an
-            adaptive clip norm S it is the step at S = 1, to be multiplied by the S of the round.
-        bound: the largest |integer| of one client in one coordinate, with the client's noise.
+        unit: the value of one integer step, with its sign. The mean update is unit times the sum of
+            integers over the sum of weights. With an adaptive clip norm S it is the value at S = 1,
+            to be multiplied by the S of the round.
+        bound: the largest |integer| of one client in one coordinate, including the client's noise.
         shapes: the shape of each trained tensor by name, in the order of the model.
-        server_noise: whether the server adds the noise, one draw for the sum; else the clients do.
-        divisor: a public number that divides the sum, where participation is secret; None where
+        server_noise: whether the server adds the noise, as one draw for the sum. Otherwise the
+            clients add it.
+        divisor: a public number that divides the sum if participation is secret. None means that
             the sum is divided by the participants' total weight.
-        count_unit: the grid step of `CLIP_COUNT`; None where the clip norm is fixed.
+        count_unit: the value of one integer step of `CLIP_COUNT`; None if the clip norm is fixed.
     """
 
     unit: float
@@ -46,19 +49,22 @@ AdaptiveClipNorm = float | tuple[float, ...]
 
 
 def whole_bound(bound: AdaptiveClipNorm) -> float:
-    """Return the clip norm of the whole gradient, (Σ C_m²)^(1/2) for groups of parameters."""
+    """Return the clip norm of the whole gradient: (Σ C_m²)^(1/2) for group clip norms C_m."""
     return math.hypot(*bound) if isinstance(bound, tuple) else bound
 
 
 @dataclass(frozen=True)
 class BoundRule:
-    """The update rule of an adaptive clip norm C: the next one is C · exp(−η (b̄ − γ)).
+    """The update rule of an adaptive clip norm.
+
+    The clip norm after C is C · exp(−η (b̄ − γ)), where b̄ is the noisy fraction of norms that are
+    at most C.
 
     Source: Andrew et al. 2021, arXiv:1905.03871, Algorithm 1.
 
     Attributes:
-        quantile: γ, the target fraction of norms that are at most C.
-        learning_rate: η, the learning rate of the geometric update.
+        quantile: the target fraction γ of norms that are at most C.
+        learning_rate: the learning rate η of the geometric update.
 
     Raises:
         ValueError: an attribute is outside its range.
@@ -74,11 +80,11 @@ class BoundRule:
             raise ValueError(f"quantile must be in [0, 1], got {self.quantile!r}")
 
     def next_bound(self, bound: float, share: float) -> float:
-        """Return the clip norm after a release.
+        """Return the clip norm for the next release.
 
         Args:
-            bound: the clip norm C of the release.
-            share: b̄, the noisy fraction of norms that are at most C; it may be outside [0, 1].
+            bound: the clip norm C of the last release.
+            share: the noisy fraction b̄ of norms that are at most C; it may be outside [0, 1].
         """
         exponent = -self.learning_rate * (share - self.quantile)
         # Noise may move b̄ far out of [0, 1], so no step changes C by more than a factor e.
@@ -87,7 +93,7 @@ class BoundRule:
 
 
 def check_bound(bound: AdaptiveClipNorm) -> float:
-    """Return an adaptive clip norm, checked to be one that `BoundRule.next_bound` can return.
+    """Return an adaptive clip norm, after checking that `BoundRule.next_bound` can return it.
 
     Raises:
         ValueError: the clip norm is out of range, or there is one for each group of parameters.

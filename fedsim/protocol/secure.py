@@ -1,6 +1,6 @@
-"""Messages of secure aggregation as Flower messages.
+"""Conversion of secure aggregation messages to Flower messages and back.
 
-Every byte of the protocol crosses a Flower `Message`.
+Every byte of the secure aggregation protocol is sent in a Flower `Message`.
 """
 
 from collections.abc import Mapping
@@ -21,13 +21,13 @@ _T = TypeVar("_T")
 def to_records(
     message: object, *, live: bool = False, name: str = SECAGG
 ) -> dict[str, ConfigRecord | ArrayRecord]:
-    """Return the Flower records of a protocol message, or of a state with such fields.
+    """Return the Flower records of a secure aggregation message, or of a state with such fields.
 
     Args:
-        message: a dataclass of the protocol.
+        message: a dataclass of `fedsim.secagg.messages`, or a state with such fields.
         live: whether arrays stay in this process and are shared without a copy; the caller must
             not change them afterwards.
-        name: the name of the record of plain fields; the record of arrays has the suffix "-arrays".
+        name: the name of the record of plain fields. That of the arrays has the suffix "-arrays".
     """
     record = wire.to_record(message)
     records: dict[str, ConfigRecord | ArrayRecord] = {name: ConfigRecord({**record.config})}
@@ -38,7 +38,7 @@ def to_records(
 
 
 def from_records(kind: type[_T], content: RecordDict, *, name: str = SECAGG) -> _T:
-    """Return the protocol message in a Flower message.
+    """Return the secure aggregation message that a Flower message holds.
 
     Args:
         kind: the class of the expected message.
@@ -46,7 +46,7 @@ def from_records(kind: type[_T], content: RecordDict, *, name: str = SECAGG) -> 
         name: the name of the record of plain fields, as in `to_records`.
 
     Raises:
-        SecureAggregationError: the other party refused; the error that it sent is raised.
+        SecureAggregationError: the other party refused the request; its error is raised here.
         WireError, ShareMismatchError: the message is missing or malformed.
     """
     config: Mapping[str, object] = content.config_records.get(name) or {}
@@ -57,21 +57,21 @@ def from_records(kind: type[_T], content: RecordDict, *, name: str = SECAGG) -> 
 
 
 def make_query(stage: str, message: object, node_id: int) -> Message:
-    """Return a query as a Flower message.
+    """Return a secure aggregation query as a Flower message.
 
     Args:
         stage: the message type, such as `HELLO`.
-        message: a dataclass of the protocol.
+        message: a dataclass of `fedsim.secagg.messages`.
         node_id: the id of the node that receives the query.
     """
     return Message(RecordDict({**to_records(message)}), node_id, f"{MessageType.QUERY}.{stage}")
 
 
 def make_reply(message: object, request: Message) -> Message:
-    """Return a reply as a Flower message.
+    """Return a secure aggregation reply as a Flower message.
 
     Args:
-        message: a dataclass of the protocol.
+        message: a dataclass of `fedsim.secagg.messages`.
         request: the query that the reply answers.
     """
     return Message(RecordDict({**to_records(message)}), reply_to=request)

@@ -1,7 +1,7 @@
-"""Counts the bytes that clients receive and send in a round, with or without serialization.
+"""Counters of the bytes that clients receive and send in a round, with or without serialization.
 
-The values of arrays and the bytes of sealed fields are counted; names, types, frames and records of
-a few numbers are not. Messages to helpers of secure aggregation are not counted.
+The values of arrays and the bytes of sealed fields are counted. Names, types, frames and records of
+a few numbers are not. Messages to helpers of secure aggregation are not counted either.
 """
 
 import math
@@ -18,22 +18,22 @@ from fedsim.protocol.messages import SealedReply, TrainReply, TrainRequest
 
 
 class WrappedGrid(Grid):
-    """A Flower grid that forwards all calls to another grid; subclasses override some.
+    """A Flower grid that forwards all calls to another grid; subclasses override some methods.
 
     Args:
-        grid: the grid that reaches the nodes.
+        grid: the grid that receives the calls.
     """
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
 
     def set_run(self, run: Any) -> None:
-        """Replace the description of the run."""
+        """Replace Flower's description of the run."""
         self._grid.set_run(run)
 
     @property
     def run(self) -> Any:
-        """The description of the run."""
+        """Flower's description of the run."""
         return self._grid.run
 
     def create_message(
@@ -44,7 +44,7 @@ class WrappedGrid(Grid):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
-        """Return a message; Flower keeps this method for old apps."""
+        """Return a new message; Flower keeps this method for old apps."""
         return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
 
     def get_node_ids(self) -> Iterable[int]:
@@ -75,7 +75,7 @@ class WrappedGrid(Grid):
         return self._grid.send_and_receive(messages, timeout=timeout)
 
     def wait_until_online(self, nodes: Collection[int], *, timeout: float) -> None:
-        """Wait until all nodes are online; return at once where the grid cannot wait.
+        """Wait until all nodes are online; return at once if the wrapped grid cannot wait.
 
         Args:
             nodes: the ids of the nodes.
@@ -87,18 +87,18 @@ class WrappedGrid(Grid):
 
 @dataclass
 class Traffic:
-    """The number of bytes between the server and the clients in one round.
+    """Counter of the bytes between the server and the clients in one round.
 
     Attributes:
-        down: the bytes from the server to clients.
-        up: the bytes from clients to the server.
+        down: number of bytes from the server to clients.
+        up: number of bytes from clients to the server.
     """
 
     down: int = 0
     up: int = 0
 
     def send(self, requests: Mapping[int, TrainRequest]) -> None:
-        """Add the bytes of train requests to `down`.
+        """Add the bytes of the server's train requests to `down`.
 
         Args:
             requests: the request to each node, by node id.
@@ -110,7 +110,7 @@ class Traffic:
             self.down += sum(map(_array_bytes, request.sent.values()))
 
     def receive(self, answer: TrainAnswer) -> None:
-        """Add the bytes of a train answer to `up`; a failure or a withdrawal has no bytes."""
+        """Add the bytes of a client's answer to `up`; a failure or a withdrawal has no bytes."""
         if isinstance(answer, TrainReply):
             self.up += _array_bytes(answer.arrays)
         elif isinstance(answer, SealedReply):
@@ -118,11 +118,11 @@ class Traffic:
 
 
 class CountedGrid(WrappedGrid):
-    """A grid that counts the bytes of messages to and from clients.
+    """A Flower grid that counts the bytes of messages to and from clients.
 
     Args:
-        grid: the grid that reaches the nodes.
-        traffic: the traffic to which the bytes are added.
+        grid: the grid that receives the calls.
+        traffic: the counter to which the bytes are added.
         clients: the node ids of the clients.
     """
 

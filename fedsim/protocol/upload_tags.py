@@ -1,9 +1,9 @@
-"""Tags of uploads: a short record of every value that left a client in clear.
+"""Checksums of uploads, called tags, which cover every value that leaves a client in clear.
 
-A tag is the AES-256-GMAC (NIST SP 800-38D) of the values, under a key from the seed and with the
-client and the round as nonce. It takes a twelfth of the time of a SHA-256, below 1 % of a small
-client's round. Different uploads have the same tag with a probability below 2^-100, unless someone
-who knows the seed constructs them.
+A tag is the AES-256-GMAC (NIST SP 800-38D) of the values. The key comes from the experiment's seed,
+and client and round are the nonce. A tag takes a twelfth of the time of a SHA-256, below 1 % of a
+small client's round. Different uploads have the same tag with a probability below 2^-100, unless
+someone who knows the seed constructs them.
 """
 
 import struct
@@ -23,7 +23,7 @@ _NONCE = struct.Struct("<QI")
 
 @dataclass(frozen=True)
 class UploadTags:
-    """Computes the tags of uploads.
+    """Computation of the checksums (tags) of an experiment's uploads.
 
     Attributes:
         seed: the experiment's seed.
@@ -32,11 +32,11 @@ class UploadTags:
     seed: int
 
     def of(self, client: int, round_number: int, reply: TrainReply) -> str:
-        """Return the tag of the values that a client released in a round, 32 hexadecimal digits.
+        """Return the tag of the values that a client released in a round, as 32 hexadecimal digits.
 
-        The tag covers the bytes of the arrays in C order, one array after the other, then the
-        adaptive clip norm and the noisy count, if there are any. Names, types and shapes are not
-        covered, as they are those of the request.
+        The tag covers the bytes of the arrays in C order, one array after the other. Then follow
+        the adaptive clip norm and the noisy count, if there are any. Names, types and shapes are
+        not covered, as they equal those of the request.
 
         Args:
             client: the client's number.

@@ -1,1 +1,1 @@
-"""Results for people: the HTML report of a run, figures, and output in the terminal."""
+"""Results shown to people: the HTML report of a run, figures, and terminal output."""

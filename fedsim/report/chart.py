@@ -1,6 +1,6 @@
-"""Charts as data: axes, marks on them, and text.
+"""Charts as data: axes, the lines, dots and areas on them, and text.
 
-A figure is a function that returns a chart; `fedsim.report.drawing` draws every chart.
+Each figure is made by a function that returns a chart; `fedsim.report.drawing` draws every chart.
 """
 
 import math
@@ -32,23 +32,23 @@ def width_of(texts: Iterable[str]) -> float:
 
 
 def shortened(text: str, most: int) -> str:
-    """Return a text, cut to at most `most` characters."""
+    """Return a text of at most `most` characters; a longer text is cut and ends with "…"."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def thinned(points: Sequence[_Item]) -> Sequence[_Item]:
-    """Return at most about `_MAX_POINTS` points, evenly spread, the last one among them."""
+    """Return at most about `_MAX_POINTS` of the points, evenly spread; the last one is kept."""
     stride = -(-len(points) // _MAX_POINTS)
     return points[::-1][::stride][::-1] if stride > 1 else points
 
 
 def number_text(value: float) -> str:
-    """Return a number as text beside an axis."""
+    """Return a number as the text of a tick mark."""
     return f"{value:,.6g}".replace("e+0", "e").replace("e+", "e")
 
 
 def ticks(low: float, high: float, most: int = 6, *, whole: bool = False) -> list[float]:
-    """Return at most `most` + 1 round numbers from `low` to `high`; one if both nearly agree."""
+    """Return up to `most` + 1 round numbers from `low` to `high`; one if they nearly agree."""
     if high - low <= _NEARLY * abs(high):
         return [low]
     rough = (high - low) / most
@@ -62,7 +62,7 @@ def ticks(low: float, high: float, most: int = 6, *, whole: bool = False) -> lis
 
 
 def powers(low: float, high: float, factors: Sequence[float] = (1.0,)) -> list[float]:
-    """Return powers of ten times each factor, from `low` to `high`; fewer for many decades."""
+    """Return the numbers factor · 10^k from `low` to `high`; only some k for many decades."""
     exponents = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
     stride = -(-len(exponents) // 7)
     candidates = [factor * 10.0**exponent for exponent in exponents[::stride] for factor in factors]
@@ -70,7 +70,7 @@ def powers(low: float, high: float, factors: Sequence[float] = (1.0,)) -> list[f
 
 
 def room_around(values: Sequence[float], *, logarithmic: bool = False) -> Point:
-    """Return the low and high end of an axis, with some room around the values."""
+    """Return the ends of an axis that has some room around the smallest and largest value."""
     low, high = min(values, default=0.0), max(values, default=1.0)
     if logarithmic:
         factor = (high / low) ** _MARGIN if high > low else 1.5
@@ -86,11 +86,11 @@ class Axis:
     Attributes:
         low: value at the left or lower end; larger than `high` for a falling axis.
         high: value at the right or upper end.
-        marks: text of each marked value, by value.
+        marks: the text of each tick mark, by its value.
         label: name of the quantity.
         logarithmic: whether the axis is logarithmic.
         grid: whether a line crosses the chart at each mark.
-        upright: whether the text of marks below the chart is turned by 90 degrees.
+        upright: whether the text of tick marks below the chart is turned by 90 degrees.
     """
 
     low: float
@@ -102,7 +102,7 @@ class Axis:
     upright: bool = False
 
     def share(self, value: float) -> float:
-        """Return the position of a value on the axis: 0 at the low end, 1 at the high end."""
+        """Return the position of a value: 0 at the low end of the axis, 1 at the high end."""
         low, high = self.low, self.high
         if self.logarithmic:
             low, high, value = math.log(low), math.log(high), math.log(value)
@@ -129,7 +129,7 @@ def number_axis(
     grid: bool = False,
     most: int = 6,
 ) -> Axis:
-    """Return an axis with marks at round numbers.
+    """Return an axis with tick marks at round numbers.
 
     Args:
         ends: values at both ends of the axis, ascending.
@@ -138,7 +138,8 @@ def number_axis(
         whole: whether only whole numbers are marked.
         percent: whether marks are written in percent.
         grid: whether a line crosses the chart at each mark.
-        most: maximal number of marks, less one; on a logarithmic axis, decades are marked.
+        most: the largest number of marks minus one; a logarithmic axis has marks at decades
+            instead.
     """
     values = ticks(*ends, most, whole=whole)
     if logarithmic:
@@ -150,9 +151,9 @@ def number_axis(
 
 @dataclass(frozen=True)
 class Line:
-    """A line through points, with a gap at each point that is NaN.
+    """A line through points, with a gap wherever a point is NaN.
 
-    In every mark, an infinite coordinate stands for the edge of the chart.
+    An infinite coordinate stands for the edge of the chart, also in the other kinds of marks.
     """
 
     points: Sequence[Point]
@@ -165,7 +166,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Area:
-    """An area that points enclose; a point that is NaN begins another area."""
+    """A filled area whose border is given by points; a NaN point starts a second area."""
 
     points: Sequence[Point]
     ink: Ink = "bar"
@@ -174,7 +175,7 @@ class Area:
 
 @dataclass(frozen=True)
 class Dots:
-    """A symbol of `radius` pixels at each point, each with a tooltip if `tips` has any."""
+    """A symbol of `radius` pixels at each point; `tips` are the tooltips of the points, if any."""
 
     points: Sequence[Point]
     ink: Ink = "accent"
@@ -187,7 +188,7 @@ class Dots:
 
 @dataclass(frozen=True)
 class Note:
-    """A text at the height of a point, moved right and down by `offset` in pixels."""
+    """A text beside a point, moved right and down by `offset` pixels."""
 
     words: str
     point: Point
@@ -204,7 +205,7 @@ Mark = Line | Area | Dots | Note
 
 @dataclass(frozen=True)
 class Tip:
-    """A tooltip near a point, which is in the coordinates of the data."""
+    """A tooltip at a point given in the coordinates of the data."""
 
     x: float
     y: float
@@ -231,13 +232,14 @@ class Chart:
         marks: lines, areas, dots and notes; later marks are drawn above earlier ones.
         width: width of the whole drawing, in pixels.
         height: height between the ends of the vertical axis, in pixels.
-        top: room above the chart, in pixels.
-        right: room right of the last value, in pixels, which grid lines cross.
-        names: labels at the ends of lines: (text, last point of the line, ink of the line).
+        top: space above the chart, in pixels.
+        right: space to the right of the last value, in pixels; grid lines cross it.
+        names: labels at the ends of lines: (text, last point of the line, colour of the line).
         tips: tooltips near a point, ascending along the axis.
         across: whether each tooltip covers a row of the drawing instead of a column.
-        heading: lines of text above the chart, only in a file.
-        legend: style of each named mark, by name, only in a file; a page has its own legend.
+        heading: lines of text above the chart, drawn only in a chart file.
+        legend: style of each named mark, by name, drawn only in a chart file; a page has its own
+            legend.
     """
 
     label: str
@@ -261,21 +263,21 @@ class Chart:
 
     @property
     def aside(self) -> float:
-        """Width right of the grid lines for the names of lines, in pixels."""
+        """Width to the right of the grid lines that the names of lines need, in pixels."""
         return width_of(name for name, _, _ in self.names) + 9 if self.names else 0.0
 
 
 def level(value: float, ink: Ink = "muted", width: float = 1.1, tip: str = "") -> Line:
-    """Return a dashed horizontal line at a value, for comparison."""
+    """Return a dashed horizontal line at a value, drawn for comparison."""
     return Line([(-math.inf, value), (math.inf, value)], ink, width, "4 3", tip=tip)
 
 
 def target(value: float, words: str) -> list[Mark]:
-    """Return a dashed horizontal line at a value, with text above its start."""
+    """Return a dashed horizontal line at a value, and a text above the start of the line."""
     return [level(value), Note(words, (-math.inf, value), (4, -8), "muted")]
 
 
 def interval(place: float, ends: Point, ink: Ink, *, across: bool = False) -> list[Mark]:
-    """Return an interval with caps at a place; it is horizontal if `across`, else vertical."""
+    """Return the marks of an interval with end caps: horizontal if `across`, else vertical."""
     points = [(end, place) if across else (place, end) for end in ends]
     return [Line(points, ink, 1.6), Dots(points, ink, "|" if across else "_", 4.0)]

@@ -1,7 +1,7 @@
 """The report's table of clients, as rows for a page without scripts and as JSON for the script.
 
-With privacy, the table has every client's spend, ε first, so that a narrow screen shows it. Without
-privacy, it has the sizes of clients and their rounds.
+With privacy, the table has every client's privacy spend; ε comes first, so that a narrow screen
+shows it. Without privacy, the table has the sizes of clients and their rounds.
 """
 
 import json
@@ -32,19 +32,19 @@ Note = tuple[str, str]
 
 @dataclass(frozen=True)
 class ClientTable:
-    """The table of all clients as text; clients with equal cells form one kind.
+    """The table of all clients as text, stored by groups of clients with equal rows ("kinds").
 
-    A hundred thousand clients have few kinds, so the page holds each kind once and the clients'
-    numbers.
+    A hundred thousand clients have few different rows. So the page has each row once, with the
+    numbers of its clients.
 
     Attributes:
         headings: heading of each column, by key; the first columns are the client's number and,
-            where clients have names, its name.
-        kinds: cells of each kind, without number and name.
+            where clients have names, the name.
+        kinds: texts of each kind's row, without number and name.
         members: numbers of the clients of each kind, ascending.
         first_rows: whole rows for a page without scripts, in the initial order.
         sorted_by: key of the column that gives the initial order.
-        notes: all kinds of notes in the table, to filter by.
+        notes: all types of notes in the table, to filter by.
         names: public name of each client, by number; empty where clients have only numbers.
     """
 
@@ -59,7 +59,7 @@ class ClientTable:
     def to_json(self) -> Markup:
         """Return all clients as JSON for the script, safe inside `<script>`.
 
-        The members of a kind are written as the first number and the differences that follow.
+        The numbers of a kind's clients are written as the first number, then the differences.
         """
         content = {
             "keys": [*self.headings],
@@ -80,7 +80,9 @@ def _steps(numbers: Sequence[int]) -> list[int]:
 
 
 def client_table(facts: Facts, rows: ClientRows, lost: Mapping[int, int]) -> ClientTable:
-    """Return the table of every client's spend; with over 200 clients, the largest ε come first.
+    """Return the table of every client's privacy spend.
+
+    With over 200 clients, those with the largest ε come first.
 
     Args:
         facts: facts behind the privacy statement of the run.
@@ -116,11 +118,11 @@ def plain_table(
     lost: Mapping[int, int],
     scores: Mapping[int, str] | None = None,
 ) -> ClientTable:
-    """Return the table of the clients of a federation without privacy.
+    """Return the table of clients for a federation without privacy.
 
     Args:
         rows: the clients of `privacy.json`.
-        rounds: number of rounds with the client's update in the average, by client.
+        rounds: number of rounds whose average has the client's update, by client.
         lost: number of updates that never arrived, by client.
         scores: accuracy of the final model on the client's held-out examples, by client; None
             where it was not measured.
@@ -165,15 +167,16 @@ def make_table(
     notes_of: Callable[[int], Sequence[Note]],
     sorted_by: str,
 ) -> ClientTable:
-    """Return a table of clients, built from the cells of each kind.
+    """Return a table of clients, made from one row for each kind of clients with equal rows.
 
     Args:
         headings: heading of each column to show, by key, `notes` last.
         rows: the clients of `privacy.json`.
         order: indices into `rows`, in the initial order.
         kind_of: function from an index to the key of its kind; indices with equal keys have equal
-            cells and notes.
-        cells_of: function from an index to its cells, by column key, without number and name.
+            texts and notes.
+        cells_of: function from an index to the texts of its row, by column key, without number and
+            name.
         notes_of: function from an index to its notes.
         sorted_by: key of the column that gives the initial order.
     """
@@ -229,7 +232,7 @@ def _headings(facts: Facts, headings: dict[str, str]) -> dict[str, str]:
 
 
 def clients_above_others(facts: Facts) -> frozenset[int]:
-    """Return the clients with the largest printed ε; empty where all clients share it."""
+    """Return the clients with the largest printed ε; empty if all clients have the same ε."""
     largest = facts.worst_clients
     return frozenset() if len(largest) == len(facts.clients) else frozenset(largest)
 

@@ -1,7 +1,7 @@
 """The content of the report: the files of a run directory, read once, and scores in words.
 
-A high accuracy can hide that a model never finds a rare class. The majority baseline, the recall
-of each class and a warning show it.
+A high accuracy can hide that a model never predicts a rare class. The report shows this by the
+majority baseline, the recall of each class and a warning.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ _MAX_ROWS = 100  # rows of a table of classes
 
 @dataclass(frozen=True)
 class ClassScore:
-    """The figures of one class or label.
+    """The scores of one class or label.
 
     Attributes:
         name: name of the class or label.
@@ -52,16 +52,16 @@ class ClassScore:
 
     @property
     def is_missed(self) -> bool:
-        """Whether the class has examples and the model finds none of them."""
+        """Whether the class has examples, and the model predicts it for none of them."""
         return self.examples > 0 and self.hits == 0
 
 
 @dataclass(frozen=True)
 class Scores:
-    """The content of `scores.json`.
+    """The scores of a final model, as in `scores.json`.
 
     Attributes:
-        classes: figures of each class or label; empty in regression.
+        classes: scores of each class or label; empty in regression.
         confusion: number of test examples by true class (rows) and predicted class (columns);
             None where it is left out.
         majority_class: name of the most frequent class; None for several labels and in regression.
@@ -77,7 +77,7 @@ class Scores:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Scores":
-        """Return the scores in the content of `scores.json`."""
+        """Return the scores that the content of `scores.json` describes."""
         majority, matrix = content["majority"], content["confusion"]
         rows = [
             ClassScore(
@@ -113,7 +113,7 @@ class Scores:
 
     @property
     def is_constant(self) -> bool:
-        """Whether a constant prediction has an accuracy, or an R², at least as good."""
+        """Whether always predicting the same value is at least as good, by accuracy or R²."""
         if self.accuracy is not None and self.majority is not None:
             return self.accuracy <= self.majority
         r2 = self.metrics.get("r2")
@@ -121,18 +121,18 @@ class Scores:
 
     @property
     def by_recall(self) -> list[ClassScore]:
-        """The classes that have examples, by ascending recall."""
+        """The classes that have examples, with ascending recall."""
         known = [score for score in self.classes if score.recall is not None]
         return sorted(known, key=lambda score: score.recall or 0.0)
 
     @property
     def has_labels(self) -> bool:
-        """Whether an example has several labels."""
+        """Whether an example can have several labels."""
         return self.majority is not None and self.majority_class is None
 
 
 def read_scores(directory: RunDirectory) -> Scores | None:
-    """Return the scores of a run; None in a failed run.
+    """Return the scores of a run; None if the run failed.
 
     Raises:
         DamagedRunError: the file is damaged.
@@ -146,14 +146,14 @@ def read_scores(directory: RunDirectory) -> Scores | None:
 
 
 def baseline_text(scores: Scores) -> str | None:
-    """Return the majority baseline as text beside an accuracy; None in regression."""
+    """Return the accuracy of always guessing the largest class as text; None in regression."""
     if scores.majority is None:
         return None
     return f"majority baseline {metric_text('accuracy', scores.majority)}"
 
 
 def baseline_sentence(scores: Scores) -> str | None:
-    """Return a sentence that explains the majority baseline; None in regression."""
+    """Return a sentence on the accuracy of a constant prediction; None in regression."""
     if scores.majority is None:
         return None
     share = metric_text("accuracy", scores.majority)
@@ -167,7 +167,7 @@ def baseline_sentence(scores: Scores) -> str | None:
 
 
 def warnings_of(scores: Scores) -> list[str]:
-    """Return one sentence for each way in which a good metric may mislead."""
+    """Return a warning for each class that is never predicted, and for a useless accuracy."""
     messages = []
     missed = [score for score in scores.classes if score.is_missed]
     if missed:
@@ -198,7 +198,7 @@ def warnings_of(scores: Scores) -> list[str]:
 
 
 def advice_of(scores: Scores, *, private: bool) -> str | None:
-    """Return advice for a model no better than a constant prediction; None for other models.
+    """Return advice if the model is no better than a constant prediction; None otherwise.
 
     Args:
         scores: scores of the run.
@@ -214,7 +214,10 @@ def advice_of(scores: Scores, *, private: bool) -> str | None:
 
 
 def recall_line(scores: Scores) -> str | None:
-    """Return a line with the recall of each class; with over four classes, of the lowest three."""
+    """Return a line with the recall of each class; None for fewer than two classes.
+
+    With over four classes, the line has only the three lowest values.
+    """
     ordered = scores.by_recall
     if len(ordered) < 2:
         return None
@@ -227,14 +230,14 @@ def recall_line(scores: Scores) -> str | None:
 
 
 def recall_text(value: float | None) -> str:
-    """Return a recall or a precision in percent; a dash for None."""
+    """Return a recall or a precision in percent, or a dash if there is none."""
     if value is None:
         return "–"
     return "0%" if value == 0 else f"{value:.1%}"
 
 
 def quoted(name: str) -> str:
-    """Return the name of a class in quotation marks for a sentence; numbers have none."""
+    """Return the name of a class in quotation marks; a number has no quotation marks."""
     return name if name.isdigit() else f"“{name}”"
 
 
@@ -245,7 +248,7 @@ def _names(names: Sequence[str]) -> str:
 
 
 def scores_context(scores: Scores | None) -> dict[str, Any] | None:
-    """Return the template values of the section on scores; None without scores of classes.
+    """Return the template values of the section on scores; None if there is nothing to show.
 
     Args:
         scores: scores of the run; None in a run without scores.
@@ -284,21 +287,21 @@ def _matrix_row(counts: Sequence[int]) -> list[tuple[str, float]]:
 
 
 class RunContents(RunFiles):
-    """The files of a finished run, and the figures that the report takes from them."""
+    """The files of a finished run, with properties for the values that the report shows."""
 
     @property
     def personal(self) -> dict[str, Any] | None:
-        """Content of `personalization.json`; None in a run without scores of personal models."""
+        """Content of `personalization.json`; None if the run scored no personal models."""
         return self.optional(PERSONALIZATION)
 
     @property
     def client_data(self) -> dict[str, Any] | None:
-        """Content of `client_data.json`; None in a run without figures of private data."""
+        """Content of `client_data.json`; None if the run recorded no figures of private data."""
         return self.optional(CLIENT_DATA)
 
     @cached_property
     def scores(self) -> Scores | None:
-        """Scores in `scores.json`; None in a failed run."""
+        """The scores in `scores.json`; None if the run failed."""
         return read_scores(self.directory)
 
     @cached_property
@@ -313,7 +316,7 @@ class RunContents(RunFiles):
 
     @cached_property
     def facts(self) -> Facts:
-        """The facts behind the privacy statement of the run."""
+        """The recorded facts from which the privacy statement of the run is made."""
         run = RunFacts(
             status=self.summary["status"],
             rounds=self.summary["rounds"],
@@ -336,7 +339,7 @@ class RunContents(RunFiles):
 
     @property
     def client_metrics(self) -> dict[str, float | None]:
-        """The final metrics on clients' held-out examples, by name; empty without evaluation."""
+        """The final metrics on clients' held-out examples, by name; empty if not evaluated."""
         return self._metrics("clients_")
 
     def _metrics(self, where: str, chosen: Sequence[Any] = ()) -> dict[str, float | None]:
@@ -359,7 +362,7 @@ class RunContents(RunFiles):
 
     @property
     def planned_rounds(self) -> int | None:
-        """Number of rounds in the experiment; None where its file is unreadable."""
+        """Number of rounds in the experiment; None if its file is unreadable."""
         rounds = self._setting("federation", "rounds")
         return rounds if isinstance(rounds, int) else None
 

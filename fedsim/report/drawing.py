@@ -1,7 +1,7 @@
-"""Draw a chart as SVG for a page, or as an SVG, PNG or PDF file.
+"""Drawing of a chart as SVG for a page, or as an SVG, PNG or PDF file.
 
-Everything in a chart becomes lines, areas, dots and notes in pixels, from which pages and files are
-written. SVG is written by hand: importing a library for figures takes longer than a short run.
+Everything in a chart becomes lines, areas, dots and notes in pixels. Pages and files are written
+from these. SVG is written by hand: importing a library for figures takes longer than a short run.
 """
 
 import math
@@ -231,7 +231,7 @@ _DPI = 200
 
 
 def check_chart_path(path: Path) -> Path:
-    """Return the path of a chart file, after a check of its suffix.
+    """Check the suffix of a chart file, and return its path.
 
     Raises:
         InputError: the suffix is none of .svg, .png and .pdf.

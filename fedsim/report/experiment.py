@@ -10,7 +10,7 @@ _MAX_CHARACTERS = 300
 
 
 def experiment_rows(contents: RunContents) -> list[tuple[str, str]]:
-    """Return (label, text) of each line of the box; facts that no file has are left out."""
+    """Return (label, text) for each line of the box; settings without a record are left out."""
     lines = (
         ("Data", _data(contents)),
         ("Partition", _partition(contents)),
@@ -25,7 +25,7 @@ def experiment_rows(contents: RunContents) -> list[tuple[str, str]]:
 
 
 def sizes_text(contents: RunContents) -> str:
-    """Return the range of the clients' numbers of examples as text; "" where it is private."""
+    """Return the range of the clients' numbers of examples as text; "" if it is private."""
     sizes = [row["examples"] for row in contents.clients if row["examples"] is not None]
     if not sizes:
         return ""

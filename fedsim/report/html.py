@@ -1,9 +1,8 @@
 """The report of a run: one HTML file, readable offline, on paper, on a phone and without scripts.
 
-The report is made from the files of the run directory alone and can be rewritten at any time; the
+The report is made from the files of the run directory alone. It can be rewritten at any time; the
 same files give the same bytes. Its only script is inline. The page's security policy names the
-script's hash, so that no other script can run, even if text from a file should slip through the
-escaping.
+script's hash. So no other script can run, even if text from a file is not escaped by mistake.
 """
 
 import base64
@@ -56,10 +55,10 @@ class _NoCounterpartError(ValueError):
 
 
 def recipe(contents: RunContents) -> Recipe | None:
-    """Return a script that recomputes the federation's ε, that of its client with the largest ε.
+    """Return a script that recomputes the federation's ε with dp-accounting.
 
-    The result is None without privacy, where nothing was spent, or where the ledger does not fit
-    into a script.
+    This ε is that of the client with the largest ε. The result is None without privacy, if nothing
+    was spent, or if dp-accounting has no counterpart of an event in the ledger.
     """
     spends = [spend for spend in contents.clients if spend["ledger"]]
     if not contents.is_private or not spends:
@@ -194,22 +193,22 @@ _TITLES = {
 
 
 def guarantees(sentences: Sequence[Sentence]) -> list[Sentence]:
-    """Return the claims of the guarantee among the sentences, without warnings."""
+    """Return those of the statement's sentences that claim the guarantee."""
     return [s for s in sentences if s.point == "guarantee" and s.kind == "claim"]
 
 
 def warnings(sentences: Sequence[Sentence]) -> list[Sentence]:
-    """Return the warnings among the sentences."""
+    """Return those of the statement's sentences that are warnings."""
     return [sentence for sentence in sentences if sentence.kind == "warning"]
 
 
 def limits(sentences: Sequence[Sentence]) -> list[Sentence]:
-    """Return the limits of the guarantee among the sentences."""
+    """Return those of the statement's sentences that name a limit of the guarantee."""
     return [sentence for sentence in sentences if sentence.kind == "limit"]
 
 
 def points(sentences: Sequence[Sentence]) -> list[tuple[str, list[Sentence]]]:
-    """Return the statement's other points in their order: (title, its claims and facts)."""
+    """Return the other parts of the statement, as (title, claims and facts) in their order."""
     by_point: dict[str, list[Sentence]] = {}
     for sentence in sentences:
         if sentence.point in _TITLES and sentence.kind in ("claim", "fact"):
@@ -232,7 +231,7 @@ def write_report(directory: RunDirectory) -> None:
 
 
 def render_report(contents: RunContents) -> str:
-    """Return the report as HTML; all text from files is escaped."""
+    """Return the report of a run as HTML; all text from files is escaped."""
     page = page_templates().get_template("report.html.jinja").render(_context(contents))
     # Error messages may hold lone surrogates, from undecodable file names for example.
     return page.encode(errors="replace").decode()
@@ -240,7 +239,7 @@ def render_report(contents: RunContents) -> str:
 
 @cache  # compiled once for all pages of a process
 def page_templates() -> jinja2.Environment:
-    """Return the jinja environment of this directory's templates, with escaping and `typeset`."""
+    """Return the jinja environment of the templates; it escapes text and has `typeset`."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE, encoding="utf-8"),
         autoescape=True,
@@ -299,7 +298,7 @@ def _context(contents: RunContents) -> dict[str, Any]:
 
 
 def typeset(text: str) -> Markup:
-    """Return a sentence as escaped HTML, with code, subscripts and unbreakable number pairs."""
+    """Return a sentence as escaped HTML with code, subscripts and unbreakable "ε ≤ 8"."""
     escaped = str(escape(text))
     escaped = re.sub(r"`([^`]*)`", r"<code>\1</code>", escaped)
     escaped = escaped.replace("ε_k", "ε<sub>k</sub>")

@@ -28,7 +28,7 @@ Drawings = list[tuple[str, Markup]]
 
 
 def round_drawings(contents: RunContents) -> Drawings:
-    """Return (caption, drawing) pairs of metrics, losses and ε over the rounds."""
+    """Return (caption, SVG drawing) for curves of metrics, losses and ε over the rounds."""
     if not contents.rounds:
         return []
     over = over_rounds([row["round"] for row in contents.rounds])
@@ -41,7 +41,7 @@ def round_drawings(contents: RunContents) -> Drawings:
 
 
 def cost_drawings(contents: RunContents) -> Drawings:
-    """Return (caption, drawing) pairs of the main metric against ε, communication and time."""
+    """Return (caption, SVG drawing) for curves of the main metric against ε, traffic and time."""
     if len(contents.rounds) < 2 or not contents.metrics:
         return []
     name = next(iter(contents.metrics))
@@ -53,7 +53,7 @@ def cost_drawings(contents: RunContents) -> Drawings:
 
 
 def spends_of(contents: RunContents) -> list[Spend]:
-    """Return the ε and target ε of every client for the spend figure."""
+    """Return the ε and target ε of every client, for the figure of the clients' ε."""
     return [
         Spend(spend["client"], spend["epsilon"], spend.get("target_epsilon"))
         for spend in contents.clients
@@ -136,11 +136,11 @@ def _epsilon_curve(contents: RunContents, over: Over) -> Curve:
 
 
 def noise_curve(contents: RunContents, over: Over) -> Curve | None:
-    """Return the curve of the noise-to-signal ratio of the update by round; None if unknown.
+    """Return the curve of the update's noise-to-signal ratio over the rounds; None if unknown.
 
-    The update u is signal and independent noise, ‖u‖² ≈ ‖signal‖² + n², with the expected length n
-    of the noise; the ratio is n² / ‖signal‖². In d dimensions the squared length of the noise
-    deviates by a share of √(2 / d). So a signal below that share cannot be told from none, and the
+    The update u is the sum of a signal and independent noise of expected length n, so ‖u‖² ≈
+    ‖signal‖² + n². The ratio is n² / ‖signal‖². In d dimensions the squared length of the noise
+    deviates by a share of √(2 / d). A signal below that share cannot be told from noise, so the
     ratio has a largest value.
     """
     lengths = [(row.get("update_norm"), row.get("noise_norm")) for row in contents.rounds]
@@ -181,7 +181,7 @@ _MIN_REST_SHARE = 0.005  # share of the time below which the rest is not listed
 
 @dataclass(frozen=True)
 class Card:
-    """A headline figure: its label, its value, and a line of detail below."""
+    """A headline figure of the report: a label, a value, and a line of detail below."""
 
     label: str
     value: str
@@ -191,7 +191,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Incident:
-    """A client whose update is missing in a round, with the reason."""
+    """A client's update that is missing in a round, with the reason."""
 
     round_number: int
     client: int
@@ -200,7 +200,7 @@ class Incident:
 
 @dataclass(frozen=True)
 class Phase:
-    """A phase of the set-up, or a part of all rounds, with its time and its share of the run."""
+    """A phase of the set-up, or a part of the rounds, with its time and share of the run."""
 
     name: str
     time: str
@@ -208,7 +208,7 @@ class Phase:
 
 
 def cards(contents: RunContents) -> list[Card]:
-    """Return the headline figures, the most important ones first."""
+    """Return the headline figures of the report, the most important ones first."""
     sizes = sizes_text(contents) or "each protected as a whole"
     return [
         _metric_card(contents),
@@ -223,7 +223,7 @@ def cards(contents: RunContents) -> list[Card]:
 
 
 def incidents(contents: RunContents) -> list[Incident]:
-    """Return all failures, and each client's withdrawal in its first round, by round."""
+    """Return all failures of clients and all withdrawals, sorted by round and client."""
     return sorted(
         _all_incidents(contents.rounds),
         key=lambda incident: (incident.round_number, incident.client),
@@ -301,9 +301,10 @@ def _personal_cards(contents: RunContents) -> list[Card]:
 
 
 def personal_table(contents: RunContents) -> list[tuple[str, ...]]:
-    """Return a table of texts: clients, numbers of examples, and metrics of both models.
+    """Return the table of personal models: metrics of the global and the personal model.
 
-    The first row is the heading, the second row all clients together.
+    Each row has a client, its numbers of examples, and the metrics of both models, as texts. The
+    first row is the heading; the second row has all clients together.
     """
     personal = contents.personal
     if personal is None:
@@ -349,12 +350,12 @@ def _planned(contents: RunContents) -> str:
 
 
 def lost_updates(contents: RunContents) -> Counter[int]:
-    """Return the number of lost updates, by client."""
+    """Return the number of updates that never reached the average, by client."""
     return Counter(failure["client"] for row in contents.rounds for failure in row["failed"])
 
 
 def rounds_of_clients(contents: RunContents) -> Counter[int]:
-    """Return the number of rounds with the client's update in the average, by client."""
+    """Return the number of rounds whose average has the client's update, by client."""
     return Counter(client for row in contents.rounds for client in row["participants"])
 
 

@@ -1,4 +1,4 @@
-"""Print a privacy plan on stdout: its cells of trust and unit, and ε by several bounds."""
+"""Printing of a privacy plan: possible trust models and privacy units, and ε by several bounds."""
 
 from collections.abc import Iterator, Sequence
 
@@ -29,7 +29,7 @@ _MAX_NAMED_CLIENTS = 3
 
 
 def print_bound_curve(curve: BoundCurve, console: Console | None = None) -> None:
-    """Print ε of one schedule as a table with a row for each number of steps."""
+    """Print a table of the ε of one schedule by several bounds; rows are numbers of steps."""
     console = console or Console()
     labels = [bound.label for bound in curve.bounds]
     table = figure_table(f"ε of DP-SGD: {curve.schedule.text}", ["steps", *labels])
@@ -40,7 +40,7 @@ def print_bound_curve(curve: BoundCurve, console: Console | None = None) -> None
 
 
 def print_client_kinds(curves: Sequence[BoundCurve], console: Console | None = None) -> None:
-    """Print ε of all planned steps as a table with a row for each kind of clients."""
+    """Print a table of the ε of all planned steps; a row is a group of clients with equal plans."""
     console = console or Console()
     if not curves:
         print_sentence(console, "no client takes a step, so nothing is charged")
@@ -74,7 +74,7 @@ def print_client_kinds(curves: Sequence[BoundCurve], console: Console | None = N
 
 
 def bounds_csv(curves: Sequence[BoundCurve]) -> str:
-    """Return ε as CSV text with a row for each schedule and number of steps."""
+    """Return ε by several bounds as CSV; each row is a schedule and a number of steps."""
     names = [bound.name for bound in curves[0].bounds] if curves else []
     rows: list[list[object]] = []
     for curve in curves:
@@ -116,7 +116,7 @@ _KEY = (
 
 
 def print_plan(plan: Plan, console: Console | None = None) -> None:
-    """Print the planned spend of every client, and the effect of single changed settings."""
+    """Print the planned privacy spend of every client, and how single changes would affect it."""
     console = console or Console()
     budgets = any(client.target_epsilon is not None for client in plan.clients)
     table = figure_table(
@@ -180,7 +180,11 @@ def _budget_cells(client: PlannedClient) -> list[str]:
 
 
 def print_cells(cells: tuple[PlannedCell, ...], console: Console) -> None:
-    """Print each cell on a line: its noise and ε by observer, or why the cell cannot run."""
+    """Print which pairs of trust model and privacy unit the experiment can run in.
+
+    Each possible pair is a line with its noise and its ε against each adversary. For each other
+    pair, the reason is printed.
+    """
     possible = [cell for cell in cells if cell.reason is None]
     table = figure_table(
         "Trust models and units that this experiment can run in",

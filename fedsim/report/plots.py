@@ -52,7 +52,7 @@ _SAME_SHARE = 0.99  # share of the largest ε from which bars look the same
 
 @dataclass(frozen=True)
 class Over:
-    """The horizontal axis of a curve: its points and their labels.
+    """The horizontal axis of a curve: the coordinates of its points, and how they are labelled.
 
     Attributes:
         label: name of the quantity, below the axis.
@@ -74,13 +74,13 @@ class Over:
 
 
 def over_rounds(rounds: Sequence[int]) -> Over:
-    """Return a horizontal axis of round numbers."""
+    """Return a horizontal axis for values of rounds, with the numbers of the rounds."""
     return Over("round", rounds, lambda number: f"round {number:,.0f}", whole=True)
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The curve of a quantity over the rounds, or over a cost that grows with them.
+    """A curve of a quantity over the rounds, or over a cost such as ε.
 
     Attributes:
         label: name of the quantity, in words.
@@ -89,7 +89,7 @@ class Curve:
         text: function that returns a value as text, beside the last point.
         percent: whether the vertical axis is labelled in percent, and ends at 100 %.
         target: value of a horizontal line for comparison; None for no line.
-        target_text: text at that line; None means its value.
+        target_text: text at the horizontal line; None means the value of the line.
         from_zero: whether the vertical axis starts at 0.
         logarithmic: whether the vertical axis is logarithmic.
     """
@@ -105,7 +105,7 @@ class Curve:
     logarithmic: bool = False
 
     def chart(self) -> Chart | None:
-        """Return the chart of the curve; None where no value is finite."""
+        """Return the chart of the curve, or None if no value is finite."""
         points = [
             (place, math.nan if value is None else value)
             for place, value in thinned(list(zip(self.over.values, self.values, strict=True)))
@@ -137,7 +137,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Spend:
-    """The spend of one client in the spend figure; `epsilon` is None if it is infinite."""
+    """The ε that one client has spent; `epsilon` is None if it is infinite."""
 
     client: int
     epsilon: float | None
@@ -145,15 +145,16 @@ class Spend:
 
     @property
     def text(self) -> str:
-        """The client and its ε in words."""
+        """The client's number and its ε in words."""
         aim = "" if self.target is None else f" of {self.target:g}"
         return f"client {self.client}: ε {aligned_epsilon(self.epsilon)}{aim}"
 
 
 def spend_chart(spends: Sequence[Spend]) -> Chart:
-    """Return the chart of every client's ε: bars, or a sorted curve for more than `MAX_BARS`.
+    """Return the chart of every client's ε.
 
-    Clients with nearly the same ε need no chart: `narrow_range` is enough.
+    It has bars; for more than `MAX_BARS` clients, it has a curve sorted by ε. Clients with nearly
+    the same ε need no chart, as `narrow_range` describes them.
     """
     draw = _bars if len(spends) <= MAX_BARS else _ranked
     return draw(spends, "Epsilon spent by each client; the table below has every number")
@@ -168,7 +169,7 @@ def narrow_range(spends: Sequence[Spend]) -> tuple[float, float] | None:
 
 
 def common_target(spends: Sequence[Spend]) -> float | None:
-    """Return the target ε that all clients share; None if they do not."""
+    """Return the target ε if all clients have the same one; None otherwise."""
     targets = {spend.target for spend in spends}
     return targets.pop() if len(targets) == 1 else None
 
@@ -226,7 +227,7 @@ def _ranked(spends: Sequence[Spend], label: str) -> Chart:
 
 
 def profile_chart(profile: Profile) -> Chart:
-    """Return the chart of the curve δ(ε), with the reported pair (ε, δ) marked on it."""
+    """Return the chart of a ledger's curve δ(ε), with a mark at the reported pair (ε, δ)."""
     points = [(epsilon, delta) for epsilon, delta in profile.curve if delta > _MIN_DELTA]
     pair = (profile.epsilon, profile.delta)
     all_points = [*points, pair] if math.isfinite(profile.epsilon) else points
@@ -251,7 +252,7 @@ def profile_chart(profile: Profile) -> Chart:
 
 
 def attack_chart(attack: AttackBound) -> Chart:
-    """Return the chart of the bound on true-positive over false-positive rates, and of guessing."""
+    """Return the chart of an attack's largest true-positive rate by false-positive rate."""
     rates, bounds = attack.false_alarms, attack.detection
     guesses, at_most = list(zip(rates, rates, strict=True)), list(zip(rates, bounds, strict=True))
     shown = {rate: text for rate, text in _RATES.items() if rate >= rates[0]}
@@ -323,12 +324,14 @@ def line_chart(
 def bounds_chart(
     curve: "BoundCurve", *, dotted: Sequence[int] | None = None, whose: str = ""
 ) -> Chart:
-    """Return a chart of ε by each bound over the steps, with ε after all steps in words.
+    """Return a chart of ε by each bound over the number of steps.
+
+    A text beside each line gives the ε after all steps.
 
     Args:
         curve: ε by each bound at ascending numbers of steps.
         dotted: numbers of steps that get a dot; None means all.
-        whose: clients that take the steps, in words; "" where the settings were given.
+        whose: clients that take the steps, in words; "" if the settings were given directly.
     """
     steps = [steps for steps, _ in curve.points]
     lines = {
@@ -343,7 +346,7 @@ def bounds_chart(
 
 
 def plan_chart(plan: "Plan") -> Chart:
-    """Return a chart of every client's planned ε over the rounds that the client takes part in."""
+    """Return a chart of every client's planned ε over the rounds in which the client takes part."""
     curves = [
         [(0.0, 0.0), *((float(n), value) for n, value in client.curve if math.isfinite(value))]
         for client in plan.clients

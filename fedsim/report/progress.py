@@ -51,7 +51,7 @@ _MAX_NAMED_FEATURES = 3
 
 
 def headline(federation: Federation) -> list[str]:
-    """Return the headline of a run as lines; private client sizes are left out."""
+    """Return the lines that introduce a run: data, rounds and privacy, without private sizes."""
     experiment = federation.experiment
     first = (
         f"{experiment.name}: {_clients(federation)} with "
@@ -68,7 +68,7 @@ def headline(federation: Federation) -> list[str]:
 
 
 def notes(federation: Federation) -> list[str]:
-    """Return notes on settings that have another effect than usual for these data."""
+    """Return notes on batch sizes, weights and feature scales that do not suit the data."""
     experiment = federation.experiment
     candidates = (
         full_batch_note(experiment, federation.data.clients.sizes),
@@ -79,13 +79,13 @@ def notes(federation: Federation) -> list[str]:
 
 
 def scale_note(features: NDArray[np.generic], names: Sequence[str] | None) -> str | None:
-    """Return a note on features that span orders of magnitude; None where none is needed.
+    """Return a note if the features span orders of magnitude; None otherwise.
 
     The largest features dominate the gradient and its clipping, so the others teach nothing.
 
     Args:
         features: features (n, ...) of the public test set, as the model gets them.
-        names: name of each feature (k,) of features (n, k); None where they have no names.
+        names: name of each of the k features, for features (n, k); None if they have no names.
     """
     if features.dtype.kind != "f" or not len(features):
         return None
@@ -160,7 +160,7 @@ def _sizes(federation: Federation) -> str:
 
 
 def warnings(federation: Federation) -> list[str]:
-    """Return warnings about parameters that would not be trained, and about too large a δ."""
+    """Return warnings about parameters that training does not change, and about a large δ."""
     return [*still_warnings(federation.model.still), *_loose_deltas(federation)]
 
 
@@ -185,11 +185,11 @@ _PATIENCE_SECONDS = 5.0  # without a terminal, only a longer phase gets a line
 
 
 class PhaseDisplay:
-    """Shows the current phase: a spinner with its time, or a line where there is no terminal.
+    """Display of the current phase: a spinner with its time, or a line if not in a terminal.
 
     Args:
         console: console to print to.
-        patience: seconds after which a phase gets a line where there is no terminal.
+        patience: time after which a phase gets a line if there is no terminal, in seconds.
     """
 
     def __init__(self, console: Console, *, patience: float = _PATIENCE_SECONDS) -> None:
@@ -198,7 +198,7 @@ class PhaseDisplay:
         self._timer: Timer | None = None
 
     def show(self, name: str) -> None:
-        """Show a phase in place of the last phase; "" shows none."""
+        """Show a phase instead of the phase before; the name "" shows no phase."""
         if self._timer is not None:
             self._timer.cancel()
         if self._progress is not None:
@@ -224,7 +224,7 @@ class PhaseDisplay:
 
 @contextmanager
 def shown_phases(console: Console | None = None) -> Iterator[Phases]:
-    """Yield phases, which are shown on stderr while they last."""
+    """Yield an object to which phases are reported; each is shown on stderr while it lasts."""
     phases = Phases(PhaseDisplay(console or Console(stderr=True)).show)
     try:
         yield phases
@@ -236,7 +236,7 @@ _MAX_METRICS = 3  # in the line of a round
 
 
 class ProgressCallback:
-    """A progress bar with the current metric and the largest ε; without a terminal, lines."""
+    """The progress of a run: a bar with metric and largest ε, or lines without a terminal."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
@@ -255,11 +255,11 @@ class ProgressCallback:
         self._failures = Counter[tuple[int, str]]()
 
     def phase(self, name: str) -> None:
-        """Show a phase outside of the rounds; "" shows none."""
+        """Show a phase that is not part of the rounds; the name "" shows no phase."""
         self._phase.show(name)
 
     def started(self, federation: Federation, path: Path) -> None:
-        """Print a headline and warnings, and start the bar."""
+        """Print a headline and warnings, and start the progress bar."""
         self._rounds = federation.experiment.federation.rounds
         for line in headline(federation):
             print_sentence(self._console, line)
@@ -275,7 +275,7 @@ class ProgressCallback:
             self._progress.start()
 
     def round_finished(self, row: Mapping[str, Any]) -> None:
-        """Advance the bar, or print a line."""
+        """Advance the progress bar, or print a line."""
         figures = _figures(row)
         for entry in row["failed"]:
             self._print_failure(row["round"], entry["client"], str(entry["reason"]))
@@ -322,7 +322,7 @@ class ProgressCallback:
         print_sentence(self._console, text, style="yellow")
 
     def ended(self) -> None:
-        """Stop the bar."""
+        """Stop the progress bar."""
         if self._task is not None:
             self._progress.stop()
 
@@ -403,7 +403,7 @@ def notebook_console() -> Console | None:
 class NotebookArea(io.StringIO):
     """A text stream that shows its last lines in a single output of a notebook cell.
 
-    A line that counts or names a phase is replaced by the next line.
+    A line such as "round 3/20" or "checking the model ..." is replaced by the line after it.
 
     Args:
         display: the module `IPython.display`.
@@ -418,7 +418,7 @@ class NotebookArea(io.StringIO):
         self._lines: list[str] = []
 
     def write(self, text: str, /) -> int:
-        """Add text; whole lines are shown."""
+        """Add text to the stream, and show the lines that are complete."""
         *lines, self._rest = (self._rest + text).split("\n")
         for line in lines:
             if self._lines and _PASSING.fullmatch(self._lines[-1]):

@@ -1,4 +1,4 @@
-"""`fedsim.run`: run an experiment and write its report; its head is shown in notebooks."""
+"""`fedsim.run`: run an experiment, write its report, and show the result in a notebook."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,9 +17,9 @@ from fedsim.tracking.callbacks import RunCallback
 
 
 def render_head(path: Path) -> str:
-    """Return the figures and the guarantee of a run directory as a fragment of HTML.
+    """Return the figures and the guarantee of a run directory as a piece of HTML.
 
-    The styles in it apply to the fragment alone. All text from files is escaped.
+    Its styles do not affect the rest of a page. All text from files is escaped.
 
     Raises:
         RunDirectoryError: the run has no result files.
@@ -59,9 +59,9 @@ def run(
         source: path of an experiment file, or its content as a mapping.
         overrides: `{"key.path": value}` or `["key.path=value", ...]`, applied before validation.
         out: the run directory; must be new or empty. Default: `runs/<name>-<time>`.
-        resume: continue the run in `out` after its last finished round. The result equals that of
-            an uninterrupted run to the bit; the charges of an interrupted round remain.
-        base: base directory of relative paths in the experiment; see `load_experiment`.
+        resume: whether to continue the run in `out` after its last finished round. The result
+            equals that of an uninterrupted run to the bit. Charges of an interrupted round remain.
+        base: the directory that relative paths in the experiment refer to; see `load_experiment`.
         callback: callback that receives every round; with None, a notebook shows the progress, and
             a script nothing.
         engine: engine that executes the federation; None means the engine in `runtime`.

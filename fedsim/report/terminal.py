@@ -1,4 +1,4 @@
-"""Output in the terminal: tables without line breaks inside a figure, and a run's result."""
+"""Output in the terminal: tables that never break a number, and the result of a run."""
 
 import math
 import re
@@ -54,7 +54,7 @@ def wrap_text(text: str, width: int, *, indent: str = "") -> str:
 
 
 def print_sentence(console: Console, text: str, style: str | None = None) -> None:
-    """Print a sentence: wrapped to the width of a terminal, or on one line elsewhere."""
+    """Print a sentence, wrapped to the width of a terminal; elsewhere, on one line."""
     if console.is_terminal:
         text = wrap_text(text, console.width, indent="  ")
     console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
@@ -67,7 +67,7 @@ _MAX_FAILING = 5
 
 
 def figure_table(title: str, numbers: list[str], *, texts: Sequence[str] = ()) -> Table:
-    """Return an empty table, narrow enough that ten columns of figures fit into 80 characters."""
+    """Return an empty table that fits ten columns of numbers into 80 characters."""
     table = Table(
         box=box.SIMPLE_HEAD,
         title=title,
@@ -83,7 +83,7 @@ def figure_table(title: str, numbers: list[str], *, texts: Sequence[str] = ()) -
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print a table without truncated numbers: with less padding, or wider than the terminal."""
+    """Print a table without cutting numbers: with less padding, or wider than the terminal."""
     if _width(console, table) > console.width:
         table.padding = (0, 0, 0, 0)
     console.print(table, width=max(_width(console, table), console.width), crop=False)
@@ -96,7 +96,7 @@ def _width(console: Console, table: Table) -> int:
 
 
 def client_text(client: int, name: str | None) -> str:
-    """Return a client's number, with its name where it has one."""
+    """Return a client's number, followed by its name if it has one."""
     if name is None:
         return str(client)
     return f"{client} {name if len(name) <= _MAX_NAME_CHARS else name[: _MAX_NAME_CHARS - 1] + '…'}"
@@ -105,7 +105,9 @@ def client_text(client: int, name: str | None) -> str:
 def print_result(
     directory: RunDirectory, console: Console | None = None, *, waited: float | None = None
 ) -> None:
-    """Print the summary, the privacy table and the manifest's root of a run directory.
+    """Print the result of a run directory: the privacy table, a summary and the manifest's root.
+
+    The root is one hash over all records of the run.
 
     Guarantee: an ε is stated only where the privacy statement of the run states it.
 

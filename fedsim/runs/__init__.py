@@ -1,1 +1,1 @@
-"""Run an experiment into a run directory, resume the run, and check its files."""
+"""Runs of experiments: write a run directory, resume the run, and check its files."""

@@ -1,4 +1,4 @@
-"""The columns that `clients.csv`, tables in Python, terminal and report show for each client.
+"""Columns of `clients.csv`, and of the tables of clients in Python, terminal and report.
 
 A new column is an entry of `COLUMNS`, and a key of a client's row in `privacy.json`.
 """
@@ -33,14 +33,14 @@ def _differs(name: str, rows: ClientRows) -> bool:
 
 @dataclass(frozen=True)
 class Place:
-    """Where and how the terminal or the report shows a column.
+    """The position, heading and format of a column in the terminal or the report.
 
     Attributes:
         order: position of the column; a table sorts its columns by it.
         heading: heading of the column, with the symbol of the figure.
         text: function that returns a value as text for people.
-        where: function that takes the column's name and all rows, and returns whether the column
-            is shown.
+        where: function that takes the column's name and all rows, and returns whether the column is
+            shown.
     """
 
     order: int
@@ -51,16 +51,16 @@ class Place:
 
 @dataclass(frozen=True)
 class ClientColumn:
-    """One figure of each client; a row without its key has no value.
+    """A column with one value for each client; a row without the column's key has no value.
 
     Attributes:
         name: key in a client's row of `privacy.json`, and heading in `clients.csv`.
-        page: place of the column in the report; None if the report does not show it.
-        terminal: place of the column in the terminal, after the client's number and name; None if
-            the terminal does not show it.
+        page: position and format in the report; None if the report does not show the column.
+        terminal: position and format in the terminal, after the client's number and name; None if
+            the terminal does not show the column.
         is_text: whether the values are text instead of numbers.
-        where: function that takes the column's name and all rows, and returns whether
-            `clients.csv` has the column.
+        where: function that takes the column's name and all rows, and returns whether `clients.csv`
+            has the column.
     """
 
     name: str
@@ -101,18 +101,18 @@ COLUMNS = (
 
 
 def client_columns(rows: ClientRows) -> list[ClientColumn]:
-    """Return the columns of `clients.csv`; `name` is one of them where clients have names."""
+    """Return the columns of `clients.csv`; `name` is one of them if clients have names."""
     return [column for column in COLUMNS if column.where(column.name, rows)]
 
 
 def clients_table(rows: ClientRows) -> str:
-    """Return the text of `clients.csv`."""
+    """Return the text of `clients.csv` for the clients of `privacy.json`."""
     names = [column.name for column in client_columns(rows)]
     return csv_text(names, ([row.get(name) for name in names] for row in rows))
 
 
 def client_places(table: Literal["page", "terminal"], rows: ClientRows) -> dict[str, Place]:
-    """Return the place of each column that a table shows, by column name, in the table's order."""
+    """Return the shown columns by name, each with its position and format, in table order."""
     places: list[tuple[str, Place | None]]
     places = [(column.name, getattr(column, table)) for column in client_columns(rows)]
     shown = [(name, place) for name, place in places if place and place.where(name, rows)]

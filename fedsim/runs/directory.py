@@ -1,4 +1,4 @@
-"""The files of one run directory: text and safetensors, never pickle, each whole or absent."""
+"""The files of a run directory; each is written as a whole, and none is a pickle."""
 
 import hashlib
 import json
@@ -99,15 +99,17 @@ class RunDirectory:
         inputs: Mapping[str, str],
         opens_sums: bool = False,
     ) -> None:
-        """Create the directory, whole or not at all, so that every run directory can be resumed.
+        """Create the directory with its first files, so that every run directory can be resumed.
 
-        This process holds the lock of the run from before the directory gets its final name.
+        The directory appears with all of these files or not at all. This process locks the run
+        before the directory gets its final name.
 
         Args:
             experiment: content of `experiment.yaml`.
             environment: content of `environment.json`.
             inputs: digests of the run's inputs, for `checkpoint/inputs.json`.
-            opens_sums: whether sums will be opened, which `checkpoint/opening.json` records.
+            opens_sums: whether the run will open secure sums, which `checkpoint/opening.json`
+                records.
 
         Raises:
             RunDirectoryError: the directory is not new or empty.
@@ -147,17 +149,17 @@ class RunDirectory:
         sync_directory(self.path.parent)
 
     def lock(self) -> None:
-        """Keep other processes from this run until `unlock`.
+        """Keep other processes from writing this run until `unlock` is called.
 
         Raises:
-            RunInUseError: another process is writing it; the message names that process.
+            RunInUseError: another process is writing the run; the message names that process.
             DamagedRunError: the directory has no `checkpoint`.
         """
         self._lock = RunLock(self.path)
 
     @property
     def is_locked(self) -> bool:
-        """Whether this object holds the lock of the run, under its final name."""
+        """Whether this object holds the lock of the run at its final path."""
         return self._lock is not None and self._lock.is_held
 
     def unlock(self) -> None:
@@ -170,9 +172,9 @@ class RunDirectory:
         """Open the directory of an earlier run.
 
         Raises:
-            RunDirectoryError: it holds no run.
+            RunDirectoryError: the directory holds no run.
             DamagedRunError: `environment.json` is missing or damaged.
-            SchemaError: it has another schema.
+            SchemaError: the run has another schema.
         """
         if not any((path / name).is_file() for name in ("experiment.yaml", "manifest.json")):
             raise RunDirectoryError(f"{path} is not a run directory: it has no experiment.yaml")
@@ -181,7 +183,7 @@ class RunDirectory:
         return directory
 
     def read_version(self) -> str:
-        """Return the version of the fedsim that began the run, or the search of a selected model.
+        """Return the version of fedsim that began the run, or the search of a selected model.
 
         Raises:
             DamagedRunError: `environment.json` is missing or damaged.
@@ -198,7 +200,7 @@ class RunDirectory:
         return version
 
     def refuse_other_version(self) -> None:
-        """Check that this version of fedsim began the run and can therefore resume it.
+        """Check that this version of fedsim began the run; only this version can resume it.
 
         Raises:
             SchemaError: another version began the run; the message names the fix.
@@ -217,7 +219,7 @@ class RunDirectory:
 
     @property
     def releases(self) -> Path:
-        """Path of `releases.jsonl`: tags of what left the clients, one JSON object a round."""
+        """Path of `releases.jsonl`, with tags of the values that left clients in each round."""
         return self.path / "releases.jsonl"
 
     @property
@@ -226,25 +228,25 @@ class RunDirectory:
         return self.path / "report.html"
 
     def write_text(self, name: str, text: str) -> None:
-        """Write a file of the directory, whole or not at all."""
+        """Write a text file of the directory as a whole: no half-written file is left."""
         self.write_bytes(name, text.encode())
 
     def write_bytes(self, name: str, data: bytes) -> None:
-        """Write a file of the directory, whole or not at all; when this returns, it is on disk."""
+        """Write a file of the directory as a whole; on return, it is on disk."""
         write_bytes(self.path / name, data)
 
     def remove(self, name: str) -> None:
-        """Remove a file of the directory, if it is there; when this returns, it is gone."""
+        """Remove a file of the directory, if there is one; on return, it is gone from disk."""
         if (self.path / name).exists():
             (self.path / name).unlink()
             sync_directory(self.path)
 
     def write_json(self, name: str, value: object) -> None:
-        """Write a JSON file; NaN and infinity are refused."""
+        """Write a JSON file of the directory; NaN and infinity are refused."""
         self.write_text(name, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
     def write_privacy(self, content: Mapping[str, Any]) -> None:
-        """Write `privacy.json` with one line for each client, so that large files stay short.
+        """Write `privacy.json`; each client is on one line, which keeps a large file short.
 
         Args:
             content: content of the file, `clients` last; NaN and infinity are refused.
@@ -252,7 +254,7 @@ class RunDirectory:
         self.write_text("privacy.json", privacy_text(content))
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """Read a JSON object of the directory.
+        """Return the JSON object in a file of the directory.
 
         Raises:
             RunDirectoryError: the file is missing, or is no JSON object.
@@ -269,7 +271,7 @@ class RunDirectory:
         return content
 
     def read_rounds(self) -> list[RoundRow]:
-        """Return the finished rounds, without a line that a crash cut short.
+        """Return the lines of finished rounds; a line that a crash cut short is left out.
 
         Raises:
             DamagedRunError: the file is missing or damaged.
@@ -334,7 +336,7 @@ class RunDirectory:
         self.write_bytes(_MODEL, arrays_bytes(arrays, metadata))
 
     def write_checkpoint(self, checkpoint: RunCheckpoint) -> None:
-        """Replace the checkpoint."""
+        """Write the checkpoint; it replaces the previous one."""
         self.write_bytes(_CHECKPOINT, checkpoint.to_bytes())
 
     def read_checkpoint(self) -> RunCheckpoint | None:
@@ -348,14 +350,14 @@ class RunDirectory:
         return RunCheckpoint.read(path) if path.exists() else None
 
     def write_opening(self, opening: OpenedSum) -> None:
-        """Record which clients are in the next secure sum, in place of the previous record."""
+        """Record which clients are in the next secure sum; replace the previous record."""
         content = {"round": opening.round_number, "clients": list(opening.clients)}
         if opening.digest:
             content["sum"] = opening.digest
         write_sealed(self.path / _OPENING, content)
 
     def read_opening(self) -> OpenedSum | None:
-        """Return which clients are in the last opened secure sum; None where no sums are opened.
+        """Return which clients are in the last secure sum; None if the run opens no sums.
 
         Raises:
             DamagedRunError: the file is damaged.
@@ -367,7 +369,7 @@ class RunDirectory:
 
 
 class RunFiles:
-    """The parsed files of a run; each is read on first use, and a damaged file raises.
+    """The parsed files of a run; each is read on first use, and a damaged file raises an error.
 
     Args:
         directory: the run directory.
@@ -384,7 +386,7 @@ class RunFiles:
 
     @cached_property
     def experiment(self) -> ExperimentWithClients:
-        """The experiment in `experiment.yaml`; no file outside of the run directory is read."""
+        """The experiment in `experiment.yaml`; no other file is read."""
         return read_settings(self.directory.path / "experiment.yaml")
 
     @cached_property
@@ -399,7 +401,7 @@ class RunFiles:
 
     @property
     def clients(self) -> list[PrivateClientRow]:
-        """The rows of clients in `privacy.json`; without privacy, they have no keys of a spend."""
+        """The clients' rows in `privacy.json`; without privacy, a row has no privacy spend."""
         return cast(list[PrivateClientRow], self.privacy["clients"])
 
     @cached_property
@@ -415,12 +417,12 @@ class RunFiles:
 
     @cached_property
     def releases(self) -> list[Releases]:
-        """The releases of the finished rounds, in `releases.jsonl`."""
+        """The tags of released values, by finished round, in `releases.jsonl`."""
         return read_releases(self.directory.releases)
 
     @cached_property
     def journal(self) -> FileJournal:
-        """The journal in `ledger.jsonl`; its records are read on demand.
+        """The reader of the durable ledger `ledger.jsonl`; it reads records when needed.
 
         Raises:
             DamagedRunError: the file is missing.
@@ -431,7 +433,7 @@ class RunFiles:
 
     @cached_property
     def histories(self) -> Mapping[int, Sequence[Charge]]:
-        """The charges of each client in `ledger.jsonl`, for a total of what was spent.
+        """The charges of each client in `ledger.jsonl`, from which a total can be computed.
 
         Raises:
             DamagedRunError: the file is missing, or lacks the record that `privacy.json` names as
@@ -452,21 +454,21 @@ class RunFiles:
 
     @cached_property
     def checkpoint(self) -> RunCheckpoint | None:
-        """The checkpoint; None before the first finished round."""
+        """The checkpoint; None before the first round has finished."""
         return self.directory.read_checkpoint()
 
     @property
     def state(self) -> ServerState | None:
-        """The state of the server in the checkpoint."""
+        """The state of the server in the checkpoint; None before the first round has finished."""
         return None if self.checkpoint is None else self.checkpoint.state
 
     @cached_property
     def opening(self) -> OpenedSum | None:
-        """The last opened secure sum; None where no sums are opened."""
+        """The record of the last secure sum; None if the run opens no sums."""
         return self.directory.read_opening()
 
     def optional(self, name: str) -> dict[str, Any] | None:
-        """Return the content of a JSON file that only some runs have; None in a run without it."""
+        """Return the content of a JSON file that only some runs have; None if it is missing."""
         if name not in self._others:
             is_there = (self.directory.path / name).exists()
             self._others[name] = self.directory.read_json(name) if is_there else None
@@ -474,7 +476,7 @@ class RunFiles:
 
 
 def privacy_text(content: Mapping[str, Any]) -> str:
-    """Return the text of `privacy.json`; see `RunDirectory.write_privacy`."""
+    """Return the text of `privacy.json`, with one line for each client."""
     clients = content["clients"]
     text = json.dumps({**content, "clients": []}, indent=2, allow_nan=False)
     if not clients:

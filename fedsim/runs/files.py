@@ -1,4 +1,4 @@
-"""Write files whole and durably, read them by type and schema, and refuse damaged ones.
+"""Reading and writing of files: whole, durable, checked against a type, a schema and a digest.
 
 JSON, YAML, lines of JSON and arrays each have one reader. `write_bytes` replaces a file and returns
 when the new content and its name are on disk. A sealed file holds a digest of its own content, so
@@ -6,7 +6,7 @@ that no changed byte is read as a record.
 
 This version reads the schemas that it writes and no others. Any change of a file's meaning, keys or
 words, or of how its figures are computed, raises the file's schema number. A run directory, the
-state of a node and a checkpoint also name their version of fedsim: another version may draw or
+state of a node and a checkpoint also name their version of fedsim. Another version may draw or
 charge differently, so only the version that began a run or a node can resume it.
 """
 
@@ -33,17 +33,17 @@ _DIGEST = "digest"  # key of a sealed file
 
 
 class RunDirectoryError(InputError):
-    """A directory that cannot hold, or does not hold, a run."""
+    """Error of a directory that cannot hold a run, or that holds no run."""
 
 
 class DamagedRunError(RunDirectoryError):
-    """A run whose files are damaged, missing, or contradict each other; nothing was changed."""
+    """Error of a run whose files are damaged, missing or contradictory; nothing was changed."""
 
     exit_code = ExitCode.FAILED
 
     @classmethod
     def of(cls, path: Path, what: str) -> "DamagedRunError":
-        """Return the error of a damaged file, with the fix.
+        """Return the error of a damaged file; its message names the fix.
 
         Args:
             path: the file.
@@ -56,7 +56,7 @@ class DamagedRunError(RunDirectoryError):
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file, whole or not at all; when this returns, it is on disk.
+    """Write a file as a whole: a crash leaves no half-written file. On return, it is on disk.
 
     Args:
         path: the file; replaced if it exists.
@@ -85,7 +85,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file.
 
     Raises:
-        DamagedRunError: the file is missing, or holds something else.
+        DamagedRunError: the file is missing, or holds no JSON object.
     """
     return _read_mapping(path, parse_json, "a JSON object")
 
@@ -102,7 +102,7 @@ def read_yaml_object(path: Path) -> dict[str, Any]:
     """Return the mapping in a YAML file that fedsim wrote.
 
     Raises:
-        DamagedRunError: the file is missing, or holds something else.
+        DamagedRunError: the file is missing, or holds no mapping.
     """
     return _read_mapping(path, parse_plain_yaml, "a mapping")
 
@@ -145,12 +145,12 @@ def read_sealed(path: Path, model: type[_Model]) -> _Model:
 
 
 def checked(path: Path, model: type[_Model], content: object, where: str = "the file") -> _Model:
-    """Return content of a file as a model.
+    """Check the content of a file against a type, and return it as an object of that type.
 
     Args:
         path: the file, for the message.
-        model: the type of the content.
-        content: as read from the file.
+        model: the pydantic class of the content.
+        content: the content as read from the file.
         where: the part of the file, for the message.
 
     Raises:
@@ -190,7 +190,7 @@ def alike(one: Any, other: Any, *, relative: float, absolute: float = 0.0) -> bo
 
 
 class LinesFile:
-    """A file of JSON lines that grows line by line; memory holds only the digest of all lines."""
+    """A file of JSON lines that only grows; memory holds just the digest of all lines."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -202,7 +202,7 @@ class LinesFile:
         return self._hash.hexdigest()
 
     def append(self, line: str) -> None:
-        """Append a line; when this returns, it is on disk.
+        """Append a line; on return, it is on disk.
 
         Raises:
             OSError: the file cannot be written; the error names it.
@@ -213,7 +213,7 @@ class LinesFile:
         self._hash.update(data)
 
     def cut(self, count: int) -> None:
-        """Keep the first `count` lines of the file, and drop the rest and any torn line."""
+        """Keep the first `count` lines of the file and drop the rest, also a half-written line."""
         kept = first_lines(self._path, count)
         write_bytes(self._path, kept)
         self._hash = hashlib.sha256(kept)
@@ -226,7 +226,7 @@ def first_lines(path: Path, count: int) -> bytes:
 
 
 def read_lines(path: Path, model: type[_Model]) -> Iterator[tuple[_Model, Any]]:
-    """Yield each line of a JSON lines file, as record and as parsed JSON.
+    """Yield each line of a JSON lines file twice: as a typed record, and as parsed JSON.
 
     A last line that a crash cut short is skipped.
 
@@ -252,7 +252,7 @@ def arrays_bytes(arrays: Mapping[str, np.ndarray], metadata: dict[str, str] | No
 
     Args:
         arrays: the arrays, by name.
-        metadata: metadata for the header of the file; None writes none.
+        metadata: metadata for the header of the file; None for a header without metadata.
     """
     return save({name: np.asarray(array, order="C") for name, array in arrays.items()}, metadata)
 
@@ -296,7 +296,7 @@ SCHEMAS: Mapping[str, int] = {
 
 
 class SchemaError(InputError):
-    """Files that this version of fedsim cannot use; the message names the fix."""
+    """Error of files that this version of fedsim cannot use; the message names the fix."""
 
 
 def check_schema(path: Path, content: Mapping[str, Any]) -> None:
@@ -322,7 +322,7 @@ def check_schema(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def check_version(path: Path, version: str, way_out: str) -> None:
-    """Check that this version of fedsim wrote the run or node that it will resume.
+    """Check that this version of fedsim wrote the run or node that is to be resumed.
 
     Args:
         path: the directory of the run or node.

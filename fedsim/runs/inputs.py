@@ -3,9 +3,10 @@
 An experiment file names data, plug-ins and tables by path, and those files may change. A resumed
 run with other data would keep charges for examples that it no longer trains on.
 
-Whoever knows all examples but one can test each guess of the last one against a plain hash. So the
-digest of the data is keyed. The key is a file of the user, made at the first run, and is in no run
-directory: digests of one user can be compared, and without the key they are random numbers.
+An adversary that knows all examples but one could test each guess of the last one against a plain
+hash. So the digest of the data is keyed. The key is a file of the user, made at the first run, and
+is in no run directory. Digests of one user can be compared. Without the key they are random
+numbers.
 """
 
 import hashlib
@@ -34,7 +35,7 @@ PATTERN = "^[0-9a-f]{16}:[0-9a-f]{64}$"
 
 
 def key_path() -> Path:
-    """Return the path of the key: `fedsim/data.key` in $XDG_STATE_HOME, or ~/.local/state."""
+    """Return the path of the key file: `fedsim/data.key` in $XDG_STATE_HOME or ~/.local/state."""
     state = os.environ.get("XDG_STATE_HOME")
     return (Path(state) if state else Path.home() / ".local" / "state") / "fedsim" / "data.key"
 
@@ -60,7 +61,7 @@ def private_digest(arrays: Iterable[np.ndarray]) -> str:
 
 
 def have_one_key(one: str, other: str) -> bool:
-    """Whether two keyed digests were made with the same key, so that they can be compared."""
+    """Whether two keyed digests have the same key; only then can they be compared."""
     return one.partition(":")[0] == other.partition(":")[0]
 
 
@@ -110,9 +111,9 @@ _WHAT = {
 def fingerprint(federation: Federation) -> dict[str, str]:
     """Return the digests of the data, the initial model, the mechanisms and the plug-ins' sources.
 
-    The digest of the data is keyed: whoever has the run directory can test no guess of an example.
-    The targets of the test set have a separate digest: runs whose scores are compared share them.
-    The number of planned rounds is in no digest, so that it may grow.
+    The digest of the data is keyed: an adversary that has the run directory cannot test a guess of
+    an example. The targets of the test set have a separate digest, which is equal for runs whose
+    scores can be compared. The number of planned rounds is in no digest, so that it may grow.
     """
     data = federation.data
     examples = chain([data.test], data.clients, data.held_out or ())
@@ -126,7 +127,7 @@ def fingerprint(federation: Federation) -> dict[str, str]:
 
 
 def refuse_other_inputs(before: Mapping[str, str], federation: Federation) -> None:
-    """Check that a run resumes with the inputs that it began with.
+    """Check that a run resumes with the data, model and plug-ins that it began with.
 
     Args:
         before: the digests in `checkpoint/inputs.json`.
@@ -176,7 +177,7 @@ _PACKAGES = ("torch", "flwr", "numpy", "scipy", "pydantic", "scikit-learn", "saf
 
 
 def describe_environment(*, seed: int) -> dict[str, object]:
-    """Return the content of `environment.json`."""
+    """Return the content of `environment.json`, such as versions, seed and commit."""
     return {
         "fedsim": fedsim.__version__,
         "schema": SCHEMAS["environment.json"],

@@ -1,8 +1,8 @@
-"""`manifest.json`: a digest of every file of an ended run, and their root.
+"""`manifest.json`: a digest of every file of an ended run, and one digest over its records.
 
-The records are the files that say what ran and what was spent. `root` is one digest of all records:
-the one line to keep elsewhere, or to sign. Pages, such as `report.html`, are made from the records
-and can be written again, so they are listed separately and do not change the root.
+The records are the files that say what ran and what was spent. `root` is one digest of all records.
+A user keeps it elsewhere, or signs it. Pages, such as `report.html`, are made from the records and
+can be written again. So they are listed separately and do not change the root.
 
 The manifest shows every change of a run directory by a person or a disk that does not rewrite the
 manifest as well. Only a root that was kept elsewhere shows a forgery of both.
@@ -35,12 +35,12 @@ NOT_COVERED = (FILE, LOCK)  # and the folders of trackers
 
 
 class ManifestError(RunDirectoryError):
-    """A manifest that is missing, or is not the text that fedsim writes."""
+    """Error of a manifest that is missing, or that has another text than fedsim writes."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The content of `manifest.json`.
+    """The content of `manifest.json`: digests of a run's files.
 
     Attributes:
         records: SHA-256 of each record, by its path in the run directory.
@@ -52,13 +52,13 @@ class Manifest:
 
     @property
     def root(self) -> str:
-        """SHA-256 of `schema` and `records` as JSON with sorted keys and no spaces."""
+        """SHA-256 of the schema number and of `records`, as JSON with sorted keys and no spaces."""
         content = {"records": dict(self.records), "schema": SCHEMAS[FILE]}
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
     def to_text(self) -> str:
-        """Return the canonical text of the manifest: a file with any other text is refused."""
+        """Return the only valid text of this manifest; a file with any other text is refused."""
         content = {
             "schema": SCHEMAS[FILE],
             "records": dict(sorted(self.records.items())),
@@ -71,7 +71,7 @@ class Manifest:
 def write_manifest(directory: RunDirectory) -> None:
     """Write the manifest of an ended run, as the last file of the run.
 
-    Temporary files of writes that a crash cut short are removed first. Links are not listed.
+    Temporary files that a crash left behind are removed first. Links are not listed.
     """
     paths = set(_files(directory.path))
     leftovers = {path for path in paths if PurePosixPath(path).match(".*.tmp")}
@@ -84,9 +84,9 @@ def write_manifest(directory: RunDirectory) -> None:
 
 
 def list_again(directory: RunDirectory, path: str) -> None:
-    """Update the digest of one rewritten file in the manifest, and no other digest.
+    """Update the digest of one rewritten file in the manifest; other digests stay.
 
-    Nothing is written for a run that was killed before its end: it has no manifest.
+    A run that was killed before its end has no manifest, so nothing is written for it.
 
     Args:
         directory: the run directory.
@@ -137,9 +137,9 @@ def read_manifest(directory: RunDirectory) -> Manifest:
 
 
 def refuse_changed_records(directory: RunDirectory) -> None:
-    """Check that the files of a run to resume are those of its manifest, if it has one.
+    """Check that a run to resume has the files that its manifest lists, if it has a manifest.
 
-    Files that a resumed run writes anew may differ. A killed run has no manifest to compare with.
+    Files that a resumed run writes again may differ. A killed run has no manifest.
 
     Raises:
         DamagedRunError: a file or the manifest was changed; the message names it.
@@ -156,7 +156,7 @@ def refuse_changed_records(directory: RunDirectory) -> None:
 
 
 def root_of(directory: RunDirectory) -> str | None:
-    """Return the root of a run's records; None without a manifest, as before the run ends.
+    """Return the manifest's digest over all records; None before the run has ended.
 
     Raises:
         ManifestError: the manifest was changed.
@@ -193,7 +193,7 @@ def changed_files(
 
 
 def uncovered_folders(directory: RunDirectory) -> tuple[str, ...]:
-    """Return the names of the folders of trackers, which no manifest covers."""
+    """Return the names of the trackers' folders, whose files no manifest lists."""
     return tuple(name for name in sorted(TRACKERS) if (directory.path / name).is_dir())
 
 

@@ -1,4 +1,4 @@
-"""The content of `privacy.json`: the spend of every client, and facts on secure aggregation.
+"""The content of `privacy.json`: the privacy spend of every client, and facts on secure sums.
 
 `clients.csv` and the report show the same figures.
 """
@@ -36,12 +36,13 @@ from fedsim.statement.privacy_file import PrivacyFile, PrivateClientRow, ledger_
 
 @dataclass(frozen=True, kw_only=True)
 class ClientSummary(ClientSpend):
-    """The privacy spend of one client, with ε and the other figures of a report.
+    """The privacy spend of one client, with its ε and the other values of its row in the report.
 
     Attributes:
         epsilon: ε at the client's δ, by the run's accountant; ∞ for a client without noise.
         epsilon_rdp: ε at the client's δ by Rényi DP, at the orders of the run.
-        terms: the client's terms that follow from the settings (`recorded_client_terms`).
+        terms: the values of the client's row that follow from the settings
+            (`recorded_client_terms`).
         withdrawn_round: round in which the client withdrew; None for a client that stayed.
         clip_norm: adaptive clip norm at the end of the run, or one for each group of parameters;
             None without adaptive clipping.
@@ -60,11 +61,11 @@ class ClientSummary(ClientSpend):
 
 @dataclass(frozen=True, repr=False)
 class PrivacySummary:
-    """The privacy account of a federation; its guarantee is the largest ε of any client.
+    """The privacy spend of all clients; the federation's guarantee is the largest ε of any client.
 
     Attributes:
         clients: the spend of every client, in ascending order.
-        terms: the terms of the run that follow from the settings (`recorded_terms`).
+        terms: the values of `privacy.json` that follow from the settings (`recorded_terms`).
         secure_aggregation: value of the key `secure_aggregation` in `privacy.json`.
     """
 
@@ -74,7 +75,7 @@ class PrivacySummary:
 
     @property
     def system_epsilon(self) -> float:
-        """The federation's ε: the maximum over clients, never an average."""
+        """The federation's ε: the largest ε of any client, never an average."""
         return max(spend.epsilon for spend in self.clients)
 
     @property
@@ -89,7 +90,7 @@ class PrivacySummary:
 
     @property
     def slack(self) -> Slack | None:
-        """The largest slack that the noise sampler adds to ε and δ of a client; None if ε is ∞."""
+        """The largest amounts that the noise sampler adds to a client's ε and δ; None if ε is ∞."""
         if not math.isfinite(self.system_epsilon):
             return None
         # At the largest ε: the slack grows with it, and with a smaller δ.
@@ -98,7 +99,7 @@ class PrivacySummary:
 
     @cached_property
     def guarantee(self) -> str:
-        """The guarantee in a few words, as the statement supports it."""
+        """The guarantee in a few words, or the reason why the run has none."""
         return guarantee_words(read_facts(self.to_json()))
 
     def __repr__(self) -> str:
@@ -106,7 +107,7 @@ class PrivacySummary:
 
     @property
     def statement(self) -> str:
-        """The core of the privacy statement in words."""
+        """The main sentences of the privacy statement, to quote beside an ε."""
         return self.to_json()["statement"]
 
     def to_json(self) -> PrivacyFile:
@@ -135,7 +136,7 @@ def not_private(
         experiment: the experiment.
         sizes: number of examples of each client.
         secure_aggregation: value of the key `secure_aggregation`.
-        names: public name of each client; None where clients have only numbers.
+        names: public name of each client; None if clients have only numbers.
     """
     clients = [
         {
@@ -183,13 +184,13 @@ def summarise_privacy(
     clip_norms: Mapping[int, AdaptiveClipNorm] | None = None,
     secure_aggregation: Mapping[str, Any] | None = None,
 ) -> PrivacySummary | None:
-    """Return every client's spend, as the durable ledger has it; None without privacy.
+    """Return every client's privacy spend from the durable ledger; None without privacy.
 
     The server's records do not suffice: a charge counts even if its update never arrived.
 
     Args:
         federation: the federation, with its ledger.
-        withdrawn: round of withdrawal of each client that withdrew, by client.
+        withdrawn: round in which each client withdrew, by client, for clients that withdrew.
         clip_norms: adaptive clip norm of each client that has one, by client.
         secure_aggregation: value of the key `secure_aggregation` in `privacy.json`.
 
@@ -294,7 +295,7 @@ def _client_json(spend: ClientSummary, trust: Trust) -> PrivateClientRow:
 def secure_summary(
     federation: Federation, rows: Sequence[Mapping[str, Any]], *, one_operator: bool
 ) -> dict[str, Any] | None:
-    """Return the key `secure_aggregation` of `privacy.json`; None if updates were sent in clear.
+    """Return the entry `secure_aggregation` of `privacy.json`; None if updates were in clear.
 
     Args:
         federation: the federation that ran.
@@ -343,11 +344,11 @@ _TRUST = {
 
 @dataclass(frozen=True)
 class SecureAggregationReport:
-    """The facts of secure aggregation in a run.
+    """The recorded facts of secure aggregation in a run.
 
     Attributes:
         settings: settings of secure aggregation.
-        encoder: encoder with its computed parameters.
+        encoder: encoder of updates as integers, with its computed parameters.
         clients_sampled: number of clients of a round.
         survivors: number of clients in the sum, by completed round.
         aborted: reason of each aborted round, by round; its uploads left the clients and stay
@@ -355,7 +356,7 @@ class SecureAggregationReport:
         retried: number of repeated requests to helpers.
         plan_digest: digest of the privacy plan to which uploads are bound; "" without privacy.
         repeats_noise: whether a repeated round draws the same noise again, from its seed.
-        is_integer_sum: whether uploads are integers on the grid of the noise, so that no client is
+        is_integer_sum: whether uploads are integers with noise already added, so that no client is
             left out because of its values.
     """
 
@@ -370,7 +371,7 @@ class SecureAggregationReport:
     is_integer_sum: bool = False
 
     def conditions(self) -> dict[str, bool]:
-        """Return which conditions of a guarantee against an active server are met.
+        """Return whether each condition of a guarantee against an active server is met, by name.
 
         Reference: docs/explain/trust_models.md, "An active server".
         """
@@ -386,7 +387,7 @@ class SecureAggregationReport:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the section `secure_aggregation` of a report as JSON values."""
+        """Return the entry `secure_aggregation` of `privacy.json` as JSON values."""
         settings, encoder = self.settings, self.encoder
         hidden = settings.protocol.name != "quantized"
         return {

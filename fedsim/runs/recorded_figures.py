@@ -1,7 +1,7 @@
-"""The files of figures of a run: answers of teachers, scores by class, clients' private data.
+"""Files of scores and other figures of a run: PATE answers, scores by class, private data.
 
-`answers.json` of a run with `task: pate` has the queries, their noisy shares and their labels.
-Every figure follows from charged releases and from public labels, so it costs no further ε.
+`answers.json` of a run with `task: pate` has the queries, their noisy shares and their labels. All
+of these follow from charged releases and from public labels, so they cost no further ε.
 
 `scores.json` has the final model's scores by class, on public examples, which cost no ε.
 `personalization.json` has the scores of personal models, and is written only for data declared
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EndedRun:
-    """An ended run, from which the files of figures are computed.
+    """An ended run, from which the files of scores and figures are computed.
 
     Attributes:
         federation: federation of the run; its model is overwritten.
@@ -251,7 +251,7 @@ def _scores(run: EndedRun) -> dict[str, Any] | None:
 
 
 def public_metrics(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metrics on the test set in a line of `rounds.jsonl`, by name without `test_`."""
+    """Return the test-set metrics in a line of `rounds.jsonl`, by name without `test_`."""
     return {
         name.removeprefix("test_"): value for name, value in row.items() if name.startswith("test_")
     }
@@ -338,12 +338,12 @@ def _personal_scores(run: EndedRun) -> dict[str, Any] | None:
 
 
 def summary_of(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of `personalization.json` that `summary.json` repeats."""
+    """Return those values of `personalization.json` that `summary.json` repeats."""
     return {key: content[key] for key in ("figures_of", "held_out", "global", "personal")}
 
 
 def personal_metrics(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the pooled metrics of personal models in `summary.json`, named `personal_...`."""
+    """Return the personal models' metrics over all clients, with names `personal_...`."""
     personal = summary.get("personalization") or {"personal": {}}
     return {f"personal_{name}": value for name, value in personal["personal"].items()}
 
@@ -398,7 +398,7 @@ def _pooled(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def pooled(scores: Sequence[Mapping[str, float]], weights: Sequence[int]) -> dict[str, float]:
-    """Return the means over all held-out examples of all clients.
+    """Return the means of metrics over all held-out examples of all clients.
 
     Args:
         scores: metrics of each client; empty for a client without examples.
@@ -415,12 +415,12 @@ def pooled(scores: Sequence[Mapping[str, float]], weights: Sequence[int]) -> dic
 
 @dataclass(frozen=True)
 class FigureFile:
-    """A file of figures beside the records of a run.
+    """A file of scores or figures that a run writes: how to compute it and how to check it.
 
     Attributes:
         name: name of the file.
-        content: function that returns the content for an ended run, without the schema; None if
-            the run has no such file.
+        content: function that returns the content for an ended run, without the schema; None if the
+            run has no such file.
         reads: names of the files that `problems` reads, in words.
         problems: function that yields each contradiction between the file and those files, or
             within the file.

@@ -1,6 +1,6 @@
-"""The terms of a run: every key of `privacy.json` that follows from the settings.
+"""Terms of a run: the values of `privacy.json` that follow from the settings alone.
 
-The writer of the file and `verify` share this table, but no computed figure.
+The code that writes the file and the code of `verify` share this table, but no computed figure.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ from fedsim.protocol.noisy_sums import AdaptiveClipNorm, whole_bound
 
 
 def recorded_terms(experiment: ExperimentWithClients) -> dict[str, Any]:
-    """Return the terms of a run, in the order of `privacy.json`.
+    """Return the values of `privacy.json` that follow from a run's settings, in the file's order.
 
     Args:
         experiment: the experiment, with the number of clients.
@@ -31,12 +31,14 @@ def recorded_terms(experiment: ExperimentWithClients) -> dict[str, Any]:
 def recorded_client_terms(
     own: ClientPrivacy, plan: PrivacyPlan, clip_norm: AdaptiveClipNorm | None
 ) -> dict[str, Any]:
-    """Return the terms of one client, without those that do not apply to it.
+    """Return the values of one client in `privacy.json` that follow from its settings.
+
+    Values that do not apply to the client are left out.
 
     Args:
         own: privacy settings of the client.
-        plan: privacy plan of the client. Its noise is no term, since it depends on the model.
-        clip_norm: adaptive clip norm at the end of the run; None where the clip norm is fixed.
+        plan: privacy plan of the client. Its noise is left out, since it depends on the model.
+        clip_norm: adaptive clip norm at the end of the run; None if the clip norm is fixed.
     """
     privacy = own.privacy
     is_client = privacy.release_kind.protects_client
@@ -73,7 +75,7 @@ CLIENT_TERMS = (
 
 
 def server_ledger(spend: ClientSpend, trust: Trust) -> PrivacyLedger | None:
-    """Return a client's ledger against the server in distributed trust; None elsewhere.
+    """Return a client's ledger against the server; None unless the trust model is distributed.
 
     Args:
         spend: the client's privacy spend.

@@ -1,12 +1,12 @@
-"""The records of a run: a type for each of its structured files.
+"""Types for the structured files of a run.
 
 After a round `releases.jsonl`, `rounds.jsonl` and the checkpoint are written, in this order. A line
-of `releases.jsonl` has the tags of every value that left a client; `fedsim verify RUN --replay`
-computes them again. The line is on disk before its round is in `rounds.jsonl`, so every finished
-round has one; the line of `rounds.jsonl` is on disk before the checkpoint.
+of `releases.jsonl` has a tag of every value that left a client; `fedsim verify RUN --replay`
+computes the tags again. The line is on disk before its round is in `rounds.jsonl`, so every
+finished round has one. The line of `rounds.jsonl` is on disk before the checkpoint.
 
 The checkpoint has the server's state and digests of the other files at that time. It is one
-safetensors file, so that a crash leaves no mixture of two states, with a digest of its content.
+safetensors file with a digest of its content, so that a crash leaves no mixture of two states.
 
 The card of a saved model is in the header of `model.safetensors`: how to build the model, how to
 read its outputs, and its origin. So a model keeps its card when the file leaves the run.
@@ -67,8 +67,8 @@ class RunCheckpoint:
 
     Attributes:
         state: the state of the server.
-        heads: hash of the last ledger record of each charged client, by client, as far as the
-            server knew it at the end of the round.
+        heads: hash of the last ledger record of each charged client, by client, as the server knew
+            it at the end of the round.
         rounds_digest: SHA-256 of the lines of `rounds.jsonl` up to and including this round.
         releases_digest: SHA-256 of the lines of `releases.jsonl` up to and including this round.
     """
@@ -79,9 +79,10 @@ class RunCheckpoint:
     releases_digest: str = ""
 
     def to_bytes(self) -> bytes:
-        """Return the content of the file.
+        """Return the checkpoint as the content of a safetensors file.
 
-        safetensors sorts names, but a model's digest depends on their order, so `names` keeps it.
+        safetensors sorts names, but a model's digest depends on their order. So an entry `names`
+        keeps the order.
         """
         arrays = to_numpy(self.state.arrays)
         content = _Content(
@@ -114,7 +115,7 @@ class RunCheckpoint:
 
     @classmethod
     def read(cls, path: Path) -> "RunCheckpoint":
-        """Read the checkpoint that `to_bytes` wrote.
+        """Return the checkpoint that a file of `to_bytes` holds.
 
         Args:
             path: the file.
@@ -198,7 +199,7 @@ class _Row(BaseModel):
 
 
 def read_rounds(path: Path) -> list[RoundRow]:
-    """Return the finished rounds, without a line that a crash cut short.
+    """Return the lines of finished rounds; a line that a crash cut short is left out.
 
     Raises:
         DamagedRunError: the file is missing, or a line is no round.
@@ -250,14 +251,14 @@ Blocks = Literal["planned", "alone"]
 
 
 class Releases(BaseModel):
-    """The releases of one round: what left the clients, as tags.
+    """The record of one round's releases: tags of the values that left the clients.
 
     Attributes:
         round: the round, from 1.
         conditions: digest of the settings, plug-in sources, versions and device.
         blocks: whether clients trained vectorized in the planned blocks, or one by one.
         model: SHA-256 of the global model after the round.
-        uploads: tag of the released values of each client that sent them in clear, by client.
+        uploads: tag of the released values, by client, for clients that sent them in clear.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -269,7 +270,7 @@ class Releases(BaseModel):
 
     @classmethod
     def of(cls, report: RoundReport, *, conditions: str, blocks: Blocks) -> Self:
-        """Return the releases of a finished round.
+        """Return the record of a finished round's releases.
 
         Args:
             report: report of the finished round.
@@ -286,7 +287,7 @@ class Releases(BaseModel):
 
 
 def read_releases(path: Path) -> list[Releases]:
-    """Return the releases of the finished rounds, without a line that a crash cut short.
+    """Return the releases of finished rounds; a line that a crash cut short is left out.
 
     Raises:
         DamagedRunError: the file is missing, or a line names another round than its own.
@@ -303,7 +304,7 @@ _CARD = "fedsim"  # one entry of the metadata: safetensors writes several in any
 
 @dataclass(frozen=True)
 class ModelCard:
-    """The card of a saved model: how to use the model, and where it comes from.
+    """The description of a saved model: how to use the model, and where it comes from.
 
     Attributes:
         input_shape: shape of one example as the model gets it, after `model.features`.
@@ -311,15 +312,15 @@ class ModelCard:
         raw_input_shape: shape of one example in the dataset, before `model.features`.
         task: `classification`, `labels` or `regression`.
         class_names: name of each class; None where the data do not name them.
-        columns: names of the feature columns of a table, in the order of the inputs; None where
-            the data are no table.
+        columns: names of the feature columns of a table, in the order of the inputs; None if the
+            data are not a table.
         experiment: name of the experiment.
         rounds: number of rounds after which the model was saved.
         metrics: metrics of the model on the public test set, by name.
         statement: the guarantee in words, as in `privacy.json`.
         fedsim: version of fedsim that trained the model.
-        values: digest of the values that were sent to clients, where the file holds the full model
-            made from them and from fixed parts; None where the file holds those values.
+        values: digest of the values that were sent to clients, if the file holds a full model made
+            from them and from fixed parts; None if the file holds the sent values.
     """
 
     input_shape: tuple[int, ...]
@@ -348,7 +349,7 @@ class ModelCard:
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str]) -> Self:
-        """Return the card in the metadata of a file.
+        """Return the card that the metadata of a safetensors file hold.
 
         Raises:
             ValueError: the metadata have no card.

@@ -1,9 +1,9 @@
-"""Check whether a run can resume: changed settings, and files that contradict each other.
+"""Checks whether a run can resume: changed settings, and files that contradict each other.
 
-Each file was written when the others were in a known state, so a file that is lost, shortened or
+Each file was written when the others were in a known state. So a file that is lost, shortened or
 replaced by an older one contradicts the rest. `--resume` refuses such a run before anything is
-spent or written; `fedsim verify` reports it. What remains possible is to replace all files together
-by older ones: only a copy that is kept elsewhere shows that.
+spent or written; `fedsim verify` reports it. These checks do not notice if all files together are
+replaced by older ones. Only a copy that is kept elsewhere shows that.
 """
 
 import shlex
@@ -42,8 +42,8 @@ def refuse_changes(before: Experiment, after: Experiment) -> None:
 
     `runtime` may change, since it changes no result. `secure_aggregation.on_abort` and
     `protocol.combine_...` may change. `federation.rounds` may grow under a given
-    `noise_multiplier` and with `input_perturbation`, whose rounds cost nothing, but not with
-    `noise_correlation`, which charges a whole run at its start.
+    `noise_multiplier`, and with `input_perturbation`, whose rounds cost nothing. It may not grow
+    with `noise_correlation`, which charges a whole run at its start.
 
     Args:
         before: the experiment of the run.
@@ -91,7 +91,7 @@ def _check_rounds(after: Experiment, old: int, new: int) -> None:
 
 
 def differences(old: Any, new: Any, path: str) -> dict[str, tuple[Any, Any]]:
-    """Return each key in which two nested mappings differ, prefixed by `path`, with both values."""
+    """Return {key path: (old, new)} for each difference of two nested mappings."""
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return {} if old == new else {path: (old, new)}
     differing: dict[str, tuple[Any, Any]] = {}
@@ -119,10 +119,10 @@ def _charges(files: RunFiles) -> Iterator[Charge]:
 def contradictions(
     files: RunFiles, experiment: ExperimentWithClients, *, ledger_lags: bool = False
 ) -> Iterator[str]:
-    """Yield one line for each contradiction between the records of a run of this schema.
+    """Yield one line for each contradiction between the files of a run.
 
     Args:
-        files: files of the run.
+        files: files of the run, which have the schema of this version.
         experiment: the experiment of the run.
         ledger_lags: whether the charges are on other machines until the end of the run, as in a
             deployment. The ledger is then not compared with rounds and checkpoint.
@@ -146,7 +146,7 @@ def contradictions(
 def refuse_contradictions(
     directory: RunDirectory, experiment: ExperimentWithClients, *, ledger_lags: bool
 ) -> None:
-    """Check that a run may resume: its records are whole and do not contradict each other.
+    """Check that a run may resume: its files are whole and do not contradict each other.
 
     Args:
         directory: the run directory.

@@ -1,4 +1,4 @@
-"""The lock that gives a run directory to one process for the whole run.
+"""The lock that lets only one process write a run directory, for the whole run.
 
 Two processes in one run directory would mix checkpoints, and open secure sums of two client sets.
 The lock ends with the process that holds it, however that process ends.
@@ -20,7 +20,7 @@ LOCK = "checkpoint/lock"
 
 
 class RunInUseError(RunDirectoryError):
-    """Another process writes the run directory; the message names that process."""
+    """Error of a run directory that another process writes; the message names that process."""
 
     exit_code = ExitCode.FAILED
 
@@ -58,12 +58,12 @@ class RunLock:
             os.pwrite(descriptor, _holder().encode(), 0)
 
     def follow(self, run: Path) -> None:
-        """Follow the lock file to the new name of the run directory."""
+        """Use the lock file at the run directory's new name, after a rename."""
         self._path = run / LOCK
 
     @property
     def is_held(self) -> bool:
-        """Whether this object holds the lock, on the file that is now at the lock's path."""
+        """Whether this object holds the lock, and its file is still the one at the lock's path."""
         return self._descriptor is not None and _is_at(self._descriptor, self._path)
 
     def release(self) -> None:
@@ -79,7 +79,7 @@ class RunLock:
 
 @contextmanager
 def hold_run(run: Path) -> Iterator[None]:
-    """Hold the lock of a run directory in the body of a `with` statement.
+    """Hold the lock of a run directory during the body of a `with` statement.
 
     Raises:
         RunInUseError: another process holds the lock.
@@ -93,7 +93,7 @@ def hold_run(run: Path) -> Iterator[None]:
 
 
 def refuse_in_use(run: Path) -> None:
-    """Check that no process is writing a run directory; nothing is created.
+    """Check that no process is writing a run directory; no file is created.
 
     Raises:
         RunInUseError: a process is writing there; the message names it.

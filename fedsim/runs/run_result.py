@@ -23,13 +23,13 @@ Status = Literal["completed", "stopped", "interrupted", "failed"]
 
 
 class MissingPandasError(FedsimError, ImportError):
-    """A table was requested, but pandas is not installed."""
+    """Error of a requested table if pandas is not installed."""
 
     exit_code = ExitCode.WRONG_INPUT
 
 
 class RunFailedError(FedsimError, RuntimeError):
-    """The run failed; `result` holds the rounds before the failure."""
+    """Error of a run that failed; `result` holds the rounds before the failure."""
 
     def __init__(self, message: str, result: "RunResult") -> None:
         super().__init__(message)
@@ -42,8 +42,8 @@ class RunResult:
 
     Attributes:
         path: the run directory.
-        status: completed; stopped because privacy budgets are spent, or by early stopping;
-            interrupted by the user.
+        status: "completed"; "stopped" if privacy budgets are spent or by early stopping;
+            "interrupted" by the user; or "failed".
         reason: why the run ended early; None for a completed run.
         metrics: final metrics of the global model, on the test set (such as `test_accuracy`) and,
             with `evaluation:`, on the clients' held-out examples (`clients_accuracy`).
@@ -51,8 +51,8 @@ class RunResult:
         rounds: one mapping for each finished round, as in `rounds.jsonl`.
         seconds: wall-clock time of all rounds, in seconds.
         base: the directory in which the experiment's relative paths start.
-        render_head: function that returns the head of a run directory's report as HTML, for
-            notebooks; with None, notebooks show `repr`.
+        render_head: function that returns the beginning of a run's report as HTML, for notebooks;
+            with None, notebooks show `repr`.
     """
 
     path: Path
@@ -72,10 +72,10 @@ class RunResult:
         return load_model(self.path, base=self.base)
 
     def rounds_frame(self) -> "pandas.DataFrame":
-        """Return the figures of every round as a data frame with index `round` (needs pandas).
+        """Return the numbers of every round as a data frame with index `round` (needs pandas).
 
-        Columns are the keys of `rounds.jsonl`. A list of clients becomes its length;
-        `timeline.train` is a part of a round, in seconds.
+        Columns are the keys of `rounds.jsonl`. For a list of clients, the value is its length.
+        `timeline.train` is the time of a part of the round, in seconds.
 
         Raises:
             MissingPandasError: pandas is not installed.
@@ -86,9 +86,9 @@ class RunResult:
         return table.set_index("round")
 
     def clients_frame(self) -> "pandas.DataFrame":
-        """Return a data frame with a row for each client, as in `clients.csv`, and index `client`.
+        """Return a data frame with a row for each client, as in `clients.csv`.
 
-        Empty cells are NaN. In a federation with privacy an ε without a bound is ∞.
+        The index is `client`. Empty cells are NaN. With privacy, an ε without a bound is ∞.
 
         Raises:
             MissingPandasError: pandas is not installed.

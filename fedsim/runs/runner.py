@@ -1,4 +1,4 @@
-"""Run an experiment: from a file to a finished run directory, without the report."""
+"""Function that runs an experiment, from its file to a finished run directory."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -60,12 +60,12 @@ AddPages = Callable[[RunDirectory], None]
 
 @dataclass(frozen=True)
 class RunParts:
-    """The parts that execute a run and follow it.
+    """The engine that executes a run, and the objects that follow its progress.
 
     Attributes:
         engine: engine that executes the federation.
-        callback: callback that receives every round; None for none.
-        add_pages: function that writes the pages of a run at its end; None for none.
+        callback: callback that receives every round; None for no callback.
+        add_pages: function that writes the pages of a run at its end; None for no pages.
         phases: display of the phases before and after the rounds.
     """
 
@@ -98,7 +98,7 @@ def run_experiment(
     """Run an experiment, write its run directory, and return its result.
 
     Arguments and errors are those of `fedsim.run`. `add_pages` writes pages from the other files,
-    such as the report; it is called at the end, even of a failed or interrupted run.
+    such as the report. It is called at the end, even of a failed or interrupted run.
     """
     loaded = load_experiment(source, overrides, base=base)
     callback = add_trackers(loaded.experiment.runtime.trackers, callback, base=loaded.base)

@@ -1,4 +1,4 @@
-"""Load the trained model of a run from its directory, and predict the examples in a file."""
+"""Loading of the trained model of a run, and predictions for the examples in a file."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,13 +35,13 @@ _OF_WHOLE_MODELS = {"init": None, "train": [], "lora": None}
 
 
 def read_model_card(run: str | Path) -> ModelCard:
-    """Return the card of the final model of a run: its classes, metrics and guarantee.
+    """Return the description of a run's final model: its classes, metrics and guarantee.
 
     Args:
         run: the run directory.
 
     Raises:
-        RunDirectoryError: it is no run directory, or has no final model yet.
+        RunDirectoryError: `run` is no run directory, or has no final model yet.
         DamagedRunError: the file is damaged.
     """
     return _read_model(RunDirectory.open(Path(run)))[0]
@@ -51,7 +51,7 @@ def same_arrays(saved: Mapping[str, np.ndarray], arrays: Mapping[str, np.ndarray
     """Return whether two models have the same names, shapes, types and bits.
 
     Args:
-        saved: arrays of a file, by name.
+        saved: arrays that were read from a file, by name.
         arrays: arrays in memory.
     """
     return saved.keys() == arrays.keys() and all(
@@ -74,7 +74,7 @@ def load_model(run: str | Path, *, base: str | Path | None = None) -> nn.Module:
             current directory.
 
     Raises:
-        RunDirectoryError: it is no run directory, or has no final model yet.
+        RunDirectoryError: `run` is no run directory, or has no final model yet.
         DamagedRunError: a file is damaged.
         ExperimentError: `experiment.yaml` is not what a run writes.
         ModelError: the model cannot be built, or is not the model that was trained.
@@ -90,7 +90,7 @@ def load_core(run: str | Path, *, base: Path) -> nn.Module:
 
     Args:
         run: the run directory.
-        base: directory of the experiment file.
+        base: directory of the experiment file, where plug-ins are found.
 
     Raises:
         Exception: any error of `load_model`.
@@ -155,16 +155,16 @@ _LOSS_OF_TASK = {task: loss for loss, task in TASK_OF_LOSS.items()}
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """Predictions for examples, in their order.
+    """Predictions for several examples, in the order of the examples.
 
     Attributes:
-        values: prediction for each of the n examples: the name of its class, a list of the names
-            of its labels, or its number (a list for several numbers).
+        values: prediction for each of the n examples: a class name, a list of label names, or a
+            number (a list for several numbers).
         classes: names of the classes or labels; None in regression.
         probabilities: probability of each class or label (n, classes); None in regression.
         targets: true value of each example in the file, in the form of `values`; None if the file
             has no targets.
-        kept: columns of the file that are no features, as text, by name.
+        kept: columns of the file that are not features, as text, by name.
         scores: metrics on the file's targets, as in `scores.json`; None without targets.
     """
 
@@ -200,7 +200,7 @@ def predict(
     *,
     base: str | Path | None = None,
 ) -> Predictions:
-    """Return the predictions of the final model of a run.
+    """Return the predictions of a run's final model for examples.
 
     Args:
         run: the run directory.
@@ -210,7 +210,7 @@ def predict(
             directory.
 
     Raises:
-        RunDirectoryError: it is no run directory, or has no final model.
+        RunDirectoryError: `run` is no run directory, or has no final model.
         DataError: the file cannot be read, or lacks a column of the model.
         ModelError: the model cannot be built, or does not take these examples.
     """

@@ -1,4 +1,4 @@
-"""Cryptography of secure aggregation: the server learns only the sum of the updates.
+"""Cryptography of secure aggregation, by which the server learns only the sum of the updates.
 
 - `settings`: the options of an experiment file.
 - `encoding`, `metrics`, `payload`, `digests`: an update as a vector over the ring Z_2^b.
@@ -7,6 +7,6 @@
 - `context`, `messages`, `fields`, `wire`: the protocol's messages, the rules of their fields, and
   their wire format.
 
-The parties are in `fedsim.server.secure` and `fedsim.clients.secure`. No module here imports Flower
-or torch.
+The code of server, helpers and clients is in `fedsim.server.secure` and `fedsim.clients.secure`. No
+module here imports Flower or torch.
 """

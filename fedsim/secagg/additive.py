@@ -1,8 +1,10 @@
-"""Additive secret sharing with compressed shares, and the `info` bytes (HPKE, HKDF) of each share.
+"""Additive secret sharing among several aggregators, with shares compressed to seeds.
 
-Of k shares of a vector Y, k - 1 are keystreams, sent as 32-byte seeds. The leader's share is the
-rest, Y - Σ PRG(s_j). All k shares add up to Y exactly. Any k - 1 shares are uniform for every Y,
-as far as AES-256 (or ChaCha20) is pseudorandom.
+A vector Y is split into k shares: one for the leader (the server) and k - 1 for helpers. A helper's
+share is the keystream of a 32-byte seed s_j, and only the seed is sent. The leader's share is the
+rest, Y - Σ PRG(s_j). All k shares add up to Y exactly. Any k - 1 shares are uniform for every Y if
+AES-256 (or ChaCha20) is pseudorandom. The module also makes the `info` bytes of each share, which
+HPKE and HKDF bind to it.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,13 +19,14 @@ from fedsim.secagg.masks import SeedExpander, derive_key, new_seed
 
 @dataclass(frozen=True)
 class AdditiveSharing:
-    """Splits a vector among the leader and its helpers.
+    """Additive secret sharing of a vector among the leader (the server) and its helpers.
 
     Guarantee: seeds are fresh from the operating system in every call and are never derived.
 
     Args:
         expander: the keystream generator of the helpers' shares.
-        draw_seed: returns a new 32-byte seed; tests replace it to reproduce recorded vectors.
+        draw_seed: function that returns a new 32-byte seed; tests replace it to reproduce recorded
+            vectors.
     """
 
     expander: SeedExpander
@@ -33,7 +36,7 @@ class AdditiveSharing:
         """Replace a vector by the leader's share, in place, and return the helpers' seeds.
 
         Args:
-            vector: the payload, ring elements (d,); on return the leader's share.
+            vector: the payload, ring elements (d,); afterwards it is the leader's share.
             contexts: the `info` bytes of each helper's share; all must be different.
         """
         seeds = [self.draw_seed() for _ in contexts]
@@ -41,7 +44,7 @@ class AdditiveSharing:
         return seeds
 
     def expand_into(self, total: Ring, seeds: Sequence[bytes], contexts: Sequence[bytes]) -> None:
-        """Expand seeds to shares and add them to a helper's sum, in place.
+        """Expand seeds to shares and add the shares to a helper's sum, in place.
 
         Args:
             total: the helper's sum, ring elements (d,).
@@ -52,7 +55,7 @@ class AdditiveSharing:
 
     @staticmethod
     def combine(shares: Sequence[Ring]) -> Ring:
-        """Return the sum of all shares, which is the vector that was split."""
+        """Return the sum of all shares of a vector, which is the vector itself."""
         total = shares[0].copy()
         for share in shares[1:]:
             np.add(total, share, out=total)
@@ -69,7 +72,7 @@ TOTAL_PURPOSE = "helper total"
 
 
 def leader_share_info(context: RoundContext, client: int) -> bytes:
-    """Return the `info` bytes of a client's share for the leader.
+    """Return the `info` bytes that bind a client's share for the leader to its round.
 
     Args:
         context: the context of the round.
@@ -79,18 +82,18 @@ def leader_share_info(context: RoundContext, client: int) -> bytes:
 
 
 def seed_info(context: RoundContext, client: int, helper: int) -> bytes:
-    """Return the `info` bytes of a client's sealed seed for a helper.
+    """Return the `info` bytes that bind the envelope with a client's seed to its round and helper.
 
     Args:
         context: the context of the round.
         client: the number of the client that sends the seed.
-        helper: the number of the helper that opens it.
+        helper: the number of the helper that opens the envelope.
     """
     return context.info(purpose=SEED_PURPOSE, sender=client, receiver=helper)
 
 
 def total_info(context: RoundContext, helper: int) -> bytes:
-    """Return the `info` bytes of a helper's sum of shares.
+    """Return the `info` bytes that bind a helper's sum of shares to its round.
 
     Args:
         context: the context of the round.

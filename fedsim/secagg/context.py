@@ -1,4 +1,4 @@
-"""The context of a round, bound into every envelope and mask so that none fits another round."""
+"""The context of a round, which is part of every envelope and mask so that no other round fits."""
 
 import hashlib
 from collections.abc import Iterable
@@ -16,11 +16,11 @@ class RoundContext:
         run_id: the name of the run.
         round_nonce: 16 random bytes, new for every attempt at a round.
         server_round: the round, ≥ 1.
-        layout: the digest of the tensor layout.
-        params: the digest of the settings.
+        layout: the digest of the model's tensor names, shapes and types.
+        params: the digest of the secure aggregation settings.
         model: the digest of the model at the start of the round.
-        asked: the `set_digest` of the clients that were asked in the round.
-        plan: the digest of the public privacy plan; "" without privacy.
+        asked: the digest of the set of all clients that the server asked (`set_digest`).
+        plan: the digest of the public privacy settings; "" without privacy.
     """
 
     run_id: str
@@ -33,12 +33,12 @@ class RoundContext:
     plan: str
 
     def info(self, *, purpose: str, sender: int, receiver: int) -> bytes:
-        """Return the `info` bytes (HPKE, HKDF) of one secret of this round.
+        """Return the `info` bytes (HPKE, HKDF) that bind one secret to this round and its parties.
 
         Guarantee: different fields give different bytes (every field is preceded by its length).
 
         Args:
-            purpose: the use of the secret; part of the wire format.
+            purpose: the use of the secret. The texts are part of the wire format.
             sender: the number of the client or helper that sends the secret.
             receiver: the number of the party that receives it; 0 for the server.
         """
@@ -61,10 +61,10 @@ class RoundContext:
 
 
 def pack(fields: Iterable[bytes]) -> bytes:
-    """Return the fields joined, each preceded by its length; the encoding is injective."""
+    """Return the fields as one byte string, each after its length; no two lists give the same."""
     return b"".join(len(field).to_bytes(4, "big") + field for field in fields)
 
 
 def set_digest(clients: Iterable[int]) -> str:
-    """Return the SHA-256 of a set of client numbers in hex, independent of their order."""
+    """Return the SHA-256, in hex, of a set of client numbers; their order does not matter."""
     return hashlib.sha256(pack(str(client).encode() for client in sorted(clients))).hexdigest()

@@ -1,8 +1,8 @@
-"""Checksums of ring vectors, which reveal accidental damage in transit.
+"""Checksums of vectors over the ring Z_2^b, which reveal accidental damage in transit.
 
 The range check of the decoder finds a wrong mask, but not one flipped bit in a correct vector. The
-tag is AES-256-GMAC under a key derived from public bytes. It is several times as fast as SHA-256.
-It stops accidents, not forgers.
+checksum is an AES-256-GMAC tag under a key derived from public bytes. It is several times as fast
+as SHA-256. It detects accidents, not forgeries.
 """
 
 import hmac
@@ -21,7 +21,7 @@ _BLOCK_ELEMENTS = 1 << 15  # a block stays in the cache between digest and sum
 
 
 def vector_tag(vector: Ring, info: bytes) -> bytes:
-    """Return the 16-byte tag of a vector.
+    """Return the checksum of a vector, a tag of 16 bytes.
 
     Args:
         vector: ring elements (d,).
@@ -37,21 +37,21 @@ def vector_tag(vector: Ring, info: bytes) -> bytes:
 def verify_and_add(
     total: Ring, vector: Ring, info: bytes, tag: bytes, *, what: str, client: int | None
 ) -> None:
-    """Add a vector to `total`, in place, if it matches its tag.
+    """Add a vector to `total`, in place, if it matches its checksum.
 
-    One pass over memory checks and adds. After a wrong tag the vector is subtracted again, which is
-    exact in a ring.
+    One pass over memory checks and adds. If the checksum is wrong, the vector is subtracted again,
+    which is exact in a ring.
 
     Args:
         total: the sum so far, of the same type and length as `vector`.
         vector: the received ring elements (d,).
         info: the `info` bytes of the vector, as its sender computed them.
-        tag: the received tag, 16 bytes.
+        tag: the received checksum, 16 bytes.
         what: the name of the vector in error messages.
-        client: the client that error messages name; None where no client sent the vector.
+        client: the client that error messages name; None if no client sent the vector.
 
     Raises:
-        ShareMismatchError: the vector, tag or context changed in transit; `total` is unchanged.
+        ShareMismatchError: vector, checksum or context changed in transit; `total` is unchanged.
     """
     mac = _mac(info)
     for block, total_block in zip(_blocks(vector), _blocks(total), strict=True):

@@ -1,7 +1,8 @@
 """Fixed-point encoding of floats in the ring Z_2^b, where sums are exact.
 
-A value x is encoded as q = round(x 2^f) and weighted in the ring, y = w q. Rounding comes before
-weighting, so the error of the mean depends on neither the weights nor the number of clients.
+A value x is encoded as q = round(x 2^f) with f fraction bits, and multiplied by the client's weight
+w in the ring, y = w q. Rounding comes before weighting, so the error of the mean depends on neither
+the weights nor the number of clients.
 """
 
 import math
@@ -30,21 +31,23 @@ _AUTO_VALUE_BOUND = 8.0  # far more than updates of usual models
 
 @dataclass(frozen=True, kw_only=True)
 class FixedPointEncoder:
-    """Encodes float arrays as ring elements and decodes their sums.
+    """A fixed-point encoder, which turns float arrays into ring elements and decodes their sums.
 
-    Guarantee (P1): while at most `max_clients` vectors with weights ≤ `max_weight` are added, no
-    sum wraps, and the decoded integers are exactly Σ w_k round(x_k 2^f), in any order.
-    Guarantee (P2): |mean_i - Σ w_k x_ki / W| ≤ `max_abs_error`.
+    Guarantee (P1): while at most `max_clients` vectors with weights w_k ≤ `max_weight` are added,
+    no sum wraps. The decoded integers are exactly Σ w_k round(x_k 2^f), in any order.
+
+    Guarantee (P2): |mean_i - Σ w_k x_ki / W| ≤ `max_abs_error` in each coordinate i, with W = Σ
+    w_k.
 
     Attributes:
-        ring_bits: b, the bits of a ring element, 32 or 64.
-        frac_bits: f ≥ 0, the fraction bits of an encoded value.
-        value_bound: C > 0, the largest |x| of a value.
-        max_weight: w_max ≥ 1, the largest weight of a client.
-        max_clients: n_max ≥ 1, the most clients in a sum.
-        guard_bits: g ≥ 0, the number of top bits that no honest sum reaches.
+        ring_bits: number of bits b of a ring element, 32 or 64.
+        frac_bits: number of fraction bits f ≥ 0 of an encoded value.
+        value_bound: the largest size C > 0 of a value x.
+        max_weight: the largest weight w_max ≥ 1 of a client.
+        max_clients: the largest number n_max ≥ 1 of clients in a sum.
+        guard_bits: the number g ≥ 0 of top bits that no honest sum reaches.
         rounding: "nearest" (ties to even) or "stochastic" (unbiased).
-        range_policy: the treatment of values |x| > C: "error" raises, "clip" clips and counts.
+        range_policy: what happens to values |x| > C: "error" raises, "clip" clips and counts.
 
     Raises:
         CapacityError: n_max w_max ⌈C 2^f⌉ > 2^(b-1-g) - 1, computed in integers.
@@ -87,7 +90,8 @@ class FixedPointEncoder:
                 where no bound is known, which stands for 8.
 
         Raises:
-            CapacityError: the largest sum does not fit, or a round has more than `max_clients`.
+            CapacityError: the largest sum does not fit into the ring, or `num_clients` is larger
+                than the setting `max_clients`.
         """
         max_clients = num_clients if settings.max_clients == "auto" else settings.max_clients
         if num_clients > max_clients:
@@ -121,40 +125,40 @@ class FixedPointEncoder:
 
     @property
     def dtype(self) -> np.dtype:
-        """The unsigned dtype of ring elements."""
+        """Unsigned dtype of ring elements."""
         return np.dtype(np.uint64 if self.ring_bits == 64 else np.uint32)
 
     @property
     def signed_dtype(self) -> np.dtype:
-        """The signed dtype of the same width; a sum viewed as this dtype is its centred lift."""
+        """Signed dtype of the same width, with which a sum reads as a signed integer."""
         return np.dtype(np.int64 if self.ring_bits == 64 else np.int32)
 
     @property
     def capacity(self) -> int:
-        """The largest |sum| that leaves the guard bits unused: 2^(b-1-g) - 1."""
+        """Largest |sum| that leaves the guard bits unused: 2^(b-1-g) - 1."""
         return _ring_capacity(self.ring_bits, self.guard_bits)
 
     @property
     def max_value(self) -> int:
-        """⌈C 2^f⌉, the largest |q| of one coordinate."""
+        """Largest |q| = ⌈C 2^f⌉ of an encoded value q, before it is multiplied by a weight."""
         return _scaled_bound(self.value_bound, self.frac_bits)
 
     @property
     def max_contribution(self) -> int:
-        """w_max ⌈C 2^f⌉, the largest |y| of one client in one coordinate."""
+        """Largest |y| = w_max ⌈C 2^f⌉ that one client adds to one coordinate."""
         return self.max_weight * self.max_value
 
     @property
     def max_total(self) -> int:
-        """n_max w_max ⌈C 2^f⌉, the largest |sum| of honest clients."""
+        """Largest |sum| = n_max w_max ⌈C 2^f⌉ of honest clients in one coordinate."""
         return self.max_clients * self.max_contribution
 
     @property
     def max_abs_error(self) -> float:
-        """The bound P2 on |mean - exact mean|, rounded up.
+        """Bound on |decoded mean - exact mean| of Guarantee (P2), rounded up.
 
-        The first term is the rounding step (half a step to nearest, a whole one stochastically),
-        the second float64 rounding in encode and decode.
+        The first term covers the rounding of values: half a step to nearest, a whole step if
+        stochastic. The second term covers float64 rounding in encoding and decoding.
         """
         exponent = self.frac_bits + (self.rounding == "nearest")
         return math.nextafter(2.0**-exponent + self.value_bound * 2.0**-51, math.inf)
@@ -163,7 +167,7 @@ class FixedPointEncoder:
         """Return a client's weight as an int after checking its range.
 
         Args:
-            weight: the weight w.
+            weight: the client's weight w.
             client: the client that error messages name.
 
         Raises:
@@ -194,8 +198,8 @@ class FixedPointEncoder:
         Args:
             out: the ring elements (n,) to overwrite.
             values: numbers of any dtype (n,).
-            weight: the weight w, already checked.
-            minus: numbers (n,) to subtract in float64; None to subtract nothing.
+            weight: the client's weight w, already checked.
+            minus: numbers (n,) to subtract in float64; None subtracts nothing.
             name: the name of the values in error messages.
             rng: the generator of stochastic rounding; unused when rounding to nearest.
 
@@ -225,7 +229,7 @@ class FixedPointEncoder:
         return clipped
 
     def decode(self, total: Ring, divisor: int) -> NDArray[np.float64]:
-        """Return sum / (`divisor` 2^f) of each coordinate, float64 (n,).
+        """Return the weighted mean sum / (`divisor` 2^f) of each coordinate, float64 (n,).
 
         Args:
             total: the sums of encoded values, ring elements (n,).
@@ -234,7 +238,7 @@ class FixedPointEncoder:
         return total.view(self.signed_dtype) / (divisor * 2.0**self.frac_bits)
 
     def in_range(self, total: Ring) -> bool:
-        """Whether every sum is one that `max_clients` honest clients can reach."""
+        """Whether each sum is one that `max_clients` honest clients can produce."""
         if not len(total):
             return True
         lifted = total.view(self.signed_dtype)
@@ -289,13 +293,15 @@ class FixedPointEncoder:
 
 
 def largest_frac_bits(*, ring_bits: int, guard_bits: int, units: int, value_bound: float) -> int:
-    """Return the largest f ≤ 32 with units ⌈C 2^f⌉ ≤ 2^(b-1-g) - 1, or -1 if none exists.
+    """Return the largest number of fraction bits, at most 32, for which every sum fits the ring.
+
+    It is the largest f with units ⌈C 2^f⌉ ≤ 2^(b-1-g) - 1, or -1 if none exists.
 
     Args:
-        ring_bits: b, the bits of a ring element.
-        guard_bits: g, the unused top bits.
-        units: n_max w_max, the largest total weight.
-        value_bound: C, the largest |value|.
+        ring_bits: number of bits b of a ring element.
+        guard_bits: number g of unused top bits.
+        units: the largest total weight n_max w_max.
+        value_bound: the largest |value| C.
     """
     for frac_bits in range(MAX_FRAC_BITS, -1, -1):
         if units * _scaled_bound(value_bound, frac_bits) <= _ring_capacity(ring_bits, guard_bits):

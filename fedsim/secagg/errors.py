@@ -1,15 +1,15 @@
-"""Errors of secure aggregation, a class for each fault; no fault leads to a wrong model."""
+"""Errors of secure aggregation, one class for each fault; no fault leads to a wrong model."""
 
 from fedsim.core.errors import FedsimError
 
 
 class SecureAggregationError(FedsimError):
-    """A round, or one client's message in a round, was refused.
+    """Base class of the errors that refuse a round, or one client's message in a round.
 
     Attributes:
-        round_number: the round; None outside of a round.
+        round_number: number of the round; None outside of a round.
         client: the number of the client at fault; None if no client is at fault.
-        detail: further facts by name, for programs.
+        detail: further values by name, for programs that handle the error.
     """
 
     def __init__(
@@ -29,69 +29,69 @@ class SecureAggregationError(FedsimError):
 
 
 class TooFewClientsError(SecureAggregationError):
-    """There are fewer clients than `min_clients`: a sum would reveal too much about each client."""
+    """Raised if a sum has fewer than `min_clients` clients: it would reveal too much about each."""
 
 
 class LayoutMismatchError(SecureAggregationError):
-    """The names, shapes, dtypes or order of arrays are not the announced ones."""
+    """Raised if names, shapes, dtypes or order of arrays are not the announced ones."""
 
 
 class NonFiniteUpdateError(SecureAggregationError):
-    """An update has NaN or infinite values, which the ring would turn into ordinary numbers."""
+    """Raised for NaN or infinite values in an update, which the ring would turn into numbers."""
 
 
 class ValueOutOfRangeError(SecureAggregationError):
-    """A value is above the value bound and does not fit into the ring."""
+    """Raised for a value that is above the value bound and does not fit into the ring."""
 
 
 class InvalidWeightError(SecureAggregationError):
-    """A weight is not a whole number from 1 to `max_weight`."""
+    """Raised for a weight that is not a whole number from 1 to `max_weight`."""
 
 
 class ZeroWeightError(SecureAggregationError):
-    """The total weight of a sum is 0, so there is no mean."""
+    """Raised if the total weight of a sum is 0, so that there is no mean."""
 
 
 class CapacityError(SecureAggregationError):
-    """A configuration or a sum does not fit into the ring, or into one upload."""
+    """Raised if a configuration or a sum does not fit into the ring, or into one upload."""
 
 
 class ReplayError(SecureAggregationError):
-    """A message is of an earlier round or of another run."""
+    """Raised for a message of an earlier round or of another run."""
 
 
 class EnvelopeError(SecureAggregationError):
-    """A sealed secret does not open in the context of its round."""
+    """Raised for a sealed secret that does not open in the context of its round."""
 
 
 class DuplicateClientError(SecureAggregationError):
-    """A client sent a second message in one stage of a round."""
+    """Raised if a client sends a second message in one stage of a round."""
 
 
 class ContextMismatchError(SecureAggregationError):
-    """The parties do not agree on run, round, model, layout or parameters."""
+    """Raised if the parties do not agree on run, round, model, layout or parameters."""
 
 
 class AlreadyAnsweredError(SecureAggregationError):
-    """A second sum of a round was requested; the difference of two sums reveals single updates."""
+    """Raised if a second sum of a round is requested; two sums could reveal single updates."""
 
 
 class AggregatorUnavailableError(SecureAggregationError):
-    """An aggregator whose share the sum needs does not answer."""
+    """Raised if an aggregator whose share the sum needs does not answer."""
 
 
 class ShareMismatchError(SecureAggregationError):
-    """Shares do not belong together, or were damaged in transit."""
+    """Raised if shares do not belong together, or were damaged in transit."""
 
 
 class ThresholdError(SecureAggregationError):
-    """There are fewer shares than the threshold of the secret sharing.
+    """Raised if there are fewer shares than the threshold of the secret sharing.
 
     Args:
         message: the beginning of the error's text.
         have: the number of shares.
         need: the threshold.
-        where: `round_number` and `client`, as in the base class.
+        where: values of `round_number` and `client` for the base class.
     """
 
     def __init__(self, message: str, *, have: int, need: int, **where: int | None) -> None:
@@ -105,19 +105,19 @@ class ThresholdError(SecureAggregationError):
 
 
 class UnmaskRefusedError(SecureAggregationError):
-    """A request for unmasking shares would reveal a single client's update."""
+    """Raised for a request for unmasking shares that would reveal a single client's update."""
 
 
 class PublicKeyError(SecureAggregationError):
-    """A public key is malformed, of low order, used twice, or not the pinned one."""
+    """Raised for a public key that is malformed, of low order, reused, or not the pinned one."""
 
 
 class WireError(SecureAggregationError):
-    """A message does not follow the wire format."""
+    """Raised for a message that does not follow the wire format."""
 
 
 class ProtocolOrderError(SecureAggregationError):
-    """A step of the protocol was called out of order or twice."""
+    """Raised if a step of the protocol is called out of order or twice."""
 
 
 _BY_NAME = {
@@ -128,7 +128,7 @@ _BY_NAME = {
 
 
 def error_by_name(kind: str, message: str) -> SecureAggregationError:
-    """Return the error that another party reported.
+    """Return the error that another party reported, as an object of the class that it named.
 
     Args:
         kind: the name of the error's class; an unknown name gives the base class.

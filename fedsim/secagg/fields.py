@@ -1,8 +1,8 @@
-"""Types of message fields with rules: ranges of numbers, lengths of bytes and texts.
+"""Rules for message fields: ranges of numbers, and lengths of bytes and texts.
 
-The rule of a field is in the field's annotation in `messages`. A party that receives a message
-checks all rules at once. Facts that no rule can know, such as the clients of a round, are then
-compared with the party's settings and state.
+The annotation of a field in `messages` holds its rule. A party that receives a message checks all
+rules at once. It then compares values that no rule can know, such as the clients of a round, with
+its own settings and state.
 """
 
 from dataclasses import dataclass, fields
@@ -21,13 +21,13 @@ from fedsim.secagg.shamir import SHARE_BYTES
 
 @dataclass(frozen=True)
 class Whole:
-    """The rule that a field is a whole number from `least` to `most`."""
+    """The rule for a message field that it is a whole number from `least` to `most`."""
 
     least: int
     most: int
 
     def allows(self, value: object) -> bool:
-        """Whether a value follows the rule."""
+        """Whether a value is a whole number from `least` to `most`."""
         return type(value) is int and self.least <= value <= self.most
 
     def __str__(self) -> str:
@@ -36,12 +36,12 @@ class Whole:
 
 @dataclass(frozen=True)
 class Octets:
-    """The rule that a field is bytes of one of some `lengths`."""
+    """The rule for a message field that it is bytes whose number is one of `lengths`."""
 
     lengths: tuple[int, ...]
 
     def allows(self, value: object) -> bool:
-        """Whether a value follows the rule."""
+        """Whether a value is bytes with one of the allowed lengths."""
         return type(value) is bytes and len(value) in self.lengths
 
     def __str__(self) -> str:
@@ -50,12 +50,12 @@ class Octets:
 
 @dataclass(frozen=True)
 class Text:
-    """The rule that a field is a text of at most `most` ASCII characters."""
+    """The rule for a message field that it is text of at most `most` ASCII characters."""
 
     most: int
 
     def allows(self, value: object) -> bool:
-        """Whether a value follows the rule."""
+        """Whether a value is ASCII text of at most `most` characters."""
         return type(value) is str and len(value) <= self.most and value.isascii()
 
     def __str__(self) -> str:
@@ -85,13 +85,13 @@ SealedShares = Annotated[bytes, Octets((2 * SHARE_BYTES + ENVELOPE_OVERHEAD_BYTE
 def check_fields(message: object) -> None:
     """Check that every field of a message follows its rule.
 
-    A list follows a rule if each of its entries does; it has at most `MAX_CLIENTS` entries.
+    A list follows a rule if each entry follows it, and if it has at most `MAX_CLIENTS` entries.
 
     Args:
         message: a dataclass of `messages`.
 
     Raises:
-        WireError: a field breaks its rule; the error names field, value and rule.
+        WireError: a field breaks its rule; the error names the field, its value and the rule.
     """
     for name, (rule, is_list) in field_rules(type(message)).items():
         where, value = f"{type(message).__name__}.{name}", getattr(message, name)
@@ -105,7 +105,7 @@ def check_fields(message: object) -> None:
 
 @lru_cache
 def field_rules(kind: type) -> dict[str, tuple[Rule, bool]]:
-    """Return the rule of each field of a message class that has one, and whether it is a list."""
+    """Return for each field of a message class its rule, and whether the field is a list."""
     hints = get_type_hints(kind, include_extras=True)
     rules: dict[str, tuple[Rule, bool]] = {}
     for field in fields(kind):

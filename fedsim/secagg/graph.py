@@ -1,7 +1,8 @@
 """The graph of clients that share pairwise masks: complete (SecAgg) or sparse (SecAgg+).
 
 Source: Bell, Bonawitz, Gascón, Lepoint, Raykova 2020, "Secure single-server aggregation with
-(poly)logarithmic overhead": the conditions of section 3 on a Harary graph with random places.
+(poly)logarithmic overhead". The conditions are those of section 3. The graph is a Harary graph in
+which the clients have random positions.
 """
 
 import logging
@@ -22,7 +23,7 @@ CORRECTNESS_BITS = 30
 
 @dataclass(frozen=True)
 class Neighbourhood:
-    """The degree of the graph, and the number of neighbours whose shares recover a secret."""
+    """The number of neighbours of each client, and the number of shares that recover a secret."""
 
     degree: int
     threshold: int
@@ -30,13 +31,14 @@ class Neighbourhood:
 
 @dataclass(frozen=True)
 class NeighbourGraph:
-    """The graph of a round: the neighbours of each client, and the threshold.
+    """The graph of the clients that share pairwise masks in a round, and the sharing threshold.
 
     In the complete graph every client also holds a share of its own secrets (as in Bonawitz et al.
     2017), so that the threshold counts clients.
 
     Attributes:
-        clients: all clients, in ascending order; a client's evaluation point is its place plus 1.
+        clients: all clients, in ascending order. A client's evaluation point in the secret sharing
+            is its position in this list, counted from 1.
         neighbours: for each client, the clients with which it shares a mask.
         threshold: the number of shares that recover a secret.
         complete: whether every client is a neighbour of every other client.
@@ -49,10 +51,10 @@ class NeighbourGraph:
 
     @classmethod
     def for_round(cls, settings: SecureAggregationSettings, clients: Sequence[int]) -> Self:
-        """Return the graph of a round.
+        """Return the graph for the clients of a round.
 
-        Places in a sparse graph are drawn for each round from the operating system, so that no
-        party can choose its neighbours.
+        Positions in a sparse graph are drawn for each round with randomness of the operating
+        system. So no party can choose its neighbours.
 
         Args:
             settings: the settings of secure aggregation.
@@ -79,11 +81,11 @@ class NeighbourGraph:
         return cls(members, others, complete_threshold(settings, len(members)), True)
 
     def point(self, client: int) -> int:
-        """Return the client's evaluation point in the secret sharing, ≥ 1."""
+        """Return the given client's evaluation point in the secret sharing, a whole number ≥ 1."""
         return self.clients.index(client) + 1
 
     def holders(self, client: int) -> tuple[int, ...]:
-        """Return the clients that hold shares of the client's secrets."""
+        """Return the clients that hold shares of the given client's secrets."""
         others = self.neighbours[client]
         return tuple(sorted((*others, client))) if self.complete else others
 
@@ -92,18 +94,18 @@ class NeighbourGraph:
 def sparse_neighbourhood(
     clients: int, *, corrupt_fraction: float, dropout_fraction: float, security_bits: int
 ) -> Neighbourhood | None:
-    """Return the smallest safe neighbourhood, or None if none below n is safe.
+    """Return the smallest safe number of neighbours and its threshold; None if none is below n.
 
-    Guarantee: with ⌊γn⌋ corrupt and ⌊δn⌋ dropped clients in random places, with probability at
+    Guarantee: ⌊γn⌋ corrupt and ⌊δn⌋ dropped clients have random positions. With probability at
     least 1 - 2^-security_bits no client has `threshold` corrupt neighbours and the honest survivors
-    stay connected; with probability at least 1 - 2^-30 every client keeps `threshold` neighbours.
-    The threshold is above half the degree.
+    stay connected. With probability at least 1 - 2^-30 every client keeps `threshold` neighbours.
+    The threshold is above half the number of neighbours.
 
     Args:
-        clients: n, the number of clients.
-        corrupt_fraction: γ, the fraction of corrupt clients.
-        dropout_fraction: δ, the fraction of clients that drop out.
-        security_bits: σ; each of the two failures gets half of the probability 2^-σ.
+        clients: the number n of clients.
+        corrupt_fraction: the fraction γ of corrupt clients.
+        dropout_fraction: the fraction δ of clients that drop out.
+        security_bits: the exponent σ; each of the two failures gets half of the probability 2^-σ.
     """
     for degree in range(2, clients):
         if degree % 2 and clients % 2:
@@ -183,11 +185,12 @@ def _harary(members: tuple[int, ...], degree: int) -> dict[int, tuple[int, ...]]
 
 
 def complete_threshold(settings: SecureAggregationSettings, clients: int) -> int:
-    """Return the threshold of a complete graph, which every client can compute.
+    """Return how many shares recover a secret in a complete graph; every client can compute it.
 
     Args:
-        settings: settings with a fixed threshold, or `auto` for more than two thirds.
-        clients: n, the number of clients.
+        settings: settings with a fixed threshold, or `auto` for more than two thirds of the
+            clients.
+        clients: the number n of clients.
 
     Raises:
         ThresholdError: a fixed threshold is above the number of clients, or at most half of it.

@@ -1,4 +1,4 @@
-"""Sealed envelopes for small secrets, by HPKE (RFC 9180) in base mode.
+"""Sealed envelopes (encrypted small secrets), by HPKE (RFC 9180) in base mode.
 
 The suite is X25519, HKDF-SHA256 and AES-256-GCM.
 """
@@ -25,20 +25,20 @@ _PROBE = X25519PrivateKey.from_private_bytes(bytes([1]) * 32)
 
 
 class HpkeMissingError(InputError):
-    """The installed package `cryptography` has no HPKE."""
+    """Raised if the installed package `cryptography` has no HPKE."""
 
 
 def check_hpke() -> None:
     """Check that the installed package `cryptography` has HPKE.
 
     Raises:
-        HpkeMissingError: the installed cryptography is too old.
+        HpkeMissingError: the installed version of `cryptography` is too old.
     """
     _suite()
 
 
 class SealingKey:
-    """A private key that opens envelopes.
+    """A private X25519 key that opens envelopes (secrets encrypted by HPKE).
 
     Guarantee: an envelope of `seal` opens only with the same key and the same `info`.
     """
@@ -49,20 +49,20 @@ class SealingKey:
 
     @classmethod
     def generate(cls) -> Self:
-        """Return a new key from the operating system's randomness."""
+        """Return a new key, made with randomness of the operating system."""
         return cls(X25519PrivateKey.generate())
 
     @classmethod
     def from_bytes(cls, private: bytes) -> Self:
-        """Return the key that has the given 32 private bytes."""
+        """Return the key with the given 32 private bytes."""
         return cls(X25519PrivateKey.from_private_bytes(private))
 
     def to_bytes(self) -> bytes:
-        """Return the 32 private bytes."""
+        """Return the 32 private bytes of the key."""
         return self._private.private_bytes_raw()
 
     def open(self, envelope: bytes, *, info: bytes, client: int | None = None) -> bytes:
-        """Return the secret in an envelope.
+        """Return the secret that an envelope contains.
 
         Args:
             envelope: the bytes that `seal` returned.
@@ -83,16 +83,16 @@ class SealingKey:
 
 
 def seal(secret: bytes, public: bytes, *, info: bytes) -> bytes:
-    """Return an envelope that only the owner of `public` can open.
+    """Return an envelope (encrypted secret) that only the owner of the key `public` can open.
 
     Args:
         secret: any bytes; the envelope is `ENVELOPE_OVERHEAD_BYTES` longer.
         public: the X25519 public key, 32 bytes.
-        info: the `info` bytes of the secret, needed to open the envelope.
+        info: the `info` bytes of the secret, which are needed again to open the envelope.
 
     Raises:
         PublicKeyError: the key is malformed or of low order.
-        HpkeMissingError: the installed cryptography is too old.
+        HpkeMissingError: the installed version of `cryptography` is too old.
     """
     suite = _suite()
     try:
@@ -102,15 +102,15 @@ def seal(secret: bytes, public: bytes, *, info: bytes) -> bytes:
 
 
 def load_public_key(public: bytes, *, owner: int | None = None) -> X25519PublicKey:
-    """Load an X25519 public key and check it.
+    """Return an X25519 public key as an object, after checking it.
 
     Args:
         public: the public key, 32 bytes.
         owner: the client that error messages name.
 
     Raises:
-        PublicKeyError: the key has not 32 bytes, or is of low order (every shared secret would be
-            zero).
+        PublicKeyError: the key does not have 32 bytes, or is of low order (every shared secret
+            would be zero).
     """
     try:
         key = X25519PublicKey.from_public_bytes(public)
@@ -121,7 +121,7 @@ def load_public_key(public: bytes, *, owner: int | None = None) -> X25519PublicK
 
 
 def agree(private: bytes, public: bytes, *, owner: int | None = None) -> bytes:
-    """Return the 32-byte X25519 secret of two parties (RFC 7748).
+    """Return the 32-byte secret that two parties share by X25519 key agreement (RFC 7748).
 
     Args:
         private: the private key of one party, 32 bytes.
@@ -160,10 +160,10 @@ def _unusable(public: bytes, owner: int | None) -> PublicKeyError:
 
 
 def check_distinct(keys: Iterable[bytes]) -> None:
-    """Check that no key occurs twice.
+    """Check that no public key occurs twice.
 
     Raises:
-        PublicKeyError: a key occurs twice; its owners would share their secrets.
+        PublicKeyError: a key occurs twice, so its owners would share their secrets.
     """
     seen: set[bytes] = set()
     for key in keys:

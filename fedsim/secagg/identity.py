@@ -1,12 +1,12 @@
-"""Lasting identity keys of helpers and clients.
+"""Long-term ("lasting") identity keys of helpers and clients, which sign their messages.
 
-A helper's key signs the helper's sealing key of each run. Clients pin the lasting key and seal
-their seeds to the key of the run. A helper that loses its state (a restart, a new disk) also loses
-the sealing key. A lasting sealing key would open the envelopes of an old run again, for another
-set of clients.
+A helper's lasting key signs the helper's sealing key of each run. Clients pin the lasting key and
+encrypt their seeds for the sealing key of the run. A helper that loses its state (a restart, a new
+disk) also loses the sealing key. This is intended: a lasting sealing key would open the envelopes
+of an old run again, for another set of clients.
 
-A client's key signs each envelope that the client seals. Helpers pin the lasting keys of all
-clients, so that a helper counts only clients that exist: a server that makes up envelopes has no
+A client's lasting key signs each envelope that the client seals. Helpers pin the lasting keys of
+all clients, so a helper counts only clients that exist. A server that makes up envelopes has no
 signatures for them.
 """
 
@@ -25,7 +25,7 @@ _ENVELOPE_PURPOSE = b"fedsim client envelope 1"
 
 
 class IdentityKey:
-    """A lasting Ed25519 key (RFC 8032) of one helper or client."""
+    """The lasting private key of a helper or client, which makes Ed25519 signatures (RFC 8032)."""
 
     def __init__(self, private: Ed25519PrivateKey) -> None:
         self._private = private
@@ -33,36 +33,36 @@ class IdentityKey:
 
     @classmethod
     def generate(cls) -> Self:
-        """Return a new key from the operating system's randomness."""
+        """Return a new key, made with randomness of the operating system."""
         return cls(Ed25519PrivateKey.generate())
 
     @classmethod
     def from_bytes(cls, private: bytes) -> Self:
-        """Return the key that has the given 32 private bytes."""
+        """Return the key with the given 32 private bytes."""
         return cls(Ed25519PrivateKey.from_private_bytes(private))
 
     def to_bytes(self) -> bytes:
-        """Return the 32 private bytes."""
+        """Return the 32 private bytes of the key."""
         return self._private.private_bytes_raw()
 
     @property
     def fingerprint(self) -> str:
-        """The SHA-256 of the public key in hex, which other parties pin."""
+        """SHA-256 of the public key in hex, which other parties pin."""
         return key_fingerprint(self.public)
 
     def sign(self, *, run_id: str, helper: int, params: str, public_key: bytes) -> bytes:
-        """Return the signature of a helper's sealing key for one run.
+        """Return a helper's signature of its sealing key for one run.
 
         Args:
             run_id: the name of the run.
             helper: the number of the helper, ≥ 1.
-            params: the digest of the settings.
+            params: the digest of the secure aggregation settings.
             public_key: the public sealing key, 32 bytes.
         """
         return self._private.sign(_statement(run_id, helper, params, public_key))
 
     def sign_envelope(self, envelope: bytes, *, info: bytes) -> bytes:
-        """Return a client's signature of a sealed envelope.
+        """Return a client's signature for a sealed envelope.
 
         Args:
             envelope: the sealed seed for one helper.
@@ -77,13 +77,13 @@ def key_fingerprint(public: bytes) -> str:
 
 
 def verify_helper_key(hello: HelloReply, pin: str, *, params: str, client: int) -> None:
-    """Check that a helper's sealing key comes from the helper that a client has pinned.
+    """Check that a sealing key comes from the helper whose lasting key a client has pinned.
 
     Guarantee: the check passes only for a key that the owner of the pinned key signed for this run,
     these parameters and this helper number.
 
     Args:
-        hello: the helper's reply, as the server passed it on.
+        hello: the helper's reply with the sealing key, as forwarded by the server.
         pin: the fingerprint of the helper's lasting key.
         params: the digest of the client's settings.
         client: the client that error messages name.
@@ -113,13 +113,13 @@ def verify_helper_key(hello: HelloReply, pin: str, *, params: str, client: int) 
 def is_from_client(
     envelope: bytes, *, info: bytes, identity: bytes, signature: bytes, pin: str
 ) -> bool:
-    """Whether the owner of a pinned key signed an envelope for exactly this context.
+    """Whether the client with a pinned lasting key signed an envelope for exactly this context.
 
     Args:
         envelope: the sealed seed.
         info: the `info` bytes of the seed, as the helper computes them.
-        identity: the client's lasting public key, as the server passed it on.
-        signature: the client's signature, as the server passed it on.
+        identity: the client's lasting public key, as forwarded by the server.
+        signature: the client's signature, as forwarded by the server.
         pin: the fingerprint of the client's lasting key.
     """
     if key_fingerprint(identity) != pin:

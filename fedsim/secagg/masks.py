@@ -1,12 +1,12 @@
 """Masks of secure aggregation: pairwise masks, which cancel in the sum, and self-masks.
 
 A mask is a cipher's keystream that is added to a vector. Seeds come from the operating system.
-Generators of numpy, torch and `random` are forbidden here: their seeds are too short and their
-output is predictable.
+Generators of numpy, torch and `random` are forbidden here, because their seeds are too short and
+their output is predictable.
 
-Client u uploads Y + PRG(b_u) + Σ_{v>u} PRG(s_uv) - Σ_{v<u} PRG(s_uv). The secrets s_uv come from a
-key agreement and their masks cancel. The self-mask of b_u hides a late upload after the server has
-recovered s_uv.
+Client u uploads Y + PRG(b_u) + Σ_{v>u} PRG(s_uv) - Σ_{v<u} PRG(s_uv) for its payload Y. The secrets
+s_uv come from a key agreement of clients u and v, and their masks cancel. The self-mask of seed b_u
+protects an upload that arrives late, after the server has recovered s_uv.
 
 Source: Bonawitz et al. 2017, "Practical secure aggregation for privacy-preserving machine
 learning".
@@ -37,26 +37,26 @@ _MAX_OPEN_STREAMS = 64  # cipher states held while a block of the vector is in t
 
 
 def new_seed() -> bytes:
-    """Return 32 bytes of the operating system's randomness."""
+    """Return a new seed, 32 random bytes from the operating system."""
     return os.urandom(SEED_BYTES)
 
 
 def derive_key(seed: bytes, info: bytes) -> bytes:
-    """Return a 32-byte key, the HKDF-SHA256 of a seed (RFC 5869).
+    """Return a 32-byte key that is derived from a seed by HKDF-SHA256 (RFC 5869).
 
     Args:
         seed: the input keying material, of any length.
-        info: the `info` bytes that the key is bound to.
+        info: the `info` bytes; another value gives an independent key.
     """
     return HKDF(algorithm=SHA256(), length=32, salt=None, info=info).derive(seed)
 
 
 class SeedExpander:
-    """Expands 32-byte keys to masks of any length and adds them to a vector in place.
+    """A keystream generator, which expands 32-byte keys to masks of any length.
 
-    Guarantee: the mask of a key is its cipher's keystream, read as little-endian ring elements:
-    AES-256-CTR from counter block 2, as GCM encrypts under a zero nonce; or ChaCha20 from counter
-    0. Use each key once; `derive_key` with a unique `info` gives such keys.
+    Guarantee: the mask of a key is a cipher's keystream, read as little-endian ring elements. The
+    cipher is AES-256-CTR from counter block 2, as GCM encrypts under a zero nonce, or ChaCha20 from
+    counter 0. Use each key once; `derive_key` with a unique `info` gives such keys.
 
     Args:
         algorithm: "aes256_ctr" (fast with AES instructions) or "chacha20".
@@ -68,8 +68,8 @@ class SeedExpander:
     def add_into(self, vector: Ring, keys: Iterable[bytes], *, subtract: bool = False) -> None:
         """Add the masks of keys to a vector, in place.
 
-        Each block of the vector is in the cache while all keys are applied to it. Memory beside the
-        vector is O(1).
+        All keys are applied to one block of the vector while it is in the cache. Besides the
+        vector, memory is O(1).
 
         Args:
             vector: ring elements (d,).
@@ -82,7 +82,7 @@ class SeedExpander:
             _add(vector, group, subtract=subtract)
 
     def expand(self, key: bytes, length: int, dtype: np.dtype) -> Ring:
-        """Return the mask of a key.
+        """Return the mask that belongs to a key.
 
         Args:
             key: the key, 32 bytes.
@@ -120,10 +120,10 @@ def _add(vector: Ring, streams: Sequence[_Keystream], *, subtract: bool) -> None
 
 @dataclass
 class PairwiseMasks:
-    """Collects the masks of one round and applies all of them in two passes over the vector.
+    """A collection of the masks of one round, all applied in two passes over a vector.
 
     Args:
-        context: the context of the round, from which every mask's key is derived.
+        context: the context of the round; the key of every mask depends on it.
         expander: the keystream generator of the masks.
     """
 
@@ -133,20 +133,21 @@ class PairwiseMasks:
     _minus: list[bytes] = field(default_factory=list)
 
     def add_self_mask(self, client: int, seed: bytes, *, remove: bool = False) -> None:
-        """Collect the self-mask of a client.
+        """Add the self-mask of a client to the collection.
 
         Args:
             client: the client's number.
-            seed: the client's self-mask seed b_u, 32 bytes.
-            remove: whether the mask is subtracted instead of added.
+            seed: the seed of the client's self-mask, 32 bytes.
+            remove: whether the mask is later subtracted from the vector instead of added.
         """
         info = self.context.info(purpose="self mask", sender=client, receiver=client)
         (self._minus if remove else self._plus).append(derive_key(seed, info))
 
     def add_pairwise_mask(self, client: int, private: bytes, peer: int, public: bytes) -> None:
-        """Collect the pairwise mask of a client with a peer.
+        """Add the pairwise mask of a client with another client to the collection.
 
-        The masks of both clients cancel, so the server adds the mask of a client that dropped out.
+        The masks of both clients cancel. So the server itself adds the mask of a client that
+        dropped out.
 
         Args:
             client: the number of the client that owns the private key.
@@ -160,14 +161,14 @@ class PairwiseMasks:
         (self._plus if client == low else self._minus).append(key)
 
     def apply(self, vector: Ring) -> None:
-        """Apply the collected masks to a vector, in place, and discard them."""
+        """Apply the collected masks to a vector, in place, and empty the collection."""
         self.expander.add_into(vector, self._plus)
         self.expander.add_into(vector, self._minus, subtract=True)
         self._plus, self._minus = [], []
 
 
 def commitment(context: RoundContext, client: int, seed: bytes) -> bytes:
-    """Return a commitment to a self-mask seed: a 32-byte hash, which hides the 256 random bits.
+    """Return a commitment to a self-mask seed, a 32-byte hash that hides the random seed.
 
     Args:
         context: the context of the round.
@@ -179,7 +180,7 @@ def commitment(context: RoundContext, client: int, seed: bytes) -> bytes:
 
 
 def secret_share_info(context: RoundContext, sender: int, receiver: int) -> bytes:
-    """Return the `info` bytes of sealed secret shares.
+    """Return the `info` bytes that bind an envelope with secret shares to its round and clients.
 
     Args:
         context: the context of the round.
@@ -190,7 +191,7 @@ def secret_share_info(context: RoundContext, sender: int, receiver: int) -> byte
 
 
 def masked_info(context: RoundContext, client: int) -> bytes:
-    """Return the `info` bytes of a masked payload.
+    """Return the `info` bytes that bind a masked payload to its round and client.
 
     Args:
         context: the context of the round.

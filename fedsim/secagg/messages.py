@@ -1,9 +1,9 @@
 """The messages of secure aggregation, which `wire` converts to records.
 
-Names of classes and fields are part of the wire format. Annotations hold the rules of `fields`.
-Some fields have no rule: public keys, which `hpke.load_public_key` checks; arrays, which must have
-the length of the receiver's codec; the offer's nonce, which a client compares with the rest of the
-context; and envelopes and signatures, which a helper checks client by client.
+Names of classes and fields are part of the wire format. Annotations hold the rules that `fields`
+checks. Some fields have no rule. `hpke.load_public_key` checks public keys. Arrays must have the
+length of the receiver's payload. A client compares the offer's nonce with the rest of the context.
+A helper checks envelopes and signatures client by client.
 """
 
 from dataclasses import dataclass, field
@@ -34,12 +34,12 @@ from fedsim.secagg.fields import (
 
 @dataclass(frozen=True, kw_only=True)
 class Hello:
-    """Message from leader to helper that begins a run.
+    """Message from leader (server) to helper that begins a run.
 
     Attributes:
         run_id: the name of the run.
         params: the digest of the settings.
-        min_clients: the leader's smallest number of clients in a sum.
+        min_clients: the smallest number of clients in a sum that the leader allows.
     """
 
     run_id: Name
@@ -49,10 +49,10 @@ class Hello:
 
 @dataclass(frozen=True, kw_only=True)
 class HelloReply:
-    """Message from helper to leader with the key to which clients seal their seeds in a run.
+    """Message from helper to leader (server) with the key for which clients seal their seeds.
 
     Attributes:
-        run_id: the name of the run.
+        run_id: the name of the run, for which alone the key is valid.
         helper: the number of the helper, ≥ 1.
         public_key: the helper's public sealing key of the run, 32 bytes.
         identity: the helper's lasting public key; b"" without a lasting key.
@@ -68,11 +68,11 @@ class HelloReply:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundOffer:
-    """Message from leader to client, in the train request, with the parameters of a secure upload.
+    """Message from server to client, in the train request, with the parameters of a secure upload.
 
     The first eight fields are those of `RoundContext`. The other fields have one entry for each
-    helper, and are empty without helpers: its number, its sealing key, its lasting key, and the
-    signature of the sealing key.
+    helper: its number, its sealing key, its lasting key, and the signature of the sealing key. They
+    are empty without helpers.
     """
 
     run_id: Name
@@ -90,10 +90,10 @@ class RoundOffer:
 
     @property
     def hellos(self) -> tuple[HelloReply, ...]:
-        """The helpers' replies to the hello, as the server reports them; it may have altered them.
+        """The helpers' replies to `Hello`, as the server reports them; it may have changed them.
 
         Raises:
-            ValueError: the fields of helpers differ in length.
+            ValueError: the fields with one entry for each helper differ in length.
         """
         rows = zip(
             self.helpers,
@@ -115,7 +115,7 @@ class RoundOffer:
 
     @property
     def context(self) -> RoundContext:
-        """The context of this round."""
+        """The context of this round, made from the first eight fields."""
         return RoundContext(
             run_id=self.run_id,
             round_nonce=self.round_nonce,
@@ -130,15 +130,15 @@ class RoundOffer:
 
 @dataclass(frozen=True, kw_only=True)
 class Upload:
-    """Message from client to leader with the leader's share, and a sealed seed for each helper.
+    """Message from client to leader (server) with the leader's share and a seed for each helper.
 
     Attributes:
         client: the client's number.
-        round_nonce: the nonce of the attempt at the round.
-        model: the digest of the model that the client started from.
+        round_nonce: the random nonce of this attempt at the round.
+        model: the digest of the model from which the client started.
         share: the leader's share, ring elements (d,).
         tag: the checksum of `share`.
-        envelopes: the sealed seed for each helper.
+        envelopes: the sealed (encrypted) seed for each helper.
         identity: the client's lasting public key; b"" without a lasting key.
         signatures: the lasting key's signature of each envelope; () without a lasting key.
     """
@@ -155,22 +155,22 @@ class Upload:
 
 @dataclass(frozen=True, kw_only=True)
 class CombineRequest:
-    """Request from leader to helper to open envelopes and, if `release`, to send a sum of shares.
+    """Request from leader (server) to helper to open envelopes and, if `release`, to send a sum.
 
     Without `release` the helper only lists the envelopes that do not open. With two or more helpers
-    that request comes first: a helper that has released one client set's sum releases no other.
-    The other fields are those of `RoundContext`.
+    that request comes first, because a helper releases the sum of only one set of clients. The
+    other fields are those of `RoundContext`.
 
     Attributes:
         asked: all clients that were asked in the round, in ascending order.
-        plan: the digest of the privacy plan of all uploads; "" without privacy.
+        plan: the digest of the public privacy settings of all uploads; "" without privacy.
         length: the number of ring elements of a payload.
         release: whether the helper is to send its sum.
         clients: the clients in the sum, a subset of `asked`.
         envelopes: the sealed seed of each client in the sum.
-        identities: the lasting public key of each client in the sum, b"" for a client without; ()
-            if no client has a lasting key.
-        signatures: the signature of each envelope, b"" or () as for `identities`.
+        identities: the lasting public key of each client in the sum. It is b"" for a client without
+            a lasting key, and () if no client has one.
+        signatures: the signature of each envelope; b"" or () in the same cases.
     """
 
     run_id: Name
@@ -190,15 +190,15 @@ class CombineRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class CombineReply:
-    """Message from helper to leader with a share of the sum, or with rejected clients.
+    """Message from helper to leader (server) with the helper's share of the sum, or with refusals.
 
     Attributes:
         helper: the number of the helper, ≥ 1.
-        round_nonce: the nonce of the attempt at the round.
-        released: whether a sum was released; else `total` is empty and `tag` is b"".
-        rejected: the clients whose envelopes do not open.
+        round_nonce: the random nonce of this attempt at the round.
+        released: whether a sum was released. Otherwise `total` is empty and `tag` is b"".
+        rejected: the clients that are refused, as their envelopes do not open.
         count: the number of clients in `total`.
-        clients: the digest of the client set of `total`.
+        clients: the digest of the set of clients in `total`.
         total: the helper's share of the sum, ring elements (d,).
         tag: the checksum of `total`.
     """
@@ -215,7 +215,7 @@ class CombineReply:
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """A party's refusal, with the class name and text of its error; raising would lose state."""
+    """Message that a party refuses a request, with the class name and text of its error."""
 
     error: str
     message: str
@@ -223,7 +223,7 @@ class Refusal:
 
 @dataclass(frozen=True, kw_only=True)
 class KeysReply:
-    """Message from client to server with public keys of a round, for envelopes and for masks."""
+    """Message from client to server with its public keys of a round, for envelopes and masks."""
 
     client: ClientNumber
     sealing_key: bytes
@@ -232,13 +232,14 @@ class KeysReply:
 
 @dataclass(frozen=True, kw_only=True)
 class Roster:
-    """Message from server to client with the holders of the client's shares, and their keys.
+    """Message from server to client with the clients that hold its secret shares, and their keys.
 
     Attributes:
-        clients: the holders: the client's neighbours; in a complete graph also the client itself.
+        clients: the holders of shares: the client's neighbours, and in a complete graph also the
+            client itself.
         points: the evaluation point of each holder in the secret sharing.
-        sealing_keys: the public key for envelopes of each holder.
-        masking_keys: the public key for pairwise masks of each holder.
+        sealing_keys: the public key of each holder for envelopes.
+        masking_keys: the public key of each holder for pairwise masks.
         threshold: the number of shares that recover a secret.
     """
 
@@ -253,9 +254,11 @@ class Roster:
 class SharesReply:
     """Message from client to server with sealed shares of the client's two secrets.
 
+    The secrets are the seed of its self-mask and its private masking key.
+
     Attributes:
         client: the client's number.
-        receivers: the neighbours that the envelopes are for.
+        receivers: the neighbours that may open the envelopes.
         envelopes: the sealed shares for each neighbour.
         commitment: a hash of the self-mask seed, against which a recovered seed is checked.
     """
@@ -268,7 +271,7 @@ class SharesReply:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskRequest:
-    """Message from server to client with the envelopes that neighbours (`senders`) sent to it."""
+    """Message from server to client with the envelopes that other clients (`senders`) sent it."""
 
     senders: tuple[ClientNumber, ...]
     envelopes: tuple[SealedShares, ...]
@@ -276,7 +279,7 @@ class MaskRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedReply:
-    """Message from client to server with the payload under all masks, and its checksum."""
+    """Message from client to server with the payload under all masks, and a checksum of it."""
 
     client: ClientNumber
     masked: Ring
@@ -288,8 +291,8 @@ class UnmaskRequest:
     """Request from server to client for shares that unmask the sum.
 
     Attributes:
-        active: the clients in the sum, of whose self-mask seeds shares are requested.
-        dead: the clients that dropped out, of whose masking keys shares are requested.
+        active: the clients in the sum; shares of their self-mask seeds are requested.
+        dead: the clients that dropped out; shares of their masking keys are requested.
     """
 
     active: tuple[ClientNumber, ...]
@@ -298,7 +301,7 @@ class UnmaskRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class UnmaskReply:
-    """Message from client to server with shares of active clients' seeds and dead clients' keys."""
+    """Message from client to server with shares of active clients' seeds and lost clients' keys."""
 
     client: ClientNumber
     active: tuple[ClientNumber, ...]

@@ -1,4 +1,4 @@
-"""Fixed-point encoding of declared metrics, which are summed together with the update."""
+"""Fixed-point encoding of declared metrics, which are summed securely together with the update."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,15 +11,15 @@ from fedsim.secagg.errors import CapacityError, NonFiniteUpdateError
 
 @dataclass(frozen=True)
 class MetricGrid:
-    """The fixed-point encoding of one metric, with at most the fraction bits of the update.
+    """The fixed-point encoding of one metric, with at most as many fraction bits as the update.
 
-    Guarantee: |encoded mean - clipped mean| ≤ 2^-(frac_bits + 1). A metric is never larger in ring
-    units than a coordinate of the update, so the capacity check of the update covers metrics.
+    Guarantee: |encoded mean - clipped mean| ≤ 2^-(frac_bits + 1). An encoded metric is never larger
+    than an encoded coordinate of the update, so the capacity check of the update covers metrics.
 
     Attributes:
         name: the name of the metric.
-        bound: the bound of the metric, which clients clip to [-bound, bound].
-        frac_bits: f ≥ 0, the fraction bits of the encoded metric.
+        bound: clients clip the metric to [-bound, bound].
+        frac_bits: the number f ≥ 0 of fraction bits of the encoded metric.
     """
 
     name: str
@@ -28,7 +28,7 @@ class MetricGrid:
 
     @classmethod
     def from_bound(cls, name: str, bound: float, encoder: FixedPointEncoder) -> "MetricGrid":
-        """Return the finest grid of a metric that fits beside the updates of an encoder.
+        """Return the most precise encoding of a metric whose size stays within the encoder's.
 
         Args:
             name: the name of the metric.
@@ -36,7 +36,7 @@ class MetricGrid:
             encoder: the encoder of the update.
 
         Raises:
-            CapacityError: not even whole numbers up to `bound` fit.
+            CapacityError: even without fraction bits, numbers up to `bound` do not fit.
         """
         for frac_bits in range(encoder.frac_bits, -1, -1):
             if ceil(Fraction(bound) * 2**frac_bits) <= encoder.max_value:
@@ -47,15 +47,15 @@ class MetricGrid:
         )
 
     def units(self, value: float) -> int:
-        """Return a value in grid units after clipping, rounded to nearest, ties to even."""
+        """Return a value, after clipping, in units of 2^-frac_bits; ties round to even."""
         clipped = min(max(value, -self.bound), self.bound)
         return round(Fraction(clipped) * 2**self.frac_bits)
 
     def mean(self, units: int, weight: int) -> float:
-        """Return the weighted mean of the metric.
+        """Return the weighted mean of the metric over clients.
 
         Args:
-            units: the weighted sum of the clients' values, in grid units.
+            units: the weighted sum of the clients' encoded values, in multiples of 2^-frac_bits.
             weight: the total weight W ≥ 1.
         """
         return float(Fraction(units, weight * 2**self.frac_bits))
@@ -63,10 +63,10 @@ class MetricGrid:
 
 @dataclass(frozen=True)
 class MetricGrids:
-    """Encodes the declared metrics as coordinates of the payload.
+    """The fixed-point encoding of all declared metrics as coordinates of the payload.
 
-    A payload holds w m for each metric m, and one more coordinate: 1 if the client clipped a
-    metric. The sum therefore shows whether a mean contains clipped values.
+    With the client's weight w, a payload holds w m for each metric m. One more coordinate is 1 if
+    the client clipped a metric. So the sum shows whether a mean contains clipped values.
 
     Attributes:
         grids: the encoding of each metric, in the order of the coordinates.
@@ -76,7 +76,7 @@ class MetricGrids:
 
     @classmethod
     def from_bounds(cls, bounds: Mapping[str, float], encoder: FixedPointEncoder) -> "MetricGrids":
-        """Return the grids of declared metrics.
+        """Return the encodings of the declared metrics.
 
         Args:
             bounds: the clipping bound of each metric, by name.
@@ -91,13 +91,13 @@ class MetricGrids:
 
     @property
     def length(self) -> int:
-        """The number of ring elements: one per metric, and one for the clip mark; or 0."""
+        """Number of ring elements: one per metric, one that marks clipping; 0 without metrics."""
         return len(self.grids) + bool(self.grids)
 
     def encode(
         self, values: Mapping[str, float], weight: int, *, client: int | None = None
     ) -> list[int]:
-        """Return a client's coordinates, `length` whole numbers.
+        """Return a client's coordinates for the payload, `length` whole numbers.
 
         Args:
             values: the mean of each metric over the client's examples, by name.
@@ -124,7 +124,7 @@ class MetricGrids:
         return [*(weight * grid.units(values[grid.name]) for grid in self.grids), int(clipped)]
 
     def decode(self, sums: Sequence[int], weight: int) -> tuple[dict[str, float], int]:
-        """Return the weighted mean of each metric, and the number of clients that clipped one.
+        """Return the weighted mean of each metric, and the number of clients that clipped a metric.
 
         Args:
             sums: the sums of the clients' coordinates, `length` whole numbers.

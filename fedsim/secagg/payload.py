@@ -1,6 +1,7 @@
-"""The payload is a client's upload as one vector: update, declared metrics, weight, and 1.
+"""The payload of secure aggregation: a client's upload as one vector.
 
-The layout of the model says where each tensor is in the vector.
+It holds the update, the declared metrics, the weight, and the number 1. The layout of the model
+says which slice of the vector is which tensor.
 """
 
 import hashlib
@@ -28,7 +29,7 @@ NamedArrays = Mapping[str, NDArray]
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """The name of a tensor, its shape and the name of its dtype ("float32")."""
+    """Name of a tensor, its shape, and the name of its dtype ("float32")."""
 
     name: str
     shape: tuple[int, ...]
@@ -36,7 +37,7 @@ class TensorSpec:
 
     @property
     def size(self) -> int:
-        """The number of values; 1 for a scalar."""
+        """Number of values in the tensor; 1 for a scalar."""
         return int(np.prod(self.shape, dtype=np.int64))
 
     def __str__(self) -> str:
@@ -55,7 +56,7 @@ class TensorLayout:
 
     @classmethod
     def from_arrays(cls, arrays: NamedArrays) -> Self:
-        """Return the layout of named arrays.
+        """Return the layout of the given named arrays.
 
         Raises:
             LayoutMismatchError: a dtype is neither float nor integer nor boolean.
@@ -75,12 +76,12 @@ class TensorLayout:
 
     @cached_property
     def size(self) -> int:
-        """The number of coordinates d of all tensors."""
+        """Number of coordinates d of all tensors together."""
         return sum(spec.size for spec in self.tensors)
 
     @cached_property
     def digest(self) -> str:
-        """The SHA-256 of names, shapes, dtypes and order, in hex."""
+        """SHA-256 of names, shapes, dtypes and order, in hex."""
         fields = [[spec.name, list(spec.shape), spec.dtype] for spec in self.tensors]
         return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
 
@@ -106,7 +107,7 @@ class TensorLayout:
         raise self._mismatch(*sides, got, client)
 
     def slices(self) -> Iterator[tuple[TensorSpec, slice]]:
-        """Yield each tensor's specification with its slice of the vector."""
+        """Yield each tensor's specification with the slice of the flat vector that holds it."""
         start = 0
         for spec in self.tensors:
             yield spec, slice(start, start + spec.size)
@@ -115,14 +116,14 @@ class TensorLayout:
     def unflatten(
         self, vector: NDArray[np.float64], *, plus: NamedArrays | None = None
     ) -> dict[str, NDArray]:
-        """Return the tensors of a flat vector, each cast to its dtype; integers are rounded.
+        """Return the tensors that a flat vector holds, cast to their dtypes; integers are rounded.
 
         Args:
             vector: the flat vector, float64 (d,).
-            plus: tensors of this layout to add in float64 before the cast; None to add nothing.
+            plus: tensors of this layout to add in float64 before the cast; None adds nothing.
 
         Raises:
-            LayoutMismatchError: the vector has not d values, or `plus` has another layout.
+            LayoutMismatchError: the vector does not have d values, or `plus` has another layout.
         """
         if vector.shape != (self.size,):
             raise LayoutMismatchError(
@@ -161,11 +162,12 @@ class DecodedSum:
     """The decoded sum of a round.
 
     Attributes:
-        arrays: the next model by name; where clients send integers, the sums by name.
-        weight: the total weight W.
+        arrays: the arrays of the next model by name. If clients send integers, these are the sums.
+        weight: the total weight of the clients in the sum.
         num_clients: the number of clients in the sum.
         metrics: the weighted mean of each declared metric, by name.
-        clipped: the number of coordinates that clients clipped; 0 under the policy "error".
+        clipped: the number of coordinates that clients clipped; 0 if values out of range are
+            errors.
         clipped_metrics: the number of clients that clipped a metric to its bound.
     """
 
@@ -179,10 +181,10 @@ class DecodedSum:
 
 @dataclass(frozen=True)
 class PayloadCodec:
-    """Encodes clients' updates as payload vectors, and decodes sums of such vectors.
+    """Encoder of clients' updates as payload vectors, and decoder of sums of such vectors.
 
     A payload is [w q_1 … w q_d, w m_1 … w m_j, (clips), w, 1] with values q, metrics m and weight
-    w. As weight and 1 are summed too, the sum hides the size of a single client and shows the
+    w. Weight and 1 are summed too, so the sum hides the size of a single client and shows the
     number of summed clients. Metrics are means over a client's examples, clipped and weighted like
     the client's update.
 
@@ -191,7 +193,7 @@ class PayloadCodec:
         layout: the layout of the model.
         metrics: the encoding of the declared metrics.
         is_integers: whether tensors are int64 contributions to a noisy sum, which are decoded to
-            their sum. They have no reference, and every client has the weight 1.
+            their sum. No reference model is subtracted, and every client has the weight 1.
 
     Raises:
         CapacityError: a payload has more than `MAX_LENGTH` ring elements, which every helper would
@@ -214,16 +216,16 @@ class PayloadCodec:
     def of_integers(
         cls, shapes: Mapping[str, tuple[int, ...]], *, bound: int, num_clients: int
     ) -> Self:
-        """Return the codec of integer contributions to a noisy sum, in Z_2^64.
+        """Return the codec for integer contributions to a noisy sum, in the ring Z_2^64.
 
         Args:
             shapes: the shape of each tensor, by name.
-            bound: the largest |integer| of a client; a sum beyond `num_clients` times the bound
+            bound: the largest |integer| of a client. A sum beyond `num_clients` times the bound
                 aborts the round.
             num_clients: the largest number of clients in one round.
 
         Raises:
-            CapacityError: the largest sum does not fit.
+            CapacityError: the largest sum does not fit into the ring.
         """
         encoder = FixedPointEncoder(
             ring_bits=64,
@@ -237,7 +239,7 @@ class PayloadCodec:
 
     @property
     def length(self) -> int:
-        """The number of ring elements: d + 2, plus the metrics, plus one if clips are counted."""
+        """Number of ring elements: d + 2, plus the metrics, plus one if clips are counted."""
         return self._body.stop + 2
 
     def encode(
@@ -254,15 +256,15 @@ class PayloadCodec:
 
         Args:
             arrays: the trained model, arrays by name.
-            reference: the model of the request, subtracted in float64; None to send `arrays`.
-            weight: the weight w, a whole number from 1 to w_max.
+            reference: the model of the request, subtracted in float64; None subtracts nothing.
+            weight: the client's weight w, a whole number from 1 to the encoder's `max_weight`.
             metrics: the mean of each declared metric over the client's examples, by name.
             rng: the generator of stochastic rounding.
             client: the client that error messages name.
 
         Raises:
             LayoutMismatchError: names, shapes, dtypes or order differ from the layout.
-            NonFiniteUpdateError, ValueOutOfRangeError, InvalidWeightError: see the encoder.
+            NonFiniteUpdateError, ValueOutOfRangeError, InvalidWeightError: see `FixedPointEncoder`.
         """
         weight = self.encoder.check_weight(weight, client=client)
         self.layout.check(arrays, client=client)
@@ -288,15 +290,15 @@ class PayloadCodec:
         return out
 
     def decode(self, total: Ring, *, num_clients: int, reference: NamedArrays | None) -> DecodedSum:
-        """Return the decoded sum of `num_clients` payloads.
+        """Return the decoded sum of `num_clients` payloads, after checking its range.
 
-        Guarantee (P3): a wrong or missing mask or share passes with probability at most 2^-b, and
-        2^-g for each further coordinate. The tags of `digests` find damage inside the range.
+        Guarantee (P3): a wrong or missing mask or share passes with probability at most 2^-b, times
+        2^-g for each further coordinate. The checksums of `digests` find damage inside the range.
 
         Args:
             total: the sum of payloads, ring elements (`length`,).
             num_clients: the number of payloads in the sum.
-            reference: the model of the requests, added to the mean; None to add nothing.
+            reference: the model of the requests, added to the mean; None adds nothing.
 
         Raises:
             ShareMismatchError: the sum cannot be that of `num_clients` honest payloads.

@@ -1,6 +1,6 @@
-"""Settings of secure aggregation; all other parameters are computed from them.
+"""Settings of secure aggregation, from which all other parameters are computed.
 
-Each protocol has a class for the keys that no other protocol has, such as `threshold` in
+Each protocol has a settings class for the keys that only this protocol has, such as `threshold` in
 `protocol: {name: secagg, threshold: 5}`.
 """
 
@@ -238,15 +238,15 @@ class SecureAggregationSettings(Settings):
 
     @property
     def helpers(self) -> int:
-        """The number of helper nodes that the protocol needs."""
+        """Number of helper nodes that the protocol needs."""
         return self.aggregators - 1 if isinstance(self.protocol, AdditiveSettings) else 0
 
     def plan(self) -> dict[str, Any]:
-        """Return the settings that are part of the federation's plan, not those per machine."""
+        """Return the settings that all parties share, as JSON values, without those per machine."""
         return self.model_dump(mode="json", exclude=_OF_EACH_MACHINE)
 
     def digest(self) -> str:
-        """Return the SHA-256 of the settings on which the parties must agree, in hex."""
+        """Return the SHA-256, in hex, of the settings on which all parties must agree."""
         shared = self.plan()
         del shared["keys"]["helper_fingerprints"]  # each party chooses which keys it pins
         return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Shamir's secret sharing of 32-byte secrets over the prime field of 2^256 + 297 elements."""
+"""Shamir secret sharing of 32-byte secrets, over the prime field of 2^256 + 297 elements."""
 
 import secrets
 from collections.abc import Mapping, Sequence
@@ -14,10 +14,10 @@ SHARE_BYTES = 33
 
 @dataclass(frozen=True)
 class ShamirSharing:
-    """Secret sharing in which any `threshold` shares recover the secret.
+    """Shamir secret sharing, in which any `threshold` shares recover the secret.
 
-    Guarantee: the coefficients are uniform in the field and drawn from the operating system, so
-    fewer shares than `threshold` are independent of the secret.
+    Guarantee: the coefficients are uniform in the field and come from the operating system's
+    randomness. So fewer shares than `threshold` are independent of the secret.
 
     Source: Shamir 1979, "How to share a secret".
 
@@ -28,7 +28,7 @@ class ShamirSharing:
     threshold: int
 
     def split(self, secret: bytes, points: Sequence[int]) -> list[bytes]:
-        """Split a secret into shares; return a share of 33 bytes for each point.
+        """Return the shares of a secret, one share of 33 bytes for each point.
 
         Args:
             secret: the secret, 32 bytes.
@@ -37,7 +37,8 @@ class ShamirSharing:
         Raises:
             ThresholdError: there are fewer points than the threshold, so the secret could not be
                 recovered.
-            ValueError: the secret does not have 32 bytes, or points repeat or are out of range.
+            ValueError: the secret does not have 32 bytes, a point repeats, or a point is out of
+                range.
         """
         if len(secret) != SECRET_BYTES:
             raise ValueError(f"a secret must have {SECRET_BYTES} bytes, got {len(secret)}")
@@ -53,14 +54,14 @@ class ShamirSharing:
         ]
 
     def combine(self, shares: Mapping[int, bytes]) -> bytes:
-        """Recover a secret from its shares, given by their points.
+        """Recover a secret from its shares, which are given by their points.
 
-        If there are more shares than needed, those with the smallest points are used: the secrets
-        of many owners then share one set of Lagrange coefficients.
+        If there are more shares than needed, those with the smallest points are used. So the
+        secrets of many owners can share one set of Lagrange coefficients.
 
         Raises:
             ThresholdError: there are fewer than `threshold` shares.
-            ShareMismatchError: the shares belong to no 32-byte secret.
+            ShareMismatchError: the shares do not belong to a 32-byte secret.
         """
         if len(shares) < self.threshold:
             raise ThresholdError("too few shares", have=len(shares), need=self.threshold)

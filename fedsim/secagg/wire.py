@@ -1,7 +1,8 @@
-"""The wire format of messages: records of plain fields and of arrays, strictly checked.
+"""The wire format of secure aggregation messages: records of plain fields and of arrays.
 
 A message becomes `{"kind", "version", field: bool | int | str | bytes | list of one type}` and
-`{field: array}`. Any transport of typed records can carry both.
+`{field: array}`, which are strictly checked on receipt. Any transport of typed records can carry
+both.
 """
 
 import types
@@ -29,14 +30,14 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class WireRecord:
-    """A message in the wire format: its plain fields and its arrays."""
+    """A secure aggregation message in the wire format: its plain fields and its arrays."""
 
     config: Config
     arrays: dict[str, NDArray]
 
 
 def to_record(message: object) -> WireRecord:
-    """Return the wire record of a dataclass of `messages`, or of a state with such fields."""
+    """Return the wire record of a message, or of a state with the same types of fields."""
     config: Config = {"kind": type(message).__name__, "version": WIRE_VERSION}
     arrays: dict[str, NDArray] = {}
     for name, kind in _fields(type(message)).items():
@@ -51,7 +52,7 @@ def to_record(message: object) -> WireRecord:
 def from_record(
     kind: type[_T], config: Mapping[str, object], arrays: Mapping[str, NDArray] | None = None
 ) -> _T:
-    """Return the message that a wire record holds.
+    """Return the message that a wire record holds, after checking it.
 
     Args:
         kind: the class of the expected message.
@@ -59,7 +60,7 @@ def from_record(
         arrays: the arrays by field name; None for no arrays.
 
     Raises:
-        SecureAggregationError: the record is a refusal; the other party's error is raised.
+        SecureAggregationError: the record is a refusal; the error of the other party is raised.
         WireError: the message is of another kind or version, or a field is missing, unknown or of a
             wrong type.
     """
@@ -89,7 +90,7 @@ def from_record(
 
 
 def to_refusal(error: SecureAggregationError) -> Refusal:
-    """Return the message that reports an error to another party."""
+    """Return the message that reports an error of this party to another party."""
     return Refusal(error=type(error).__name__, message=str(error))
 
 

@@ -1,1 +1,1 @@
-"""Engines, which execute a federation in one process or in many."""
+"""Engines, which execute a federation in one process or in several."""

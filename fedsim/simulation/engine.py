@@ -1,4 +1,4 @@
-"""The interface of engines, which run a ServerApp and a ClientApp to the end of a federation."""
+"""Interface of engines, which run a ServerApp and a ClientApp to the end of a federation."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -11,21 +11,21 @@ from fedsim.core.errors import ExitCode, FedsimError
 
 
 class EngineError(FedsimError, RuntimeError):
-    """The engine cannot run here; the message says what it needs."""
+    """Error if an engine cannot run on this machine; the message says what it needs."""
 
     exit_code = ExitCode.WRONG_INPUT
 
 
 class Engine(ABC):
-    """Base class of engines, which execute a federation and all give the same result.
+    """Base class of engines, which execute a federation; all engines give the same result.
 
     Attributes:
         patience: the longest time to wait for all nodes to register, in seconds.
-        one_operator: whether one party operates all nodes.
-        writes_ledger: whether clients are charged in the ledger of the run directory. Otherwise the
+        one_operator: whether a single party operates all nodes.
+        writes_ledger: whether privacy charges go to the ledger in the run directory. Otherwise the
             ledgers are on the nodes, and the run directory gets a copy at the end.
-        plans_blocks: whether clients train vectorized in the planned blocks; otherwise each client
-            trains alone.
+        plans_blocks: whether clients train together in planned blocks, on stacked tensors.
+            Otherwise each client trains alone.
     """
 
     patience: float = 60.0
@@ -37,11 +37,11 @@ class Engine(ABC):
     def session(self) -> Iterator[None]:
         """Hold the resources of `execute`, such as a connection to Ray, during a `with` block.
 
-        Without an open session, `execute` opens one. A run opens the session before it creates its
-        directory, so that an engine that cannot run leaves no files.
+        If no session is open, `execute` opens one. A run opens the session before it creates its
+        directory. So an engine that cannot run leaves no files behind.
 
         Raises:
-            EngineError: the engine cannot run here.
+            EngineError: the engine cannot run on this machine.
         """
         yield
 
@@ -51,6 +51,6 @@ class Engine(ABC):
 
         Args:
             server_app: the app of the server.
-            client_app: the app of every node.
-            num_nodes: the number of nodes, which are clients and helpers of secure aggregation.
+            client_app: the app that every node runs.
+            num_nodes: the number of nodes: clients, and helpers of secure aggregation.
         """

@@ -1,4 +1,4 @@
-"""Returns the engine that settings name: local, Ray, or Flower's simulation."""
+"""Choice of the engine by name: local, Ray, or Flower's simulation."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from fedsim.simulation.settings import RuntimeSettings
 
 
 class FlowerEngine(Engine):
-    """Runs a federation in Flower's simulation runtime, with Ray workers (extra `ray`).
+    """Engine that uses Flower's simulation runtime with Ray workers (extra `ray`).
 
     Args:
         workers: the number of Ray workers, each with one thread.
@@ -31,7 +31,7 @@ class FlowerEngine(Engine):
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Check that Ray is installed (see `Engine`).
+        """Check that Ray is installed; no resources are held.
 
         Raises:
             EngineError: Ray is not installed.
@@ -44,7 +44,7 @@ class FlowerEngine(Engine):
         yield
 
     def execute(self, server_app: ServerApp, client_app: ClientApp, num_nodes: int) -> None:
-        """Run a federation until the server app returns (see `Engine`)."""
+        """Run a federation in Flower's simulation until the server app returns."""
         from flwr.simulation import run_simulation
 
         from fedsim.simulation.ray.session import local_ray
@@ -101,7 +101,7 @@ class _StoppableServer:
 
 
 def engine_for(settings: RuntimeSettings) -> Engine:
-    """Return the engine that the settings name."""
+    """Return the engine that the settings of `runtime:` name."""
     match settings.engine:
         case "local":
             return LocalEngine()

@@ -1,19 +1,18 @@
-"""The local engine implements Flower's `Grid` in one process, where a message is a function call.
+"""Local engine: Flower's `Grid` in one process, where sending a message is a function call.
 
-Unchanged ServerApps, Strategies and ClientApps run on it without Ray and without serialization.
-Where server and clients are those of fedsim and the app has no mods, train requests need no
-messages either (`direct_channel`).
+Unchanged ServerApps, Strategies and ClientApps run on it without Ray and without serialization. For
+fedsim's own apps without mods, train requests skip Flower messages too (`direct_channel`).
 
-Flower leaves some semantics open; here they are:
+Some behaviour that Flower does not specify:
 
 - Node ids are `FIRST_NODE + partition`, in ascending order.
-- Replies are computed lazily, one at a time, in the order of the requests, so a strategy that
-  consumes them as a stream holds one at a time. `push_messages` and then `pull_messages` also work.
+- Replies are computed one at a time, when they are read, in the order of the requests. So a
+  strategy that reads them as a stream holds one at a time. `push_messages` with `pull_messages`
+  works too.
 - Each client gets separate records; their arrays are shared and read-only.
-- An app that answers many requests at once (`BatchAnswers`) gets all requests of one kind when the
-  first reply is read. An app with Flower mods is called with each message.
-- A client's `Context` keeps what the client wrote before an exception, so a recorded charge is
-  never lost.
+- An app that answers many requests at once (`BatchAnswers`) gets all requests of one message type
+  when the first reply is read. An app with Flower mods is called once for each message.
+- A client's `Context` keeps what the client wrote before an exception, so no charge is lost.
 """
 
 import logging
@@ -45,26 +44,26 @@ _RUN_ID = 1
 
 @runtime_checkable
 class DirectAnswers(Protocol):
-    """An app that can answer train requests without messages."""
+    """Interface of an app that can answer train requests without Flower messages."""
 
     @property
     def takes_batches(self) -> bool:
-        """Whether the app may be asked without messages, as it has no mods."""
+        """Whether the app has no mods, so that it may be asked without messages."""
         ...
 
     def answer_requests(
         self, requests: Iterable[tuple[TrainRequest, Context]]
     ) -> Iterator[Iterator[Answer]]:
-        """Yield groups of answers to requests with their clients' contexts, in order."""
+        """Yield answers to requests in groups, in order; a request comes with its context."""
         ...
 
 
 @dataclass(frozen=True)
 class DirectChannel:
-    """Sends train requests to the clients of this process without messages.
+    """Channel that passes train requests to clients of this process without Flower messages.
 
     Attributes:
-        app: the app of every client.
+        app: the app that every client runs.
         contexts: the context of every node, by node id.
     """
 
@@ -78,7 +77,7 @@ class DirectChannel:
 
         Args:
             requests: the request to each node, by node id, in ascending order of clients.
-            timeout: ignored, as it cannot interrupt a client of the same process.
+            timeout: ignored, because a client in the same process cannot be interrupted.
         """
         live = LiveArrayCache()
         asked = (
@@ -91,13 +90,13 @@ class DirectChannel:
 
 
 class LiveArrayCache:
-    """Caches the live arrays of the last record, as many requests share one record."""
+    """Cache of the shared, read-only copy of the last record, because many requests share one."""
 
     def __init__(self) -> None:
         self._last: tuple[ArrayRecord, ArrayRecord] | None = None
 
     def of(self, record: ArrayRecord) -> ArrayRecord:
-        """Return a record with the same arrays, read-only in memory and shared by all callers."""
+        """Return a record with the same arrays; they are read-only and shared by all callers."""
         if self._last is None or self._last[0] is not record:
             values = {name: array.numpy() for name, array in record.items()}
             self._last = record, live_record(values)
@@ -105,7 +104,7 @@ class LiveArrayCache:
 
 
 def failure_reason(node: int, error: Exception) -> str:
-    """Log an error that a node's app raised, and return it as the reason of the node's failure."""
+    """Log an error that a node's app raised, and return the text to report as the reason."""
     logger.debug("node %d raised", node, exc_info=error)
     return f"{type_name(error)}: {error_text(error)}"
 
@@ -119,10 +118,10 @@ def _without_exception(node: int, answer: Answer) -> TrainAnswer:
 
 
 class LocalGrid(VirtualGrid):
-    """A grid of virtual nodes in this process, each with a persistent `Context`.
+    """Flower grid whose nodes are in this process; each node has a persistent `Context`.
 
     Args:
-        client_app: the app of every node.
+        client_app: the app that every node runs.
         num_clients: the number of nodes.
         run_id: Flower's id of the run.
     """
@@ -132,10 +131,10 @@ class LocalGrid(VirtualGrid):
         self._client_app = client_app
 
     def direct_channel(self) -> DirectChannel | None:
-        """Return the channel that asks clients without messages, or None if they are needed.
+        """Return the channel that asks clients without messages, or None if messages are needed.
 
-        Messages are needed by an app that is not fedsim's or has mods, and by a subclass of the
-        grid that overrides `send_and_receive`.
+        Messages are needed if the app is not fedsim's, if it has mods, or if a subclass of the grid
+        overrides `send_and_receive`.
         """
         app = self._client_app
         if isinstance(app, DirectAnswers) and self._needs_no_messages:
@@ -143,7 +142,7 @@ class LocalGrid(VirtualGrid):
         return None
 
     def numbered_nodes(self) -> Sequence[int] | None:
-        """Return all node ids by number, or None where the app must be asked for its numbers."""
+        """Return all node ids by number, or None if the nodes must be asked for their numbers."""
         return self.node_range if self._needs_no_messages else None
 
     @property
@@ -158,7 +157,7 @@ class LocalGrid(VirtualGrid):
 
         Args:
             messages: the requests.
-            timeout: ignored, as it cannot interrupt a client of the same process.
+            timeout: ignored, because a client in the same process cannot be interrupted.
         """
         live = LiveArrayCache()
         for _, same_kind in groupby(messages, key=lambda message: message.metadata.message_type):
@@ -193,17 +192,17 @@ def _private_copy(message: Message, live: LiveArrayCache) -> Message:
 
 
 class LocalEngine(Engine):
-    """Runs all clients in this process, without serialization.
+    """Engine that runs all clients in this process, without serialization.
 
     Args:
-        grid: creates the grid from the nodes' app, the number of nodes and `run_id`.
+        grid: function that creates the grid from the nodes' app, the number of nodes and `run_id`.
     """
 
     def __init__(self, grid: Callable[..., LocalGrid] = LocalGrid) -> None:
         self._grid = grid
 
     def execute(self, server_app: ServerApp, client_app: ClientApp, num_nodes: int) -> None:
-        """Run a federation until the server app returns (see `Engine`)."""
+        """Run a federation in this process until the server app returns."""
         keep_freed_memory()
         with frozen_objects(), server_identity(_RUN_ID):
             server_app(

@@ -16,11 +16,11 @@ def keep_freed_memory() -> bool:
     """Tell the C library to reuse freed memory instead of returning it to the system.
 
     Training allocates and frees the same tensors in every step. By default glibc returns blocks
-    above 128 kB to the system, and the next step pays a page fault for each 4 kB. That can cost
-    more than the arithmetic. No result changes; the process keeps its peak memory.
+    above 128 kB to the system, so the next step has a page fault for each 4 kB. That can take
+    longer than the arithmetic. No result changes, but the process keeps its peak memory.
 
     Returns:
-        Whether the C library accepted the settings (glibc only; elsewhere nothing happens).
+        Whether the C library accepted the settings. Without glibc nothing happens.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -37,18 +37,18 @@ def keep_freed_memory() -> bool:
 
 
 def freeze_objects() -> None:
-    """Exclude all existing objects from garbage collection, and collect less often."""
+    """Exclude all existing objects from garbage collection, and make collections rarer."""
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
 
 
 @contextmanager
 def frozen_objects() -> Iterator[None]:
-    """Exclude all existing objects from garbage collection, and collect less often, in a `with`.
+    """Exclude existing objects from garbage collection during a `with` block.
 
-    Messages trigger collections, and each full collection visits hundreds of thousands of objects
-    of torch and Flower, none of which is garbage. With Python's own thresholds that takes 5 % of a
-    round of small clients.
+    Collections are also rarer in the block. Messages trigger collections, and a full one visits
+    hundreds of thousands of objects of torch and Flower that are not garbage. With Python's own
+    thresholds that takes 5 % of a round of small clients.
     """
     thresholds = gc.get_threshold()
     freeze_objects()

@@ -1,4 +1,4 @@
-"""Settings of the execution (`runtime:`); no engine or tracker changes a result or an ε."""
+"""Settings of the execution (`runtime:`); no engine and no tracker changes a result or an ε."""
 
 from typing import Literal, Self
 

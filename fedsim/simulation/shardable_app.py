@@ -1,4 +1,4 @@
-"""Client apps that can be split over processes, so that each holds only its clients' data."""
+"""Client apps that can be split over processes, each with the data of its own clients only."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,23 +17,23 @@ ShardFactory = Callable[[Journal | None], ClientApp]
 
 @runtime_checkable
 class ShardableApp(Protocol):
-    """A ClientApp that can be split over processes."""
+    """Interface of a ClientApp that can be split over processes."""
 
     @property
     def ledger(self) -> Path | None:
-        """The file of the durable ledger; None without a ledger."""
+        """File of the privacy ledger; None without a ledger."""
         ...
 
     def expected_work(self) -> Sequence[float]:
-        """Return the expected work of each client, in any unit."""
+        """Return the expected work of each client, in any common unit."""
         ...
 
     def ranges(self) -> Sequence[Sequence[int]]:
-        """Return the ranges of clients that stay in one process, ascending; each client once."""
+        """Return ranges of clients that must share a process, ascending; each client is in one."""
         ...
 
     def first_of_block(self, client: int, message: Message) -> int:
-        """Return the first client of the block in which a client answers a message.
+        """Return the first client of a client's block; the clients of a block train together.
 
         Args:
             client: the client that receives the message.
@@ -42,32 +42,32 @@ class ShardableApp(Protocol):
         ...
 
     def shard(self, clients: Sequence[int]) -> ShardFactory:
-        """Return a picklable factory of the app of the given clients, for another process."""
+        """Return a picklable function that creates, elsewhere, the app of the given clients."""
         ...
 
 
 @dataclass(frozen=True)
 class UnshardedApp:
-    """Wraps any ClientApp that can be pickled; every process gets the whole app."""
+    """Wrapper for any ClientApp that can be pickled; every process gets the whole app."""
 
     client_app: ClientApp
     num_clients: int
     ledger: Path | None = None
 
     def expected_work(self) -> Sequence[float]:
-        """Return the same work for each client, as nothing is known."""
+        """Return equal work for all clients, because their work is unknown."""
         return [1.0] * self.num_clients
 
     def ranges(self) -> Sequence[Sequence[int]]:
-        """Return a range for each client, as clients may be on any worker."""
+        """Return one range for each client, because any process can run any client."""
         return [(client,) for client in range(self.num_clients)]
 
     def first_of_block(self, client: int, message: Message) -> int:
-        """Return the client, as every client answers alone."""
+        """Return the client itself, because every client answers alone."""
         return client
 
     def shard(self, clients: Sequence[int]) -> ShardFactory:
-        """Return a factory of the whole app."""
+        """Return a function that returns the whole app."""
         return _WholeAppFactory(self.client_app)
 
 

@@ -1,7 +1,7 @@
-"""Base class of the simulated grids: nodes with contexts, pushed messages, clients' answers.
+"""Base class of the simulated grids, which implement Flower's `Grid`.
 
-A node's context is created with its first message, as a context is half a kilobyte of Python
-objects: of 100,000 clients, of which a round asks 1,000, most get a context late or never.
+A node's `Context` is created with its first message, because it takes half a kilobyte. If a round
+asks 1,000 of 100,000 clients, most clients get a context late or never.
 """
 
 import time
@@ -31,9 +31,10 @@ FIRST_NODE = 1000
 
 
 class NodeContexts(Mapping[int, Context]):
-    """The contexts of some nodes by node id, which is `FIRST_NODE + partition`.
+    """Flower contexts of some nodes by node id, each created when it is first needed.
 
-    A pickle holds the contexts that exist; the others are created where it is unpickled.
+    The id of a node is `FIRST_NODE` plus its number. A pickle holds only the contexts that exist;
+    the others are created after unpickling.
 
     Args:
         partitions: the numbers of the nodes, in the order of iteration.
@@ -52,7 +53,7 @@ class NodeContexts(Mapping[int, Context]):
 
     @property
     def partitions(self) -> range | tuple[int, ...]:
-        """The numbers of the nodes, in the order of iteration."""
+        """Numbers of the nodes, in the order of iteration."""
         return self._order
 
     def __getitem__(self, node: int) -> Context:
@@ -90,9 +91,9 @@ FlowerRecord = ArrayRecord | MetricRecord | ConfigRecord
 
 
 class VirtualGrid(Grid):
-    """A grid of `num_clients` nodes with ids `FIRST_NODE + partition`, each with a `Context`.
+    """Simulated grid of `num_clients` nodes, each with a `Context`.
 
-    Subclasses implement `send_and_receive`.
+    Node ids are `FIRST_NODE` plus the number of the node. Subclasses implement `send_and_receive`.
 
     Args:
         num_clients: the number of nodes.
@@ -106,12 +107,12 @@ class VirtualGrid(Grid):
         self._pushed: dict[str, Message] = {}
 
     def set_run(self, run: Any) -> None:
-        """Replace the description of the run."""
+        """Replace Flower's description of the run."""
         self._run = run
 
     @property
     def run(self) -> Any:
-        """The description of the run."""
+        """Flower's description of the run."""
         return self._run
 
     def create_message(
@@ -122,20 +123,20 @@ class VirtualGrid(Grid):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
-        """Return a message; Flower keeps this method for old apps."""
+        """Create a message; Flower keeps this method for old apps."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     @property
     def node_range(self) -> range:
-        """The ids of all nodes, in the order of their partitions."""
+        """Ids of all nodes, in the order of their numbers."""
         return range(FIRST_NODE, FIRST_NODE + len(self._contexts))
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the ids of all nodes in the order of their partitions."""
+        """Return the ids of all nodes, in the order of their numbers."""
         return list(self.node_range)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Store messages and return their ids; the messages are answered when they are pulled."""
+        """Store messages and return their ids; `pull_messages` sends them."""
         ids = []
         for message in messages:
             self._set_id(message)
@@ -144,7 +145,7 @@ class VirtualGrid(Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies to messages, by message ids; a second pull of an id has no reply."""
+        """Send the stored messages with these ids and return the replies; an id works only once."""
         known = [self._pushed.pop(name) for name in message_ids if name in self._pushed]
         return list(self.send_and_receive(known))
 
@@ -166,7 +167,7 @@ class VirtualGrid(Grid):
 
 
 def failure(request: Message, reason: str) -> Message:
-    """Return the error message that replies for a failed client.
+    """Return an error message as the reply of a client that failed.
 
     Args:
         request: the message to the client.
@@ -181,13 +182,13 @@ _Answer = TypeVar("_Answer")
 def answer_requests(
     app: ClientApp, requests: Sequence[tuple[Message, Context]]
 ) -> Iterator[AnswerGroup]:
-    """Ask a client app, and yield groups of answers in the order of the requests.
+    """Call a client app with requests and yield its answers in groups, in the same order.
 
-    An app with Flower mods, or one that is not fedsim's, is called with each message.
+    An app with Flower mods, or an app that is not fedsim's, is called once for each message.
 
     Args:
-        app: the clients' app.
-        requests: messages of one kind, each with the context of its client.
+        app: the app that the clients run.
+        requests: messages of one type, each with the context of its client.
     """
     train = bool(requests) and requests[0][0].metadata.message_type == MessageType.TRAIN
     if isinstance(app, BatchAnswers) and app.takes_batches and train:
@@ -209,16 +210,16 @@ def chunk_by_time(
     chunk_seconds: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[tuple[list[_Answer], float]]:
-    """Collect answers in chunks of a least duration; yield each chunk and its seconds.
+    """Collect answers into chunks of a minimum duration; yield each chunk and its seconds.
 
-    A chunk ends with the group of answers in which its time runs out, so that the receiver can
+    A chunk ends after the first group at which the minimum duration has passed. So the receiver can
     process it while the next group is computed.
 
     Args:
-        groups: the groups of answers.
-        count: the number of all answers; the last answer ends the last chunk.
-        chunk_seconds: the least time of a chunk except the last, in seconds.
-        clock: returns the time in seconds.
+        groups: the answers in groups, each group computed when it is read.
+        count: the total number of answers; the last answer ends the last chunk.
+        chunk_seconds: the minimum duration of every chunk but the last, in seconds.
+        clock: function that returns the time in seconds.
     """
     chunk: list[_Answer] = []
     start, left = clock(), count

@@ -1,4 +1,4 @@
-"""The files of `fedsim init`: an experiment, a model and their tests, which run as they stand."""
+"""The files that `fedsim init` writes: an experiment, a model and tests, ready to run."""
 
 import re
 from importlib.resources import files
@@ -16,13 +16,13 @@ _YAML_WORDS = {"null", "true", "false", "yes", "no", "on", "off"}
 
 
 class StarterError(InputError):
-    """A directory that the files of `fedsim init` cannot be written into."""
+    """Error of a directory into which `fedsim init` cannot write its files."""
 
 
 def write_starter(directory: Path) -> tuple[Path, ...]:
     """Write the starter files into a new or empty directory and return their paths.
 
-    The experiment has the name of the directory, where that is a valid name.
+    The experiment gets the name of the directory, if it is a valid name of an experiment.
 
     Raises:
         StarterError: the directory is not empty, or is a file.

@@ -1,7 +1,7 @@
 """The privacy profile δ(ε) of a ledger, and the upper bounds on attacks that follow from it.
 
-Every figure here is an upper bound. δ(ε) is computed at some points only; three facts bound it
-between them: the true δ(ε) never increases, is convex in e^ε (Dong, Roth, Su 2019,
+Every figure here is an upper bound. δ(ε) is computed at some points only. Between them it is
+bounded by three facts: the true δ(ε) never increases, is convex in e^ε (Dong, Roth, Su 2019,
 arXiv:1905.02383, Proposition 2.12 and its dual), and so lies below every chord of points above it.
 
 The bound on every attack on any client is the pointwise maximum over the clients' profiles. Two
@@ -41,16 +41,16 @@ _MAX_EPSILON = 500.0  # e^ε must fit into a float; bounds are useless far below
 
 @dataclass(frozen=True)
 class Profile:
-    """The privacy profile δ(ε) of one client's ledger.
+    """The privacy profile δ(ε) of one client's ledger, as points on an upper bound.
 
     Attributes:
         client: number of the client.
         delta: δ of the client's guarantee.
         epsilon: ε of the ledger at `delta`.
         curve: (ε, δ) ascending in ε; the releases are (ε, δ)-DP at every one of these points.
-        mu: every attack has at most the true-positive rate against one Gaussian release with
-            distance μ, plus `slack`; None where no useful μ exists.
-        slack: a hundredth of δ, or more where the rounding of the accountant needs it.
+        mu: a distance μ; None if no useful μ exists. No attack has a true-positive rate more than
+            `slack` above that of the best test of N(0, 1) against N(μ, 1).
+        slack: the allowance beside `mu`: δ / 100, or more where the accountant's rounding needs it.
     """
 
     client: int
@@ -100,7 +100,7 @@ def profile_of(
     accountant: AccountantChoice,
     adjacency: Adjacency,
 ) -> Profile | None:
-    """Return the privacy profile of a ledger; None where its ε is infinite.
+    """Return the privacy profile of a ledger, or None if the ledger's ε is infinite.
 
     Above an ε of 500 the profile has no curve and no μ.
 
@@ -142,18 +142,20 @@ def gaussian_true_positive_rate(mu: float, false_positive_rate: float) -> float:
 def smallest_mu(curve: tuple[tuple[float, float], ...], slack: float) -> float | None:
     """Return the smallest μ with δ(ε) <= δ_μ(ε) + slack for all ε >= 0, rounded up.
 
+    δ_μ(ε) is the privacy profile of a Gaussian release with distance μ; `slack` is an allowance.
+
     Guarantee: every test has TPR <= 1 - G_μ(FPR) + slack (by the same duality, with the slack
-    undiminished in both branches). Between two points, δ is below their chord. δ_μ, also convex
-    in e^ε, is above its tangent at the left point. Both bounds are straight lines, so their order
-    at the two ends decides. Beyond the last point δ(ε) <= slack. μ is rounded up by at most 1e-4
-    of itself.
+    undiminished in both branches). Between two points, δ is below their chord. δ_μ, also convex in
+    e^ε, is above its tangent at the left point. Both bounds are straight lines, so their order at
+    the two ends decides. Beyond the last point δ(ε) <= slack. μ is rounded up by at most 1e-4 of
+    itself.
 
     Args:
         curve: pairs (ε, upper bound on δ(ε)), ascending from ε = 0; the last δ is at most `slack`.
-        slack: added to the true-positive rate, > 0.
+        slack: the amount that is added to the true-positive rate, > 0.
 
     Returns:
-        μ; None if the curve does not end below `slack`, or if no μ up to 1,000 suffices.
+        The smallest μ; None if the curve does not end below `slack`, or no μ up to 1,000 suffices.
     """
     if not curve or curve[0][0] != 0.0 or curve[-1][1] > slack:
         return None
@@ -200,13 +202,13 @@ class AttackBound:
 
     @classmethod
     def over(cls, profiles: Iterable[Profile]) -> Self:
-        """Return the pointwise maximum of the bounds of profiles."""
+        """Return the bound for several profiles: at each rate, the largest of their bounds."""
         curves = [[profile.true_positive_bound(rate) for rate in _GRID] for profile in profiles]
         return cls(_GRID, tuple(max(bounds) for bounds in zip(_GRID, *curves, strict=True)))
 
     @classmethod
     def from_json(cls, content: object) -> Self | None:
-        """Return the bound in `privacy.json`; None if it has no values at the tables' rates."""
+        """Return the bound that `privacy.json` holds; None if it lacks `FALSE_POSITIVE_RATES`."""
         if not isinstance(content, dict):
             return None
         lists = content.get("false_alarms"), content.get("detection")
@@ -218,11 +220,11 @@ class AttackBound:
         return cls(rates, bounds)
 
     def to_json(self) -> dict[str, list[float]]:
-        """Return the content of `attack` in `privacy.json`."""
+        """Return the entry `attack` of `privacy.json`."""
         return {"false_alarms": list(self.false_alarms), "detection": list(self.detection)}
 
     def covers(self, profile: Profile) -> bool:
-        """Whether the bound is at least that of a profile, at every rate."""
+        """Whether the bound is at least the bound of a profile, at every false-positive rate."""
         return all(
             bound >= profile.true_positive_bound(rate) * (1 - _ROUNDING)
             for rate, bound in zip(self.false_alarms, self.detection, strict=True)
@@ -230,7 +232,7 @@ class AttackBound:
 
     @property
     def table(self) -> tuple[tuple[float, float], ...]:
-        """Pairs (rate, bound on the true-positive rate) at `FALSE_POSITIVE_RATES`."""
+        """Pairs (false-positive rate, bound) at the rates `FALSE_POSITIVE_RATES`."""
         of = dict(zip(self.false_alarms, self.detection, strict=True))
         return tuple((rate, of[rate]) for rate in FALSE_POSITIVE_RATES)
 
@@ -241,11 +243,11 @@ def attack_bound(
     accountant: AccountantChoice,
     adjacency: Adjacency,
 ) -> AttackBound | None:
-    """Return the bound on every attack on any client; None where a ledger proves nothing.
+    """Return the bound on every attack on any client; None if some ledger proves no bound.
 
-    Among ledgers of one event, only those that no other one dominates are read: neither more
-    releases nor less noise make an attack weaker, since a noisier release is a function of a less
-    noisy one.
+    A row is skipped if another row has the same kind of event with at least as many releases and at
+    most as much noise. An attack on the skipped row is not stronger, since a noisier release is a
+    function of a less noisy one.
 
     Args:
         rows: rows of the clients in `privacy.json`.

@@ -1,4 +1,4 @@
-"""The recorded facts about the privacy of a run, from which sentences are built."""
+"""The recorded facts about a run's privacy, from which the privacy statement is made."""
 
 import math
 import statistics
@@ -27,17 +27,17 @@ _RELATIVE_TOLERANCE = 1e-9  # difference of one accountant between machines
 
 @dataclass(frozen=True, kw_only=True)
 class ClientFacts:
-    """The privacy spend of one client; an ε without a bound is infinite.
+    """The recorded privacy spend of one client; an ε without a bound is infinite.
 
     Attributes:
-        examples: public number of examples behind the sampling rate, true or declared; 0 where the
+        examples: public number of examples that sets the sampling rate, true or declared; 0 if the
             unit is the client, whose size is private.
         events: types of the events in the client's ledger.
         is_joint: whether every event in the ledger is a joint release of several parts.
-        is_one_event: whether the ledger has a single event, that of a whole run.
+        is_one_event: whether the ledger has a single event, which covers the whole run.
         head: last hash of the ledger.
-        withdrawn_round: round in which the client withdrew with its budget spent; None if it did
-            not withdraw.
+        withdrawn_round: round in which the client withdrew because its budget was spent; None if it
+            did not withdraw.
     """
 
     client: int
@@ -63,20 +63,22 @@ class ClientFacts:
 
     @property
     def has_large_delta(self) -> bool:
-        """Whether δ is at least 1 / examples, so that it allows publishing one example."""
+        """Whether δ is at least 1 / examples; such a δ allows publishing one example."""
         return self.examples > 0 and self.delta >= 1 / self.examples
 
 
 @dataclass(frozen=True, kw_only=True)
 class MechanismFacts:
-    """The mechanism of all clients, in the names of the experiment file; None if not recorded.
+    """The recorded mechanism of all clients, with the names of the experiment file.
+
+    A value is None if it is not recorded.
 
     Attributes:
         orders: Rényi orders that the experiment names; None means those of the accountant.
         noise_correlation: correlation of noise from step to step; None for independent noise.
-        off_gradients: settings of the mechanism with its bounds, where the noise is neither on
-            gradients nor on whole updates; None elsewhere.
-        slack: largest slack that the noise sampler adds to ε and δ of any client.
+        off_gradients: settings and bounds of a mechanism whose noise is neither on gradients nor on
+            whole updates; None for other mechanisms.
+        slack: largest amount that the noise sampler adds to ε and δ of any client.
     """
 
     adjacency: str
@@ -111,27 +113,25 @@ class RunFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """All facts behind the privacy statement of a run.
+    """All recorded facts from which the privacy statement of a run is made.
 
     Attributes:
-        clients: facts about every client, against the observer that its ε is claimed against.
+        clients: facts about every client; its ε holds against the run's adversary.
         trust: trust model and unit of the run.
         against_server: facts of the same run against a server that sees single uploads, in
-            distributed trust; None elsewhere.
+            distributed trust; None with another trust model.
         mechanism: mechanism of all clients; None in a federation without differential privacy.
-        profile: curve δ(ε) of the client with the largest ε; None where its ledger proves nothing
-            (no privacy, nothing spent, an infinite ε, an unreadable ledger).
-        attack: bound on every attack on any client; None where a ledger proves nothing.
+        profile: curve δ(ε) of the client with the largest ε. None if its ledger proves nothing (no
+            privacy, nothing spent, an infinite ε, an unreadable ledger).
+        attack: bound on every attack on any client; None if some ledger proves nothing.
         digest: hash over the ledgers of all clients.
         version: version of fedsim that began the run.
-        secure_aggregation: recorded facts of the protocol; None where the server saw single
-            updates.
+        secure_aggregation: recorded facts of the protocol; None if the server saw single updates.
         tuning: declaration about earlier runs on the same data; None without one.
-        personal_models: recorded way in which clients make personal models; None where they make
-            none.
-        public_parts: fixed features, initial weights and frozen parameters of the model; None
-            where it has none.
-        run: how the run ended; None where only the privacy account is known.
+        personal_models: method by which clients make personal models; None if they make none.
+        public_parts: fixed features, initial weights and frozen parameters of the model; None if it
+            has none.
+        run: facts on how the run ended; None if only the privacy account is known.
     """
 
     clients: tuple[ClientFacts, ...]
@@ -160,7 +160,7 @@ class Facts:
 
     @cached_property
     def delta(self) -> float:
-        """The largest δ of any client: the pair (`epsilon`, `delta`) holds for every client."""
+        """The largest δ of any client; the pair (`epsilon`, `delta`) holds for every client."""
         return max((client.delta for client in self.clients), default=1.0)
 
     @cached_property
@@ -170,7 +170,7 @@ class Facts:
 
     @cached_property
     def worst_clients(self) -> tuple[int, ...]:
-        """The clients whose ε is the largest, to the printed digits."""
+        """The clients that share the largest ε, as it is printed."""
         largest = epsilon_text(self.epsilon)
         return tuple(c.client for c in self.clients if epsilon_text(c.epsilon) == largest)
 
@@ -191,34 +191,34 @@ class Facts:
 
     @cached_property
     def clients_with_large_delta(self) -> tuple[int, ...]:
-        """The clients whose δ is at least 1 / n, with n their examples or, by unit, all clients."""
+        """The clients with δ >= 1 / n: n is their examples, or all clients if they are the unit."""
         if self.protects_clients:
             return tuple(c.client for c in self.clients if c.delta >= 1 / len(self.clients))
         return tuple(client.client for client in self.clients if client.has_large_delta)
 
     @property
     def adjacency(self) -> str | None:
-        """The recorded adjacency; None without privacy or record."""
+        """The recorded adjacency; None without privacy or if it is not recorded."""
         return None if self.mechanism is None else self.mechanism.adjacency
 
     @property
     def noise(self) -> str | None:
-        """The recorded source of noise; None without privacy or record."""
+        """The recorded source of noise; None without privacy or if it is not recorded."""
         return None if self.mechanism is None else self.mechanism.noise
 
     @property
     def clipping(self) -> str | None:
-        """The recorded clipping; None without privacy or record."""
+        """The recorded kind of clipping; None without privacy or if it is not recorded."""
         return None if self.mechanism is None else self.mechanism.clipping
 
     @property
     def off_gradients(self) -> Mapping[str, object] | None:
-        """The mechanism with noise neither on gradients nor on updates; None for others."""
+        """The mechanism if its noise is neither on gradients nor on updates; None otherwise."""
         return None if self.mechanism is None else self.mechanism.off_gradients
 
     @cached_property
     def choices(self) -> Choices:
-        """The recorded choices on which theorems depend."""
+        """The recorded settings that decide which privacy theorems apply."""
         mechanism, trust, secure = self.mechanism, self.trust, self.secure_aggregation
         mechanism_choices: dict[str, Any] = {}
         if mechanism is not None:
@@ -245,7 +245,7 @@ class Facts:
 
     @cached_property
     def kind(self) -> ReleaseKind:
-        """The kind of the releases; `NO_RELEASE` where the record names no known kind."""
+        """The kind of the clients' releases; `NO_RELEASE` if no known kind is recorded."""
         return self.choices.kind
 
     @property
@@ -260,12 +260,12 @@ class Facts:
 
     @property
     def sizes_are_declared(self) -> bool:
-        """Whether `examples` of clients are declared numbers, and the true numbers are private."""
+        """Whether the clients' `examples` are declared numbers, as the true ones are private."""
         return self.adjacency == "add_remove"
 
     @property
     def hides_updates(self) -> bool:
-        """Whether the protocol of the run hides single updates from the server."""
+        """Whether secure aggregation hid single updates from the server."""
         return (self.secure_aggregation or {}).get("protocol") in HIDING_PROTOCOLS
 
     @property
@@ -280,7 +280,7 @@ class Facts:
 
     @cached_property
     def clients_over_target(self) -> tuple[int, ...]:
-        """The clients that spent more than their target."""
+        """The clients that spent more than their target ε."""
         return tuple(
             client.client
             for client in self.clients
@@ -294,7 +294,7 @@ class Facts:
 
     @cached_property
     def objections(self) -> tuple[str, ...]:
-        """Reasons why the reported ε must not be stated; empty where it may be."""
+        """Reasons why the reported ε must not be stated; empty if it may be stated."""
         return tuple(_objections(self)) if self.mechanism is not None else ()
 
     @property

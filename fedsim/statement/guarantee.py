@@ -1,7 +1,7 @@
-"""Sentences on the guarantee: its certificates, their observers, and what one ε protects.
+"""Sentences on the guarantee: against whom it holds, and what one ε protects.
 
-Several certificates of one run hold at once, each against its observer. No sentence adds, averages
-or compares them.
+A certificate is a guarantee of the run against one adversary. Several certificates of one run hold
+at once. No sentence adds, averages or compares them.
 """
 
 import math
@@ -24,7 +24,7 @@ claim = partial(TABLE.sentence, "guarantee", "claim")
 
 @warning("No differential privacy", holds=lambda facts: not facts.is_private)
 def no_privacy(facts: Facts) -> str:
-    """State that the federation has no differential privacy."""
+    """Return the sentence that the federation has no differential privacy."""
     return (
         "This federation ran without differential privacy: anyone who sees a client's updates "
         "may learn anything about its examples."
@@ -37,7 +37,7 @@ def no_privacy(facts: Facts) -> str:
     values=lambda facts: {"clients": list(facts.unbounded_clients)},
 )
 def infinite_epsilon(facts: Facts) -> str:
-    """State that a client has an infinite ε, so that the federation has no guarantee."""
+    """Return the sentence that a client's ε is infinite, so that there is no guarantee."""
     unbounded = facts.unbounded_clients
     who = clients_text(unbounded).capitalize() if unbounded else "Some client"
     return (
@@ -55,7 +55,7 @@ def infinite_epsilon(facts: Facts) -> str:
     values=lambda facts: {"objections": list(facts.objections)},
 )
 def withheld(facts: Facts) -> str:
-    """State that the facts do not support the reported ε."""
+    """Return the sentence that the recorded facts do not support the reported ε."""
     return (
         f"An ε is reported for this run, but {'; '.join(facts.objections)}. No guarantee "
         "is stated; `fedsim verify` checks the run against its ledger."
@@ -72,7 +72,7 @@ def withheld(facts: Facts) -> str:
     ),
 )
 def nothing_released(facts: Facts) -> str:
-    """State that no client was charged."""
+    """Return the sentence that no client was charged."""
     return "No client released an update, so no privacy was spent: ε = 0 for every client."
 
 
@@ -99,14 +99,14 @@ def _pair(facts: Facts) -> Mapping[str, Any]:
     values=_pair,
 )
 def simulated_guarantee(facts: Facts) -> str:
-    """State the guarantee of the simulated mechanism: the noise of this run came from a seed."""
+    """Return the guarantee of the simulated mechanism, for a run with noise from a seed."""
     core = core_text(facts)
     return f"The mechanism that this run simulates has this guarantee: {core}. {_largest(facts)}"
 
 
 @claim("Guarantee", holds=lambda facts: facts.is_bounded and facts.noise == "secure", values=_pair)
 def guarantee(facts: Facts) -> str:
-    """State the guarantee of the run itself: its noise cannot be reproduced and removed."""
+    """Return the guarantee of the run itself, for noise that nobody can repeat and remove."""
     core = core_text(facts)
     return f"{core[0].upper()}{core[1:]}. {_largest(facts)}"
 
@@ -123,7 +123,7 @@ def _is_shared(facts: Facts) -> bool:
     values=lambda facts: _pair(facts.against_server or facts),
 )
 def against_server(facts: Facts) -> str:
-    """State the second guarantee of distributed trust, from a client's share of the noise."""
+    """Return the second guarantee of distributed trust, by a client's own share of the noise."""
     other = facts.against_server or facts
     simulated = "In the mechanism that this run simulates, e" if other.noise == "seeded" else "E"
     return (
@@ -142,7 +142,7 @@ def against_server(facts: Facts) -> str:
     ),
 )
 def no_server_guarantee(facts: Facts) -> str:
-    """State that the clients' shares of noise support no certificate against the server."""
+    """Return the sentence that the clients' own noise gives no guarantee against the server."""
     return (
         "No ε is stated against a server that sees single updates: the recorded shares of the "
         "noise support none. `fedsim verify` checks the run against its ledger."
@@ -167,7 +167,7 @@ def absent_clients(facts: Facts) -> str:
 
 @TABLE.sentence("threat model", "claim", "Against whom")
 def threat_model(facts: Facts) -> str:
-    """State against whom the guarantee holds."""
+    """Return the sentences that say against whom the guarantee holds."""
     trust, adversary = facts.trust, view_of(facts).adversary
     uploads, sends = "updates", "send any model"
     if facts.counts_votes:
@@ -204,7 +204,7 @@ def _privacy_requires(facts: Facts) -> str:
 
 @TABLE.sentence("threat model", "fact", "What is released", holds=is_private)
 def released(facts: Facts) -> str:
-    """State what leaves a client."""
+    """Return the sentences that list what leaves a client."""
     trust = facts.trust
     mask = " (masked, so that only sums can be opened)" if facts.hides_updates else ""
     noise = "with its share of the noise" if trust.trust == "distributed" else "without noise"
@@ -240,7 +240,7 @@ def released(facts: Facts) -> str:
     holds=lambda facts: facts.is_bounded and not facts.protects_clients,
 )
 def unit(facts: Facts) -> str:
-    """State what one ε protects where the unit is the example."""
+    """Return what one ε protects, for a run whose privacy unit is the example."""
     return (
         "The unit is one training example of one client. A person with several examples on "
         "one client is protected less. For a person with examples on several clients, the "
@@ -255,7 +255,7 @@ def unit(facts: Facts) -> str:
     holds=lambda facts: facts.is_bounded and facts.protects_clients,
 )
 def client_unit(facts: Facts) -> str:
-    """State what one ε protects where the unit is the client."""
+    """Return what one ε protects, for a run whose privacy unit is the client."""
     return (
         "The unit is everything that one client has: all of its examples together, and their "
         "number. For a person with data on several clients, the spends of these clients compose, "
@@ -298,7 +298,7 @@ def _neighbours(facts: Facts) -> tuple[str, str]:
     values=lambda facts: {"adjacency": facts.adjacency, "sensitivity": _neighbours(facts)[1]},
 )
 def adjacency(facts: Facts) -> str:
-    """State the adjacency of the guarantee, its sensitivity, and what is public."""
+    """Return the sentences on the adjacency, its sensitivity, and what is public."""
     meaning, sensitivity = _neighbours(facts)
     if facts.counts_votes:
         return (
@@ -322,7 +322,7 @@ def adjacency(facts: Facts) -> str:
 
 
 def certificates_of(facts: Facts) -> list[Certificate]:
-    """Return a certificate for each observer; its ε is None where the facts do not support it."""
+    """Return the guarantee against each adversary; its ε is None if facts do not support it."""
     if not facts.is_private:
         return []
     views = (facts, facts.against_server)
@@ -333,14 +333,14 @@ def certificates_of(facts: Facts) -> list[Certificate]:
 
 
 def supported_epsilon(facts: Facts | None) -> float | None:
-    """Return the largest ε of any client, if the facts support it; None otherwise."""
+    """Return the largest ε of any client, or None if the recorded facts do not support it."""
     if facts is None or not facts.is_private or facts.objections:
         return None
     return facts.epsilon if math.isfinite(facts.epsilon) and facts.clients else None
 
 
 def stated_certificates(facts: Facts) -> list[tuple[Certificate, float]]:
-    """Return the certificates that the facts support, each with its ε."""
+    """Return the guarantees that the recorded facts support, each with its ε."""
     if not facts.has_charges:
         return []
     certificates = certificates_of(facts)
@@ -352,12 +352,12 @@ def stated_certificates(facts: Facts) -> list[tuple[Certificate, float]]:
 
 
 def is_plain(facts: Facts) -> bool:
-    """Whether a run has local trust and the example unit, so that its ε needs no qualification."""
+    """Whether a run has local trust and the example as unit, so that ε can be quoted alone."""
     return facts.trust.trust == "local" and not facts.protects_clients
 
 
 def unit_text(facts: Facts) -> str:
-    """Return what one ε protects, in a few words."""
+    """Return what one ε protects: "one example", or "everything of one client"."""
     return "everything of one client" if facts.protects_clients else "one example"
 
 

@@ -23,7 +23,7 @@ def _is_of_sums(facts: Facts) -> bool:
     holds=lambda facts: facts.is_private and facts.has_charges and facts.trust.trust == "central",
 )
 def trusted_server(facts: Facts) -> str:
-    """State that central trust has no certificate against the server."""
+    """Return the sentence that central trust has no guarantee against the server."""
     noun = "votes" if facts.counts_votes else "updates"
     seen = f"{'single' if facts.secure_aggregation is None else 'sums of'} {noun}"
     return (
@@ -42,7 +42,7 @@ def trusted_server(facts: Facts) -> str:
     },
 )
 def collusion(facts: Facts) -> str:
-    """State what fails when more clients collude than planned."""
+    """Return the sentences on what fails if more clients collude than planned."""
     trust = facts.trust
     allowed = (
         "No client of a sum may collude with its observer, or add no noise; a curious "
@@ -68,7 +68,7 @@ def collusion(facts: Facts) -> str:
     values=lambda facts: {"unmet": unmet_conditions(facts.secure_aggregation)},
 )
 def active_server(facts: Facts) -> str:
-    """State whether the guarantee against an observer of sums covers a server that cheats."""
+    """Return whether the guarantee against an observer of sums covers a cheating server."""
     unmet = unmet_conditions(facts.secure_aggregation)
     if not unmet:
         return (
@@ -93,7 +93,7 @@ def active_server(facts: Facts) -> str:
     ),
 )
 def sizes_excluded(facts: Facts) -> str:
-    """State that weights by size make the size of each client public."""
+    """Return the sentence that weights by size make the size of each client public."""
     return (
         f"Clients are weighted by {facts.trust.weighting}, which follows from the number "
         "of a client's examples. These numbers are treated as public facts that were fixed "
@@ -106,7 +106,7 @@ def sizes_excluded(facts: Facts) -> str:
     holds=lambda facts: facts.is_bounded and facts.trust.participation_rate is None,
 )
 def no_amplification(facts: Facts) -> str:
-    """State which effects that may lower ε are not used."""
+    """Return the sentence on effects that could lower ε but are not used."""
     if facts.trust.trust == "distributed":
         return (
             "No amplification by client selection or shuffling is claimed. Secure aggregation "
@@ -123,7 +123,7 @@ def no_amplification(facts: Facts) -> str:
     holds=lambda facts: facts.noise == "seeded" and facts.has_charges,
 )
 def seeded_noise(facts: Facts) -> str:
-    """State that anyone who knows the seed can remove the noise."""
+    """Return the sentence that anyone who knows the seed can remove the noise."""
     return (
         "The noise comes from seeded streams, so that the simulation is reproducible. It gives no "
         "protection against anyone who knows the seed, which is among the settings of this run."
@@ -135,7 +135,7 @@ def seeded_noise(facts: Facts) -> str:
     holds=lambda facts: facts.noise == "secure" and facts.has_charges,
 )
 def secure_noise(facts: Facts) -> str:
-    """State that the noise is from the operating system and cannot be repeated."""
+    """Return the sentence that the noise is the operating system's and cannot be repeated."""
     return (
         "Batches and noise come from the operating system's random number generator. Neither "
         "they nor this run can be repeated."
@@ -150,7 +150,7 @@ def _slack(facts: Facts) -> Mapping[str, Any]:
 
 @limit("Finite precision", values=_slack)
 def floating_point(facts: Facts) -> str:
-    """State which effects of rounding ε includes, and which not."""
+    """Return the sentences on the effects of rounding that ε includes, and on others."""
     sums, examples = "", ""
     if facts.trust.trust == "distributed":
         sums = "Integers of one grid add up exactly, so a sum has the noise of all its clients. "
@@ -170,7 +170,7 @@ def floating_point(facts: Facts) -> str:
 
 @limit("Failures are not covered", holds=lambda facts: facts.is_private and facts.lost_updates > 0)
 def error_messages(facts: Facts) -> str:
-    """State that failures and their messages are outside the guarantee."""
+    """Return the sentence that failures and their messages are outside the guarantee."""
     return (
         "Whether a client fails, and its error message, may depend on its examples. Both "
         "reached the server and this report; no ε includes them."
@@ -187,7 +187,7 @@ def error_messages(facts: Facts) -> str:
     ),
 )
 def unfinished(facts: Facts) -> str:
-    """State that the run did not end as planned."""
+    """Return the sentence that the run did not end as planned."""
     run = facts.run
     if run is None:
         return ""
@@ -203,7 +203,7 @@ def unfinished(facts: Facts) -> str:
     holds=lambda facts: facts.is_private and facts.personal_models is not None,
 )
 def personal_model(facts: Facts) -> str:
-    """State that personal models, which clients make without noise, are outside the guarantee."""
+    """Return the sentence that personal models, made without noise, have no guarantee."""
     return (
         f"A client may make a personal model ({facts.personal_models}) from the final "
         "global model and its own examples, without noise. No ε covers a personal model or a "
@@ -220,7 +220,7 @@ def personal_model(facts: Facts) -> str:
     ),
 )
 def parties_on_one_host(facts: Facts) -> str:
-    """State that a simulation has one operator, who could combine all shares."""
+    """Return the sentence that a simulation has one operator, who could combine all shares."""
     return (
         "All parties of secure aggregation ran in one simulation. Every message of the "
         "protocol was real; the non-collusion of its parties was simulated."
@@ -229,7 +229,7 @@ def parties_on_one_host(facts: Facts) -> str:
 
 @limit("Updates are not checked", holds=lambda facts: facts.hides_updates)
 def unseen_updates(facts: Facts) -> str:
-    """State that the server cannot check updates that it cannot see."""
+    """Return the sentence that the server cannot check updates that it cannot see."""
     return (
         "Secure aggregation gives no protection against clients that send false updates: the "
         "server cannot inspect a single update."

@@ -126,7 +126,7 @@ def _step_values(facts: Facts) -> dict[str, Any]:
 
 @mechanism("DP-SGD in every client", holds=_charged("dp_sgd"), values=_step_values)
 def dp_sgd(facts: Facts) -> str:
-    """State the mechanism of one step of DP-SGD."""
+    """Return the sentences on the mechanism of one DP-SGD step."""
     values = _step_values(facts)
     unknown = _Clipping("clipped to L2 norm C")
     how, noise, adaptation = _CLIPPINGS.get(facts.clipping or "", unknown)
@@ -152,7 +152,7 @@ def _update_values(facts: Facts) -> dict[str, Any]:
     values=_update_values,
 )
 def client_update(facts: Facts) -> str:
-    """State the mechanism of one round where the unit is the client."""
+    """Return the sentences on one round's mechanism, if the privacy unit is the client."""
     values, adapted, bound = _update_values(facts), "", "S"
     if facts.clipping in COUNTING_CLIPPINGS:
         adapted, bound = _CLIENT_ADAPTATION, "initial S"
@@ -167,10 +167,10 @@ def client_update(facts: Facts) -> str:
 
 
 def row_of(kind: ReleaseKind) -> Row:
-    """Return the sentence row of a kind with words in the registry; its id is the kind's name.
+    """Return the entry of the statement for a kind of release that brings its own words.
 
     Args:
-        kind: the kind of release, with a title and a statement.
+        kind: the kind of release, with a title and a statement; its name is the sentence's id.
     """
     name = kind.name.removesuffix("_perturbation")
     return Row(name, "mechanism", "fact", kind.title, _charged(kind.name), _kind_text, _kind_values)
@@ -204,7 +204,7 @@ def _vote_values(facts: Facts) -> dict[str, Any]:
 
 @mechanism("Noisy votes on public queries", holds=_charged("votes"), values=_vote_values)
 def votes(facts: Facts) -> str:
-    """State the mechanism of the votes on public queries."""
+    """Return the sentences on the mechanism of the votes on public queries."""
     values = _vote_values(facts)
     adds = _ADDS_TO_VOTES.get(facts.trust.trust, _ADDS_TO_VOTES["local"])
     return (
@@ -229,7 +229,7 @@ def votes(facts: Facts) -> str:
     },
 )
 def shared_noise(facts: Facts) -> str:
-    """State that the noise of a sum comes from several clients."""
+    """Return the sentences that the noise of a sum comes from several clients."""
     honest, noise = facts.trust.honest_clients, _ranges(facts, "noise_multiplier")
     return (
         f"A sum has the noise of at least {count_text(honest, 'honest client')}, with equal "
@@ -258,7 +258,7 @@ def _bands(facts: Facts) -> int:
     values=lambda facts: {"bands": _bands(facts)},
 )
 def correlation(facts: Facts) -> str:
-    """State that noise is correlated from step to step, and that a run is one event."""
+    """Return the sentences that noise is correlated over steps, and the run is one event."""
     bands = _bands(facts)
     return (
         f"Each step takes back a part of the noise of the {bands - 1} steps before it (a "
@@ -273,7 +273,7 @@ def correlation(facts: Facts) -> str:
     values=lambda facts: {"declared_sizes": facts.sizes_are_declared},
 )
 def public_constants(facts: Facts) -> str:
-    """State that no private number of examples scales a step."""
+    """Return the sentence that no private number of examples scales a step."""
     if facts.protects_clients:
         return (
             "Divisor, noise and number of rounds follow from settings: no number of examples "
@@ -303,7 +303,7 @@ def _sampler_values(facts: Facts) -> dict[str, str]:
     values=_sampler_values,
 )
 def sampler(facts: Facts) -> str:
-    """State the sampler that ran, which is the sampler that ε accounts for."""
+    """Return the sentence on the sampler that ran; ε accounts for the same sampler."""
     batches = SAMPLING_SCHEMES[_sampler_values(facts)["ran"]].statement
     return f"{batches[0].upper()}{batches[1:]}."
 
@@ -315,7 +315,7 @@ def sampler(facts: Facts) -> str:
     ),
 )
 def every_round(facts: Facts) -> str:
-    """State that no draw of clients amplifies the rounds of whole updates."""
+    """Return the sentence that drawing clients does not amplify privacy in this run."""
     return (
         "A round is charged in full to every client that takes part: who takes part is public, "
         "so that drawing clients amplifies nothing."
@@ -328,7 +328,7 @@ def every_round(facts: Facts) -> str:
     values=lambda facts: {"rate": facts.trust.participation_rate},
 )
 def drawn_clients(facts: Facts) -> str:
-    """State that the server draws clients in secret, which amplifies the client unit."""
+    """Return the sentences that clients are drawn in secret, which amplifies privacy."""
     return (
         "In each round the server draws each client independently with probability p = "
         f"{facts.trust.participation_rate or 0.0:.4g}, and charges the round to every "
@@ -350,7 +350,7 @@ def drawn_clients(facts: Facts) -> str:
     },
 )
 def accounting(facts: Facts) -> str:
-    """State the method that computes every ε, as an upper bound."""
+    """Return the sentences on the method that computes every ε as an upper bound."""
     by, method, mechanism = (
         f" by fedsim {facts.version}" if facts.version else "",
         "",
@@ -380,7 +380,7 @@ def _orders(orders: tuple[float, ...]) -> str:
     values=lambda facts: dict(facts.public_parts or {}),
 )
 def public_parts(facts: Facts) -> str:
-    """State which parts of the model no ε covers, since they are public."""
+    """Return the sentences on public parts of the model, which no ε covers."""
     parts, sentences = facts.public_parts or {}, list[str]()
     if names := parts.get("features"):
         sentences.append(

@@ -1,6 +1,7 @@
-"""Words for what each observer sees under each trust model, for statement, pages and tools.
+"""Words for what each observer (adversary) sees under each trust model.
 
-`fedsim.accountant.trust.OBSERVERS` says which observers a trust model has a certificate against.
+The statement, pages and tools use these words. `fedsim.accountant.trust.OBSERVERS` lists the
+observers against whom a trust model has a guarantee.
 """
 
 from collections.abc import Mapping
@@ -19,10 +20,10 @@ OBSERVER_NAMES: Mapping[Observer, str] = {
 
 @dataclass(frozen=True)
 class View:
-    """Words for what the observer sees that a run's ε is claimed against.
+    """Words for the adversary against whom a run's ε holds, and for what it sees.
 
     Attributes:
-        observer: the observer, as worded after "against".
+        observer: the adversary, as worded after "against".
         sees: what the adversary sees, as worded after "An attacker sees".
         releases: the releases that one ε covers, with their verb.
         adversary: the adversary with all that it sees, as the beginning of a sentence.
@@ -79,12 +80,12 @@ _VOTES = {
 
 
 def view_of(facts: Facts) -> View:
-    """Return the words for the observer that the run's ε is claimed against."""
+    """Return the words for the adversary against whom the run's ε holds."""
     return (_VOTES if facts.counts_votes else _UPDATES)[facts.trust.trust]
 
 
 def core_text(facts: Facts) -> str:
-    """Return the guarantee of a run in words without figures, to be part of a sentence."""
+    """Return the guarantee of a run in words without numbers, as a part of a sentence."""
     view, is_local = view_of(facts), facts.trust.trust == "local"
     if facts.protects_clients:
         unit = f"everything that {'client' if is_local else 'any client'} k has"
@@ -96,7 +97,7 @@ def core_text(facts: Facts) -> str:
 
 
 def question_of(facts: Facts) -> str:
-    """Return the question that an attacker answers, in words."""
+    """Return the question that an attacker tries to answer, in words."""
     if facts.protects_clients:
         return "whether one given client trained on its data"
     if facts.trust.trust == "local":

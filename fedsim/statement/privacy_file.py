@@ -1,4 +1,4 @@
-"""The types of `privacy.json`, and the reader that turns its content into facts."""
+"""The types of `privacy.json`, and its reader, which returns the recorded facts."""
 
 import hashlib
 import json
@@ -25,14 +25,14 @@ from fedsim.statement.trust_facts import TrustFacts
 
 
 class LedgerEntry(TypedDict):
-    """One entry of a client's ledger: an event as JSON, and the number of its releases."""
+    """One entry of a client's ledger: an event as JSON, and how often it was released."""
 
     event: dict[str, Any]
     count: int
 
 
 class ClientRow(TypedDict):
-    """The row of one client in any federation; `epsilon` is null if it is not finite.
+    """The entry of one client in `privacy.json`; `epsilon` is null if it is not finite.
 
     `name` is public, and absent where clients have only numbers.
     `examples` is null where the unit is the client.
@@ -46,9 +46,9 @@ class ClientRow(TypedDict):
 
 
 class PrivateClientRow(ClientRow):
-    """The row of one client in a federation with differential privacy.
+    """The entry of one client in `privacy.json`, in a federation with differential privacy.
 
-    `epsilon` and `ledger` hold against the observer `against`. In distributed trust,
+    `epsilon` and `ledger` hold against the adversary `against`. In distributed trust,
     `epsilon_against_server` and `ledger_against_server` hold against a server that sees single
     uploads of the client.
     """
@@ -74,7 +74,7 @@ class PrivateClientRow(ClientRow):
 
 
 class Certificate(TypedDict):
-    """A pair (ε, δ) for every client against one observer; ε is null if the facts support none."""
+    """A pair (ε, δ) for every client against one adversary; ε is null if nothing supports it."""
 
     against: Observer
     epsilon: float | None
@@ -116,11 +116,11 @@ class PrivacyFile(TypedDict):
 
 
 def read_facts(privacy: Mapping[str, Any], *, run: RunFacts | None = None) -> Facts:
-    """Return the facts in the content of `privacy.json`.
+    """Return the facts that the content of `privacy.json` records.
 
-    The ε of the federation is taken from the clients, not from `system_epsilon`, and the profile
-    is computed anew from the ledger of the client with the largest ε. `attack` is read, or
-    computed from all ledgers where it is absent, as before the file is written.
+    The ε of the federation is taken from the clients, not from `system_epsilon`. The profile is
+    computed again from the ledger of the client with the largest ε. `attack` is read; if it is
+    absent, as in a file not yet written, it is computed from all ledgers.
 
     Args:
         privacy: the content of `privacy.json`; the other keys of the statement are ignored.
@@ -216,7 +216,7 @@ def _against_server(privacy: Mapping[str, Any], run: RunFacts | None) -> Facts |
 
 
 def ledger_digest(rows: Iterable[Mapping[str, Any]]) -> str | None:
-    """Return one SHA-256 over all clients' ledgers; None where a client's head is not recorded.
+    """Return one SHA-256 over all clients' ledgers; None if a ledger's last hash is not recorded.
 
     The hashed text has a line "<client> <ledger_head>" for each client, by client number, ended by
     a newline, so that `sha256sum` computes the same digest.

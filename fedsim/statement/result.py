@@ -36,7 +36,7 @@ def _largest_share(facts: Facts) -> float:
     values=lambda facts: {"largest_delta_times_examples": _largest_share(facts)},
 )
 def delta_below_one_in_n(facts: Facts) -> str:
-    """State that every δ is too small to allow publishing a whole example."""
+    """Return the sentences that every δ is too small to allow publishing a whole example."""
     share = percent_text(_largest_share(facts))
     if facts.protects_clients:
         return (
@@ -67,7 +67,7 @@ def delta_below_one_in_n(facts: Facts) -> str:
     values=lambda facts: {"clients": list(facts.clients_with_large_delta)},
 )
 def delta_too_large(facts: Facts) -> str:
-    """State that some δ is large enough to allow publishing a whole example."""
+    """Return the sentences that some δ is large enough to allow publishing an example."""
     if facts.protects_clients:
         return (
             "δ is not below 1 / the number of clients. With a δ this large, a federation that "
@@ -88,7 +88,7 @@ def _spread(facts: Facts) -> Mapping[str, float]:
 
 @TABLE.sentence("result", "fact", "Every client, and the federation", values=_spread)
 def spread(facts: Facts) -> str:
-    """State the largest ε, which is the guarantee, and median and minimum, which are not."""
+    """Return the largest ε, which is the guarantee, and the median and minimum, which are not."""
     largest, median, smallest = map(epsilon_text, _spread(facts).values())
     return (
         f"The guarantee for all clients is the maximum over "
@@ -119,7 +119,7 @@ def _bounds(facts: Facts) -> tuple[tuple[float, float], ...]:
     },
 )
 def attack_bound(facts: Facts) -> str:
-    """State bounds on the true-positive rate of membership inference on any client."""
+    """Return the bounds on the true-positive rate of membership inference, in words."""
     (rate, top), *rest = (
         (f"{100 * rate:.4g}%", f"at most {percent_text(bound)}") for rate, bound in _bounds(facts)
     )
@@ -150,7 +150,7 @@ def _gaussian(facts: Facts) -> Mapping[str, Any]:
     values=_gaussian,
 )
 def gaussian_bound(facts: Facts) -> str:
-    """State the number μ that bounds the whole trade-off curve."""
+    """Return the sentence on the number μ that bounds the whole trade-off curve."""
     values = _gaussian(facts)
     others = "" if len(facts.clients) == 1 else " The μ of another client may be larger."
     return (
@@ -185,7 +185,7 @@ def _recorded(facts: Facts) -> Mapping[str, Any]:
     values=_recorded,
 )
 def secure_aggregation(facts: Facts) -> str:
-    """State what the server sees, and the trust assumption behind it."""
+    """Return the sentences on what the server sees, and whom one must trust for that."""
     trust, recorded = facts.trust.trust, _recorded(facts)
     sums = [f"the {view}" for view in recorded.get("server_view", ()) if view.startswith("sum of ")]
     return " ".join(
@@ -246,7 +246,7 @@ def _exactness(recorded: Mapping[str, Any]) -> list[str]:
     values=_recorded,
 )
 def nothing_hidden(facts: Facts) -> str:
-    """State that a baseline ran: the arithmetic of secure aggregation without cryptography."""
+    """Return the sentence that secure aggregation ran without cryptography, as a baseline."""
     return (
         f"Updates were quantised and summed in plaintext (protocol "
         f"{_recorded(facts).get('protocol')}, a control arm): the server saw each of them. "
@@ -268,7 +268,7 @@ def _targets(facts: Facts) -> list[float]:
     values=lambda facts: {"clients": list(facts.clients_over_target)},
 )
 def targets_exceeded(facts: Facts) -> str:
-    """State that some client spent more than its budget."""
+    """Return the sentence that some clients spent more than their target ε."""
     return f"The target ε was exceeded by {clients_text(facts.clients_over_target)}."
 
 
@@ -285,7 +285,7 @@ def _target_values(facts: Facts) -> Mapping[str, float]:
     values=_target_values,
 )
 def targets_kept(facts: Facts) -> str:
-    """State that no client spent more than its budget."""
+    """Return the sentence that no client spent more than its target ε."""
     targets = _targets(facts)
     who = "Every client" if len(targets) == len(facts.clients) else "Each of them"
     return (
@@ -296,7 +296,7 @@ def targets_kept(facts: Facts) -> str:
 
 @budget("Budgets", holds=lambda facts: facts.is_private and not _targets(facts))
 def no_targets(facts: Facts) -> str:
-    """State that the experiment gave the noise multiplier instead of a target ε."""
+    """Return the sentence that the experiment gave a noise multiplier and no target ε."""
     return "The noise multiplier was given without a target ε: no budget limited the spend."
 
 
@@ -311,7 +311,7 @@ def _withdrawn_rounds(facts: Facts) -> dict[str, int | None]:
     values=lambda facts: {"rounds": _withdrawn_rounds(facts)},
 )
 def withdrawals(facts: Facts) -> str:
-    """State which clients withdrew because their budget was spent."""
+    """Return the sentence on the clients that withdrew because their budget was spent."""
     withdrawn = facts.withdrawn_clients
     return (
         f"{count_text(len(withdrawn), 'client')} withdrew before the end because the budget "
@@ -326,7 +326,7 @@ def withdrawals(facts: Facts) -> str:
     values=lambda facts: {"updates": facts.lost_updates},
 )
 def lost_updates(facts: Facts) -> str:
-    """State how many updates were lost; their clients keep the charges."""
+    """Return the number of lost updates in words; their clients keep the charges."""
     return (
         f"{count_text(facts.lost_updates, 'update')} never reached the average. A charge is "
         "written before training starts and is never taken back. Every ε therefore includes each "
@@ -336,7 +336,7 @@ def lost_updates(facts: Facts) -> str:
 
 @TABLE.sentence("data access", "fact", "Access to private data in this run", holds=is_private)
 def data_access(facts: Facts) -> str:
-    """State which steps of the run read clients' examples."""
+    """Return the sentence on the steps of the run that read clients' examples."""
     kind = facts.kind
     return (
         f"Clients' examples were read for {kind.reads} only, and {kind.charged} is in the ledger. "
@@ -353,7 +353,7 @@ def data_access(facts: Facts) -> str:
     values=lambda facts: dict(facts.tuning or {}),
 )
 def tuning_declared(facts: Facts) -> str:
-    """State what the user declared about other runs on the same data."""
+    """Return the sentence on what the user declared about other runs on the same data."""
     declared = ", ".join(f"{name} {value}" for name, value in (facts.tuning or {}).items())
     return (
         f"Declared about other runs on the same data: {declared or 'no details'}. The "
@@ -369,7 +369,7 @@ def tuning_declared(facts: Facts) -> str:
     values=lambda facts: {"digest": facts.digest, "command": "fedsim verify ."},
 )
 def ledger(facts: Facts) -> str:
-    """State where charges are recorded, and the digest of all ledgers."""
+    """Return the sentence on where charges are recorded, with the digest of all ledgers."""
     who = "Each client writes its charge for a round to ledger.jsonl before it trains."
     if facts.trust.participation_rate is not None:
         who = "The server writes every client's charge to ledger.jsonl before it adds noise."
@@ -389,7 +389,7 @@ def ledger(facts: Facts) -> str:
     holds=lambda facts: facts.is_bounded and facts.tuning is None,
 )
 def tuning_not_charged(facts: Facts) -> str:
-    """State that ε does not include earlier runs on the same data."""
+    """Return the sentence that ε does not include earlier runs on the same data."""
     return (
         "Tuning runs on the same data are not charged: every run spends privacy, and this "
         "account covers one run only."

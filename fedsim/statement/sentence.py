@@ -1,4 +1,4 @@
-"""Tables of sentences: a row has a sentence's condition, its heading and its words."""
+"""Sentences of the privacy statement: each has a condition on facts, a heading and a text."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,16 +16,16 @@ Values = Callable[[Facts], Mapping[str, Any]]
 
 
 class UnsupportedClaimError(FedsimError, ValueError):
-    """The facts do not support a sentence."""
+    """Error of a sentence that the recorded facts do not support."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table of sentences; a call with facts returns the sentence.
+    """A sentence of the statement as a template; a call with facts returns the sentence.
 
     Attributes:
         identifier: id of the sentence in files.
-        point: point of the statement under which the sentence is listed.
+        point: heading of the statement's part that lists the sentence, such as "guarantee".
         kind: claim, fact, limit or warning.
         title: heading of the sentence on a page.
         holds: function that returns whether facts support the sentence.
@@ -54,7 +54,8 @@ class Row:
 class Sentence:
     """One sentence of the privacy statement.
 
-    Guarantee: an object exists only if the facts support its row, and only an object has a text.
+    Guarantee: an object exists only if the facts support the sentence, and only an object has a
+    text.
 
     Raises:
         UnsupportedClaimError: the facts do not support the sentence.
@@ -71,12 +72,12 @@ class Sentence:
 
     @property
     def point(self) -> str:
-        """The point of the statement under which the sentence is listed."""
+        """The part of the statement that lists the sentence, such as "guarantee"."""
         return self.row.point
 
     @property
     def kind(self) -> Kind:
-        """Whether the sentence is a claim, a fact, a limit or a warning."""
+        """The kind of the sentence: a claim, a fact, a limit or a warning."""
         return self.row.kind
 
     @property
@@ -86,12 +87,12 @@ class Sentence:
 
     @property
     def text(self) -> str:
-        """The sentence in words."""
+        """The text of the sentence."""
         return self.row.words(self.facts)
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """Every number of the text, unrounded, for programs."""
+        """All numbers of the text, unrounded, for programs."""
         return self.row.values(self.facts)
 
     def to_json(self) -> dict[str, Any]:
@@ -107,7 +108,7 @@ class Sentence:
 
 
 def is_bounded(facts: Facts) -> bool:
-    """Whether a finite ε of at least one release may be stated; the default condition of rows."""
+    """Whether a finite ε of at least one release may be stated; most sentences require this."""
     return facts.is_bounded
 
 
@@ -121,7 +122,7 @@ def _no_values(facts: Facts) -> Mapping[str, Any]:
 
 
 class StatementTable(list[Row]):
-    """A table of sentences: rows in the order of the statement."""
+    """A list of sentence templates, in the order of the statement."""
 
     def sentence(
         self,
@@ -132,12 +133,12 @@ class StatementTable(list[Row]):
         holds: Holds = is_bounded,
         values: Values = _no_values,
     ) -> Callable[[Words], Row]:
-        """Return a decorator that turns a function from facts to words into a row of this table.
+        """Return a decorator that adds a function from facts to text to this list, as a template.
 
         The name of the function is the id of the sentence in files.
 
         Args:
-            point: point of the statement under which the sentence is listed.
+            point: part of the statement that lists the sentence, such as "guarantee".
             kind: claim, fact, limit or warning.
             title: heading of the sentence on a page.
             holds: function that returns whether facts support the sentence; by default, whether

@@ -27,7 +27,7 @@ def statement_of(facts: Facts) -> tuple[Sentence, ...]:
 
 
 def in_words(sentences: Sequence[Sentence]) -> str:
-    """Return the core of the statement as one paragraph, to quote beside an ε."""
+    """Return the main sentences of the statement as one paragraph, to quote beside an ε."""
     return " ".join(
         sentence.text
         for sentence in sentences
@@ -36,7 +36,7 @@ def in_words(sentences: Sequence[Sentence]) -> str:
 
 
 def to_json(facts: Facts) -> dict[str, Any]:
-    """Return the statement's keys of `privacy.json`.
+    """Return the keys of `privacy.json` that the statement fills.
 
     The values of `profile` and `attack` are None without a finite ε.
     """

@@ -1,4 +1,4 @@
-"""Recorded facts about trust model and unit, and the conditions of each of the six cells."""
+"""Recorded facts about trust model and unit, and the conditions of each of their pairs."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,22 +19,23 @@ UNMET_CONDITIONS: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class TrustFacts:
-    """Facts about trust model and unit; None where a fact is not recorded or has no meaning.
+    """Recorded facts about trust model and unit; None if a fact is unknown or has no meaning.
 
     Attributes:
         trust: local, distributed or central.
         unit: example or client.
-        min_clients: m, the smallest number of clients in a sum that is opened.
-        colluding_clients: t, the number of clients of a sum that may collude with its observer or
-            add no noise.
+        min_clients: smallest number m of clients in a sum that is opened.
+        colluding_clients: number t of clients of a sum that may collude with its observer or add no
+            noise.
         local_steps: number of noisy steps of a client in a round.
         optimizer: optimizer of the clients; "sgd" is plain SGD.
         opened_sums: number of clients in each sum that was opened.
-        unexplained: first client whose ε needs more noise than the shares in its sums have.
-        participation_rate: probability p of each client, drawn independently and in secret.
-        weighting: name of the clients' weights, for the client unit.
-        votes: `queries`, `answers`, `sigma_threshold` and `sigma` of PATE; None where clients
-            train.
+        unexplained: first client whose ε needs more noise than the clients' shares in its sums
+            have; None if there is no such client.
+        participation_rate: probability of each client to take part, drawn independently and in
+            secret.
+        weighting: name of the clients' weights, if the unit is the client.
+        votes: `queries`, `answers`, `sigma_threshold` and `sigma` of PATE; None if clients train.
     """
 
     trust: str = "local"
@@ -51,26 +52,27 @@ class TrustFacts:
 
     @property
     def protects_client(self) -> bool:
-        """Whether the unit is the client: everything that it has."""
+        """Whether the unit is the client, that is, everything that it has."""
         return protects_client(self.unit)
 
     @property
     def observers(self) -> tuple[Observer, ...]:
-        """The observers against whom there is a certificate, the observer of the claim first."""
+        """The adversaries against whom there is a guarantee; the first is that of the run's ε."""
         return OBSERVERS.get(self.trust, ())
 
     @property
     def honest_clients(self) -> int:
-        """H = m - t, the smallest number of honest clients in an opened sum; 0 if not recorded."""
+        """Smallest number of honest clients in an opened sum, m - t; 0 if not recorded."""
         if self.min_clients is None or self.colluding_clients is None:
             return 0
         return max(0, self.min_clients - self.colluding_clients)
 
     def event_types(self, of_batches: str | None) -> frozenset[str]:
-        """Return the types that a client's events may have.
+        """Return the types of events that a client's ledger may have.
 
         Args:
-            of_batches: type of the event of one batch; None where no sampling of batches is known.
+            of_batches: type of the event of one batch; None if the sampling of batches is not
+                known.
         """
         if not self.protects_client:
             return frozenset() if of_batches is None else frozenset({of_batches})
@@ -84,7 +86,7 @@ LOCAL_EXAMPLE = TrustFacts()
 
 
 def trust_objections(trust: TrustFacts, secure: Mapping[str, Any] | None) -> Iterator[str]:
-    """Yield objections to the trust model and unit of a record, beside `conditions.unmet`.
+    """Yield reasons why the recorded trust model, unit or sums do not support ε.
 
     Args:
         trust: facts about trust model and unit.
@@ -99,7 +101,7 @@ def trust_objections(trust: TrustFacts, secure: Mapping[str, Any] | None) -> Ite
 
 
 def unmet_conditions(secure: Mapping[str, Any] | None) -> list[str]:
-    """Return the names in `UNMET_CONDITIONS` of the conditions that a run did not record as met.
+    """Return the names of the conditions in `UNMET_CONDITIONS` not recorded as met.
 
     Args:
         secure: recorded facts on secure aggregation; None without it.

@@ -1,1 +1,1 @@
-"""Tools built on the simulator: they import it, and it never imports them."""
+"""Tools built on the simulator: they import the simulator, and it never imports them."""

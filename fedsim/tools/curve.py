@@ -26,14 +26,14 @@ _SETTINGS = {
 
 
 class StepNumbers(click.ParamType):
-    """Numbers of steps as an option: `1000`, `10,100,1000`, or `10..1000` (`..1000` from 1 on)."""
+    """Click type of numbers of steps: `1000`, `10,100,1000`, `10..1000` or `..1000`."""
 
     name = "steps"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[int, ...]:
-        """Return ascending numbers of steps; a range gives 1, 2, 5, 10, 20, ... within it."""
+        """Return ascending numbers of steps; a range gives 1, 2, 5, 10, 20, ... inside it."""
         if isinstance(value, tuple):
             return value
         first, dots, last = value.partition("..")
@@ -54,14 +54,14 @@ class StepNumbers(click.ParamType):
 
 
 class Orders(click.ParamType):
-    """Rényi orders as an option, such as `2,4,8`."""
+    """Click type of Rényi orders, such as `2,4,8`."""
 
     name = "orders"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[float, ...]:
-        """Return the orders; the accountant checks their range later."""
+        """Return the orders as numbers; the accountant checks their range later."""
         try:
             return tuple(float(part) for part in value.split(","))
         except ValueError:

@@ -1,9 +1,10 @@
 """Replay of a run: its federation runs again in memory and is compared with the run's records.
 
 Every charge and every unencrypted upload is compared client by client, and the global model after
-every round. Under secure aggregation the server sees no uploads, so only the model is compared.
+every round. Under secure aggregation the server sees no uploads, so only charges and the model are
+compared.
 
-A replay imports the plug-ins and reads the data that the experiment names: replay only a run whose
+A replay imports the plug-ins and reads the data that the experiment names. Replay only a run whose
 plug-ins you trust.
 """
 
@@ -37,7 +38,7 @@ from fedsim.tools.replay_channel import MemoryJournal, RecordedRound, ReplayGrid
 
 
 class ReplayImpossibleError(InputError):
-    """Raised if a run cannot be replayed here, which says nothing against the run."""
+    """Error of a run that cannot be replayed here; the run itself may be sound."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ class Replay:
         rounds: number of rounds that were run again.
         uploads: number of uploads that were recomputed and compared.
         charges: number of charges that were recomputed and compared.
-        problems: the differences in the first round that has any, in ascending order of clients.
+        problems: the differences in the first round that has differences, in ascending order of
+            clients.
     """
 
     rounds: int
@@ -62,15 +64,15 @@ def replay_run(
 ) -> Replay:
     """Run a federation again and compare its charges, uploads and models with the run's records.
 
-    Guarantee: without problems, every recorded charge, the tag of every recorded upload, and the
-    digest of the global model after every round are those that this fedsim computes from the
-    experiment, its seed and its data.
+    Guarantee: if no problem is found, this fedsim computes the same records from the experiment,
+    its seed and its data: every charge, the tag of every upload, and the digest of the global model
+    after every round.
 
     Args:
         directory: directory of a run that passed verification.
         base: the directory that the experiment's relative paths refer to; None means the current
             directory.
-        phases: progress phases of the caller.
+        phases: object to which the phases of the work are reported.
 
     Raises:
         ReplayImpossibleError: the run cannot be replayed here; the message says why.

@@ -1,4 +1,4 @@
-"""Channel of a replay: recorded clients train again, all others repeat their recorded answer.
+"""Channel of a replay: clients that trained in the run train again, all others repeat their record.
 
 Which clients failed or withdrew may have depended on the machine (a worker that died, an
 interrupt), so it is taken from the record. A client's computation does not depend on the others.
@@ -43,29 +43,29 @@ class RecordedRound:
 
     @cached_property
     def participants(self) -> frozenset[int]:
-        """The clients whose updates are in the aggregate."""
+        """The clients whose updates are in the average of the round."""
         return frozenset(() if self.row is None else self.row["participants"])
 
     @cached_property
     def asked(self) -> frozenset[int]:
-        """The clients that trained: those charged, with an upload, or in the aggregate."""
+        """The clients that trained: those with a charge, an upload, or a part in the average."""
         return frozenset(self.charges) | frozenset(self.uploads) | self.participants
 
     @cached_property
     def withdrawals(self) -> Mapping[int, str]:
-        """The recorded reason of each client that withdrew from the federation, by client."""
+        """The recorded reasons of clients that withdrew from the federation, by client."""
         rows = () if self.row is None else self.row["withdrawn"]
         return {row["client"]: str(row["reason"]) for row in rows}
 
     @cached_property
     def failures(self) -> Mapping[int, str]:
-        """The recorded reason of each client that failed, by client."""
+        """The recorded reasons of clients that failed, by client."""
         rows = () if self.row is None else self.row["failed"]
         return {row["client"]: str(row["reason"]) for row in rows}
 
 
 def read_recorded(directory: RunDirectory) -> Sequence[RecordedRound]:
-    """Return the rounds of a run, from the first to the last one with any record.
+    """Return the recorded rounds of a run, from round 1 to the last round with any record.
 
     Args:
         directory: directory of a run that passed verification.
@@ -92,16 +92,16 @@ NOT_RECORDED = "nothing of this client was recorded"
 
 @dataclass
 class MemoryJournal:
-    """A ledger in memory with the charges of a replay.
+    """A ledger in memory that holds the charges of a replay.
 
     Attributes:
-        charges: charges by client, oldest first.
+        charges: the charges of each client, oldest first.
     """
 
     charges: dict[int, list[Charge]] = field(default_factory=dict)
 
     def history(self, client: int, *, after: int = 0) -> tuple[Charge, ...]:
-        """Return the charges of a client, oldest first, without the first `after` of them."""
+        """Return the charges of a client, oldest first, without the first `after` charges."""
         return tuple(self.charges.get(client, [])[after:])
 
     def append(self, charge: Charge) -> None:
@@ -121,12 +121,12 @@ class MemoryJournal:
 
 @dataclass(frozen=True)
 class ReplayChannel:
-    """A channel that sends requests only to the recorded clients.
+    """A channel that sends training requests only to the clients that trained in the run.
 
     Attributes:
         channel: the channel to all clients.
         rounds: the recorded rounds, from the first.
-        failures: mapping that receives, by client, the errors of clients that trained again.
+        failures: mapping to which errors of clients that train again are added, by client.
         is_secret: whether the record names no participants, so that every drawn client trains.
     """
 
@@ -138,7 +138,7 @@ class ReplayChannel:
     def train(
         self, requests: Mapping[int, TrainRequest], *, timeout: float | None
     ) -> Iterator[tuple[int, TrainAnswer]]:
-        """Yield (node, answer) of each client, as `ClientChannel.train` does."""
+        """Yield (node, answer) for each client, as `ClientChannel.train` does."""
         self.failures.clear()
         if not requests:
             return
@@ -167,14 +167,14 @@ def _recorded_answer(recorded: RecordedRound, client: int) -> TrainAnswer:
 
 
 class ReplayGrid(LocalGrid):
-    """A local grid whose direct channel is a `ReplayChannel`.
+    """A local Flower grid that sends requests through a `ReplayChannel`.
 
     Args:
         client_app: the ClientApp of every node.
         num_clients: number of nodes.
         run_id: Flower's id of the run.
         rounds: the recorded rounds, from the first.
-        failures: mapping that receives, by client, the errors of clients that trained again.
+        failures: mapping to which errors of clients that train again are added, by client.
         is_secure: whether updates are summed by secure aggregation.
         is_secret: whether the record names no participants, so that every drawn client trains.
     """
@@ -196,6 +196,6 @@ class ReplayGrid(LocalGrid):
         self._is_secret = is_secret
 
     def direct_channel(self) -> ReplayChannel:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return the channel that sends requests only to the recorded clients."""
+        """Return the channel that sends requests only to clients that trained in the run."""
         channel = super().direct_channel() or MessageChannel(self, self._reply_type)
         return ReplayChannel(channel, self._rounds, self._failures, self._is_secret)

@@ -1,4 +1,4 @@
-"""Interfaces of a run's callbacks and of trackers, and the numbers of a round for trackers."""
+"""Protocols of run callbacks and of trackers, and the numbers of a round that trackers get."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 
 class RunCallback(Protocol):
-    """The callbacks of a run, such as those of the terminal.
+    """A callback object for the start, the rounds and the end of a run.
 
-    The object may also have a method `phase(name)`, which is called at the start of each phase
-    outside of the rounds ("checking the model", "writing the report"), and with "" after the last
+    The object may also have a method `phase(name)`. It is called at the start of each phase outside
+    of the rounds ("checking the model", "writing the report"). It is called with "" after the last
     of several phases.
     """
 
     def started(self, federation: "Federation", path: Path) -> None:
-        """Called before the first round.
+        """Receive the federation and the run directory; called before the first round.
 
         Args:
             federation: the federation that runs.
@@ -30,21 +30,21 @@ class RunCallback(Protocol):
         ...
 
     def round_finished(self, row: Mapping[str, Any]) -> None:
-        """Called after each round with its line of `rounds.jsonl`."""
+        """Receive the line of `rounds.jsonl` of a finished round; called after each round."""
         ...
 
     def ended(self) -> None:
-        """Called once, after the last round."""
+        """Receive the end of the run; called once, after the last round."""
         ...
 
 
 def phases_of(callback: RunCallback | None) -> Phases:
-    """Return phases that are announced to a callback object, if it has a method for phases."""
+    """Return an object that times phases and announces each to a callback object, if it can."""
     return Phases(partial(tell_phase, callback))
 
 
 def tell_phase(callback: RunCallback | None, name: str) -> None:
-    """Announce a phase to a callback object, if it has a method for phases.
+    """Announce a phase to a callback object, if it has a method `phase`.
 
     Args:
         callback: the callback object; None to announce nothing.
@@ -56,11 +56,11 @@ def tell_phase(callback: RunCallback | None, name: str) -> None:
 
 
 class CheckingCallback:
-    """Forwards all calls to another callback object, and calls a check after each round.
+    """A callback object that calls a check after each round, and another callback object.
 
     Args:
         check: the check, which may raise to end the run.
-        callback: the other callback object; None to call the check alone.
+        callback: the other callback object, which gets all calls; None to call the check alone.
     """
 
     def __init__(self, check: Callable[[], None], callback: RunCallback | None) -> None:
@@ -68,29 +68,29 @@ class CheckingCallback:
         self._observer = callback
 
     def phase(self, name: str) -> None:
-        """Forward the name of a phase."""
+        """Forward the name of a phase to the other callback object."""
         tell_phase(self._observer, name)
 
     def started(self, federation: "Federation", path: Path) -> None:
-        """Forward the start of the run."""
+        """Forward the start of the run to the other callback object."""
         if self._observer is not None:
             self._observer.started(federation, path)
 
     def round_finished(self, row: Mapping[str, Any]) -> None:
-        """Forward the line of a round, then call the check."""
+        """Forward the line of a round to the other callback object, then call the check."""
         if self._observer is not None:
             self._observer.round_finished(row)
         self._check()
 
     def ended(self) -> None:
-        """Forward the end of the run."""
+        """Forward the end of the run to the other callback object."""
         if self._observer is not None:
             self._observer.ended()
 
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """The description of a run that its trackers get.
+    """The description of a run that is passed to its trackers.
 
     Attributes:
         name: the experiment's name.
@@ -104,14 +104,14 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """A tool that records the metrics of a run."""
+    """Protocol of a tool that records the settings and metrics of a run."""
 
     def start(self, run: TrackedRun) -> None:
-        """Called before the first round, and again when the run is resumed."""
+        """Start recording; called before the first round, and again when the run is resumed."""
         ...
 
     def log(self, round_number: int, metrics: Mapping[str, float]) -> None:
-        """Called after each round.
+        """Record the metrics of a round; called after each round.
 
         Args:
             round_number: the round, from 1.
@@ -121,7 +121,7 @@ class Tracker(Protocol):
         ...
 
     def finish(self) -> None:
-        """Called once, after the last round."""
+        """End the recording; called once, after the last round."""
         ...
 
 
@@ -129,7 +129,7 @@ _SCORES = ("test_", "clients_", "train_")
 
 
 def row_numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a line of `rounds.jsonl` by name, without values that are no numbers.
+    """Return the numbers in a line of `rounds.jsonl` by name; other values are left out.
 
     Numbers in a mapping are named `key.inner`, and scores by class `test_recall_per_class.0`. Any
     other list, such as `participants`, is replaced by its length.

@@ -1,4 +1,4 @@
-"""Logs to MLflow at `MLFLOW_TRACKING_URI`, or to files in `mlflow/` of the run directory."""
+"""Tracker for MLflow, at `MLFLOW_TRACKING_URI` or in files in `mlflow/` of the run directory."""
 
 import os
 import time
@@ -12,10 +12,10 @@ _MAX_VALUE_CHARS = 500  # MLflow refuses longer parameters
 
 
 class MlflowTracker:
-    """Logs a run's settings as MLflow parameters, and its metrics over the rounds (extra `mlflow`).
+    """A tracker that logs settings as MLflow parameters, and metrics by round (extra `mlflow`).
 
-    A separate MLflow client is used, so MLflow's global state, which the caller may use, does not
-    change.
+    It uses an MLflow client of its own. So MLflow's global state, which the caller may use, does
+    not change.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class MlflowTracker:
         self._run_id = ""
 
     def start(self, run: TrackedRun) -> None:
-        """Create the MLflow run, or continue the MLflow run of a resumed run."""
+        """Create an MLflow run; a resumed run continues the MLflow run that it began."""
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         os.environ.setdefault(
             "MLFLOW_ALLOW_FILE_STORE", "true"
@@ -46,7 +46,7 @@ class MlflowTracker:
             self._client.log_param(self._run_id, key, str(value)[:_MAX_VALUE_CHARS])
 
     def log(self, round_number: int, metrics: Mapping[str, float]) -> None:
-        """Log the metrics of a round."""
+        """Log the metrics of a round to MLflow."""
         now = int(time.time() * 1000)
         for name, value in metrics.items():
             self._client.log_metric(self._run_id, name, value, timestamp=now, step=round_number)

@@ -1,4 +1,4 @@
-"""Logs to TensorBoard event files in `tensorboard/` of the run directory."""
+"""Tracker for TensorBoard, which writes event files in `tensorboard/` of the run directory."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from fedsim.tracking.callbacks import TrackedRun
 
 
 class TensorBoardTracker:
-    """Writes metrics as scalars, which `tensorboard --logdir runs` shows (extra `tensorboard`)."""
+    """A tracker that writes metrics as TensorBoard scalars (extra `tensorboard`)."""
 
     def __init__(self) -> None:
         self._writer: Any = None

@@ -1,4 +1,4 @@
-"""The trackers that `runtime.trackers` names: built in, or a plug-in `./file.py:Tracker`.
+"""The trackers that `runtime.trackers` may name: built in, or a plug-in `./file.py:Tracker`.
 
 A plug-in is a class or function without arguments. It returns a tracker (`start`, `log`, `finish`)
 or a callback object (`started`, `round_finished`, `ended`). A tracker that fails is removed with a
@@ -37,7 +37,7 @@ _OBSERVER = ("started", "round_finished", "ended")
 
 
 class TrackerError(FedsimError, RuntimeError):
-    """A tracker is not installed, or has not a tracker's methods; the message names the fix."""
+    """Error of a tracker that is not installed or lacks a method; the message names the fix."""
 
     exit_code = ExitCode.WRONG_INPUT
 
@@ -53,7 +53,7 @@ def add_trackers(
         base: the directory in which relative paths of plug-ins start.
 
     Raises:
-        TrackerError: a tracker is not installed, or has not a tracker's methods; none was started.
+        TrackerError: a tracker is not installed or lacks a method; no tracker was started.
         PluginError: the plug-in of a tracker cannot be loaded.
     """
     if not names:

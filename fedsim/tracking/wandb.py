@@ -1,4 +1,4 @@
-"""Logs to an offline run of Weights & Biases in `wandb/` of the run directory."""
+"""Tracker for Weights & Biases, which writes an offline run in `wandb/` of the run directory."""
 
 import os
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from fedsim.tracking.callbacks import TrackedRun
 
 
 class WandbTracker:
-    """Logs settings and metrics offline, for `wandb sync` to upload (extra `wandb`)."""
+    """A tracker that logs settings and metrics offline, for `wandb sync` (extra `wandb`)."""
 
     def __init__(self) -> None:
         self._run: Any = None
@@ -37,7 +37,7 @@ class WandbTracker:
         )
 
     def log(self, round_number: int, metrics: Mapping[str, float]) -> None:
-        """Log the metrics of a round."""
+        """Log the metrics of a round to the offline run."""
         self._run.log(dict(metrics), step=round_number)
 
     def finish(self) -> None:

@@ -1,1 +1,1 @@
-"""Zeroth-order steps: their settings, and their public random directions."""
+"""Zeroth-order steps (from loss differences): settings and public random directions."""

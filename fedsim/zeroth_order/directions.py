@@ -1,7 +1,7 @@
-"""Public random directions as functions of (seed, round, step, number), equal for all parties.
+"""Public random directions, which depend on (seed, round, step, number) and nothing else.
 
-All parties repeat the updates from the coefficients of the steps. So directions are drawn by numpy
-on the CPU, and updates are added up in a fixed order without fused operations.
+Server and clients compute the same model update from the coefficients of the steps. So directions
+are drawn by numpy on the CPU, and updates are added in a fixed order without fused operations.
 """
 
 from dataclasses import dataclass, field
@@ -17,12 +17,12 @@ _MAX_KEPT_VALUES = 1 << 22  # 16 MB
 
 @dataclass(frozen=True)
 class Directions:
-    """The random directions of an experiment.
+    """Random directions of an experiment, along which the model is measured and moved.
 
     Attributes:
-        seed: the experiment's seed, which may be public: directions do not depend on data.
-        size: d, the number of trained values of the model.
-        settings: the number of directions of a step, and their law.
+        seed: the experiment's seed; it may be public, because directions do not depend on data.
+        size: the number d of trained values of the model.
+        settings: the number of directions in a step, and their distribution.
     """
 
     seed: int
@@ -33,7 +33,7 @@ class Directions:
     )
 
     def direction(self, round_number: int, step: int, number: int) -> NDArray[np.float32]:
-        """Return one direction, float32 (d,), read-only.
+        """Return one direction as a read-only float32 array (d,).
 
         Args:
             round_number: number of the round, from 1.
@@ -65,8 +65,8 @@ class Directions:
         """Add the update of a round to the trained values, in place.
 
         Args:
-            values: flat trained values (d,).
-            coefficients: coefficient of each step and direction (K, P).
+            values: trained values as one flat array (d,).
+            coefficients: coefficient of each of K steps and P directions, (K, P).
             round_number: number of the round, from 1.
         """
         for step, row in enumerate(coefficients):

@@ -1,4 +1,4 @@
-"""Settings `local.gradient`: gradients by backward passes, or zeroth-order slopes."""
+"""Settings of `local.gradient`: backward passes, or zeroth-order steps from loss differences."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Literal
@@ -11,14 +11,13 @@ MAX_DIRECTIONS = 4096
 
 
 class BackwardPasses:
-    """Facts of training with gradients by backward passes, the default.
+    """Properties of training with backward passes, the default for gradients.
 
     Attributes:
-        saves_derived_model: whether the saved model is computed from the values that are sent.
-        public_parts: keys that the steps add to the public parts of model and training.
+        saves_derived_model: whether the saved model is computed from the values that clients send.
+        public_parts: keys that such steps add to the public description of model and training.
         not_audited: message with which an audit refuses such steps; "" if it accepts them.
-        not_advised: message with which advice on schedules refuses such steps; "" if it accepts
-            them.
+        not_advised: message with which `fedsim plan --advise` refuses such steps, or "".
     """
 
     saves_derived_model = False
@@ -64,5 +63,5 @@ class ZerothOrderSettings(Settings):
 
     @property
     def public_parts(self) -> Mapping[str, int]:
-        """The number of public directions of a step, by its key."""
+        """Number of public directions in a step, by its key."""
         return {"directions": self.directions}

@@ -1,1 +1,1 @@
-"""How updates are aggregated: the mean, noisy sums, aggregators, clients' weights."""
+"""Aggregation of client updates: weighted means, noisy sums, and the clients' weights."""

@@ -1,10 +1,10 @@
-"""Aggregators turn the client updates of a round into their weighted mean.
+"""Aggregators: objects that turn the client updates of a round into their weighted mean.
 
-`PlainAggregator` sees every update; `fedsim.server.secure.aggregator` sees only their sum.
+`PlainAggregator` sees every single update; `fedsim.server.secure.aggregator` sees only the sum.
 
 Floating-point addition is not associative, so an average in order of arrival differs from run to
-run. `OrderedMean`, a running float64 sum, adds the updates in an order fixed before the round. An
-update that arrives before its turn waits in memory.
+run. `OrderedMean` therefore adds updates to a float64 sum in an order that is fixed before the
+round. An update that arrives before its turn waits in memory.
 """
 
 import math
@@ -29,14 +29,14 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class InvalidUpdateError(FedsimError, ValueError):
-    """An update is refused as part of the mean; the message names the array and the fault."""
+    """Error for an update that is not accepted; the message names the array and the fault."""
 
 
 def check_update(update: Arrays, reference: Arrays) -> None:
-    """Check that an update has the layout of the global model and only finite numbers.
+    """Check that an update is finite and has the layout of the global model; raise if not.
 
     Args:
-        update: the client's arrays by name, in the order of the model.
+        update: the client's arrays by name, in the order of the global model.
         reference: the global model, arrays by name.
 
     Raises:
@@ -58,7 +58,7 @@ def check_update(update: Arrays, reference: Arrays) -> None:
 
 
 class OrderedMean:
-    """Weighted mean of client updates, independent of their order of arrival.
+    """Weighted mean of client updates that does not depend on their order of arrival.
 
     Call `add` or `skip` once for each client of `order`. The result has the dtypes of `reference`;
     integer arrays (counters such as `num_batches_tracked`) are rounded.
@@ -99,7 +99,7 @@ class OrderedMean:
         self._arrive(client, (update, weight))
 
     def skip(self, client: int) -> None:
-        """Leave out a client that failed or did not reply."""
+        """Leave out a client that failed or did not reply; call it once for each such client."""
         self._arrive(client, None)
 
     def result(self) -> dict[str, np.ndarray] | None:
@@ -158,25 +158,25 @@ def _cast(value: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 class RoundAbortedError(FedsimError):
-    """The round is aborted: none of its updates may become part of the model."""
+    """Error that aborts a round: none of its updates may become part of the model."""
 
 
 class ClientAnswer(Protocol):
-    """The fields that every client's reply has beside its update."""
+    """Interface of a client's reply: the fields that it has beside its update."""
 
     @property
     def spend(self) -> ClientSpend | None:
-        """The client's privacy spend; None without privacy."""
+        """Privacy spend of the client; None without privacy."""
         ...
 
     @property
     def delay(self) -> float:
-        """The simulated delay of the reply, in seconds."""
+        """Simulated delay of the reply, in seconds."""
         ...
 
     @property
     def clip_norm(self) -> AdaptiveClipNorm | None:
-        """The client's adaptive clip norm; None where the clip norm is fixed."""
+        """Adaptive clip norm of the client; None if the clip norm is fixed."""
         ...
 
 
@@ -185,20 +185,19 @@ A = TypeVar("A", TrainReply, SealedReply)
 
 @dataclass(frozen=True)
 class AggregationResult:
-    """The aggregate of one round.
+    """Aggregate of the client updates of one round.
 
     Attributes:
-        arrays: the weighted mean of the client models; None where no client is in the aggregate.
+        arrays: the weighted mean of the client models; None if no client is in the aggregate.
         lost: the reason for each client that was added but is missing from the aggregate.
         metrics: the mean of each declared metric, by name.
         clipped: number of update values that were clipped before the sum.
         clipped_metrics: number of clients that clipped a metric.
-        sums: the exact sums, int64 by name, where clients send integers; None where they do not,
-            and where no client is in the aggregate.
-        clip_count: the noisy count from which the adaptive clip norm is updated, in steps of its
-            grid; None where the clip norm is fixed.
-        models: the stacked client models (n, ...) by name, ascending by client, where they are
-            kept; else empty.
+        sums: the exact sums of the clients' integers, int64 by name. The value is None if clients
+            send no integers, or if no client is in the aggregate.
+        clip_count: the noisy count that updates the adaptive clip norm, in grid steps (a step is
+            the value of the integer 1 in the sum). None if the clip norm is fixed.
+        models: the stacked models of n clients (n, ...) by name, ascending by client, or empty.
     """
 
     arrays: ArrayRecord | None
@@ -212,21 +211,21 @@ class AggregationResult:
 
     @cached_property
     def values(self) -> Mapping[str, np.ndarray]:
-        """The aggregate's arrays by name; empty where no client is in the aggregate."""
+        """Arrays of the aggregate by name; empty if no client is in the aggregate."""
         return {} if self.arrays is None else to_numpy(self.arrays)
 
 
 class Aggregator(ABC, Generic[A]):
-    """Aggregates the client updates of one round after another.
+    """Base class of objects that aggregate the client updates of a round.
 
-    Between `begin` and `finish`, call `add` or `skip` once for each client of the round.
+    An aggregator serves every round of a run. Between `begin` and `finish`, call `add` or `skip`
+    once for each client of the round.
 
     Attributes:
         reply_type: the class of the clients' answers.
         name: the aggregator's name in logs.
-        retried: number of queries of the last round that were sent again.
-        declared_metrics: names of the metrics that clients send in a secure sum; None without
-            secure aggregation.
+        retried: number of queries that the server had to repeat in the last round.
+        declared_metrics: names of the metrics in a secure sum; None without secure aggregation.
         ends_run_on_abort: whether an aborted round ends the run.
     """
 
@@ -240,34 +239,35 @@ class Aggregator(ABC, Generic[A]):
     def begin(
         self, round_number: int, arrays: ArrayRecord, clients: Sequence[int], grid: Grid
     ) -> ConfigRecord | None:
-        """Begin a round; return the record that its train requests carry beside the model.
+        """Begin a round; return extra fields for its train requests, or None for no extra fields.
 
         Args:
             round_number: the round, from 1.
             arrays: the global model that clients start from.
             clients: the clients to ask, ascending.
-            grid: the grid over which helpers are asked.
+            grid: Flower's grid, over which helpers of secure aggregation are asked.
 
         Raises:
             RoundAbortedError: no aggregate is possible, so no client is asked.
         """
 
     def scale(self, clip_norm: float | None) -> None:
-        """Set the adaptive clip norm of the next round's updates.
+        """Set the adaptive clip norm S of the updates of the next round.
 
         Args:
-            clip_norm: the clip norm S; None where it is fixed.
+            clip_norm: the clip norm S, an L2 norm; None if it is fixed.
         """
 
     def weigh(self, client: int, factor: float) -> None:
-        """Multiply a client's planned weight in this round; call it before `add`.
+        """Multiply a client's planned weight by a factor, in this round only; call it before `add`.
 
         Args:
             client: the client's number.
             factor: the multiplier, > 0.
 
         Raises:
-            ValueError: the clients weigh their updates themselves, as in a secure sum.
+            ValueError: the factor is not 1, but clients weigh their own updates, as in a secure
+                sum.
         """
         if factor != 1.0:
             raise ValueError(f"client {client} weighs its own update, got a factor of {factor:g}")
@@ -277,16 +277,16 @@ class Aggregator(ABC, Generic[A]):
         """Add a client's update to the aggregate.
 
         Raises:
-            InvalidUpdateError: the update is refused, and the client is skipped.
+            InvalidUpdateError: the update is not accepted, and the client is skipped.
         """
 
     @abstractmethod
     def skip(self, client: int) -> None:
-        """Leave a client out of the aggregate."""
+        """Leave a client of the round out of the aggregate."""
 
     @abstractmethod
     def finish(self) -> AggregationResult:
-        """Return the aggregate of the round, with the clients that are missing from it.
+        """Return the aggregate of the round, and the clients that are missing from it.
 
         Raises:
             RoundAbortedError: the updates cannot be aggregated.
@@ -294,13 +294,13 @@ class Aggregator(ABC, Generic[A]):
 
 
 class PlainAggregator(Aggregator[TrainReply]):
-    """Computes the weighted mean of updates, each of which the server sees.
+    """Aggregator that sees every single update and computes the weighted mean.
 
-    Guarantee: a client has its planned weight, whatever it reports.
+    Guarantee: a client has its planned weight, whatever the client reports.
 
     Args:
         weights: the weights of all clients.
-        keeps_models: whether the result of a round holds every client's model.
+        keeps_models: whether the result of a round also holds every client's model.
     """
 
     reply_type = TrainReply
@@ -316,21 +316,21 @@ class PlainAggregator(Aggregator[TrainReply]):
     def begin(
         self, round_number: int, arrays: ArrayRecord, clients: Sequence[int], grid: Grid
     ) -> ConfigRecord | None:
-        """Begin a round, whose train requests carry the model only."""
+        """Begin a round; train requests get no extra fields, so the result is None."""
         self._mean, self._models = OrderedMean(clients, to_numpy(upload_base(arrays))), {}
         self._factors = {}
         return None
 
     def weigh(self, client: int, factor: float) -> None:
-        """Multiply the planned weight of a client in this round."""
+        """Multiply the planned weight of a client by a factor > 0, in this round only."""
         self._factors[client] = factor
 
     def add(self, client: int, answer: TrainReply) -> None:
-        """Add a client's model with its planned weight times its factor of `weigh`.
+        """Add a client's model with its planned weight, times the factor that `weigh` set.
 
         Raises:
-            InvalidUpdateError: the model is refused by `OrderedMean.add`, or the client reports
-                another number of examples than its weight was planned for.
+            InvalidUpdateError: `OrderedMean.add` refuses the model, or the client's number of
+                examples is not the one that its weight was planned for.
         """
         try:
             self._weights.check_examples(client, answer.examples)
@@ -348,7 +348,7 @@ class PlainAggregator(Aggregator[TrainReply]):
         self._current.skip(client)
 
     def finish(self) -> AggregationResult:
-        """Return the mean, without arrays where no client with a positive weight was added."""
+        """Return the mean; it has no arrays if no client with a positive weight was added."""
         mean, self._mean = self._current.result(), None
         kept = [self._models[client] for client in sorted(self._models)]
         models = {name: np.stack([model[name] for model in kept]) for name in (kept or [{}])[0]}

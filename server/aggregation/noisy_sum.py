@@ -1,13 +1,14 @@
-"""The mean model of a round from integer updates, with the server's noise under central trust.
+"""Mean model of a round from integer updates, with the server's noise under central trust.
 
-Clients send integers on one grid; their sum is exact, in clear or by secure aggregation. With
-central trust the server then adds integer noise, one draw for the sum. All further steps are
-functions of the noisy integers: the scale of the grid, the divisor, the strategy.
+Clients round their updates to integers, multiples of one public grid step. So the sum is exact,
+with or without secure aggregation. Under central trust (the server may see raw sums), the server
+adds integer noise to the sum. Scaling, division and the algorithm's step then use only noisy
+integers.
 
-Repeated rounds: noise of the seed is keyed by the round, so a second sum with the same noise would
-reveal the difference of two sums. Before the noise is drawn, `OpenedSums` writes the clients and a
-digest of the sum to disk. After a crash the same sum gets the same noise, or the round is aborted.
-The moment of the crash does not matter: whatever may have been released is on record.
+Repeated rounds: seeded noise depends on the round. So a second, different sum of the same round
+would get the same noise, and the difference of the two sums would be revealed. Before the noise is
+drawn, `OpenedSums` writes the clients and a digest of the sum to disk. After a crash at any moment,
+the same sum gets the same noise, or the round is aborted.
 """
 
 import hashlib
@@ -42,23 +43,22 @@ _DIGEST_BYTES = 32
 
 @dataclass(frozen=True)
 class ServerNoise:
-    """The noise that the server adds to a sum, one draw in each round.
+    """Noise that the server adds to a sum, with one draw in each round.
 
     Attributes:
-        seed: the experiment's seed; None where the noise is from the operating system, and so
-            never the same twice.
+        seed: the experiment's seed; None for noise from the operating system, which never repeats.
     """
 
     seed: int | None
 
     def source(self, round_number: int) -> NoiseSource:
-        """Return the noise source of a round."""
+        """Return the random source from which a round's noise is drawn."""
         if self.seed is None:
             return SecureNoise()
         return SeededNoise(stream_key(self.seed, Purpose.SERVER_NOISE, round_number=round_number))
 
     def digest(self, round_number: int, sums: Integers) -> str:
-        """Return a keyed digest of a round's sums, or "" where the noise cannot be repeated.
+        """Return a keyed digest of a round's sums, or "" if the noise cannot be drawn again.
 
         Args:
             round_number: the round, from 1.
@@ -75,12 +75,12 @@ class ServerNoise:
 
 
 class NoisySum(Aggregator[Any]):
-    """Computes the weighted mean of integer updates, with the server's noise where it is planned.
+    """Aggregator for integer updates: their weighted mean, with the server's noise if planned.
 
-    Guarantee: with `plan.server_noise` the result is a function of Σ + Z, integers, where Z are
-    independent rounded normals of standard deviation 2²⁴, one draw for the round. The client set
-    and a digest of Σ are on disk before Z is drawn. A round whose sum differs from the recorded one
-    is aborted.
+    Guarantee: with `plan.server_noise` the result is a function of Σ + Z, where Σ is the sum of the
+    clients' integers. Z are independent rounded normals of standard deviation 2²⁴, drawn once for
+    the round. The client set and a digest of Σ are on disk before Z is drawn. A round whose sum
+    differs from the recorded sum is aborted.
 
     Edge cases:
 
@@ -92,15 +92,13 @@ class NoisySum(Aggregator[Any]):
 
     Args:
         sums: the aggregator that adds up the clients' integers.
-        plan: the grid, the divisor and the party that adds the noise.
+        plan: the value of an integer step, the divisor of the sum, and who adds the noise.
         weights: the weights of all clients.
-        noise: the server's noise; unused where clients add the noise.
-        opened_sums: the record of sums that got noise, also in earlier processes.
-        secret: whether nobody but the server may know the participants; the record of opened sums
-            then names no client.
-        tied: for each parameter name that shares its values with another (tied weights), that
-            other name. Tied tensors have one sum and one draw of noise: a second draw would
-            reveal more of them.
+        noise: the server's noise; unused if clients add the noise.
+        opened_sums: the record of sums that already got noise, in this or an earlier process.
+        secret: whether only the server may know the participants; then no record names a client.
+        tied: for tied weights, the name of the other parameter with the same values. Tied tensors
+            have one sum and one noise draw; a second draw would reveal more of them.
     """
 
     def __init__(
@@ -128,10 +126,10 @@ class NoisySum(Aggregator[Any]):
     def begin(
         self, round_number: int, arrays: ArrayRecord, clients: Sequence[int], grid: Grid
     ) -> ConfigRecord | None:
-        """Begin a round; return the record that its train requests carry beside the model.
+        """Begin a round; return extra fields for its train requests, or None for no extra fields.
 
         Raises:
-            RoundAbortedError: the aggregator of the sums aborts the round.
+            RoundAbortedError: the aggregator that adds up the integers aborts the round.
         """
         self._round_number, self._added = round_number, set()
         self._reference = to_numpy(upload_base(arrays))
@@ -143,8 +141,8 @@ class NoisySum(Aggregator[Any]):
         """Add a client's integers to the sum.
 
         Raises:
-            InvalidUpdateError: the integers do not fit the plan, or an earlier process opened the
-                sum of this round without the client.
+            InvalidUpdateError: the integers do not fit the plan, or an earlier process added noise
+                to the sum of this round without the client.
         """
         admissible = None
         if self._plan.server_noise and not self._secret:
@@ -165,8 +163,8 @@ class NoisySum(Aggregator[Any]):
         """Return the mean model from the noisy sum.
 
         Raises:
-            RoundAbortedError: the sum cannot be opened, or an earlier process added this round's
-                noise to another sum.
+            RoundAbortedError: there is no sum, or an earlier process added this round's noise to
+                another one.
         """
         try:
             result = self._sums.finish()
@@ -193,7 +191,7 @@ class NoisySum(Aggregator[Any]):
         )
 
     def scale(self, clip_norm: float | None) -> None:
-        """Set the clip norm S of the next round's updates; a grid step is S · `plan.unit`."""
+        """Set the clip norm S of the next round's updates; one integer step is S · `plan.unit`."""
         self._scale = 1.0 if clip_norm is None else clip_norm
 
     def _record(self, clients: set[int], sums: Integers) -> None:
@@ -226,7 +224,7 @@ class NoisySum(Aggregator[Any]):
 
 
 def add_noise(sums: Integers, source: NoiseSource) -> dict[str, np.ndarray]:
-    """Return integer sums plus integer noise, from one draw for all tensors.
+    """Return integer sums plus integer noise, with one noise draw for all tensors together.
 
     Args:
         sums: int64 arrays by name.
@@ -246,14 +244,16 @@ _CAPACITY = 1 << 62  # largest |sum| in int64 that leaves room for the server's 
 
 
 class IntegerSum(Aggregator[TrainReply]):
-    """Adds up clients' integers that the server sees in clear; exact in any order.
+    """Aggregator that adds up the clients' integers, each of which the server can read.
+
+    The sum is exact, so the order does not matter.
 
     Args:
-        plan: names, shapes and bound of a client's integers.
+        plan: the plan with the names, shapes and largest absolute value of a client's integers.
         num_clients: the largest number of clients in one sum.
 
     Raises:
-        ValueError: a sum of so many clients could leave int64.
+        ValueError: a sum of so many clients could exceed int64.
     """
 
     reply_type = TrainReply
@@ -272,7 +272,7 @@ class IntegerSum(Aggregator[TrainReply]):
     def begin(
         self, round_number: int, arrays: ArrayRecord, clients: Sequence[int], grid: Grid
     ) -> ConfigRecord | None:
-        """Begin a round; its requests carry the model only."""
+        """Begin a round; train requests get no extra fields, so the result is None."""
         shapes = self._plan.shapes.items()
         self._sums = {name: np.zeros(shape, np.int64) for name, shape in shapes}
         self._added = 0
@@ -282,7 +282,8 @@ class IntegerSum(Aggregator[TrainReply]):
         """Add a client's integers to the sum.
 
         Raises:
-            InvalidUpdateError: a name, shape or dtype is wrong, or an integer is beyond the bound.
+            InvalidUpdateError: a name, shape or dtype is wrong, or an integer exceeds the plan's
+                bound.
         """
         values = to_numpy(answer.arrays)
         check_integers(values, self._plan)
@@ -294,19 +295,19 @@ class IntegerSum(Aggregator[TrainReply]):
         """Leave a client out of the sum."""
 
     def finish(self) -> AggregationResult:
-        """Return the sums; `sums` of the result is None where no client was added."""
+        """Return the sums; `sums` of the result is None if no client was added."""
         return AggregationResult(None, sums=self._sums if self._added else None)
 
 
 def check_integers(values: Mapping[str, np.ndarray], plan: SumPlan) -> None:
-    """Check that a client's integers have the layout of the plan and keep its bound.
+    """Check that a client's integers have the planned layout and do not exceed the bound.
 
     Args:
         values: the client's int64 arrays by name.
-        plan: the names, shapes and bound to check against.
+        plan: the plan with the names, shapes and largest absolute value to check against.
 
     Raises:
-        InvalidUpdateError: a name, shape or dtype is wrong, or an integer is beyond the bound.
+        InvalidUpdateError: a name, shape or dtype is wrong, or an integer exceeds the bound.
     """
     if list(values) != list(plan.shapes):
         missing = [name for name in plan.shapes if name not in values]

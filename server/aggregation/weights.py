@@ -1,9 +1,9 @@
 """Clients' weights in the mean of a round: whole numbers, fixed by the public plan before round 1.
 
-A client's weight is n^a / z^b with its number of examples n and its noise z (`WeightingSettings`).
-Weights depend on nothing that a client reports and on nothing private, so they are post-processing
-of the uploads. They are whole numbers, so that plain sums, secure sums and nodes on other machines
-use the same ones.
+With n examples and noise z, a client's weight is n^a / z^b (`WeightingSettings` has a and b).
+Weights depend on no report of a client and on nothing private, so weighting is post-processing of
+the uploads. They are whole numbers, so plain sums, secure sums and all machines use the same
+weights.
 """
 
 import math
@@ -20,17 +20,17 @@ _FINE_UNITS = 1 << 40  # the heaviest client's weight before shares are capped
 
 
 class WeightingError(InputError, ValueError):
-    """No weights follow from the plan's values; the message names the setting and the fix."""
+    """Error if no valid weights exist; the message names the setting and the fix."""
 
 
 @dataclass(frozen=True)
 class PlanValues:
-    """The public values of one client's plan that its weight depends on.
+    """Public values that determine one client's weight.
 
     Attributes:
         examples: the client's number of examples.
-        noise: the client's noise multiplier over its sampling rate, z / q; 1 without privacy. The
-            noise in an average of n examples is proportional to `noise` / n.
+        noise: the client's noise multiplier divided by its sampling rate. The value is 1 without
+            privacy. The noise in an average of n examples is proportional to `noise` / n.
     """
 
     examples: int
@@ -39,16 +39,14 @@ class PlanValues:
 
 @dataclass(frozen=True)
 class ClientWeights:
-    """The weights of all clients, the same in every round.
+    """Weights of all clients, the same in every round.
 
-    In a round each participant's share of the mean is its weight over the sum of the participants'
-    weights.
+    In a round, a participant counts with its weight over the sum of all participants' weights.
 
     Attributes:
         name: the name of the weighting, for messages.
-        values: the weight of each client, a whole number >= 0; 0 only for a client without
-            examples.
-        examples: the number of examples of each client where weights depend on it, else empty.
+        values: the weight of each client, a whole number; 0 only for a client without examples.
+        examples: the number of examples of each client if weights depend on it, else empty.
     """
 
     name: str
@@ -61,18 +59,18 @@ class ClientWeights:
         return all(value == 1 for value in self.values)
 
     def announced(self, client: int) -> int | None:
-        """Return the weight that a client's requests state; None where all weights are 1."""
+        """Return the weight that train requests to a client state; None if all weights are 1."""
         return None if self.is_uniform else self.values[client]
 
     def check_examples(self, client: int, examples: int) -> None:
-        """Check that a client reports the number of examples that its weight was planned for.
+        """Check that a client reports the number of examples for which its weight was planned.
 
         Args:
             client: the client's number.
             examples: the number of examples that it reports.
 
         Raises:
-            WeightingError: the plan has another number of examples.
+            WeightingError: the number differs from the planned one.
         """
         if self.examples and examples != self.examples[client]:
             raise WeightingError(
@@ -82,7 +80,7 @@ class ClientWeights:
 
 
 def uniform_weights(num_clients: int) -> ClientWeights:
-    """Return a weight of 1 for each client."""
+    """Return weights of 1 for all clients."""
     return ClientWeights("uniform", (1,) * num_clients)
 
 
@@ -95,14 +93,14 @@ def plan_weights(
 ) -> ClientWeights:
     """Return the weights of all clients under a weighting rule.
 
-    The weights of `noise` are rounded to whole numbers between 1 and `units`, the weight of the
-    heaviest client. The rounding is public.
+    Under the rule `noise`, weights are scaled so that the largest is `units`, and rounded to whole
+    numbers >= 1. The rounding is public.
 
     Args:
-        weighting: the powers of size and noise, and the largest share.
+        weighting: the exponents of size and noise, and the largest share of one client in a mean.
         clients: the public plan values of each client.
-        clients_per_round: the number of clients that a round asks.
-        units: the weight of the heaviest client, >= 1.
+        clients_per_round: the number of clients that are asked in a round.
+        units: the largest weight, >= 1.
 
     Raises:
         WeightingError: only some of the clients add noise, or no weights keep `max_share`.

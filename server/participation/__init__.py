@@ -1,4 +1,4 @@
-"""The participants of each round, by a public schedule or a secret draw.
+"""Participants of each round, chosen by a public schedule or a secret draw.
 
 | module | content |
 |---|---|

@@ -1,16 +1,16 @@
 """Asynchronous rounds on a simulated clock: FedBuff (Nguyen et al. 2022, algorithm 1).
 
 `concurrency` clients train at the same time. A client that finishes puts its update into the
-server's buffer, and the server starts another client, drawn uniformly, from the current model. When
-the buffer holds `buffer_size` updates, the server applies them: that is a round. A client may have
-started some rounds earlier: its update is stale, and is scaled by (1 + s)^(-1/2), where s is the
-number of rounds that were applied while it trained.
+server's buffer. The server then draws another client uniformly and starts it from the current
+model. When the buffer holds `buffer_size` updates, the server applies them: that is a round. A
+client may have started some rounds earlier. If s rounds were applied while it trained, its update
+has staleness s and is scaled by (1 + s)^(-1/2).
 
-The schedule is a function of the seed and of public settings: no duration depends on a client's
-data or on a machine. So each client's trainings are known before round 1.
+The schedule depends only on the seed and public settings. Training times are simulated, so they
+depend on no data and no machine. So it is known before round 1 when each client trains.
 
-A client is in a buffer at most once, so that it has one training, one charge and one draw of noise
-in a round: the server starts clients that neither train nor wait in the buffer.
+A client is in a buffer at most once, so it has one training, one charge and one noise draw in a
+round. For this, the server starts only clients that neither train nor wait in the buffer.
 """
 
 import heapq
@@ -24,14 +24,14 @@ from fedsim.server.participation.settings import DurationLaw
 
 @dataclass(frozen=True)
 class BufferedRound:
-    """One asynchronous round: one full buffer of updates.
+    """An asynchronous round: one full buffer of updates.
 
     Attributes:
         clients: the clients whose updates are in the buffer, ascending.
-        starts: for each of these clients, the round whose global model it trained from; 0 for the
-            initial model.
-        time: the simulated time at which the buffer was full.
-        pending: the rounds whose global models other clients are still training from.
+        starts: for each of these clients, the round that produced the global model it started from;
+            0 stands for the initial model.
+        time: the simulated time at which the buffer was full, in the unit of the training times.
+        pending: the rounds whose global models other clients still train from.
     """
 
     clients: tuple[int, ...]
@@ -40,22 +40,22 @@ class BufferedRound:
     pending: frozenset[int] = frozenset()
 
     def start_of(self, client: int) -> int:
-        """Return the round whose global model a client of the buffer trained from."""
+        """Return the round that produced the global model from which a client started."""
         return self.starts[self.clients.index(client)]
 
 
 @dataclass(frozen=True)
 class BufferedSchedule:
-    """The schedule of asynchronous rounds.
+    """Schedule of asynchronous rounds.
 
-    Guarantee: a round depends on the fields alone, and further rounds change no earlier one.
+    Guarantee: a round depends on these attributes alone, and later rounds do not change it.
 
     Attributes:
         seed: the experiment's seed.
         num_clients: the number of clients of the federation, N.
         concurrency: the number of clients that train at the same time, <= N.
-        buffer_size: the number of updates of a round, <= N.
-        durations: the distribution of the training time, or a time > 0 for each client.
+        buffer_size: the number of updates in a round, <= N.
+        durations: the distribution of simulated training times, or one time > 0 for each client.
     """
 
     seed: int
@@ -72,11 +72,11 @@ class BufferedSchedule:
         return self.round(round_number).clients
 
     def sizes(self, rounds: int) -> tuple[int, int]:
-        """Return the fewest and the most clients of a round, both `buffer_size`."""
+        """Return the smallest and largest number of clients of a round; both are `buffer_size`."""
         return self.buffer_size, self.buffer_size
 
     def round(self, round_number: int) -> BufferedRound:
-        """Return round `round_number` >= 1; the simulation runs up to it on the first call."""
+        """Return round `round_number` >= 1; the first call simulates all rounds up to it."""
         if not self._clock:
             self._clock.append(_Clock(self))
         return self._clock[0].round(round_number)

@@ -1,17 +1,16 @@
-"""The participants of each round, by a public schedule or a secret draw, and its stragglers.
+"""Participants of each round, by a public schedule or a secret draw, and the stragglers.
 
-A public schedule is fixed by the seed and by public settings before the run. It depends on nothing
-private and is known in advance, so each client's number of rounds, and with it its noise, can be
-planned. The server knows the schedule too, so it gives no privacy amplification, and none is
-claimed.
+A public schedule is fixed by the seed and by public settings before the run. So each client's
+number of rounds is known in advance, and its noise can be planned. The server knows the schedule
+too, so it gives no privacy amplification, and none is claimed.
 
-A Poisson draw includes each client independently. With privacy it is secret: nobody but the server
-learns who takes part, so every client is charged for every round, whether it was drawn or not, with
-amplification by the draw. With noise from the operating system the draw uses that randomness too,
-and no schedule exists.
+A Poisson draw includes each client independently. With privacy the draw is secret: only the server
+learns who takes part. So every client is charged for every round, drawn or not, and the charge
+includes amplification by the draw. If noise is from the operating system, so is the draw; then
+there is no schedule.
 
-Stragglers do a part of their local work (Li et al. 2020, FedProx). The seed determines who
-straggles and how many steps a straggler takes: public facts, like the schedule.
+Stragglers do only a part of their local work (Li et al. 2020, FedProx). The seed determines who
+straggles and how many steps a straggler takes, so both are public.
 """
 
 import secrets
@@ -47,18 +46,18 @@ from fedsim.server.settings import FederationSettings
 
 @dataclass(frozen=True)
 class Stragglers:
-    """The stragglers of each round and their numbers of steps.
+    """Random but public choice of the stragglers of each round and their numbers of steps.
 
     Attributes:
         seed: the experiment's seed.
-        share: the share of a round's clients that straggle; their number is rounded.
+        share: the fraction of a round's clients that straggle; the number of stragglers is rounded.
     """
 
     seed: int
     share: float
 
     def count(self, clients: int) -> int:
-        """Return the number of stragglers among the clients of a round."""
+        """Return how many of the given number of clients of a round are stragglers."""
         return min(clients, int(self.share * clients + 0.5))
 
     def among(self, clients: tuple[int, ...], round_number: int) -> frozenset[int]:
@@ -78,12 +77,12 @@ class Stragglers:
     def steps(self, client: int, round_number: int, whole: int) -> int:
         """Return a straggler's number of local steps, uniform on 1 to `whole` - 1.
 
-        A round of one step cannot be divided, so the straggler takes that step.
+        A round of one step cannot be divided, so then the straggler takes that step.
 
         Args:
             client: the straggler's number.
             round_number: the round >= 1.
-            whole: the client's local steps in a whole round.
+            whole: the number of local steps that the client takes in a full round.
         """
         if whole < 2:
             return whole
@@ -94,17 +93,17 @@ class Stragglers:
 
 @dataclass(frozen=True)
 class Participation:
-    """The participation of clients in the rounds of a federation.
+    """Participation of clients in the rounds of a federation: who takes part when.
 
     Attributes:
         seed: the experiment's seed.
         num_clients: the number of clients of the federation, N.
-        clients_per_round: k, the most clients of a round; with Poisson draws their expected number.
+        clients_per_round: the largest number k of clients in a round; expected for Poisson draws.
         rounds: the number of rounds.
         settings: how the clients of a round are drawn.
-        is_secret: whether nobody but the server may learn who takes part in a round.
-        is_keyed: whether draws follow from the seed, else from the operating system's randomness.
-        partial_work: the settings of stragglers; None where there are none.
+        is_secret: whether only the server may learn who takes part in a round.
+        is_keyed: whether draws follow from the seed, not from the operating system's randomness.
+        partial_work: the settings of stragglers; None for no stragglers.
     """
 
     seed: int
@@ -129,7 +128,7 @@ class Participation:
         private: bool = False,
         secure_noise: bool = False,
     ) -> "Participation":
-        """Return the participation of an experiment.
+        """Build the participation of an experiment from its settings.
 
         Args:
             settings: the `federation:` section of the experiment.
@@ -156,12 +155,12 @@ class Participation:
 
     @property
     def scheme(self) -> str:
-        """The name of the participation scheme, such as `uniform`."""
+        """Name of the participation scheme, such as `uniform`."""
         return self.settings.scheme
 
     @cached_property
     def schedule(self) -> Schedule:
-        """The schedule of the clients of every round, where draws follow from the seed."""
+        """Schedule of the clients of every round, for draws that follow from the seed."""
         settings, basis = self.settings, (self.seed, self.num_clients, self.clients_per_round)
         match settings:
             case UniformParticipation():
@@ -189,12 +188,15 @@ class Participation:
 
     @property
     def buffered(self) -> BufferedSchedule | None:
-        """The schedule of asynchronous rounds; None where rounds are synchronous."""
+        """Schedule of asynchronous rounds; None if rounds are synchronous."""
         return self.schedule if isinstance(self.schedule, BufferedSchedule) else None
 
     @cached_property
     def round_sizes(self) -> tuple[int, int]:
-        """The fewest clients of a non-empty round, and the most of any round, without failures."""
+        """Smallest number of clients in a non-empty round, and largest number in any round.
+
+        Clients that fail are counted.
+        """
         fewest, most = self.schedule.sizes(self.rounds)
         if not self._drops:
             return fewest, most
@@ -203,11 +205,11 @@ class Participation:
 
     @cached_property
     def stragglers(self) -> Stragglers:
-        """The draw of stragglers and of their numbers of steps."""
+        """Random choice of the stragglers and of their numbers of steps."""
         return Stragglers(self.seed, 0.0 if self.partial_work is None else self.partial_work.share)
 
     def stragglers_in(self, round_number: int) -> frozenset[int]:
-        """Return the stragglers of a round, even if `on_partial: drop` leaves them out of it."""
+        """Return the stragglers of a round, even if `on_partial: drop` removes them from it."""
         if self.partial_work is None:
             return frozenset()
         if round_number not in self._stragglers:
@@ -221,19 +223,19 @@ class Participation:
 
     @property
     def rate(self) -> float:
-        """The probability k / N with which a client takes part in a round."""
+        """Probability that a client takes part in a round, `clients_per_round` over all clients."""
         return min(1.0, self.clients_per_round / self.num_clients)
 
     @property
     def secret_rate(self) -> float | None:
-        """The rate of a secret draw; None where participation is public."""
+        """Probability that a secret draw takes a client; None if participation is public."""
         return self.rate if self.is_secret else None
 
     def draw(self, round_number: int) -> tuple[int, ...]:
-        """Return the clients that take part in a round, in ascending order.
+        """Draw the clients that take part in a round; return them in ascending order.
 
-        Guarantee: a Poisson draw takes each client independently with probability exactly k / N.
-        Where draws are not keyed by the seed, each call is a fresh draw.
+        Guarantee: a Poisson draw takes each client independently with probability exactly k / N (k
+        expected clients of N). If draws do not follow from the seed, each call is a new draw.
         """
         if self.is_keyed:
             return self.in_round(round_number)
@@ -246,7 +248,7 @@ class Participation:
     def in_round(self, round_number: int) -> tuple[int, ...]:
         """Return the clients that may take part in a round, in ascending order.
 
-        These are the participants, or all clients where draws are not keyed by the seed.
+        These are the participants, or all clients if draws do not follow from the seed.
         """
         if not self.is_keyed:
             return tuple(range(self.num_clients))
@@ -257,20 +259,17 @@ class Participation:
         return tuple(client for client in clients if client not in left_out)
 
     def on_record(self, round_number: int) -> tuple[int, ...]:
-        """Return the participants of a round as the run's records name them.
-
-        Where participation is secret, the records name no client.
-        """
+        """Return the participants that the run's records name; none if participation is secret."""
         return () if self.is_secret else self.in_round(round_number)
 
     def charged_in(self, round_number: int) -> tuple[int, ...]:
-        """Return the clients that may be charged for a round, in ascending order."""
+        """Return the clients that may be charged for a round, ascending; all if it is secret."""
         return tuple(range(self.num_clients)) if self.is_secret else self.in_round(round_number)
 
     def rounds_of(self, client: int) -> tuple[int, ...]:
         """Return the rounds that a client is charged for, ascending.
 
-        These are the rounds it takes part in, or all rounds where participation is secret.
+        These are the rounds with the client, or all rounds if participation is secret.
         """
         if self._is_in_all_rounds:
             return tuple(range(1, self.rounds + 1))
@@ -278,7 +277,7 @@ class Participation:
         return tuple(rounds[ends[client] : ends[client + 1]].tolist())
 
     def planned_rounds(self) -> tuple[int, ...]:
-        """Return the number of rounds that each client is charged for."""
+        """Return the number of rounds that each client is charged for, in the order of clients."""
         if self._is_in_all_rounds:
             return (self.rounds,) * self.num_clients
         return tuple(np.diff(self._rounds_by_client[0]).tolist())
@@ -303,10 +302,10 @@ class Participation:
 
 
 def groups_of(settings: CyclicParticipation, num_clients: int) -> tuple[tuple[int, ...], ...]:
-    """Return the clients of each group that takes turns.
+    """Return the clients of each group, for groups of clients that take turns.
 
     Args:
-        settings: the settings of the groups.
+        settings: the settings with the members or the number of the groups.
         num_clients: the number of clients of the federation, at least the number of groups.
     """
     if settings.members is None:

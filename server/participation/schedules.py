@@ -1,7 +1,6 @@
-"""Public schedules of the clients of each round: uniform, Poisson, cyclic, availability trace.
+"""Public schedules of the clients of each round: uniform, Poisson, cyclic, availability.
 
-Each schedule is a function of the seed and of public settings. Further rounds change no earlier
-one.
+Each schedule depends only on the seed and public settings. Later rounds do not change earlier ones.
 """
 
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from fedsim.server.participation.settings import join_ranges, parse_ranges
 
 
 class Schedule(Protocol):
-    """A schedule returns the clients of every round."""
+    """Interface of a schedule, which says which clients are in each round."""
 
     @property
     def has_all(self) -> bool:
@@ -28,18 +27,21 @@ class Schedule(Protocol):
         ...
 
     def sizes(self, rounds: int) -> tuple[int, int]:
-        """Return the fewest clients of a non-empty round, and the most, in `rounds` rounds."""
+        """Return the smallest and the largest number of clients of a round, among `rounds` rounds.
+
+        Empty rounds do not count for the smallest number.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class UniformSchedule:
-    """Draws a fixed number of clients in each round, uniformly without replacement.
+    """Schedule that draws a fixed number of clients in each round, without replacement.
 
     Attributes:
         seed: the experiment's seed.
         num_clients: the number of clients of the federation, N.
-        clients_per_round: the number of clients of a round, k <= N.
+        clients_per_round: the number of clients in a round, k <= N.
     """
 
     seed: int
@@ -57,19 +59,19 @@ class UniformSchedule:
         return draw_of(everybody, self.clients_per_round, self.seed, round_number)
 
     def sizes(self, rounds: int) -> tuple[int, int]:
-        """Return the fewest and the most clients of a round, both k."""
+        """Return the smallest and the largest size of a round; both are `clients_per_round`."""
         size = min(self.clients_per_round, self.num_clients)
         return size, size
 
 
 @dataclass(frozen=True)
 class PoissonSchedule:
-    """Draws each client independently with probability exactly k / N (Poisson sampling).
+    """Poisson sampling: each client is in a round independently with probability exactly k / N.
 
     Attributes:
         seed: the experiment's seed.
         num_clients: the number of clients of the federation, N.
-        clients_per_round: the expected number of clients of a round, k.
+        clients_per_round: the expected number of clients in a round, k.
     """
 
     seed: int
@@ -91,21 +93,21 @@ class PoissonSchedule:
         return tuple(int(client) for client in (drawn < self.clients_per_round).nonzero()[0])
 
     def sizes(self, rounds: int) -> tuple[int, int]:
-        """Return the expected number of clients of a round, as both bounds."""
+        """Return the expected number of clients of a round, as both smallest and largest number."""
         size = min(self.clients_per_round, self.num_clients)
         return size, size
 
 
 @dataclass(frozen=True)
 class CyclicSchedule:
-    """Groups of clients that take turns (Eichner et al. 2019; Cho et al. 2023).
+    """Schedule in which groups of clients take turns (Eichner et al. 2019; Cho et al. 2023).
 
     Attributes:
         seed: the experiment's seed.
         groups: the clients of each group, ascending, in the order of the turns.
-        rounds_per_group: the number of rounds of a turn.
-        clients_per_round: the number of clients drawn from the group; a smaller group takes part
-            as a whole.
+        rounds_per_group: the number of consecutive rounds of a group's turn.
+        clients_per_round: the number of clients drawn from the group; a smaller group is taken
+            whole.
     """
 
     seed: int
@@ -122,7 +124,7 @@ class CyclicSchedule:
         return draw_of(group, self.clients_per_round, self.seed, round_number)
 
     def sizes(self, rounds: int) -> tuple[int, int]:
-        """Return the fewest and the most clients of a round."""
+        """Return the smallest and the largest number of clients of a round."""
         turns = -(-rounds // self.rounds_per_group)
         sizes = [min(len(group), self.clients_per_round) for group in self.groups[:turns]]
         return min(sizes), max(sizes)
@@ -130,13 +132,13 @@ class CyclicSchedule:
 
 @dataclass(frozen=True)
 class TraceSchedule:
-    """Draws clients uniformly among those that a public trace lists as available.
+    """Schedule that draws uniformly among the clients that a public trace lists as available.
 
     Attributes:
         seed: the experiment's seed.
-        num_clients: the number of clients, N; the trace may name no other client.
-        clients_per_round: the number of clients drawn; all where fewer are available.
-        availability: the trace as lines `clients: rounds`.
+        num_clients: the number of clients, N; the trace names clients 0 to N - 1 only.
+        clients_per_round: the number of clients drawn in a round; all if fewer are available.
+        availability: the trace, with lines `clients: rounds` and ranges such as `1-20`.
         period: the number of rounds after which the trace repeats; None for no repetition.
         min_available: the fewest available clients of a round; a round with fewer has no clients.
     """
@@ -151,7 +153,7 @@ class TraceSchedule:
     has_all = False
 
     def in_round(self, round_number: int) -> tuple[int, ...]:
-        """Return the clients of a round, in ascending order; none where too few are available."""
+        """Return the clients of a round, in ascending order; empty if too few are available."""
         place = round_number if self.period is None else (round_number - 1) % self.period + 1
         clients, first, end = self._windows
         available = np.unique(clients[(first <= place) & (place < end)])
@@ -160,7 +162,10 @@ class TraceSchedule:
         return draw_of(available, self.clients_per_round, self.seed, round_number)
 
     def sizes(self, rounds: int) -> tuple[int, int]:
-        """Return the fewest clients of a non-empty round, and the most; (0, 0) if all are empty."""
+        """Return the smallest and the largest number of clients of a round.
+
+        Empty rounds do not count for the smallest number; if all rounds are empty, both are 0.
+        """
         last = rounds if self.period is None else min(rounds, self.period)
         _, first, end = self._windows
         change = np.zeros(last + 2, dtype=np.int64)
@@ -175,7 +180,7 @@ class TraceSchedule:
 
     @cached_property
     def clients(self) -> frozenset[int]:
-        """The clients that the trace names."""
+        """Numbers of all clients that the trace names."""
         return frozenset(self._windows[0].tolist())
 
     @cached_property
@@ -202,7 +207,7 @@ class TraceSchedule:
 
 
 def equal_groups(num_clients: int, groups: int) -> tuple[tuple[int, ...], ...]:
-    """Return consecutive groups of clients whose sizes differ by at most 1.
+    """Divide clients into consecutive groups whose sizes differ by at most 1.
 
     Args:
         num_clients: the number of clients, >= `groups`.
@@ -213,7 +218,7 @@ def equal_groups(num_clients: int, groups: int) -> tuple[tuple[int, ...], ...]:
 
 
 def draw_of(clients: np.ndarray, number: int, seed: int, round_number: int) -> tuple[int, ...]:
-    """Draw clients uniformly without replacement; return them ascending, or all if too few.
+    """Draw clients uniformly without replacement, all if too few; return them ascending.
 
     Args:
         clients: the client numbers to draw from (n,), ascending.

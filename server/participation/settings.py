@@ -1,4 +1,4 @@
-"""Settings of `federation.participation`, a class for each scheme, and ranges (`1-20, 41-60`)."""
+"""Settings of `federation.participation`, a class for each scheme, and number ranges."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -34,7 +34,7 @@ def parse_ranges(text: str) -> list[range]:
 
 
 def join_ranges(ranges: Iterable[range]) -> list[range]:
-    """Merge ranges into ascending ranges of the same numbers that neither overlap nor touch."""
+    """Merge ranges, so that the result is ascending and no two ranges overlap or touch."""
     joined: list[range] = []
     for numbers in sorted(ranges, key=lambda item: item.start):
         if joined and numbers.start <= joined[-1].stop:
@@ -45,7 +45,7 @@ def join_ranges(ranges: Iterable[range]) -> list[range]:
 
 
 def ranges_of(numbers: Iterable[int]) -> list[range]:
-    """Return the ranges of consecutive numbers in an ascending sequence of distinct numbers."""
+    """Return the ranges of consecutive numbers in an ascending sequence without repetitions."""
     ordered = list(numbers)
     if not ordered:
         return []
@@ -58,7 +58,7 @@ def ranges_of(numbers: Iterable[int]) -> list[range]:
 
 
 def ranges_text(ranges: Iterable[range]) -> str:
-    """Return ranges as a text such as `1-20, 41`, which `parse_ranges` reads back."""
+    """Return ranges as a text such as `1-20, 41`, which `parse_ranges` can read."""
     return ", ".join(_texts(ranges))
 
 

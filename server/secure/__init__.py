@@ -1,1 +1,1 @@
-"""The server side of secure aggregation: leader, helper, masked sum, record of opened sums."""
+"""Server side of secure aggregation: protocols, helpers, and the record of released sums."""

@@ -1,4 +1,4 @@
-"""The aggregator of secure rounds: the server learns only the sum of updates, no single update."""
+"""Aggregator for secure aggregation: the server learns the sum of updates, no single update."""
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -40,19 +40,21 @@ _NO_HELPERS = AdditiveSettings(name="additive")  # `quantized` has no helpers to
 
 
 class SecureAggregator(Aggregator[SealedReply]):
-    """Computes the weighted mean, or the integer sum, of updates of which the server sees the sum.
+    """Aggregator for updates of which the server sees only the sum.
+
+    The result is the weighted mean, or the sum if clients send integers.
 
     Guarantee: a round ends with the exact mean over the clients in the sum, or it is aborted. An
-    aborted round names its error and leaves the model unchanged. Every run, also a resumed one, has
-    its own id, and every attempt at a round its own nonce, so no share is used twice. All attempts
-    at a round open the sum of the same client set (`opened_sums`).
+    aborted round names its error and leaves the model unchanged. Every start of a run, also a
+    resume, has a new id. Every attempt at a round has a new nonce, so no share is used twice. All
+    attempts at a round compute the sum of the same clients (`opened_sums`).
 
     Args:
         settings: the settings of secure aggregation.
-        codec: the encoder of updates as ring elements.
-        registered: the nodes of all clients and helpers.
-        opened_sums: the record of opened sums, also of earlier processes.
-        weights: the weights of all clients; a sum with other weights is refused.
+        codec: the encoder of updates as ring elements (integers modulo a power of 2).
+        registered: the Flower nodes of all clients and helpers.
+        opened_sums: the record of the sums that the server has learned, also in earlier processes.
+        weights: the planned weights of all clients; a sum with other weights is refused.
         plan: the digest of the privacy plan; "" without privacy.
     """
 
@@ -87,7 +89,7 @@ class SecureAggregator(Aggregator[SealedReply]):
     def begin(
         self, round_number: int, arrays: ArrayRecord, clients: Sequence[int], grid: Grid
     ) -> ConfigRecord | None:
-        """Begin a round and return the offer that train requests carry.
+        """Begin a round and return its parameters (the offer), which train requests carry.
 
         A round with too few clients is aborted here, before any client trains or is charged.
 
@@ -95,7 +97,7 @@ class SecureAggregator(Aggregator[SealedReply]):
             round_number: the round, ≥ 1.
             arrays: the global model at the start of the round.
             clients: the numbers of the round's clients.
-            grid: the grid that transports the messages.
+            grid: Flower's grid, which transports the messages.
 
         Raises:
             RoundAbortedError: there are too few clients, or a helper does not answer.
@@ -129,14 +131,14 @@ class SecureAggregator(Aggregator[SealedReply]):
         return offer
 
     def add(self, client: int, answer: SealedReply) -> None:
-        """Add a client's share or public keys.
+        """Add a client's share, or its public keys, from its train reply.
 
         Args:
             client: the client's number.
-            answer: the client's sealed reply.
+            answer: the client's reply, which holds no readable update.
 
         Raises:
-            InvalidUpdateError: the reply is refused, and the client is not in the sum.
+            InvalidUpdateError: the reply is not accepted, and the client is not in the sum.
         """
         admissible = self._opened_sums.admissible_clients(self._round_number)
         if admissible is not None and client not in admissible:
@@ -151,15 +153,15 @@ class SecureAggregator(Aggregator[SealedReply]):
         self._added.add(client)
 
     def skip(self, client: int) -> None:
-        """Continue the round without a client, which is then not in the sum."""
+        """Continue the round without a client; its update is then not in the sum."""
 
     def finish(self) -> AggregationResult:
-        """Open the sum and return the aggregated model, or the sums where clients send integers.
+        """Compute the sum and return the aggregated model, or the sums if clients send integers.
 
-        The result has neither if no upload was added.
+        If no upload was added, the result has neither model nor sums.
 
         Raises:
-            RoundAbortedError: the sum cannot be opened, or its weights are not those of the plan.
+            RoundAbortedError: the sum cannot be computed, or its weights are not as planned.
         """
         if not self._added:
             return AggregationResult(None)

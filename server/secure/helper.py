@@ -1,7 +1,8 @@
-"""A helper of additive sharing opens the clients' seeds and releases one sum for each round.
+"""A helper of additive secret sharing, which releases one sum of client shares per round.
 
-The helper is a state machine without network. Its state is a dictionary of plain values, which the
-node stores.
+Clients send each helper a random seed, encrypted with its key; the seed expands to the helper's
+share of the update. The helper is a state machine without network. Its state is a dictionary of
+plain values, which the node stores.
 """
 
 import hashlib
@@ -38,15 +39,15 @@ _Plain = str | int | bytes | list[str]
 
 @dataclass(frozen=True)
 class HelperState:
-    """The stored state of a helper; the names of its fields are part of the stored record.
+    """Stored state of a helper; the names of the fields are part of the stored format.
 
     Attributes:
         run_id: the name of the run; "" before the first hello.
-        private_key: the private sealing key of the run, 32 bytes.
-        min_clients: the larger of the helper's and the leader's `min_clients`.
+        private_key: the private key of the run, to which clients encrypt, 32 bytes.
+        min_clients: the fewest clients in a sum, the larger of the helper's and the server's value.
         answered: the last round whose sum was released; 0 before the first release.
-        question: the digest of the request that was answered in that round.
-        past: the names of earlier runs, which are refused, as their answers are not stored.
+        question: the digest of the request that was answered with that sum.
+        past: the names of earlier runs, which are refused because their answers are not stored.
     """
 
     run_id: str = ""
@@ -57,7 +58,7 @@ class HelperState:
     past: tuple[str, ...] = ()
 
     def to_record(self) -> dict[str, _Plain]:
-        """Return the state as plain values; they hold the private key, so keep them on the node."""
+        """Return the state as plain values, with the private key; they must not leave the node."""
         return {
             "run_id": self.run_id,
             "private_key": self.private_key,
@@ -85,7 +86,7 @@ class HelperState:
 
 @dataclass(frozen=True)
 class HelperRelease:
-    """The sum that a helper is about to release.
+    """Record of a sum that a helper is about to release.
 
     Attributes:
         run_id: the name of the run.
@@ -103,28 +104,28 @@ def _discard(release: HelperRelease) -> None:
 
 
 class Helper:
-    """A helper adds up the clients' shares that are sealed to it, and releases one sum per round.
+    """A helper: it adds up the shares that clients encrypt to it and releases one sum per round.
 
-    Guarantee: for each round at most one sum leaves the helper, never for fewer than `min_clients`
-    clients, only over envelopes that were sealed for exactly this run, round, model, layout, set of
-    asked clients and privacy plan. So an envelope enters at most one sum. The same request gets the
-    same answer. Another request for the same round is refused, because the difference of two sums
-    reveals single updates. Earlier rounds are refused. The helper sees the participants and their
-    seeds, which are independent of every update.
+    Guarantee: at most one sum per round leaves the helper, and never a sum of fewer than
+    `min_clients` clients. An encrypted share (envelope) counts only if it was made for exactly this
+    run, round, model, layout, set of asked clients and privacy plan. So an envelope enters at most
+    one sum. The same request gets the same answer. Another request for the same round is refused,
+    because the difference of two sums reveals single updates. Requests for earlier rounds are
+    refused. The helper sees the participants and their seeds, which depend on no update.
 
-    With `keys.client_fingerprints` each envelope needs the signature of its client's pinned key.
-    Without them `min_clients` counts envelopes, not people: a leader that seals envelopes of
-    clients that it made up can open a sum with one real client.
+    With `keys.client_fingerprints` each envelope needs a signature by the known key of its client.
+    Without these signatures, the server could invent clients and their envelopes. It could then
+    learn a sum in which only one client is real.
 
     Args:
-        helper: the number of this helper, ≥ 1 (the leader is 0).
-        settings: the settings in the helper's experiment; the leader can only raise `min_clients`.
-        state: the stored state; None before the first hello.
-        identity: the lasting key, which clients can pin and which signs the key of every run; None
-            for a helper without a lasting key.
-        record: called before a sum is released; returns when the release is on disk, and raises
-            SecureAggregationError if another sum of the round, or a sum of a later round, was
-            released.
+        helper: the number of this helper, ≥ 1 (the server is number 0).
+        settings: the settings of the helper's own file; the server can only raise `min_clients`.
+        state: the stored state; None before the first run.
+        identity: the long-term signing key, which signs the helper's key of every run. Clients can
+            check its fingerprint. None for a helper without a long-term key.
+        record: function that is called before a sum is released and returns when this is on disk.
+            It raises SecureAggregationError after a release of another sum of this or a later
+            round.
         num_clients: the number of clients in the helper's experiment, numbered from 0.
     """
 
@@ -147,16 +148,16 @@ class Helper:
         self._sharing = AdditiveSharing(SeedExpander(settings.prg))
 
     def hello(self, hello: Hello) -> HelloReply:
-        """Begin a run, or return the key of the run that has begun.
+        """Answer the first message of a run: begin the run if it is new, and return its public key.
 
-        Every run has a new sealing key, also under a lasting key. A helper that lost its state
-        therefore cannot open earlier envelopes, and an ended run cannot resume.
+        Every run has a new key for encryption, even if a long-term key signs it. So a helper that
+        lost its state cannot decrypt earlier envelopes, and an ended run cannot resume.
 
         Raises:
-            WireError: a field does not follow its rule.
+            WireError: a field of the message is malformed.
             ReplayError: the run has ended.
-            ContextMismatchError: the leader's parameters differ from the helper's.
-            PublicKeyError: the helper's key is not the one that the helper's settings pin.
+            ContextMismatchError: the server's parameters differ from the helper's.
+            PublicKeyError: the helper's key does not have the fingerprint in the helper's settings.
         """
         check_fields(hello)
         self._check_pin()
@@ -187,16 +188,16 @@ class Helper:
         return replace(reply, identity=self._identity.public, signature=signature)
 
     def combine(self, request: CombineRequest) -> CombineReply:
-        """Answer a request with the rejected clients, or with this helper's share of the sum.
+        """Answer a request with this helper's share of the sum, or with the rejected clients.
 
         Raises:
-            ReplayError: the request is of another run, or of an earlier round.
-            AlreadyAnsweredError: another request for this round was answered.
-            TooFewClientsError, CapacityError: the clients are fewer than `min_clients`, or more
+            ReplayError: the request is for another run, or for an earlier round.
+            AlreadyAnsweredError: a different request for this round was answered before.
+            TooFewClientsError, CapacityError: there are fewer clients than `min_clients`, or more
                 than `max_clients`.
             DuplicateClientError: a client occurs twice.
             ContextMismatchError: a client was not asked, or is not in the helper's experiment.
-            WireError: a field does not follow its rule, or lists differ in length.
+            WireError: a field of the message is malformed, or lists differ in length.
         """
         self._check(request)
         self._check_clients(request)

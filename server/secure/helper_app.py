@@ -1,4 +1,4 @@
-"""A helper node as a Flower ClientApp."""
+"""Flower ClientApp of a helper node, a party of secure aggregation beside server and clients."""
 
 from collections.abc import Callable
 
@@ -25,19 +25,20 @@ def make_helper_app(
     record_of: Callable[[Context, HelperRelease], None] = lambda _, __: None,
     num_clients: int = MAX_CLIENTS,
 ) -> ClientApp:
-    """Return the app of a helper node.
+    """Return the ClientApp of a helper node.
 
-    Guarantee: the helper's state is in `Context.state` before its reply leaves. Errors are replies
-    and are not raised: an engine may discard the state of an app that raised, and with it the
-    record of an answered round.
+    Guarantee: the helper's state is in `Context.state` before its reply leaves. Errors are sent as
+    replies and not raised. An engine may discard the state of an app that raised, and so forget
+    which round was answered.
 
     Args:
         settings: the secure-aggregation settings of the helper's experiment.
-        number_of: returns the helper number of a node, ≥ 1.
-        identity_of: returns the lasting key of a node, which signs the key of every run; called at
-            the hello. A SecureAggregationError that it raises becomes the reply.
-        record_of: writes a release to the node's disk before the sum leaves; raises
-            SecureAggregationError to refuse the release.
+        number_of: function that returns the helper number of a node, ≥ 1.
+        identity_of: function that returns the long-term key of a node, which signs the node's key
+            of every run. It is called at the first message of a run. A SecureAggregationError that
+            it raises becomes the reply.
+        record_of: function that writes a release to the node's disk before the sum leaves. It
+            raises SecureAggregationError to refuse the release.
         num_clients: the number of clients in the node's experiment.
     """
     app = ClientApp()

@@ -1,6 +1,7 @@
-"""The leader of additive sharing adds the clients' shares and opens the sum with the helpers.
+"""Server side of additive sharing: it adds the clients' shares and computes the sum.
 
-The leader is a state machine; the caller transports the messages:
+The server acts as the leader, with share number 0; the helpers have the other shares. The leader is
+a state machine, and the caller transports the messages:
 
     leader.add(upload)                                     for every upload
     while not leader.is_complete:
@@ -35,22 +36,22 @@ from fedsim.secagg.payload import DecodedSum, NamedArrays, PayloadCodec
 
 
 class Leader:
-    """One round of additive secret sharing on the server.
+    """State machine for one round of additive secret sharing on the server.
 
-    Guarantee: `open` returns the exact sum over the surviving clients, or raises. The order of
-    arrival and faults never change the model. Without helpers (`quantized`) the uploads are in
-    clear and the numbers are the same.
+    Guarantee: `open` returns the exact sum over the clients that did not drop out, or raises. The
+    order of arrival and faults never change the sum. Without helpers (protocol `quantized`) the
+    server sees the uploads, and the sums are the same.
 
-    If a helper rejects a client's envelope, the leader subtracts the client's share again: one bad
-    envelope does not end the round. So the leader keeps the shares of all clients until every
-    helper has sent its sum.
+    If a helper rejects a client's envelope (its encrypted share), the leader subtracts that
+    client's share again. So one bad envelope does not end the round. For this, the leader keeps all
+    clients' shares until every helper has sent its sum.
 
     Args:
-        codec: the encoder of updates as ring elements.
-        context: the context of the round, with a fresh nonce.
-        helpers: the numbers of the helpers, each ≥ 1; empty for the baseline `quantized`.
-        clients: the numbers of the round's clients.
-        min_clients: the smallest number of clients in a sum.
+        codec: the encoder of updates as ring elements (integers modulo a power of 2).
+        context: the run, round, model and fresh nonce to which all messages are bound.
+        helpers: the numbers of the helpers, each ≥ 1; empty for the protocol `quantized`.
+        clients: the numbers of the clients that are asked.
+        min_clients: the smallest number of clients that a sum may have.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Leader:
 
     @property
     def clients(self) -> list[int]:
-        """The clients in the sum so far, in ascending order."""
+        """Clients in the sum so far, in ascending order."""
         return sorted(self._envelopes)
 
     @property
@@ -86,10 +87,10 @@ class Leader:
         return self._summed_helpers == set(self._helpers)
 
     def offer(self, hellos: Mapping[int, HelloReply]) -> RoundOffer:
-        """Return the offer of the round.
+        """Return the parameters of the round (the offer), which train requests carry.
 
         Args:
-            hellos: each helper's reply to the hello, by helper number.
+            hellos: each helper's reply to the first message of the run, by helper number.
         """
         context = self._context
         replies = [hellos[helper] for helper in self._helpers]
@@ -109,11 +110,11 @@ class Leader:
         )
 
     def add(self, upload: Upload) -> None:
-        """Add a client's share to the sum; an upload that raises is not in the sum.
+        """Add a client's share to the sum; if this raises, the upload is not in the sum.
 
         Raises:
             DuplicateClientError: the client has uploaded before (the first upload counts).
-            ReplayError, ContextMismatchError: the upload is of another round or model, or of a
+            ReplayError, ContextMismatchError: the upload is for another round or model, or from a
                 client that was not asked.
             LayoutMismatchError, WireError, ShareMismatchError: the upload is malformed or damaged.
         """
@@ -133,11 +134,10 @@ class Leader:
             self._shares[upload.client] = upload.share
 
     def requests(self) -> dict[int, CombineRequest]:
-        """Return the next request to each helper, by helper number; empty when complete.
+        """Return the next request to each helper, by helper number; empty if the round is complete.
 
-        A single helper is asked for its sum at once. With more helpers, all first list the
-        envelopes that do not open: a helper that has released the sum of one client set releases no
-        other.
+        A single helper is asked for its sum at once. Several helpers first list the envelopes that
+        they cannot decrypt. A helper releases only one sum, so all must first agree on the clients.
 
         Raises:
             TooFewClientsError: fewer than `min_clients` clients are left.
@@ -149,14 +149,14 @@ class Leader:
         return {helper: self._request(helper, release) for helper in pending}
 
     def take(self, reply: CombineReply) -> None:
-        """Take a helper's reply: drop the clients it rejects, or add its share of the sum.
+        """Process a helper's reply: drop the clients that it rejects, or add its share of the sum.
 
         Raises:
-            ReplayError, ContextMismatchError: the reply is of another attempt or helper.
-            WireError: a field does not follow its rule, or the reply does not fit the request.
-            ShareMismatchError: the sum is of other clients, or damaged.
-            EnvelopeError: the helper rejects a client after another helper released its sum; the
-                round is lost.
+            ReplayError, ContextMismatchError: the reply is from another attempt or helper.
+            WireError: a field is malformed, or the reply does not fit the request.
+            ShareMismatchError: the sum is damaged, or is the sum of other clients.
+            EnvelopeError: the helper rejects a client after another released its sum. The round
+                fails.
         """
         check_fields(reply)
         where = {"round_number": self._context.server_round}
@@ -186,14 +186,15 @@ class Leader:
             self._shares.clear()
 
     def open(self, *, reference: NamedArrays | None) -> DecodedSum:
-        """Return the decoded sum.
+        """Return the decoded sum of the clients' updates.
 
         Args:
-            reference: the model that decoded changes are added to; None if clients sent parameters.
+            reference: the model to which decoded changes are added; None if clients sent models.
 
         Raises:
             AggregatorUnavailableError: a helper has not sent its share.
-            TooFewClientsError, ShareMismatchError, ZeroWeightError: see `PayloadCodec.decode`.
+            TooFewClientsError, ShareMismatchError, ZeroWeightError: the sum cannot be decoded;
+                `PayloadCodec.decode` says when.
         """
         self._check_enough()
         if not self.is_complete:

@@ -1,10 +1,10 @@
-"""The server of secure aggregation by pairwise masks: four stages, one sum.
+"""Server side of secure aggregation by pairwise masks (SecAgg, SecAgg+).
 
     keys -> rosters -> shares -> envelopes -> masked payloads -> unmask requests -> shares -> sum
 
 The server is a state machine without network. A client that misses a stage drops out of the
-following stages. Threat model: the server follows the protocol (semi-honest). Clients check the
-requests by which a deviating server could learn most, see `fedsim.clients.secure.masked_upload`.
+following stages. Threat model: the server follows the protocol (semi-honest). Clients check those
+requests with which a dishonest server could learn most (`fedsim.clients.secure.masked_upload`).
 """
 
 from collections.abc import Iterable
@@ -47,17 +47,17 @@ _Reply = KeysReply | SharesReply | MaskedReply | UnmaskReply
 
 
 class MaskedSum:
-    """One round of SecAgg or SecAgg+ on the server.
+    """State machine for one round of SecAgg or SecAgg+ on the server.
 
     Guarantee: `open` returns the exact sum over the clients whose masked payload arrived, or
-    raises. Recovered secrets are checked against public keys and commitments: a wrong share is
-    reported with its owner and never reaches the model.
+    raises. Secrets that are recovered from shares are checked against public keys and commitments.
+    So a wrong share is reported with its owner and never changes the model.
 
     Args:
-        codec: the encoder of updates as ring elements.
-        context: the context of the round, with a fresh nonce.
+        codec: the encoder of updates as ring elements (integers modulo a power of 2).
+        context: the run, round, model and fresh nonce to which all messages are bound.
         settings: the settings of secure aggregation.
-        clients: the numbers of the round's clients.
+        clients: the numbers of the clients that are asked.
     """
 
     def __init__(
@@ -83,18 +83,18 @@ class MaskedSum:
 
     @property
     def clients(self) -> list[int]:
-        """The clients in the sum, in ascending order."""
+        """Clients in the sum, in ascending order."""
         return sorted(self._summed_clients)
 
     @property
     def graph(self) -> NeighbourGraph:
-        """The graph whose edges are the pairs of clients that share masks, set by `rosters`."""
+        """Graph whose edges are the pairs of clients that share masks; `rosters` draws it."""
         if self._graph is None:
             raise ProtocolOrderError("the graph is drawn by rosters(); call it first")
         return self._graph
 
     def offer(self) -> RoundOffer:
-        """Return the offer of the round."""
+        """Return the parameters of the round (the offer), which train requests carry."""
         context = self._context
         return RoundOffer(
             run_id=context.run_id,
@@ -110,13 +110,13 @@ class MaskedSum:
         )
 
     def take_keys(self, reply: KeysReply) -> None:
-        """Take the public keys of a client.
+        """Store the public keys that a client sent.
 
         Raises:
             PublicKeyError: a key is malformed, of low order, or not distinct.
-            WireError: a field does not follow its rule.
+            WireError: a field of the message is malformed.
             DuplicateClientError: the client sent its keys before.
-            ContextMismatchError: the client was not asked in this stage.
+            ContextMismatchError: the client was not asked for its keys.
             ProtocolOrderError: the round is at another stage.
         """
         self._check_turn(reply, _KEYS, self._invited_clients, self._keys)
@@ -131,7 +131,7 @@ class MaskedSum:
         self._keys[reply.client] = reply
 
     def rosters(self) -> dict[int, Roster]:
-        """End the stage of keys, draw the graph and return each client's roster.
+        """End the stage of keys, draw the graph, and return each client's neighbours and keys.
 
         Raises:
             TooFewClientsError, ThresholdError: too few clients sent keys.
@@ -142,12 +142,12 @@ class MaskedSum:
         return {client: self._roster(graph, client) for client in graph.clients}
 
     def take_shares(self, reply: SharesReply) -> None:
-        """Take the sealed shares of a client's secrets.
+        """Store the encrypted shares of a client's secrets.
 
         Raises:
-            WireError: there is not exactly one envelope for each neighbour, or a field breaks its
-                rule.
-            DuplicateClientError, ContextMismatchError, ProtocolOrderError: as in `take_keys`.
+            WireError: a field is malformed, or the shares are not one for each neighbour.
+            DuplicateClientError, ContextMismatchError, ProtocolOrderError: the client sent this
+                message before, was not asked for it, or sent it at the wrong stage.
         """
         self._check_turn(reply, _SHARES, self._keys, self._shares)
         neighbours = self.graph.neighbours[reply.client]
@@ -160,10 +160,10 @@ class MaskedSum:
         self._shares[reply.client] = reply
 
     def mask_requests(self) -> dict[int, MaskRequest]:
-        """End the stage of shares and return, for each client, the envelopes of its neighbours.
+        """End the stage of shares and return the encrypted shares for each client, by client.
 
-        A client with fewer holders than the threshold is left out: its secrets could not be
-        recovered.
+        A client gets its shares of its neighbours' secrets. It is left out if fewer neighbours than
+        the threshold hold shares of its own secrets, which could then not be recovered.
 
         Raises:
             ThresholdError, TooFewClientsError: too many clients dropped out.
@@ -178,12 +178,13 @@ class MaskedSum:
         return {client: self._mask_request(client) for client in self._mask_peers}
 
     def take_masked(self, reply: MaskedReply) -> None:
-        """Add the masked payload of a client to the sum.
+        """Add the masked update that a client sent to the sum.
 
         Raises:
             LayoutMismatchError, ShareMismatchError: the payload is malformed or damaged.
-            WireError: a field does not follow its rule.
-            DuplicateClientError, ContextMismatchError, ProtocolOrderError: as in `take_keys`.
+            WireError: a field of the message is malformed.
+            DuplicateClientError, ContextMismatchError, ProtocolOrderError: the client sent this
+                message before, was not asked for it, or sent it at the wrong stage.
         """
         self._check_turn(reply, _MASKED, self._mask_peers, self._summed_clients)
         if reply.masked.shape != self._total.shape or reply.masked.dtype != self._total.dtype:
@@ -204,11 +205,11 @@ class MaskedSum:
         self._summed_clients.add(reply.client)
 
     def unmask_requests(self) -> dict[int, UnmaskRequest]:
-        """End the stage of payloads and return each client's request for unmasking shares.
+        """End the stage of masked updates and return each client's request for unmasking shares.
 
         Raises:
-            TooFewClientsError: fewer than `min_clients` payloads arrived.
-            ThresholdError: a secret has fewer holders in the sum than the threshold.
+            TooFewClientsError: fewer than `min_clients` masked updates arrived.
+            ThresholdError: too few clients in the sum hold shares of some secret.
         """
         self._close_stage(_MASKED)
         self._check_enough(len(self._summed_clients))
@@ -216,11 +217,12 @@ class MaskedSum:
         return {client: self._unmask_request(client) for client in self.clients}
 
     def take_unmask(self, reply: UnmaskReply) -> None:
-        """Take the unmasking shares of a client.
+        """Store the unmasking shares that a client sent.
 
         Raises:
-            WireError: the reply does not match the request, or a field breaks its rule.
-            DuplicateClientError, ContextMismatchError, ProtocolOrderError: as in `take_keys`.
+            WireError: the reply does not match the request, or a field is malformed.
+            DuplicateClientError, ContextMismatchError, ProtocolOrderError: the client sent this
+                message before, was not asked for it, or sent it at the wrong stage.
         """
         self._check_turn(reply, _UNMASK, self._summed_clients, self._unmask_replies)
         asked = self._unmask_request(reply.client)
@@ -234,10 +236,10 @@ class MaskedSum:
         self._unmask_replies[reply.client] = reply
 
     def open(self, *, reference: NamedArrays | None) -> DecodedSum:
-        """Remove the masks and return the decoded sum.
+        """Remove the masks and return the decoded sum of the clients' updates.
 
         Args:
-            reference: the model that decoded changes are added to; None if clients sent parameters.
+            reference: the model to which decoded changes are added; None if clients sent models.
 
         Raises:
             ThresholdError: too few clients answered to recover a secret.

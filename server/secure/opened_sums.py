@@ -1,11 +1,13 @@
-"""The record of opened sums: each round opens one client set only, even after a crash.
+"""Record of the sums that a server learned: one client set per round, even after a crash.
 
-A sum is opened by the parties of secure aggregation, or by a server that adds its noise to it.
+A sum is opened when the parties of secure aggregation reveal it to the server. A server that adds
+noise to a sum of integers opens that sum too.
 
-The difference of two sums of one round reveals updates of single clients. A run that died after its
-server got a sum repeats the round when it resumes, under a new run id and with fresh secrets.
-Clients repeat their answers, but others may drop out. Helpers know a round by its run id and cannot
-notice. So the server writes the client set of each sum to disk before it opens the sum.
+The difference of two sums of one round reveals updates of single clients. A run may die after the
+server has learned a sum. When the run resumes, it repeats the round under a new run id and with
+fresh secrets. Clients repeat their answers, but different clients may drop out. Helpers know a
+round by its run id and cannot notice. So the server first writes the client set of each sum to
+disk.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,13 +18,13 @@ from fedsim.secagg.errors import AlreadyAnsweredError
 
 @dataclass(frozen=True)
 class OpenedSum:
-    """The record of one opened sum: its round and its client set.
+    """Record of one sum that the server learned: its round and its clients.
 
     Attributes:
         round_number: the round, ≥ 1.
-        clients: the clients in the sum; empty where participation is secret.
-        digest: the keyed digest of the sum before the server's noise; "" where the server adds no
-            noise, or noise that is never the same twice.
+        clients: the clients in the sum; empty if participation is secret.
+        digest: the keyed digest of the sum before the server's noise. The value is "" if the server
+            adds no noise, or noise that never repeats.
     """
 
     round_number: int
@@ -36,37 +38,38 @@ def _discard(opened: OpenedSum) -> None:
 
 @dataclass(frozen=True)
 class OpenedSums:
-    """Allows each round to open the sum of one client set only, also across processes.
+    """Guard that lets the server learn the sum of only one client set per round.
 
     Guarantee: `record_opening` returns only after `save` has returned. It raises if an earlier
-    process opened another client set of the same round. Within a process a round is opened once.
-    A client set that a helper rejected was not opened; the smaller set replaces it.
+    process opened the sum of another client set in the same round. Within a process, a round's sum
+    is opened once. If a helper rejects clients, no sum was opened, and a smaller client set is
+    recorded next.
 
     Attributes:
         previous: the last opened sum of an earlier process; None if there was none.
-        save: writes the record of an opened sum to durable storage.
+        save: function that writes the record of an opened sum to disk.
     """
 
     previous: OpenedSum | None = None
     save: Callable[[OpenedSum], None] = field(default=_discard)
 
     def admissible_clients(self, round_number: int) -> frozenset[int] | None:
-        """Return the only client set whose sum this round may open, or None for any set."""
+        """Return the only client set whose sum the round may open; None if any set is allowed."""
         if self.previous is None or self.previous.round_number != round_number:
             return None
         return frozenset(self.previous.clients)
 
     def record_opening(self, round_number: int, clients: Iterable[int], digest: str = "") -> None:
-        """Record the client set of the sum that is opened next.
+        """Record the client set of a sum before the server opens the sum.
 
         Args:
             round_number: the round, ≥ 1.
             clients: the numbers of the clients in the sum.
-            digest: the digest of the sum, where repeatable noise is added to it next; else "".
+            digest: the digest of the sum if the server adds repeatable noise to it; else "".
 
         Raises:
-            AlreadyAnsweredError: the sum of another client set, or another sum of the same clients,
-                was opened before.
+            AlreadyAnsweredError: an earlier process opened a sum of other clients, or another sum
+                of the same clients, in this round.
         """
         before = self._digest_of(round_number)
         opened = OpenedSum(round_number, tuple(sorted(clients)), digest or before)

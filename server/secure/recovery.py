@@ -1,4 +1,4 @@
-"""Masks are removed from a masked sum with secrets recovered from the clients' shares."""
+"""Removal of the masks from a masked sum, with secrets recovered from the clients' shares."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -17,19 +17,20 @@ _TOO_FEW_TEXT = "too few clients are left to recover its secret"
 
 @dataclass(frozen=True, kw_only=True)
 class Recovery:
-    """Recovers the secrets behind the masks of a sum and removes the masks.
+    """Recovery of the secrets behind the masks of a sum, and removal of the masks.
 
     Guarantee: every recovered secret is checked against the public key or the commitment of its
-    owner: a wrong share is reported with the owner and never reaches a sum. At most one secret of
-    a client is recovered: the self-mask seed if it is in the sum, else the masking key.
+    owner. A wrong share is reported with the owner and never reaches a sum. At most one secret of a
+    client is recovered: its self-mask seed if the client is in the sum, else its masking key.
 
     Attributes:
         context: the context of the round.
-        graph: the graph that gives the holders of each client's secret shares.
+        graph: the graph of clients; the neighbours of a client hold the shares of its secrets.
         expander: the keystream generator of the masks.
         keys: the public keys of every client.
-        shares: the message with the commitments of every client.
-        mask_peers: for each client of the masking stage, the clients that it shares masks with.
+        shares: the message of every client with the commitments to its secrets.
+        mask_peers: for each client asked for a masked update, the clients with which it shares
+            masks.
         summed_clients: the clients in the sum.
     """
 
@@ -42,10 +43,10 @@ class Recovery:
     summed_clients: Collection[int]
 
     def check_holders(self) -> None:
-        """Check that every needed secret has enough holders among the summed clients.
+        """Check that every needed secret can be recovered by the clients in the sum.
 
         Raises:
-            ThresholdError: a secret has fewer holders than the threshold.
+            ThresholdError: fewer clients than the threshold hold shares of a secret.
         """
         alive = set(self.summed_clients)
         for owner in sorted(alive | self._dropped_in_sum()):
@@ -57,11 +58,11 @@ class Recovery:
         """Remove all masks from a sum, in place.
 
         Args:
-            total: the sum of the masked payloads, ring elements (d,).
-            replies: the unmasking shares of each holder, by the holder's number.
+            total: the sum of the masked updates, ring elements (d,).
+            replies: the unmasking shares that each client holds, by client number.
 
         Raises:
-            ThresholdError: too few holders answered.
+            ThresholdError: too few clients answered.
             ShareMismatchError: a recovered secret is not the one that its owner committed to.
         """
         seeds, private_keys = self._recover_secrets(replies)

@@ -1,4 +1,4 @@
-"""One secure round over a grid: the server queries clients and helpers stage by stage."""
+"""One round of secure aggregation over Flower's grid, with queries to clients and helpers."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -37,10 +37,10 @@ _Reply = TypeVar("_Reply")
 
 @dataclass(frozen=True)
 class QueryChannel:
-    """Sends queries to numbered parties over a grid.
+    """Channel that sends queries to numbered parties over Flower's grid.
 
     Attributes:
-        grid: the grid that transports the messages.
+        grid: Flower's grid, which transports the messages.
         nodes: the node id of each party, by the party's number.
     """
 
@@ -52,8 +52,8 @@ class QueryChannel:
     ) -> Iterator[tuple[int, _Reply | SecureAggregationError | ClientError]]:
         """Send a query to each party, and yield each party's number and reply once.
 
-        The reply is replaced by a SecureAggregationError where the party refused, and by a
-        `ClientError` where it is silent or failed without a protocol message.
+        If a party refused, its reply is replaced by a SecureAggregationError. If it is silent or
+        failed without a protocol message, its reply is replaced by a `ClientError`.
 
         Args:
             stage: the message type of the queries.
@@ -86,9 +86,9 @@ class QueryChannel:
         retries: int,
         on_retry: Callable[[int], None],
     ) -> Iterator[tuple[int, _Reply]]:
-        """Query each party, silent ones again, and yield each party's number and reply.
+        """Query each party, repeat queries to silent parties, and yield each number and reply.
 
-        A party that is offline gets `timeout` seconds to come back before each further attempt.
+        Before each further attempt, a party that is offline has `timeout` seconds to come back.
 
         Args:
             stage: the message type of the queries.
@@ -96,11 +96,11 @@ class QueryChannel:
             kind: the class of the replies.
             timeout: the longest time to wait in each attempt, in seconds.
             retries: the number of further attempts.
-            on_retry: called with the number of queries that are sent again.
+            on_retry: function that is called with the number of queries that are sent again.
 
         Raises:
             SecureAggregationError: a party refused.
-            AggregatorUnavailableError: a party stayed silent.
+            AggregatorUnavailableError: a party stayed silent in all attempts.
         """
         pending, reasons = dict(queries), dict[int, str]()
         for attempt in range(1 + retries):
@@ -129,12 +129,12 @@ class QueryChannel:
 
 
 class SecureRound(ABC):
-    """One round of a secure aggregation protocol, as the server runs it.
+    """Base class of one round of a secure aggregation protocol, as the server runs it.
 
     Attributes:
         retried: the number of queries that were sent again.
-        record_opening: called with the client set of a secure sum before the sum is requested; may
-            raise SecureAggregationError.
+        record_opening: function that is called with the client set of a secure sum before the sum
+            is requested. It may raise SecureAggregationError.
     """
 
     retried: int = 0
@@ -144,47 +144,46 @@ class SecureRound(ABC):
 
     @abstractmethod
     def offer(self) -> RoundOffer:
-        """Return the offer of the round, which train requests carry."""
+        """Return the parameters of the round (the offer), which train requests carry."""
 
     @abstractmethod
     def add(self, content: RecordDict, client: int) -> None:
-        """Add the protocol message of a client's train reply.
+        """Add the protocol message in a client's train reply.
 
         Args:
-            content: the records of the reply.
+            content: the Flower records of the reply.
             client: the number of the client that sent the reply.
 
         Raises:
-            SecureAggregationError: the message is malformed, of another round, or of another
-                client.
+            SecureAggregationError: the message is malformed, or of another round or client.
         """
 
     @abstractmethod
     def open(self, reference: NamedArrays | None) -> DecodedSum:
-        """Run the remaining stages and return the decoded sum.
+        """Run the remaining stages of the protocol and return the decoded sum.
 
         Args:
-            reference: the model that decoded changes are added to; None if clients send parameters.
+            reference: the model to which decoded changes are added; None if clients send models.
 
         Raises:
-            SecureAggregationError: the sum cannot be opened.
+            SecureAggregationError: the sum cannot be computed.
         """
 
     @abstractmethod
     def lost_clients(self) -> Mapping[int, str]:
-        """Return the reason for each client that was added but is not in the sum."""
+        """Return each client that was added but is not in the sum, with the reason."""
 
 
 class AdditiveRound(SecureRound):
-    """A round of additive sharing: the server is the leader, and helpers are separate nodes.
+    """One round of additive sharing: the server holds one share of each update, helpers the others.
 
     Args:
-        leader: the leader of this round.
-        hellos: each helper's reply to the hello, by helper number.
+        leader: the server's state machine for this round.
+        hellos: each helper's reply to the first message of the run, by helper number.
         helpers: the channel to the helpers.
         timeout: the longest time to wait for a helper's reply, in seconds.
         retries: the number of further attempts for silent helpers.
-        record_opening: see `SecureRound`.
+        record_opening: function that is called with the client set before the sum is requested.
     """
 
     def __init__(
@@ -202,17 +201,17 @@ class AdditiveRound(SecureRound):
         self._timeout, self._retries = timeout, retries
 
     def offer(self) -> RoundOffer:
-        """Return the offer of the round."""
+        """Return the parameters of the round (the offer), which train requests carry."""
         return self._leader.offer(self._hellos)
 
     def add(self, content: RecordDict, client: int) -> None:
-        """Add the share of a client's update that is for the leader."""
+        """Add the server's share of a client's update."""
         upload = from_records(Upload, content)
         _check_sender(upload.client, client)
         self._leader.add(upload)
 
     def open(self, reference: NamedArrays | None) -> DecodedSum:
-        """Ask the helpers for their shares of the sum, and open the sum."""
+        """Ask the helpers for their shares of the sum and return the decoded sum."""
         while not self._leader.is_complete:
             requests = self._leader.requests()
             if any(request.release for request in requests.values()):
@@ -230,7 +229,7 @@ class AdditiveRound(SecureRound):
         return self._leader.open(reference=reference)
 
     def lost_clients(self) -> Mapping[int, str]:
-        """Return the clients whose envelopes a helper could not open."""
+        """Return each client whose encrypted share a helper could not decrypt, with the reason."""
         return self._leader.rejected
 
     def _count_retries(self, queries: int) -> None:
@@ -238,15 +237,15 @@ class AdditiveRound(SecureRound):
 
 
 class MaskedRound(SecureRound):
-    """A round of pairwise masking: after training come three stages of messages with the clients.
+    """One round of pairwise masking, with three stages of messages after training.
 
     A client that is silent or fails in a stage drops out of the following stages. The other clients
-    recover its masks while at least `threshold` of them are left.
+    can recover its masks if at least `threshold` of them are left.
 
     Args:
-        server: the state machine of this round.
+        server: the server's state machine for this round.
         clients: the channel to the clients.
-        record_opening: see `SecureRound`.
+        record_opening: function that is called with the client set before the sum is requested.
     """
 
     def __init__(
@@ -262,18 +261,18 @@ class MaskedRound(SecureRound):
         self._key_senders: list[int] = []
 
     def offer(self) -> RoundOffer:
-        """Return the offer of the round."""
+        """Return the parameters of the round (the offer), which train requests carry."""
         return self._server.offer()
 
     def add(self, content: RecordDict, client: int) -> None:
-        """Add a client's public keys."""
+        """Store the public keys in a client's train reply."""
         reply = from_records(KeysReply, content)
         _check_sender(reply.client, client)
         self._server.take_keys(reply)
         self._key_senders.append(client)
 
     def open(self, reference: NamedArrays | None) -> DecodedSum:
-        """Collect secret shares, masked payloads and unmasking shares, then open the sum."""
+        """Collect secret shares, masked updates and unmasking shares; return the decoded sum."""
         server = self._server
         self._run_stage(SHARES, server.rosters(), SharesReply, server.take_shares)
         self._run_stage(MASKED, server.mask_requests(), MaskedReply, server.take_masked)
@@ -283,7 +282,7 @@ class MaskedRound(SecureRound):
         return server.open(reference=reference)
 
     def lost_clients(self) -> Mapping[int, str]:
-        """Return the reason for each client that sent its keys but no masked payload."""
+        """Return each client that sent its keys but no masked update, with the reason."""
         left_out = "the exchange of masks went on without it"
         missing = sorted(set(self._key_senders) - set(self._server.clients))
         return {client: self._drop_reasons.get(client, left_out) for client in missing}

@@ -1,1 +1,1 @@
-"""The built-in algorithms, one file each, which `fedsim.algorithms.catalog` finds here."""
+"""Built-in algorithms, one file each; `fedsim.algorithms.catalog` finds them here."""

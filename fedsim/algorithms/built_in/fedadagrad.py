@@ -1,4 +1,4 @@
-"""FedAdagrad: Adagrad at the server: v ← v + Δ²."""
+"""FedAdagrad: the server updates the global model by Adagrad."""
 
 from typing import TYPE_CHECKING, ClassVar
 
@@ -20,7 +20,7 @@ class FedAdagradOptions(Settings):
 
 
 class FedAdagrad(AdaptiveOptimizer):
-    """Adagrad at the server: v ← v + Δ².
+    """Adagrad at the server: v ← v + Δ², with mean update Δ and second moment v.
 
     Source: Reddi et al. 2021, "Adaptive Federated Optimization", Algorithm 2.
     """
@@ -31,5 +31,5 @@ class FedAdagrad(AdaptiveOptimizer):
     options: FedAdagradOptions
 
     def second_moment(self, v: "np.ndarray", square: "np.ndarray") -> "np.ndarray":
-        """Return v + Δ²."""
+        """Return the next second moment: v + `square`."""
         return v + square

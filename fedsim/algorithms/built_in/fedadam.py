@@ -1,4 +1,4 @@
-"""FedAdam: Adam at the server: v ← β₂ v + (1 − β₂) Δ²."""
+"""FedAdam: the server updates the global model by Adam."""
 
 from typing import TYPE_CHECKING, ClassVar
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class FedAdam(AdaptiveOptimizer):
-    """Adam at the server: v ← β₂ v + (1 − β₂) Δ².
+    """Adam at the server: v ← β₂ v + (1 − β₂) Δ², with mean update Δ and second moment v.
 
     Source: Reddi et al. 2021, "Adaptive Federated Optimization", Algorithm 2.
     """
@@ -21,6 +21,6 @@ class FedAdam(AdaptiveOptimizer):
     options: AdaptiveOptions
 
     def second_moment(self, v: "np.ndarray", square: "np.ndarray") -> "np.ndarray":
-        """Return β₂ v + (1 − β₂) Δ²."""
+        """Return the next second moment β₂ v + (1 − β₂) `square`; β₂ is the option `beta_2`."""
         beta = self.options.beta_2
         return beta * v + (1 - beta) * square

@@ -18,10 +18,10 @@ class FedAvgOptions(Settings):
 
 
 class FedAvg(Algorithm):
-    """Federated averaging: x ← x + η (mean of the clients' models − x).
+    """Federated averaging: the model moves by the learning rate times the clients' mean update.
 
     Source: McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from
-    Decentralized Data", Algorithm 1, where η is 1.
+    Decentralized Data", Algorithm 1, where the server learning rate is 1.
     """
 
     name: ClassVar[str] = "fedavg"
@@ -30,7 +30,7 @@ class FedAvg(Algorithm):
     options: Any
 
     def server(self, state: "ServerState", update: Update) -> "ServerState":
-        """Return the state with the global model moved by η times the mean update."""
+        """Return the state with the global model moved towards the clients' mean model."""
         model, rate = dict(update.mean), self.options.server_lr
         if rate != 1.0:
             model |= {n: x + rate * (model[n] - x) for n, x in self.trained(state)}

@@ -21,7 +21,9 @@ class FedAvgMOptions(Settings):
 
 
 class FedAvgM(ServerOptimizer):
-    """FedAvg with momentum: m ← β m + Δ, x ← x + η m.
+    """FedAvg with momentum m at the server: m ← β m + Δ, x ← x + η m.
+
+    x is the global model, Δ the mean update, β the momentum factor, and η the server learning rate.
 
     Source: Hsu, Qi, Brown 2019, "Measuring the Effects of Non-Identical Data Distribution for
     Federated Visual Classification", section 4.3.
@@ -34,6 +36,6 @@ class FedAvgM(ServerOptimizer):
     options: FedAvgMOptions
 
     def step(self, delta: "np.ndarray", moments: "Arrays") -> "tuple[np.ndarray, Arrays]":
-        """Return the step η m, and the next m."""
+        """Return one parameter's step (server learning rate times momentum) and next momentum."""
         m = self.options.momentum * moments["m"] + delta
         return self.options.server_lr * m, {"m": m}

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class FedMedian(Algorithm):
-    """Each value of the next global model is the median of the clients' values.
+    """Aggregation by the median: each value of the next model is the median over the clients.
 
     Source: Yin et al. 2018, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical
     Rates", Algorithm 1, option I.
@@ -21,7 +21,7 @@ class FedMedian(Algorithm):
     uses_each_update: ClassVar[bool] = True
 
     def server(self, state: "ServerState", update: Update) -> "ServerState":
-        """Return the state with the median of trained parameters and the mean of buffers."""
+        """Return the state with the median of trained parameters and the mean of other arrays."""
         model, n = dict(update.mean), len(update.contributions)
         for name, _ in self.trained(state):
             ordered = update.models[name].astype("float64")

@@ -1,4 +1,4 @@
-"""FedNova: updates are normalised, so that clients with more local steps do not weigh more."""
+"""FedNova: normalised updates, so that clients with more local steps do not count more."""
 
 from typing import TYPE_CHECKING, ClassVar
 
@@ -11,12 +11,14 @@ if TYPE_CHECKING:
 
 
 class FedNova(Algorithm):
-    """Averages normalised updates: x ← x − η τ Σ p_k d_k, d_k = (x − y_k) / a_k, τ = Σ p_k a_k.
+    """Average of normalised updates: x ← x − η τ Σ p_k d_k, with τ = Σ p_k a_k.
 
-    p_k are the clients' shares of the weights, and a_k is the norm ‖a_k‖₁ of the coefficients with
-    which client k's gradients enter its update: K_k steps of SGD with momentum ρ have
-    a_k = (K_k − ρ (1 − ρ^K_k) / (1 − ρ)) / (1 − ρ), without momentum a_k = K_k. So the update is
-    the mean with weights p_k / a_k, times τ Σ p_k / a_k. With equal steps it is that of FedAvg.
+    x is the global model, y_k that of client k, η the server learning rate, and d_k = (x − y_k) /
+    a_k the normalised update. p_k is the client's weight over the sum of weights. a_k is the L1
+    norm of the coefficients with which the client's gradients enter its update. K_k steps of SGD
+    with momentum ρ have a_k = (K_k − ρ (1 − ρ^K_k) / (1 − ρ)) / (1 − ρ); without momentum a_k =
+    K_k. So the update is the mean with weights p_k / a_k, times τ Σ p_k / a_k. With equal steps it
+    is FedAvg's update.
 
     Source: Wang et al. 2020, "Tackling the Objective Inconsistency Problem in Heterogeneous
     Federated Optimization", equations 8 and 9 and section 4.1.
@@ -29,11 +31,11 @@ class FedNova(Algorithm):
     options: FedAvgOptions
 
     def weight(self, contribution: Contribution) -> float:
-        """Return 1 / a_k for client k."""
+        """Return 1 / a_k, where a_k measures how much local work client k did (see the class)."""
         return 1.0 / self._norm(contribution)
 
     def server(self, state: "ServerState", update: Update) -> "ServerState":
-        """Return the state with the global model moved by η times the normalised mean update."""
+        """Return the state with the global model moved by the step that the class defines."""
         total = sum(contribution.weight for contribution in update.contributions)
         shares = [
             (contribution.weight / total, self._norm(contribution))

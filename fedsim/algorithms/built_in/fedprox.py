@@ -24,10 +24,12 @@ class FedProxOptions(FedAvgOptions):
 
 @dataclass(frozen=True)
 class ProximalRule(ClientRule):
-    """Adds the gradient of FedProx's penalty: g ← g + μ (w − w_global).
+    """Rule that adds the gradient of FedProx's penalty: g ← g + μ (w − w_global).
+
+    g is the gradient, w the client's values, and w_global their values at the start of the round.
 
     Attributes:
-        weight: μ, the weight of the penalty.
+        weight: the weight μ of the penalty.
     """
 
     weight: float
@@ -39,14 +41,14 @@ class ProximalRule(ClientRule):
         start: "Tensor",
         sent: Mapping[str, "Tensor"],
     ) -> None:
-        """Add the gradient of the penalty to the gradient."""
+        """Add the penalty's gradient to `gradient`, in place."""
         gradient.add_(values - start, alpha=self.weight)
 
 
 class FedProx(FedAvg):
-    """FedAvg whose clients minimise loss + μ/2 ‖w − w_global‖².
+    """FedAvg with a penalty: clients minimise loss + μ/2 ‖w − w_global‖² over their model w.
 
-    With DP-SGD the penalty's gradient is added to the release, as it depends on no example.
+    With DP-SGD the penalty's gradient is added after the noise, because it depends on no example.
 
     Source: Li et al. 2020, "Federated Optimization in Heterogeneous Networks", Algorithm 2. The
     paper uses μ = 1 for synthetic data.

@@ -1,4 +1,4 @@
-"""Krum and multi-Krum: the mean of those client models that are nearest to other models."""
+"""Krum and multi-Krum: the mean of the client models that are nearest to other models."""
 
 from typing import TYPE_CHECKING, ClassVar
 
@@ -25,10 +25,11 @@ class KrumOptions(Settings):
 
 
 class Krum(Algorithm):
-    """Averages the m client models with the smallest sums of squared distances to neighbours.
+    """Mean of the m client models that are nearest to their neighbours (m = 1: Krum).
 
-    The neighbours of a model are the n − f − 2 nearest of the n models, and at least one model.
-    Ties go to the smaller client number.
+    With n models of which f may be malicious, the neighbours of a model are the n − f − 2 nearest
+    others, at least one. The m models with the smallest sums of squared distances to their
+    neighbours are chosen. Ties go to the smaller client number.
 
     Source: Blanchard et al. 2017, "Machine Learning with Adversaries: Byzantine Tolerant Gradient
     Descent", section 4.
@@ -43,12 +44,15 @@ class Krum(Algorithm):
 
     @property
     def least_clients(self) -> int:
-        """The fewest clients of a round: 2 f + 3, as the paper needs 2 f + 2 < n; 1 if f is 0."""
+        """Smallest number of clients in a round: 2 f + 3 for f malicious clients.
+
+        The paper needs 2 f + 2 < n for n clients. If f is 0, the value is 1.
+        """
         f = self.options.malicious_clients
         return 2 * f + 3 if f else 1
 
     def server(self, state: "ServerState", update: Update) -> "ServerState":
-        """Return the state with the mean of the chosen models and of their buffers."""
+        """Return the state with the mean of the chosen models, including their buffers."""
         chosen = self.chosen(state, update)
         model = {
             name: value[chosen].astype("float64").mean(0) for name, value in update.models.items()

@@ -1,4 +1,4 @@
-"""Local training alone: each client trains a personal model without the other clients."""
+"""Local training only: each client trains a personal model without the other clients."""
 
 from typing import TYPE_CHECKING, ClassVar
 
@@ -14,11 +14,10 @@ if TYPE_CHECKING:
 
 
 class LocalOnly(MrMtl):
-    """MR-MTL with λ = 0: the baseline of a federation, with the same rounds, steps and charges.
+    """Baseline without collaboration: MR-MTL with λ = 0, so no pull towards the mean model.
 
-    A client's charges are those of a client that uploads. A client that trains alone would need no
-    privacy against a server; with the charges, models are compared at equal noise and may be
-    published.
+    Rounds, steps and charges are those of a federation. A client that trains alone would need no
+    privacy against a server. With the charges, models have equal noise and may be published.
     """
 
     name: ClassVar[str] = "local_only"
@@ -27,7 +26,7 @@ class LocalOnly(MrMtl):
     wire: ClassVar[tuple[Sent, ...]] = ()
 
     def client(self) -> ClientRule | None:
-        """Return None, as local steps are plain."""
+        """Return None, because local steps are plain."""
         return None
 
     def send(self, state: "ServerState", client: int) -> "Mapping[str, Arrays]":

@@ -32,10 +32,12 @@ class MrMtlOptions(Settings):
 
 @dataclass(frozen=True)
 class CenterRule(ClientRule):
-    """Adds the gradient of MR-MTL's penalty: g ← g + λ (w − w̄).
+    """Rule that adds the gradient of MR-MTL's penalty: g ← g + λ (w − w̄).
+
+    g is the gradient, w the client's values, and w̄ the mean of the clients' models.
 
     Attributes:
-        weight: λ, the weight of the penalty.
+        weight: the weight λ of the penalty.
     """
 
     weight: float
@@ -47,20 +49,20 @@ class CenterRule(ClientRule):
         start: "Tensor",
         sent: Mapping[str, "Tensor"],
     ) -> None:
-        """Add the gradient of the penalty to the gradient."""
+        """Add the penalty's gradient to `gradient`, in place."""
         gradient.add_(values - sent[CENTER], alpha=self.weight)
 
 
 class MrMtl(Algorithm):
     """Mean-regularised multi-task learning: client k minimises its loss + λ/2 ‖w_k − w̄‖².
 
-    Client k starts each of its rounds from its personal model w_k and uploads w_k after its local
-    steps. w̄ is the mean of the models that clients uploaded last, and the global model of the run.
+    Client k starts each round from its personal model w_k and uploads w_k after its local steps.
+    The global model w̄ is the mean of each client's latest upload, over clients with an upload.
     With λ = 0 each client trains alone; λ → ∞ is FedAvg.
 
-    Guarantee: the uploads are those of FedAvg. The server knows every w_k, as each is an upload
-    that was charged with local trust. So w_k as a start, w̄ and the penalty's gradient are
-    post-processing, and cost no ε. A personal model is a released upload, and has its privacy.
+    Guarantee: uploads and charges are those of FedAvg. Under local trust the server knows every
+    w_k, because each is a charged upload. So starting from w_k, w̄ and the penalty's gradient are
+    post-processing and cost no ε. A personal model has the privacy of the upload that it is.
 
     Source: Liu, Hu, Wu, Smith 2022, "On Privacy and Personalization in Cross-Silo Federated
     Learning", Algorithm 1.
@@ -78,7 +80,7 @@ class MrMtl(Algorithm):
     options: MrMtlOptions
 
     def init(self, state: "ServerState") -> "ServerState":
-        """Return the state with the initial model as w̄ and as every w_k."""
+        """Return the state with the initial model as mean model and as every personal model."""
         clients = self.training.num_clients
         center = dict(self.trained(state))
         rows = {name: state.values[name][None].repeat(clients, 0) for name in center}
@@ -90,7 +92,7 @@ class MrMtl(Algorithm):
         return CenterRule(self.options.mean_weight)
 
     def send(self, state: "ServerState", client: int) -> "Mapping[str, Arrays]":
-        """Return w̄, in the dtypes of the model."""
+        """Return the mean model w̄, in the dtypes of the model."""
         return {
             CENTER: {
                 name: center.astype(state.values[name].dtype)
@@ -99,7 +101,7 @@ class MrMtl(Algorithm):
         }
 
     def start(self, state: "ServerState", client: int) -> "Arrays":
-        """Return the client's model w_k, with frozen parameters and buffers of the global model."""
+        """Return the client's personal model; untrained arrays are those of the global model."""
         return self._model_of(state, client)
 
     def scored_models(self, state: "ServerState") -> "list[Arrays]":
@@ -107,7 +109,7 @@ class MrMtl(Algorithm):
         return [self._model_of(state, client) for client in range(self.training.num_clients)]
 
     def server(self, state: "ServerState", update: Update) -> "ServerState":
-        """Return the state with the uploads as w_k, and their mean as w̄ and as the global model."""
+        """Return the state with the uploads as personal models and their mean as global model."""
         center, clients = dict(state.memory), dict(state.client_memory)
         places = [contribution.client for contribution in update.contributions]
         clients[UPLOADED] = clients[UPLOADED].copy()

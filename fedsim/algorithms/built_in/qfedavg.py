@@ -1,4 +1,4 @@
-"""q-FedAvg: clients with a larger loss have a larger weight."""
+"""q-FedAvg: clients with a larger loss count more."""
 
 from typing import TYPE_CHECKING, ClassVar
 
@@ -20,11 +20,12 @@ class QFedAvgOptions(Settings):
 
 
 class QFedAvg(Algorithm):
-    """Weighs clients by their losses: x ← x − Σ F_k^q Δ_k / Σ (q F_k^(q−1) ‖Δ_k‖² + L F_k^q).
+    """Weighting by loss: x ← x − Σ F_k^q Δ_k / Σ (q F_k^(q−1) ‖Δ_k‖² + L F_k^q).
 
-    Here Δ_k = L (x − y_k), 1 / L is the learning rate of local steps, and F_k is the loss of x on
-    all examples of client k, which the client sends. The loss is a function of private examples
-    without noise, so this algorithm cannot be used with `privacy`.
+    x is the global model, y_k the model of client k, and q the option `q`. 1 / L is the learning
+    rate of local steps, and Δ_k = L (x − y_k). F_k is the loss of x on all examples of client k,
+    which the client sends. The loss is computed from private examples without noise, so this
+    algorithm cannot be used with `privacy`.
 
     Source: Li et al. 2020, "Fair Resource Allocation in Federated Learning", Algorithm 2.
     """
@@ -38,7 +39,7 @@ class QFedAvg(Algorithm):
     options: QFedAvgOptions
 
     def server(self, state: "ServerState", update: Update) -> "ServerState":
-        """Return the state after the step above, with the mean of buffers."""
+        """Return the state with the weighted step of the class, and the mean of other arrays."""
         q = self.options.q
         smooth = 1.0 / self.training.learning_rate(state.round_number + 1)
         trained, total = self.trained(state), 0.0

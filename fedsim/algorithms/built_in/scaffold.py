@@ -1,4 +1,4 @@
-"""SCAFFOLD (with DP-SGD: DP-SCAFFOLD): control variates against the drift of clients."""
+"""SCAFFOLD (DP-SCAFFOLD with DP-SGD): control variates that reduce client drift."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
@@ -23,7 +23,7 @@ class ScaffoldOptions(Settings):
 
 
 class CorrectionRule(ClientRule):
-    """Adds SCAFFOLD's correction to the gradient: g ← g + c − c_k."""
+    """Rule that adds the global minus the client's own control variate to each gradient."""
 
     def change_(
         self,
@@ -32,22 +32,23 @@ class CorrectionRule(ClientRule):
         start: "Tensor",
         sent: Mapping[str, "Tensor"],
     ) -> None:
-        """Add the correction that the server sent to the gradient."""
+        """Add the correction that the server sent to `gradient`, in place."""
         gradient.add_(sent[CORRECTION])
 
 
 class Scaffold(Algorithm):
-    """Corrects each client's gradients by c − c_k, an estimate of all clients' mean minus its own.
+    """Correction of client drift: client k adds c − c_k to each gradient.
 
-    In K steps of size η_l client k goes from x to y. By the paper's option II its next control
-    variate is the mean of its gradients, c_k' = c_k − c + (x − y) / (K η_l), and c changes by
-    the mean change times participants / N. The server knows all of these values but y. So the
-    server keeps all c_k and sends c − c_k, and a client uploads only its model.
+    The control variate c_k estimates the mean gradient of client k, and c that of all N clients. In
+    K steps of size η_l the client goes from x to y. By the paper's option II its next control
+    variate is c_k' = c_k − c + (x − y) / (K η_l). Then c changes by the sum of all clients'
+    changes, divided by N. The server computes all of them from the uploaded y. So it keeps every
+    c_k and sends c − c_k, and a client uploads only its model.
 
-    Guarantee: the uploads are those of FedAvg. Control variates are functions of earlier uploads,
-    which were charged with local trust, so they cost no ε. Where the privacy unit is the client,
-    only the clipped and noisy update is released. The change of a control variate is not released
-    beside it, as it would be a linear function of the same update.
+    Guarantee: the uploads are those of FedAvg. Control variates depend only on earlier uploads,
+    which were charged under local trust, so they cost no ε. If the privacy unit is the client, only
+    the clipped and noisy update is released. No second release is needed for the control variate,
+    which is a linear function of that update.
 
     Source: Karimireddy et al. 2020, "SCAFFOLD: Stochastic Controlled Averaging for Federated
     Learning", Algorithm 1; Noble, Bellet, Dieuleveut 2022, "Differentially Private Federated
@@ -66,7 +67,7 @@ class Scaffold(Algorithm):
     options: ScaffoldOptions
 
     def init(self, state: "ServerState") -> "ServerState":
-        """Return the state with c = 0 and c_k = 0 for all clients."""
+        """Return the state with all control variates 0."""
         control = {name: x * 0.0 for name, x in self.trained(state)}
         clients = self.training.num_clients
         rows = {
@@ -80,7 +81,7 @@ class Scaffold(Algorithm):
         return CorrectionRule()
 
     def send(self, state: "ServerState", client: int) -> "Mapping[str, Arrays]":
-        """Return c − c_k, in the dtypes of the model."""
+        """Return the global control variate minus the client's own, in the dtypes of the model."""
         client_controls = state.client_memory
         return {
             CORRECTION: {
@@ -90,7 +91,7 @@ class Scaffold(Algorithm):
         }
 
     def server(self, state: "ServerState", update: Update) -> "ServerState":
-        """Return the state with the global model x + η Δ, and with the next control variates."""
+        """Return the state with the next global model and the next control variates."""
         model, rate = dict(update.mean), self.options.server_lr
         step_size = self.training.learning_rate(state.round_number + 1)
         control, clients = dict(state.memory), dict(state.client_memory)

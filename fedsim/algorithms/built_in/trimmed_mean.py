@@ -1,4 +1,4 @@
-"""Trimmed mean: the mean of the clients' values without the largest and the smallest ones."""
+"""Trimmed mean: the mean over clients without the largest and the smallest values."""
 
 from typing import TYPE_CHECKING, ClassVar
 
@@ -23,7 +23,9 @@ class TrimmedMeanOptions(Settings):
 
 
 class TrimmedMean(Algorithm):
-    """Averages each value over the clients without its ⌊β n⌋ largest and ⌊β n⌋ smallest ones.
+    """Mean of each value over the clients, without a share of the largest and smallest values.
+
+    At each end, ⌊β n⌋ of n values are left out, with β the option `trimmed_share`.
 
     Source: Yin et al. 2018, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical
     Rates", Algorithm 1, option II.
@@ -37,7 +39,7 @@ class TrimmedMean(Algorithm):
     options: TrimmedMeanOptions
 
     def server(self, state: "ServerState", update: Update) -> "ServerState":
-        """Return the state with the trimmed mean of trained parameters and the mean of buffers."""
+        """Return the state with trimmed means of trained parameters, and means of other arrays."""
         model, n = dict(update.mean), len(update.contributions)
         left_out = int(self.options.trimmed_share * n)
         for name, _ in self.trained(state):

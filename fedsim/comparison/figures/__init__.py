@@ -1,6 +1,6 @@
 """Figures of a comparison, each a chart with its numbers as a table.
 
-This module has what all figures share: the look of variants, axes, and means with intervals.
+This module has what all figures share: the variants' colours, the axes, and means with intervals.
 """
 
 from collections.abc import Sequence
@@ -31,12 +31,12 @@ _LEAST_APART = 0.1  # of the axis, between two marks at ε
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure of a comparison.
+    """A figure of a comparison: a chart, and the numbers that it shows.
 
     Attributes:
         name: name of the figure in the page and of its files, such as `rounds`.
         caption: the line above the figure.
-        chart: the drawing; its heading is a warning for every reader of the file.
+        chart: the drawing; if a file's readers must be warned, its heading is the warning.
         columns: column names of the figure's CSV.
         rows: the drawn numbers, row by row; None is an empty cell.
     """
@@ -53,7 +53,10 @@ class Picture:
 
 
 def looks_of(results: Results) -> dict[str, Look]:
-    """Return the colour of each variant by name; beyond eight variants, dashes differ too."""
+    """Return the colour, line style and symbol of each variant, by its name.
+
+    After eight variants the colours repeat, with another line style.
+    """
     count, kinds, symbols = len(SERIES), len(DASHES), len(SYMBOLS)
     return {
         variant.name: Look(
@@ -69,14 +72,17 @@ def figure_name(results: Results, name: str) -> str:
     """Return a figure's name that is unique among the figures of both privacy units.
 
     Args:
-        results: the results of the variants of one unit.
+        results: the results of the variants of one privacy unit.
         name: name of the figure within its unit.
     """
     return f"{name}-{results.groups[0].unit}" if results.has_sibling else name
 
 
 def ends_of(metric: str, variant: VariantResult) -> Point | None:
-    """Return (low, high) of a metric's interval, clipped to the metric's range, or None."""
+    """Return (low, high) of the interval of a variant's metric; None if there is no interval.
+
+    Both ends are clipped to the metric's range.
+    """
     estimate, (least, most) = variant.metrics[metric], metric_entry(metric).bounds
     if estimate.low is None or estimate.high is None:
         return None
@@ -84,13 +90,13 @@ def ends_of(metric: str, variant: VariantResult) -> Point | None:
 
 
 def values_of(metric: str, variants: Sequence[VariantResult]) -> list[float]:
-    """Return the metric's means of all variants and the ends of their intervals."""
+    """Return the means of a metric for all variants, and the ends of their intervals."""
     means = [variant.metrics[metric].mean for variant in variants]
     return means + [end for variant in variants for end in ends_of(metric, variant) or ()]
 
 
 def numbers_of(metric: str, variant: VariantResult) -> tuple[float | None, ...]:
-    """Return (n, mean, low, high) of a variant's metric, the columns `ESTIMATE`."""
+    """Return (number of seeds, mean, low, high) of a variant's metric."""
     estimate = variant.metrics[metric]
     return estimate.n, estimate.mean, estimate.low, estimate.high
 
@@ -112,11 +118,11 @@ def estimate(variant: VariantResult, metric: str, place: float, look: Look, tip:
 
 
 def metric_axis(metric: str, values: Sequence[float], label: str, *, most: int = 6) -> Axis:
-    """Return the axis of a metric, limited to the metric's range.
+    """Return the axis for a metric's values, limited to the metric's range.
 
     Args:
         metric: name of the metric.
-        values: all drawn values.
+        values: all values to draw.
         label: label of the axis.
         most: largest number of intervals between tick marks.
     """
@@ -127,12 +133,12 @@ def metric_axis(metric: str, values: Sequence[float], label: str, *, most: int =
 
 
 def epsilon_axis(epsilons: Sequence[float], label: str, beyond: float | None = None) -> Axis:
-    """Return a logarithmic axis with few marks, at values of ε or at round numbers.
+    """Return a logarithmic axis with few tick marks, at values of ε or at round numbers.
 
     Args:
-        epsilons: the drawn values of ε.
+        epsilons: the values of ε to draw.
         label: label of the axis.
-        beyond: position of clients without privacy; None if there are none.
+        beyond: the position at which clients without privacy are drawn; None if there are none.
     """
     ends = min(epsilons) / 1.35, 1.6 * max([*epsilons, beyond or 0.0])
     axis = number_axis(ends, label, logarithmic=True)

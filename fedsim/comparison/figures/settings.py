@@ -1,8 +1,8 @@
-"""Figures of the compared metric against a varied setting, with a line per other setting.
+"""Figures of the compared metric against a varied setting.
 
-The variants of a line differ only in one setting. They are found from the variants' settings, so
-it does not matter whether a grid, `one_at_a_time`, `--vary`, single variants or existing runs
-produced the values.
+The variants on a line differ only in this setting; other varied settings give several lines. The
+lines are found from the variants' settings. So it does not matter whether a grid, `one_at_a_time`,
+`--vary`, single variants or existing runs produced the values.
 """
 
 import math
@@ -53,7 +53,8 @@ class SweepLine:
     """Variants that differ only in one setting, drawn as one line.
 
     Attributes:
-        name: the other settings, as far as they differ between lines; "" if there is one line.
+        name: the other settings in which this line differs from the others; "" if there is one
+            line.
         points: pairs (text of the setting's value, variant), in the order of the values.
     """
 
@@ -63,12 +64,12 @@ class SweepLine:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The lines of variants that show the effect of one setting.
+    """The lines of one figure: variants over the values of one setting.
 
     Attributes:
         key: key of the setting, such as `local.optimizer.lr`.
-        places: axis position of each value by its text: the ascending numbers, or 0, 1, 2, ... in
-            the order of the variants.
+        places: axis position of each value, by the text of the value. Positions are the numbers
+            themselves, or 0, 1, 2, ... in the order of the variants.
         is_numeric: whether the values are numbers.
         lines: the lines, at least one.
     """
@@ -80,17 +81,17 @@ class Sweep:
 
     @property
     def is_geometric(self) -> bool:
-        """Whether the values are spaced by ratios rather than by differences."""
+        """Whether the values are spaced more evenly by ratio than by difference."""
         return self.is_numeric and is_geometric(list(self.places.values()))
 
 
 def find_sweeps(results: Results) -> tuple[Sweep, ...]:
-    """Return a sweep for each setting that is the only difference between some variants.
+    """Return the lines to draw for each setting that is the only difference of some variants.
 
     A setting whose values are not numbers needs at least three values.
 
     Args:
-        results: the results of the variants of one unit.
+        results: the results of the variants of one privacy unit.
     """
     variants = {
         variant.name: variant for variant in results.variants if results.metric in variant.metrics
@@ -105,7 +106,7 @@ def find_sweeps(results: Results) -> tuple[Sweep, ...]:
 
 
 def number_of(value: object) -> float | None:
-    """Return a value as a number: a number itself or the only element of a list; else None."""
+    """Return a finite number, or the only number in a list, as a float; None for other values."""
     if isinstance(value, list) and len(value) == 1:
         (value,) = value
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
@@ -114,7 +115,7 @@ def number_of(value: object) -> float | None:
 
 
 def value_text(value: object) -> str:
-    """Return a setting's value as text, the same for equal numbers such as 1 and 1.0."""
+    """Return a setting's value as text; equal numbers such as 1 and 1.0 give the same text."""
     number = number_of(value)
     return setting_text(value) if number is None else f"{number:.12g}"
 
@@ -189,10 +190,10 @@ _LEAST_SPREAD = 0.1  # of the ε of a line, for the ε of each point to be writt
 
 
 def against_settings(results: Results) -> tuple[Picture, ...]:
-    """Return a figure for each setting that is the only difference between some variants.
+    """Return a figure for each setting that is the only difference of some variants.
 
     Args:
-        results: the results of the variants of one unit.
+        results: the results of the variants of one privacy unit.
     """
     metric, sweeps = results.metric, find_sweeps(results)
     labels = axis_labels([tuple(sweep.key.split(".")) for sweep in sweeps])

@@ -1,6 +1,6 @@
-"""Figures of variants: the metric over rounds and against ε, and single clients.
+"""Figures of variants: the metric over rounds and against ε, and the values of single clients.
 
-Curves have a confidence band over seeds, points have an interval.
+Curves have a confidence band over seeds, and points have an interval.
 """
 
 import math
@@ -57,7 +57,7 @@ _QUARTILES = (0, 25, 50, 75, 100)
 
 
 def pictures_of(results: Results) -> dict[str, Picture | None]:
-    """Return the figures of one unit's variants by name; None for a figure without data."""
+    """Return the figures of variants of one privacy unit, by name; None for one without data."""
     metric = _client_metric(results)
     return {
         "tradeoff": tradeoff(results),
@@ -95,13 +95,13 @@ class _Curve:
 
 
 def over_rounds(results: Results) -> Picture | None:
-    """Return the figure of each variant's mean metric over rounds; None if nothing is finite."""
+    """Return the figure of each variant's mean metric over rounds; None if no value is finite."""
     curves = [_curve(variant, results.metric, None) for variant in results.variants]
     return _curves(results, "rounds", "round", curves)
 
 
 def over_epsilon(results: Results) -> Picture | None:
-    """Return the figure of the mean metric against the ε spent so far; None without finite ε."""
+    """Return the figure of the mean metric against the largest ε so far; None without finite ε."""
     curves = [
         _curve(variant, results.metric, "epsilon_max")
         for variant in results.variants
@@ -197,7 +197,7 @@ def _table(variant: VariantResult, name: str) -> NDArray[np.float64]:
 def tradeoff(results: Results) -> Picture | None:
     """Return the figure of the metric against ε; variants without privacy are horizontal lines.
 
-    None if no variant has a finite ε.
+    The result is None if no variant has a finite ε.
     """
     metric, words = results.metric, metric_words(results.metric)
     shown = [variant for variant in results.variants if metric in variant.metrics]
@@ -338,7 +338,7 @@ def metric_boxes(results: Results, metric: str) -> Picture | None:
 
 
 def spend_boxes(results: Results) -> Picture | None:
-    """Return box plots of the clients' ε for each variant; None if the ε hardly differ."""
+    """Return box plots of the clients' ε for each variant; None if these ε are nearly equal."""
     values = _spends(results)
     if _spread(values) < _LEAST_SPREAD:
         return None
@@ -346,7 +346,7 @@ def spend_boxes(results: Results) -> Picture | None:
 
 
 def spend_sentence(results: Results) -> str | None:
-    """Return a sentence on how little the clients' ε differ; None without finite ε."""
+    """Return a sentence on the largest difference between clients' ε; None without finite ε."""
     values = _spends(results)
     if not values:
         return None

@@ -1,1 +1,1 @@
-"""The built-in datasets, a module for each family; `settings` has their arguments."""
+"""The built-in datasets, one module for each family; `settings` has the classes for `data.args`."""

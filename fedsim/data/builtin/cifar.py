@@ -1,7 +1,7 @@
-"""Loads CIFAR-10 from its official files, also the pickled ones, without unpickling.
+"""Loading of CIFAR-10 from its official files, including the pickled ones, without unpickling.
 
-A pickle can run code when it is loaded. `read_pickled_batch` reads the instructions of the file
-with `pickletools`, which executes none, and takes the pixels and labels from them.
+A pickle can run code when it is loaded. So `read_pickled_batch` only lists the instructions of the
+file with `pickletools`, which executes none, and takes the pixels and labels from them.
 
 Reference: the CIFAR page of Alex Krizhevsky ("Learning multiple layers of features from tiny
 images", 2009).
@@ -39,7 +39,7 @@ def load_cifar10(args: FolderArgs, context: LoadContext) -> Dataset:
 
     Args:
         args: the setting `data.args`.
-        context: the context of the experiment.
+        context: seed, directory and settings of the experiment.
 
     Raises:
         DataError: a file is missing or damaged.
@@ -55,7 +55,7 @@ def load_cifar10(args: FolderArgs, context: LoadContext) -> Dataset:
 
 
 def read_binary_batch(file: IO[bytes], where: str) -> Batch:
-    """Return images (n, 3, 32, 32) and labels (n,) of a batch of the binary version.
+    """Return images (n, 3, 32, 32) and labels (n,) of one file of CIFAR-10's binary version.
 
     Args:
         file: the open file.
@@ -75,7 +75,7 @@ def read_binary_batch(file: IO[bytes], where: str) -> Batch:
 
 
 def read_pickled_batch(file: IO[bytes], where: str) -> Batch:
-    """Return images (n, 3, 32, 32) and labels (n,) of a batch of the Python version.
+    """Return images (n, 3, 32, 32) and labels (n,) of one file of CIFAR-10's Python version.
 
     Guarantee: nothing in the file is executed.
 

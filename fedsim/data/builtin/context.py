@@ -1,4 +1,4 @@
-"""The context in which a built-in dataset is loaded."""
+"""The parts of an experiment that loaders of built-in datasets receive."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ class LoadContext:
 
     Attributes:
         seed: the experiment's seed.
-        base: the directory in which relative paths start.
+        base: the directory to which relative paths refer.
         images: the setting `data.images`.
         group: column of the data that divides the examples among clients; None for other
             partitions.
@@ -24,5 +24,5 @@ class LoadContext:
     group: str | None = None
 
     def folder(self, path: str) -> Path:
-        """Return the path of a folder that the experiment names, starting at `base`."""
+        """Return the path of a folder that the experiment names, relative to `base`."""
         return self.base / Path(path).expanduser()

@@ -1,7 +1,7 @@
-"""Loads datasets of Hugging Face through the extra flwr-datasets, from a folder or by name.
+"""Loading of Hugging Face datasets by the package flwr-datasets, from a folder or by name.
 
-A folder is read without network. The library looks a name up in its local cache or on the hub;
-`HF_HUB_OFFLINE=1` restricts it to the cache.
+A folder is read without network access. The library looks a name up in its local cache or on the
+hub; `HF_HUB_OFFLINE=1` restricts it to the cache.
 """
 
 from collections.abc import Sequence
@@ -19,11 +19,11 @@ from fedsim.data.examples import DataError
 
 
 def load_hugging_face(args: HuggingFaceArgs, context: LoadContext) -> Dataset:
-    """Return a dataset of Hugging Face, with the column that divides it among clients.
+    """Return a Hugging Face dataset, including the column that divides it among clients.
 
     Args:
         args: the setting `data.args`.
-        context: the context of the experiment.
+        context: seed, directory and settings of the experiment.
 
     Raises:
         DataError: flwr-datasets is not installed, the dataset cannot be read, or a split or column

@@ -1,7 +1,7 @@
-"""Loads MNIST, Fashion-MNIST and EMNIST from their official files.
+"""Loading of MNIST, Fashion-MNIST and EMNIST from their official files.
 
 References:
-    idx, the format of all three: the home page of MNIST (LeCun, Cortes, Burges).
+    The format idx of all three datasets: the home page of MNIST (LeCun, Cortes, Burges).
     EMNIST: Cohen et al. 2017 (arXiv 1702.05373). Its images are stored by columns, so they are
     transposed here; its files for MATLAB also name the writer of each image.
 """
@@ -59,7 +59,7 @@ def load_mnist(args: FolderArgs, context: LoadContext) -> Dataset:
 
     Args:
         args: the setting `data.args`.
-        context: the context of the experiment.
+        context: seed, directory and settings of the experiment.
 
     Raises:
         DataError: a file is missing or damaged.
@@ -72,7 +72,7 @@ def load_fashion_mnist(args: FolderArgs, context: LoadContext) -> Dataset:
 
     Args:
         args: the setting `data.args`.
-        context: the context of the experiment.
+        context: seed, directory and settings of the experiment.
 
     Raises:
         DataError: a file is missing or damaged.
@@ -81,11 +81,11 @@ def load_fashion_mnist(args: FolderArgs, context: LoadContext) -> Dataset:
 
 
 def load_emnist(args: EmnistArgs, context: LoadContext) -> Dataset:
-    """Return a split of EMNIST: images (1, 28, 28) in [0, 1], with a class for each character.
+    """Return one split of EMNIST: images (1, 28, 28) in [0, 1], with a class for each character.
 
     Args:
         args: the setting `data.args`.
-        context: the context of the experiment.
+        context: seed, directory and settings of the experiment.
 
     Raises:
         DataError: a file is missing or damaged.
@@ -111,7 +111,7 @@ def load_emnist(args: EmnistArgs, context: LoadContext) -> Dataset:
 
 
 def read_idx(file: IO[bytes], where: str) -> Bytes:
-    """Return the array in an idx file.
+    """Return the array in a file of MNIST's idx format.
 
     Guarantee: no more bytes are read than the header declares, and these fit into memory.
 

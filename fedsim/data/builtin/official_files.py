@@ -1,4 +1,4 @@
-"""Reads the official files of a dataset from disk: unpacked, compressed, or in their archive.
+"""Reading of a dataset's official files from disk: unpacked, compressed, or in their archive.
 
 Nothing is written to disk and nothing is unpickled. Archive members are matched by file name only,
 so a path in an archive cannot point elsewhere.
@@ -23,10 +23,10 @@ Parser = Callable[[IO[bytes], str], Content]
 
 @dataclass(frozen=True)
 class OfficialFiles:
-    """The places in the user's folder where a dataset's official files may be.
+    """The places inside the user's folder where a dataset's official files may be.
 
     Attributes:
-        source: where to get the files, for messages.
+        source: where users can get the files, for error messages.
         subfolders: subfolders that may hold unpacked files; "" is the user's folder itself.
         archives: archives in the user's folder that may hold the files, .zip or .tar.gz.
     """
@@ -36,13 +36,13 @@ class OfficialFiles:
     archives: tuple[str, ...] = ()
 
     def read(self, folder: Path, names: Sequence[str], parse: Parser[Content]) -> list[Content]:
-        """Return the parsed content of files, in the order of their names.
+        """Return the parsed content of files, in the order of `names`.
 
         Args:
             folder: the user's folder.
             names: names of the files; each file may also be compressed, with the suffix .gz.
-            parse: returns the content of an open file; its second argument is the file's name in
-                messages.
+            parse: function that returns the content of an open file; its second argument is the
+                name of the file for error messages.
 
         Raises:
             DataError: a file is missing or cannot be read.
@@ -58,13 +58,13 @@ class OfficialFiles:
     def find(
         self, folder: Path, names: Sequence[str], parse: Parser[Content]
     ) -> list[Content] | None:
-        """Return the parsed content of files, in the order of their names; None if none exists.
+        """Return the parsed content of files, in the order of `names`; None if no file exists.
 
         Args:
             folder: the user's folder.
             names: names of the files; each file may also be compressed, with the suffix .gz.
-            parse: returns the content of an open file; its second argument is the file's name in
-                messages.
+            parse: function that returns the content of an open file; its second argument is the
+                name of the file for error messages.
 
         Raises:
             DataError: only some files exist, or a file cannot be read.

@@ -1,4 +1,4 @@
-"""Loads the small datasets that are part of scikit-learn, without files or network."""
+"""Loading of the small datasets that scikit-learn contains, without files or network."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -66,7 +66,7 @@ TABLES = {
 def load_digits(args: NoArgs | None = None, context: LoadContext | None = None) -> Dataset:
     """Return scikit-learn's digits: 1,797 images (1, 8, 8) with values in [0, 1], 10 classes.
 
-    The arguments, which every loader has, are not used.
+    The arguments, which all loaders share, are not used.
     """
     x, y = _digits()
     pixels = np.asarray(x, dtype=np.float32).reshape(-1, 1, 8, 8) / np.float32(16)

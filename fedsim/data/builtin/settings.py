@@ -1,4 +1,4 @@
-"""Settings `data.args` of the built-in datasets; importable without numpy."""
+"""Settings classes for `data.args` of the built-in datasets; importable without numpy."""
 
 from typing import Annotated, Literal, Self
 

@@ -3,9 +3,9 @@
 Each user's examples are drawn from a separate stream, so they do not depend on other users.
 
 References:
-    Synthetic(α, β): Li et al. 2020, FedProx (arXiv 1812.06127), section 5.1; as in the published
+    Synthetic(α, β): Li et al. 2020, FedProx (arXiv 1812.06127), section 5.1. As in the published
         generator, α and β are standard deviations and user k has 50 + LogNormal(4, 2) examples.
-    Logistic(α, β): Noble et al. 2022, DP-SCAFFOLD (arXiv 2111.09278), section 5; as in the
+    Logistic(α, β): Noble et al. 2022, DP-SCAFFOLD (arXiv 2111.09278), section 5. As in the
         published generator, α and β are variances.
 """
 
@@ -31,15 +31,15 @@ _LEAST_EXAMPLES = 50
 
 
 def load_synthetic_fedprox(args: SyntheticFedproxArgs, context: LoadContext) -> Dataset:
-    """Return Synthetic(α, β) of FedProx; its column `user` names each example's user.
+    """Return the dataset Synthetic(α, β) of FedProx; its column `user` names each example's user.
 
-    User k labels x ~ N(v_k, diag(j^-1.2)) by argmax(W_k x + b_k). The entries of W_k and b_k are
-    N(u_k, 1) with u_k ~ N(0, α²), those of v_k are N(B_k, 1) with B_k ~ N(0, β²). With `iid` all
-    users share W and b ~ N(0, 1), and v is 0.
+    User k draws x ~ N(v_k, diag(j^-1.2)) and labels it by argmax(W_k x + b_k). The entries of W_k
+    and b_k are N(u_k, 1) with u_k ~ N(0, α²), those of v_k are N(B_k, 1) with B_k ~ N(0, β²). With
+    `iid` all users share W and b ~ N(0, 1), and v is 0.
 
     Args:
         args: the setting `data.args`.
-        context: the context of the experiment.
+        context: seed, directory and settings of the experiment.
 
     Raises:
         DataError: the examples do not fit into memory.
@@ -67,15 +67,15 @@ def load_synthetic_fedprox(args: SyntheticFedproxArgs, context: LoadContext) -> 
 
 
 def load_synthetic_logistic(args: SyntheticLogisticArgs, context: LoadContext) -> Dataset:
-    """Return Logistic(α, β) of DP-SCAFFOLD; its column `user` names each example's user.
+    """Return the dataset Logistic(α, β) of DP-SCAFFOLD; its column `user` names users.
 
-    It differs from Synthetic(α, β) in that every entry has a separate mean: entries of W_k and b_k
-    are N(0, α + 1) and those of v_k are N(0, β + 1). A share `label_noise` of the labels is drawn
-    at random. With `iid` all users share W, b and v ~ N(0, 1).
+    Unlike in Synthetic(α, β), every entry has a separate mean: entries of W_k and b_k are
+    N(0, α + 1) and those of v_k are N(0, β + 1). A share `label_noise` of the labels is drawn at
+    random. With `iid` all users share W, b and v ~ N(0, 1).
 
     Args:
         args: the setting `data.args`.
-        context: the context of the experiment.
+        context: seed, directory and settings of the experiment.
 
     Raises:
         DataError: the examples do not fit into memory.
@@ -107,11 +107,11 @@ def load_synthetic_logistic(args: SyntheticLogisticArgs, context: LoadContext) -
 
 
 def load_blobs(args: BlobsArgs, context: LoadContext) -> Dataset:
-    """Return Gaussian classes around centres that are uniform in [-1, 1] in every feature.
+    """Return a dataset of Gaussian classes, whose centres are uniform in [-1, 1] in every feature.
 
     Args:
         args: the setting `data.args`.
-        context: the context of the experiment.
+        context: seed, directory and settings of the experiment.
 
     Raises:
         DataError: the examples do not fit into memory.

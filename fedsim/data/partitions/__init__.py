@@ -1,1 +1,1 @@
-"""Partitions of the training examples among clients: random, natural or by a function."""
+"""Partitions of the training examples among clients: random, by a column, or by a function."""

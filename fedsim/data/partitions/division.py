@@ -1,7 +1,8 @@
-"""Divides the training examples among clients, at random or by any other scheme.
+"""Division of the training examples among clients, at random or by any other scheme.
 
-Every random scheme draws a table of counts (group x client) and deals the shuffled examples of each
-group by this table. Under label skew each class is a group; otherwise all examples are one group.
+Every random scheme draws a table with the number of examples for each group and client. It then
+deals the shuffled examples of each group by this table. Under label skew each class is a group;
+otherwise all examples are one group.
 
 References:
     dirichlet: Yurochkin et al. 2019 (arXiv 1905.12022); Li et al. 2021 (arXiv 2102.02079).
@@ -44,7 +45,7 @@ MAX_DRAWS = 1000  # most draws of the table of counts, until every client has mi
 def partition(
     targets: NDArray[np.int64] | NDArray[np.float32], settings: DrawnPartition, seed: int
 ) -> list[Indices]:
-    """Return the sorted example indices of each client, by a random scheme.
+    """Return the sorted example indices of each client, drawn by a random scheme.
 
     Args:
         targets: target of each example; int64 (n,) for the schemes with label skew.
@@ -57,7 +58,7 @@ def partition(
         classes, and every class is on some client.
 
     Raises:
-        DataError: this partition is impossible, or `MAX_DRAWS` random draws did not reach it.
+        DataError: the partition is impossible, or none of `MAX_DRAWS` random draws satisfied it.
     """
     num_examples, num_clients = len(targets), settings.num_clients
     if num_clients * settings.min_examples > num_examples:
@@ -195,7 +196,7 @@ def _deal(groups: list[Indices], counts: CountTable) -> list[Indices]:
 
 @dataclass(frozen=True, eq=False)
 class Division:
-    """The training examples of each client.
+    """The result of a partition: which training examples each client has.
 
     Attributes:
         rows: row numbers of each client's training examples in the dataset, sorted.
@@ -210,14 +211,14 @@ class Division:
 def divide(
     dataset: Dataset, rows: Indices, settings: PartitionSettings, *, seed: int, base: Path
 ) -> Division:
-    """Divide the training examples among clients.
+    """Divide the training examples among clients and return the result.
 
     Args:
         dataset: the dataset.
         rows: row numbers (n,) of the training examples in `dataset.train`.
         settings: the setting `data.partition`.
         seed: the experiment's seed; the same seed gives the same division.
-        base: the directory in which relative paths start.
+        base: the directory to which relative paths refer.
 
     Guarantees:
         Every example is on at most one client, and with a built-in scheme on exactly one. Every

@@ -1,6 +1,6 @@
 """Partitions by a user's function or by a partitioner of flwr-datasets.
 
-Both assign a client to each training example.
+Both return the client of each training example.
 """
 
 import inspect
@@ -28,10 +28,11 @@ LEFT_OUT = -1
 
 @dataclass(frozen=True, eq=False)
 class Assignment:
-    """The client of each training example.
+    """The client number of each training example, and the clients' names.
 
     Attributes:
-        clients: client number from 0 of each example, or `LEFT_OUT`, int64 (n,).
+        clients: client number (from 0) of each example, int64 (n,). The value is `LEFT_OUT` for an
+            example that no client has.
         names: public name of each client; None if clients have only numbers.
         num_clients: number of clients, including those without examples.
     """
@@ -42,12 +43,12 @@ class Assignment:
 
     @classmethod
     def by_name(cls, values: Sequence[str], *, order: bool = True) -> Self:
-        """Return the assignment of examples to clients by the clients' names.
+        """Return the assignment of examples to clients, given the client name of each example.
 
         Args:
-            values: the name of each example's client.
-            order: whether to number clients by sorted names (as numbers if all names are numbers),
-                or by their first appearance.
+            values: name of the client of each example.
+            order: whether to number clients by sorted names (as numbers if all names are numbers).
+                Otherwise they are numbered by first appearance.
         """
         names = list(dict.fromkeys(values))
         if order:
@@ -77,18 +78,18 @@ def assign_by_function(
 ) -> Assignment:
     """Assign the training examples to clients by a user's function.
 
-    The function is called as `function(features, targets, seed=seed, **args)`, with `num_clients`
-    if the experiment sets it and the function has that parameter: a run's experiment file states
-    the number of clients.
+    The function is called as `function(features, targets, seed=seed, **args)`. It also gets
+    `num_clients` if the experiment sets it and the function has that parameter. (The experiment
+    file that a run keeps states the number of clients.)
 
     Args:
         train: the training examples.
         settings: the function's reference and arguments.
         seed: the experiment's seed; a `seed` in `args` replaces it.
-        base: the directory in which relative paths start.
+        base: the directory to which relative paths refer.
 
     Raises:
-        DataError: the function cannot be loaded, fails, or returns something else.
+        DataError: the function cannot be loaded, fails, or does not return an assignment.
     """
     where = f"{_WHAT} {settings.scheme!r}"
     try:

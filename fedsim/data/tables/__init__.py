@@ -1,5 +1,5 @@
-"""Tables: columns of .csv and .parquet files become features by public constants.
+"""Conversion of .csv and .parquet tables into features, by public constants.
 
-Nothing is fitted to rows. Ranges, categories and fill values come from the experiment file, so that
+Nothing is fitted to the rows. Ranges, categories and fill values come from the experiment file. So
 the features of a row are a function of that row and of public constants.
 """

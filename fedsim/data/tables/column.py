@@ -1,4 +1,4 @@
-"""Turns the cells of one column of a table into numbers, and these into features or targets."""
+"""Conversion of one table column: cells become numbers, and numbers become features or targets."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ class CellError(ValueError):
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table that becomes features.
+    """A column of a table, with the rule that turns its cells into features.
 
     Guarantee: the features of a cell are a function of the cell and the settings.
 
@@ -52,11 +52,11 @@ class Column:
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        """Names of the features of the column."""
+        """Names of the features that the column gives."""
         return self.settings.feature_names(self.name)
 
     def numbers(self, cells: Cells) -> NDArray[np.float64]:
-        """Return the numbers of cells: values, years, or class numbers, float64 (n,) without NaN.
+        """Return cells as numbers (values, years, or class numbers), float64 (n,) without NaN.
 
         Args:
             cells: n cells as text, or n typed values (numbers with NaN for missing cells,
@@ -86,7 +86,7 @@ class Column:
         return result
 
     def features(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the features (n, k) of the numbers (n,) of n cells."""
+        """Return the features (n, k) for n cells, given the cells' numbers (n,)."""
         settings = self.settings
         if settings.classes is not None:
             return np.eye(len(settings.classes))[numbers.astype(np.int64)]
@@ -196,10 +196,10 @@ def _logged(numbers: NDArray[np.float64], settings: ColumnSettings) -> NDArray[n
 
 
 def as_number(cell: str, decimal: str = ".") -> float | None:
-    """Return the number in a cell, or None if it is not a float32 number; 1_000 is text.
+    """Return the number in a cell; None if the text is not a float32 number.
 
     Args:
-        cell: the text of the cell.
+        cell: the text of the cell; digits with underscores (1_000) are not a number.
         decimal: the decimal mark, `.` or `,`.
     """
     if decimal != ".":
@@ -241,12 +241,12 @@ _WHOLE = re.compile(r"\d+", re.ASCII)
 
 @dataclass(frozen=True)
 class TargetCells:
-    """The target column of one or several tables, concatenated.
+    """The cells of the target column of one table, or of several tables, concatenated.
 
     Attributes:
         name: name of the column.
         cells: n cells as text, or n typed values.
-        where: returns the file and line (or row) of a row index, for messages.
+        where: function that returns the file and line (or row) for a row index, for messages.
         decimal: the decimal mark of numbers.
     """
 
@@ -256,7 +256,7 @@ class TargetCells:
     decimal: str = "."
 
     def values(self, column: Column | None = None) -> NDArray[Any] | list[str]:
-        """Return the targets of all cells (n,).
+        """Return the targets (n,) that the cells stand for.
 
         | cells                                           | targets                          |
         |-------------------------------------------------|----------------------------------|
@@ -265,7 +265,7 @@ class TargetCells:
         | all whole numbers from 0, without decimal point | classes with these numbers       |
         | other numbers                                   | real numbers for regression      |
 
-        Typed values keep their type.
+        Values of a typed table keep their type.
 
         Args:
             column: the target's column, whose settings list classes; None if they do not.

@@ -1,4 +1,4 @@
-"""Reads a dataset from one or several tables, by the experiment's settings of columns."""
+"""Reading of a dataset from one or more tables, by the column settings of the experiment."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ from fedsim.data.tables.table import CsvTable, ParquetTable, Table, TableBlock
 
 @dataclass(frozen=True, eq=False)
 class TablePart:
-    """The n rows of one table.
+    """The n rows of one table, as features, texts and targets.
 
     Attributes:
         features: float32 (n, k), or float64 (n, k) for tokens.
         texts: n cells of each further column, by name.
         targets: n cells of the target; None if the table has no such column.
-        where: returns the file and line (or row) of a row index, for messages.
+        where: function that returns the file and line (or row) for a row index, for messages.
     """
 
     features: NDArray[Any]
@@ -35,7 +35,7 @@ class TablePart:
 
 
 def open_table(path: Path, settings: FileDataset) -> Table:
-    """Return the table in a file; of a .csv file only the header is read.
+    """Return the table in a file; only the header of a .csv file is read.
 
     Args:
         path: the file.
@@ -55,7 +55,7 @@ def feature_columns(table: Table, settings: FileDataset, group: str | None) -> t
     Args:
         table: the first table of the training data.
         settings: the setting `data.dataset`.
-        group: the column that divides the rows among clients, or None.
+        group: the column that divides the rows among clients; None if no column does.
 
     Raises:
         DataError: a named column is not in the table, or no feature is left.
@@ -82,7 +82,7 @@ def read_part(
     texts: Sequence[str] = (),
     tokens: bool = False,
 ) -> TablePart:
-    """Read the rows of a table.
+    """Return the rows of a table as features, texts and targets.
 
     Args:
         table: the table.
@@ -92,7 +92,7 @@ def read_part(
         tokens: whether features are tokens, which stay exact.
 
     Raises:
-        DataError: a column is missing, or a cell cannot be used; the message names its place.
+        DataError: a column is missing, or a cell cannot be used; the message names file and row.
     """
     for name in (*features, *texts):
         if name not in table.names:
@@ -117,7 +117,7 @@ def read_part(
 
 
 def column_of(name: str, settings: FileDataset) -> Column:
-    """Return a column of a table with its settings.
+    """Return a table column together with its settings.
 
     Args:
         name: name of the column.
@@ -138,10 +138,11 @@ def read_tables(
     """Return the dataset in one table, or in several tables with the same columns.
 
     Args:
-        paths: the files with the training examples by name, in order.
+        paths: the files with the training examples by their public names, in order.
         settings: the setting `data.dataset`.
-        test: the file of the public test set, or None.
-        group: the column that divides the rows among clients and is not a feature, or None.
+        test: the file of the public test set; None if there is none.
+        group: the column that divides the rows among clients and is not a feature; None if no
+            column does.
         tokens: whether features are tokens.
 
     Raises:
@@ -183,7 +184,7 @@ def read_tables(
 def targets_of(
     parts: Sequence[TablePart], settings: FileDataset
 ) -> tuple[NDArray[Any] | list[str], tuple[str, ...] | None]:
-    """Return the targets of all rows (n,), and the class names if the experiment lists them.
+    """Return the targets (n,) of all rows, and the class names if the experiment lists them.
 
     Args:
         parts: the rows of each table; all parts have targets.

@@ -1,4 +1,4 @@
-"""Settings `data.dataset.columns`: public constants that turn a column into features."""
+"""Settings of `data.dataset.columns`: public constants that turn a column into features."""
 
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -50,7 +50,7 @@ class ColumnSettings(Settings):
 
     @property
     def only_classes(self) -> bool:
-        """Whether the settings list classes and nothing else, as those of a target may."""
+        """Whether the settings list classes and nothing else, as those of a target column may."""
         return self.classes is not None and not any(self.model_dump(exclude={"classes"}).values())
 
     def feature_names(self, column: str) -> tuple[str, ...]:
@@ -99,7 +99,7 @@ Columns = dict[str, Literal["drop"] | ColumnSettings]
 
 
 def as_text(value: object) -> str:
-    """Return a value of YAML or a typed table as the text of a .csv cell: true, 3, 0.5, red."""
+    """Return a value of YAML or of a typed table as text of a .csv cell: true, 3, 0.5, red."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float) and value.is_integer():

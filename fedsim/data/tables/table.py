@@ -1,4 +1,4 @@
-"""Reads tables from disk in blocks of rows: comma-separated text and, with pyarrow, Parquet."""
+"""Reading of tables from disk in blocks of rows: .csv text and, with pyarrow, Parquet."""
 
 import csv
 from collections import Counter
@@ -20,7 +20,7 @@ from fedsim.data.tables.settings import as_text
 
 @dataclass(frozen=True)
 class TableBlock:
-    """A block of n rows of a table.
+    """A block of n consecutive rows of a table.
 
     Attributes:
         cells: n cells of each requested column, by name.
@@ -32,20 +32,20 @@ class TableBlock:
 
 
 class Table(Protocol):
-    """A table with named columns."""
+    """A table file with named columns."""
 
     @property
     def path(self) -> Path:
-        """The file of the table."""
+        """Path of the table's file."""
         ...
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the columns, in order, without repetitions."""
+        """Names of the columns in order, without repetitions."""
         ...
 
     def blocks(self, columns: Sequence[str]) -> Iterator[TableBlock]:
-        """Yield the cells of some columns, block by block.
+        """Yield the cells of the given columns, one block of rows after the other.
 
         Raises:
             DataError: the file cannot be read.
@@ -53,7 +53,7 @@ class Table(Protocol):
         ...
 
     def where(self, place: int) -> str:
-        """Return the file and line (or row) of a row for messages, from its `TableBlock.places`."""
+        """Return the file and line (or row) of a row for messages, given its entry in `places`."""
         ...
 
 
@@ -83,7 +83,7 @@ _BLOCK_ROWS = 4096
 
 @dataclass(frozen=True)
 class CsvTable:
-    """A .csv file with a header row.
+    """A table in a .csv file with a header row.
 
     Attributes:
         path: the file.
@@ -99,12 +99,12 @@ class CsvTable:
 
     @classmethod
     def open(cls, path: Path, *, wanted: str, encoding: str = "utf-8") -> "CsvTable":
-        """Return the table of a file; the header alone decides the delimiter.
+        """Return the table of a .csv file; the delimiter follows from the header alone.
 
         Args:
             path: the file.
-            wanted: name of a column; the delimiter is the first by which the header has this
-                column, or else the delimiter that gives most columns.
+            wanted: name of a column. The delimiter is the first one with which the header has this
+                column. If there is none, it is the delimiter that gives most columns.
             encoding: encoding of the text.
 
         Raises:
@@ -119,10 +119,11 @@ class CsvTable:
         return cls(path, tuple(headers[chosen]), chosen, encoding)
 
     def blocks(self, columns: Sequence[str]) -> Iterator[TableBlock]:
-        """Yield the cells of some columns as text, `_BLOCK_ROWS` rows at a time.
+        """Yield the cells of the given columns as text, `_BLOCK_ROWS` rows at a time.
 
         Raises:
-            DataError: the file cannot be read, or a row has not as many cells as the header.
+            DataError: the file cannot be read, or a row and the header have different numbers of
+                cells.
         """
         wanted = [self.names.index(name) for name in columns]
         rows = islice(_rows(self.path, self.delimiter, self.encoding), 1, None)
@@ -133,7 +134,7 @@ class CsvTable:
             yield TableBlock(cells, [line for line, _ in taken])
 
     def where(self, place: int) -> str:
-        """Return the file and line of a row, from its line number."""
+        """Return the file and line of a row for messages, given its line number."""
         return f"{self.path}:{place}"
 
     def _check_width(self, line: int, row: list[str]) -> None:
@@ -175,7 +176,7 @@ def _rows(path: Path, delimiter: str, encoding: str) -> Iterator[tuple[int, list
 
 @dataclass(frozen=True)
 class ParquetTable:
-    """A .parquet file, whose columns have types.
+    """A table in a .parquet file, whose columns have types.
 
     Attributes:
         path: the file.
@@ -189,7 +190,7 @@ class ParquetTable:
 
     @classmethod
     def open(cls, path: Path) -> "ParquetTable":
-        """Return the table of a file.
+        """Return the table of a .parquet file.
 
         Raises:
             DataError: pyarrow is not installed, or the file cannot be read.
@@ -200,7 +201,7 @@ class ParquetTable:
         return cls(path, names, content)
 
     def blocks(self, columns: Sequence[str]) -> Iterator[TableBlock]:
-        """Yield the cells of some columns: numbers with NaN for missing cells, dates, or text.
+        """Yield the cells of the given columns: numbers with NaN for missing cells, dates, or text.
 
         Raises:
             DataError: a column has a type that is not supported.
@@ -211,7 +212,7 @@ class ParquetTable:
             yield TableBlock(cells, range(1, rows + 1))
 
     def where(self, place: int) -> str:
-        """Return the file and number of a row, counted from 1."""
+        """Return the file and the row number (from 1) of a row for messages."""
         return f"{self.path}: row {place}"
 
     def _cells(self, name: str) -> Cells:

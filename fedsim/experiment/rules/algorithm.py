@@ -18,7 +18,7 @@ _PATH: KeyPath = ("federation", "strategy")
 
 
 def check_algorithm(federation: FederationSettings, base: Path) -> Iterator[PathMessage]:
-    """Yield (path, message) for mistakes in the algorithm's name and settings."""
+    """Yield (key path, message) for mistakes in the name and the settings of the algorithm."""
     named = federation.algorithm
     place = _PATH if isinstance(federation.strategy, str) else (*_PATH, "name")
     yield from messages_at(place, check_name(named.name, "strategy", algorithms(), base))
@@ -45,7 +45,7 @@ def built_in_algorithm(federation: FederationSettings) -> Algorithm | None:
 def check_least_clients(
     federation: FederationSettings, round_sizes: RoundSizes
 ) -> Iterator[PathMessage]:
-    """Yield (path, message) if rounds have fewer clients than the algorithm's proof requires."""
+    """Yield (key path, message) if rounds have fewer clients than the algorithm's proof needs."""
     algorithm, clients = built_in_algorithm(federation), round_sizes[0]
     least = 0 if algorithm is None else algorithm.least_clients
     if clients < least:
@@ -59,7 +59,7 @@ def check_least_clients(
 def check_built_in_declaration(
     federation: FederationSettings, sections: Sections
 ) -> Iterator[PathMessage]:
-    """Yield (path, message) for settings that a built-in algorithm declares it does not support.
+    """Yield (key path, message) for settings that a built-in algorithm declares unsupported.
 
     The declaration of a user's class is checked later, when the federation is assembled.
     """
@@ -71,7 +71,7 @@ def check_built_in_declaration(
 def check_declaration(
     kind: type[Algorithm], federation: FederationSettings, sections: Sections
 ) -> Iterator[PathMessage]:
-    """Yield (path, message) for settings that an algorithm declares it does not support.
+    """Yield (key path, message) for settings that an algorithm declares unsupported.
 
     Args:
         kind: the class of the algorithm.

@@ -24,7 +24,7 @@ from fedsim.server.settings import FederationSettings
 def check_participation(
     federation: FederationSettings, num_clients: int, round_sizes: RoundSizes, sections: Sections
 ) -> Iterator[PathMessage]:
-    """Yield mistakes in the number of clients of a round, and in the charges over all rounds."""
+    """Yield (key path, message) for too many clients per round or too many ledger records."""
     per_round = federation.clients_per_round
     if per_round is not None and per_round > num_clients:
         path = ("federation", "clients_per_round")
@@ -46,7 +46,7 @@ def check_participation(
 def check_weighting(
     federation: FederationSettings, privacy: PrivacySettings
 ) -> Iterator[PathMessage]:
-    """Yield (path, message) if the weights would reveal what the adjacency protects."""
+    """Yield (key path, message) if the weights would reveal what the adjacency protects."""
     weights = federation.weights
     if weights.uses_sizes and privacy.adjacency.name == "add_remove":
         other = ", size_power: 0" if weights.name == "examples_over_noise" else ""
@@ -60,7 +60,7 @@ def check_weighting(
 def check_max_share(
     federation: FederationSettings, round_sizes: RoundSizes
 ) -> Iterator[PathMessage]:
-    """Yield (path, message) if `max_share` is so small that even equal weights exceed it."""
+    """Yield (key path, message) if `max_share` is so small that even equal weights exceed it."""
     share, (clients, _) = federation.weights.max_share, round_sizes
     if share is not None and share * clients < 1:
         yield (
@@ -71,7 +71,7 @@ def check_max_share(
 
 
 def check_sampling_rate(local: LocalSettings, privacy: PrivacySettings) -> Iterator[PathMessage]:
-    """Yield (path, message) for mistakes in `privacy.sampling.rate`."""
+    """Yield (key path, message) if `privacy.sampling.rate` is given for batches of all examples."""
     if privacy.sampling.rate is not None and local.batch_size == "full":
         rate = value_text(privacy.sampling.rate)
         yield (
@@ -85,7 +85,7 @@ _LR_SCHEDULE = ("local", "lr_schedule")
 
 
 def check_lr_schedule(local: LocalSettings, sections: Sections) -> Iterator[PathMessage]:
-    """Yield why a learning-rate schedule is refused: the trust model, or a learning rate of 0."""
+    """Yield (key path, message) if a learning-rate schedule is not supported or reaches 0."""
     privacy, federation = sections.privacy, sections.federation
     if local.lr_schedule is None:
         return
@@ -107,7 +107,7 @@ def check_lr_schedule(local: LocalSettings, sections: Sections) -> Iterator[Path
 
 
 def check_budgets(privacy: PrivacySettings, num_clients: int) -> Iterator[PathMessage]:
-    """Yield (path, message) for each budget of a client that does not exist."""
+    """Yield (key path, message) for each privacy budget of a client that does not exist."""
     rule = _unknown_client(num_clients)
     for name, entry in privacy.clients.items():
         path: KeyPath = ("privacy", "clients", name)
@@ -119,7 +119,7 @@ def check_budgets(privacy: PrivacySettings, num_clients: int) -> Iterator[PathMe
 
 
 def check_budget_files(privacy: PrivacySettings, base: Path) -> Iterator[PathMessage]:
-    """Yield (path, message) for mistakes in the files of budgets."""
+    """Yield (key path, message) for each file of privacy budgets that cannot be used."""
     for name, entry in privacy.clients.items():
         if entry.csv is not None:
             yield from messages_at(
@@ -128,7 +128,7 @@ def check_budget_files(privacy: PrivacySettings, base: Path) -> Iterator[PathMes
 
 
 def check_faults(faults: list[FaultSettings], num_clients: int) -> Iterator[PathMessage]:
-    """Yield (path, message) for each fault of a client that does not exist."""
+    """Yield (key path, message) for each injected fault of a client that does not exist."""
     for position, fault in enumerate(faults):
         for place, client in enumerate(fault.clients or ()):
             if client >= num_clients:
@@ -138,7 +138,7 @@ def check_faults(faults: list[FaultSettings], num_clients: int) -> Iterator[Path
 def check_stragglers(
     faults: list[FaultSettings], federation: FederationSettings
 ) -> Iterator[PathMessage]:
-    """Yield (path, message) for stragglers if the federation has no deadline."""
+    """Yield (key path, message) for each straggler fault if the federation has no deadline."""
     for position, fault in enumerate(faults):
         if fault.kind == "straggler" and federation.deadline is None:
             yield (
@@ -160,7 +160,7 @@ _PARTICIPATION: KeyPath = ("federation", "participation")
 def check_clients_of_scheme(
     federation: FederationSettings, num_clients: int, round_sizes: RoundSizes
 ) -> Iterator[PathMessage]:
-    """Yield (path, message) if a participation scheme does not fit the number of clients."""
+    """Yield (key path, message) if a participation scheme does not fit the number of clients."""
     match federation.participation:
         case CyclicParticipation() as cyclic:
             yield from _check_groups(cyclic, num_clients)
@@ -176,7 +176,7 @@ _PARTIAL_WORK: KeyPath = ("federation", "partial_work")
 
 
 def check_partial_work(federation: FederationSettings, sections: Sections) -> Iterator[PathMessage]:
-    """Yield settings under which `federation.partial_work` is not defined."""
+    """Yield (key path, message) for settings that exclude `federation.partial_work`."""
     privacy, local = sections.privacy, sections.local
     settings = federation.partial_work
     if settings is None:
@@ -208,7 +208,7 @@ def check_partial_work(federation: FederationSettings, sections: Sections) -> It
 def check_dropped_work(
     federation: FederationSettings, round_sizes: RoundSizes
 ) -> Iterator[PathMessage]:
-    """Yield (path, message) if the share of stragglers leaves no client in a round."""
+    """Yield (key path, message) if the share of stragglers leaves no client in a round."""
     settings = federation.partial_work
     if settings is not None and settings.on_partial == "drop" and round_sizes[1] < 1:
         yield (
@@ -266,7 +266,7 @@ def _check_trace(
 
 
 def check_buffered_rounds(federation: FederationSettings) -> Iterator[PathMessage]:
-    """Yield (path, message) if a buffer and another key both set the clients per round."""
+    """Yield (key path, message) if a buffer and another key both set the clients per round."""
     is_buffered = federation.participation.scheme == "buffered"
     if is_buffered and federation.clients_per_round is not None:
         yield (
@@ -295,7 +295,7 @@ def _check_buffer(settings: BufferedParticipation, clients: int) -> Iterator[Pat
 def check_stale_updates(
     federation: FederationSettings, sections: Sections
 ) -> Iterator[PathMessage]:
-    """Yield settings that stale updates exclude, because all clients must start with the round."""
+    """Yield (key path, message) for settings that do not allow updates of an older model."""
     privacy, secure_aggregation = sections.privacy, sections.secure_aggregation
     scheme = (*_PARTICIPATION, "scheme")
     if federation.participation.scheme != "buffered":
@@ -327,7 +327,7 @@ def check_stale_updates(
 def check_poisson_draws(
     federation: FederationSettings, sections: Sections
 ) -> Iterator[PathMessage]:
-    """Yield (path, message) for every failed condition of Poisson sampling of clients."""
+    """Yield (key path, message) for settings that do not allow Poisson sampling of clients."""
     privacy, secure_aggregation = sections.privacy, sections.secure_aggregation
     if federation.participation.scheme != "poisson":
         return

@@ -41,7 +41,7 @@ _PARTITION: KeyPath = ("data", "partition")
 
 
 def check_data(data: DataSettings, base: Path) -> Iterator[PathMessage]:
-    """Yield (path, message) for every broken rule of `data:`."""
+    """Yield (key path, message) for every mistake in `data:`."""
     yield from finite_messages(data.args, _ARGS)
     yield from _check_images(data)
     yield from _check_partition(data, base)
@@ -172,7 +172,7 @@ def _check_file_dataset(
 
 
 def check_model(model: ModelSettings, base: Path) -> Iterator[PathMessage]:
-    """Yield the mistakes in the names of model and loss, and in the model's arguments."""
+    """Yield (key path, message) for mistakes in names of model and loss, and in model arguments."""
     args: KeyPath = ("model", "args")
     yield from messages_at(("model", "loss"), check_name(model.loss, "loss", LOSSES, base))
     yield from messages_at(("model", "name"), check_name(model.name, "model", MODELS, base))
@@ -201,7 +201,7 @@ def _check_trained_part(model: ModelSettings) -> Iterator[PathMessage]:
 
 
 def check_features(sections: Sections) -> Iterator[PathMessage]:
-    """Yield the mistakes in `data.features` and in the shapes of `model.features`."""
+    """Yield (key path, message) for mistakes in `data.features` and shapes of `model.features`."""
     model, data = sections.model, sections.data
     if model is not None:
         yield from _check_transforms(model, data)
@@ -239,7 +239,7 @@ def _check_transforms(model: ModelSettings, data: DataSettings | None) -> Iterat
 
 
 def check_views(local: LocalSettings, sections: Sections) -> Iterator[PathMessage]:
-    """Yield why examples cannot be augmented (`local.augmentation_multiplicity`)."""
+    """Yield (key path, message) if examples cannot be augmented in the way the file requests."""
     data, model = sections.data, sections.model
     if local.views is None:
         return
@@ -262,7 +262,7 @@ def check_views(local: LocalSettings, sections: Sections) -> Iterator[PathMessag
 def check_test_metrics(
     evaluation: EvaluationSettings, base: Path, sections: Sections
 ) -> Iterator[PathMessage]:
-    """Yield mistakes in `evaluation.metrics` that are visible without data and plug-ins."""
+    """Yield (key path, message) for mistakes in `evaluation.metrics`, without data and plug-ins."""
     model = sections.model
     keys = {LOSS: "loss, which is always computed"}
     task = None if model is None else TASK_OF_LOSS.get(model.loss)
@@ -286,7 +286,7 @@ def check_test_metrics(
 def check_early_stopping(
     federation: FederationSettings, model: ModelSettings, sections: Sections
 ) -> Iterator[PathMessage]:
-    """Yield the mistakes in the metric of `federation.early_stopping`."""
+    """Yield (key path, message) for mistakes in the metric of `federation.early_stopping`."""
     evaluation = sections.evaluation
     if federation.early_stopping is None:
         return
@@ -309,7 +309,7 @@ def check_early_stopping(
 
 
 def check_evaluation(evaluation: EvaluationSettings, sections: Sections) -> Iterator[PathMessage]:
-    """Yield (path, message) for mistakes in the evaluation on clients' held-out examples."""
+    """Yield (key path, message) for mistakes in the evaluation on clients' held-out examples."""
     privacy, secure_aggregation = sections.privacy, sections.secure_aggregation
     if evaluation.holdout is None:
         return
@@ -332,7 +332,7 @@ def check_evaluation(evaluation: EvaluationSettings, sections: Sections) -> Iter
 def check_evaluated_clients(
     evaluation: EvaluationSettings, num_clients: int
 ) -> Iterator[PathMessage]:
-    """Yield (path, message) if more clients are to evaluate than exist."""
+    """Yield (key path, message) if `evaluation.clients` is above the number of clients."""
     evaluated = evaluation.clients
     if evaluated is not None and evaluated > num_clients:
         rule = f"must be <= data.partition.num_clients ({value_text(num_clients)})"
@@ -342,7 +342,7 @@ def check_evaluated_clients(
 def check_personalization(
     personalization: PersonalizationSettings, sections: Sections
 ) -> Iterator[PathMessage]:
-    """Yield the mistakes in `personalization`."""
+    """Yield (key path, message) for mistakes in `personalization`."""
     model, evaluation, privacy = sections.model, sections.evaluation, sections.privacy
     section: KeyPath = ("personalization",)
     loss = None if model is None else model.loss
@@ -371,7 +371,7 @@ def check_personalization(
 
 
 def check_trackers(runtime: RuntimeSettings, base: Path) -> Iterator[PathMessage]:
-    """Yield mistakes in `runtime.trackers` that are visible without importing a plug-in."""
+    """Yield (key path, message) for mistakes in `runtime.trackers`; no plug-in is imported."""
     for index, name in enumerate(runtime.trackers):
         mistake = check_name(name, "tracker", TRACKERS, base)
         yield from messages_at(("runtime", "trackers", index), mistake)

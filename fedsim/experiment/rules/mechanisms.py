@@ -1,9 +1,9 @@
 """Rules of mechanisms other than noisy gradients: perturbation, zeroth-order steps and PATE votes.
 
-Each message names a failed condition of the proof in `fedsim.clients.mechanisms`.
+Each message names the condition of a proof in `fedsim.clients.mechanisms` that the file breaks.
 
-A zeroth-order upload has one number for each step and direction, so settings that move the model
-by anything other than these numbers are refused.
+A zeroth-order upload has one number for each step and direction. So settings are refused that move
+the model by anything other than these numbers.
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ _GRADIENT = f"or use mechanism: {GRADIENT_PERTURBATION}"
 
 
 def check_perturbation(privacy: PrivacySettings, sections: Sections) -> Iterator[PathMessage]:
-    """Yield (path, message) for settings without a proof under the chosen mechanism."""
+    """Yield (key path, message) for settings that the mechanism's proof does not cover."""
     settings = privacy.mechanism
     if settings.name == GRADIENT_PERTURBATION:
         return
@@ -195,7 +195,7 @@ _WHAT = "with local.gradient: zeroth_order"
 
 
 def check_zeroth_order(local: LocalSettings, sections: Sections) -> Iterator[PathMessage]:
-    """Yield (path, message) for every setting that zeroth-order steps do not support."""
+    """Yield (key path, message) for every setting that zeroth-order steps do not support."""
     federation, privacy = sections.federation, sections.privacy
     if local.zeroth_order is None:
         return
@@ -309,7 +309,7 @@ _DEFAULTS = {"strategy": AlgorithmSettings.model_validate({"name": "fedavg", "se
 
 
 def check_pate(sections: Sections) -> Iterator[PathMessage]:
-    """Yield mistakes in `task` and `pate`, and keys that have no meaning with them."""
+    """Yield (key path, message) for mistakes in `task` and `pate`, and keys that PATE ignores."""
     pate, privacy, federation = sections.pate, sections.privacy, sections.federation
     if sections.task != "pate":
         if pate is not None:
@@ -349,7 +349,7 @@ def _check_defaults(section: str, settings: Settings) -> Iterator[PathMessage]:
 
 
 def _check_batches(pate: PateSettings, rounds: int) -> Iterator[PathMessage]:
-    """Yield (path, message) if queries and answers do not divide into batches of two rounds."""
+    """Yield (key path, message) if queries and answers do not divide into batches of two rounds."""
     if rounds % 2:
         yield (
             ("federation", "rounds"),

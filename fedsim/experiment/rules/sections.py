@@ -29,7 +29,7 @@ class Sections:
     Attributes:
         base: the directory that relative paths refer to.
         mistaken: names of the sections with mistakes.
-        unit: `privacy.unit` as written in the file, even if `privacy` has mistakes.
+        unit: the value of `privacy.unit` in the file, even if `privacy` has mistakes.
     """
 
     base: Path
@@ -67,7 +67,7 @@ class Sections:
 
     @cached_property
     def round_sizes(self) -> RoundSizes | None:
-        """(fewest, most) clients of a non-empty round; None if the file does not give them."""
+        """The (fewest, most) clients of a non-empty round; None if the file does not give them."""
         if self.federation is None:
             return None
         partial = self.federation.partial_work

@@ -1,6 +1,6 @@
 """Rules of trust models, privacy units, and the secure aggregation that they rely on.
 
-Each message names a failed condition of docs/explain/trust_models.md.
+Each message names a condition of docs/explain/trust_models.md that the file breaks.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -102,7 +102,7 @@ _GRID_KEYS = EncodingSettings.model_fields.keys() - {"max_clients"}
 
 
 def check_trust(privacy: PrivacySettings, sections: Sections) -> Iterator[PathMessage]:
-    """Yield (path, message) for every failed condition of the trust model and the privacy unit."""
+    """Yield (key path, message) for settings that the trust model or privacy unit excludes."""
     if "secure_aggregation" in sections.mistaken:
         return
     local, secure, votes = sections.local, sections.secure_aggregation, sections.task == "pate"
@@ -247,7 +247,7 @@ def _check_noise(privacy: PrivacySettings, failed: Collection[str]) -> Iterator[
 def check_secure_aggregation(
     secure_aggregation: SecureAggregationSettings, sections: Sections
 ) -> Iterator[PathMessage]:
-    """Yield settings that would show the parties of `secure_aggregation` unencrypted values."""
+    """Yield (key path, message) for values that secure aggregation would not hide."""
     privacy = sections.privacy
     if privacy is not None and privacy.clipping.name == "adaptive" and not privacy.counts_in_sums:
         yield (
@@ -263,7 +263,7 @@ def check_min_clients(
     federation: FederationSettings,
     round_sizes: RoundSizes,
 ) -> Iterator[PathMessage]:
-    """Yield (path, message) if a secure sum requires more clients than the rounds have."""
+    """Yield (key path, message) if a secure sum requires more clients than a round has."""
     section: KeyPath = ("secure_aggregation",)
     secure, (fewest, clients) = secure_aggregation, round_sizes
     if secure.min_clients > fewest:
@@ -287,7 +287,7 @@ def check_ring(
     federation: FederationSettings,
     round_sizes: RoundSizes,
 ) -> Iterator[PathMessage]:
-    """Yield (path, message) if a sum can overflow the ring of its integers."""
+    """Yield (key path, message) if a secure sum can overflow the range of its integers."""
     # Imported here: numpy is slow to import, and most files do not need it.
     from fedsim.secagg.encoding import FixedPointEncoder
     from fedsim.secagg.errors import CapacityError
@@ -313,7 +313,10 @@ def _ways_to_more_clients(federation: FederationSettings) -> str:
 def check_client_keys(
     secure_aggregation: SecureAggregationSettings, num_clients: int
 ) -> Iterator[PathMessage]:
-    """Yield (path, message) for non-empty lists of client keys without one key per client."""
+    """Yield (key path, message) for each list of client keys with too few or too many keys.
+
+    An empty list is allowed.
+    """
     for name in ("client_fingerprints", "client_files"):
         named = len(getattr(secure_aggregation.keys, name))
         if named not in (0, num_clients):

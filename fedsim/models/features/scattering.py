@@ -1,9 +1,10 @@
 """The scattering transform of an image, by one or two layers of fixed wavelets and averages.
 
-S0 = x * φ, S1 = |x * ψ1| * φ and S2 = ||x * ψ1| * ψ2| * φ, for Morlet wavelets ψ of J scales and L
-directions and a Gaussian φ of width 2^J, one value for each 2^J x 2^J pixels. Convolutions are
-products of Fourier transforms, image by image. (Bruna and Mallat, "Invariant scattering convolution
-networks", IEEE TPAMI 2013, arXiv:1203.1513. For private training: Tramèr and Boneh, ICLR 2021.)
+For an image x it computes S0 = x * φ, S1 = |x * ψ1| * φ and S2 = ||x * ψ1| * ψ2| * φ. The ψ are
+Morlet wavelets of J scales and L directions, and φ is a Gaussian of width 2^J. Each result has one
+value for each 2^J x 2^J pixels. Convolutions are products of Fourier transforms, image by image.
+(Bruna and Mallat, "Invariant scattering convolution networks", IEEE TPAMI 2013, arXiv:1203.1513.
+For private training: Tramèr and Boneh, ICLR 2021.)
 """
 
 from collections.abc import Callable, Iterator
@@ -23,13 +24,14 @@ _FREQUENCY = 3 * pi / 4  # of a wavelet at scale 0, in radians per pixel
 
 @dataclass(frozen=True)
 class FilterBank:
-    """Fourier transforms of the scattering filters for images (height, width).
+    """The Fourier transforms of the scattering filters for images of one size.
 
-    Guarantee: |φ(ω)|² + Σ (|ψ(ω)|² + |ψ(-ω)|²) / 2 ≤ 1 at every frequency: no layer gains energy.
+    Guarantee: |φ(ω)|² + Σ (|ψ(ω)|² + |ψ(-ω)|²) / 2 ≤ 1 at every frequency ω, so no layer adds
+    energy.
 
     Attributes:
-        low_pass: Fourier transform of φ, (height, width).
-        wavelets: Fourier transforms of the ψ, (scales, directions, height, width).
+        low_pass: Fourier transform of the averaging filter φ, (height, width).
+        wavelets: Fourier transforms of the wavelets ψ, (scales, directions, height, width).
     """
 
     low_pass: Example
@@ -37,11 +39,11 @@ class FilterBank:
 
     @classmethod
     def of(cls, scales: int, directions: int, shape: tuple[int, int]) -> "FilterBank":
-        """Return the filters for images of a shape.
+        """Return the filters for images of the given size.
 
         Args:
             scales: number of scales J; wavelet j has the width 2^j.
-            directions: number of directions L over half of the circle.
+            directions: number L of wavelet directions over half of the circle.
             shape: height and width of the images, in pixels.
         """
         low_pass = _gaussian(_WIDTH * 2 ** (scales - 1), 0.0, 1.0, 0.0, shape)
@@ -66,7 +68,7 @@ def scattering(
 ) -> Callable[[Example], Example]:
     """Return the function that maps an image to coefficients (channels * paths, rows, columns).
 
-    Images are padded by their mirror images.
+    A path is a sequence of at most two wavelets. Images are padded by their mirror images.
 
     Args:
         settings: numbers of scales, directions and layers.
@@ -94,9 +96,10 @@ def scattering(
 
 
 def layers(image: Example, bank: FilterBank, settings: ScatteringSettings) -> Iterator[Example]:
-    """Yield the moduli of each layer as stacks (paths, height, width), before averaging.
+    """Yield the absolute values of each layer as arrays (paths, height, width), before averaging.
 
-    The second wavelet is wider than the first: the modulus moves energy to lower frequencies.
+    The second wavelet is wider than the first, because the absolute value moves energy to lower
+    frequencies.
 
     Args:
         image: a periodic image (height, width).
@@ -121,8 +124,8 @@ def averaged(stack: Example, bank: FilterBank, step: int) -> Example:
     The spectrum of an image of every s-th pixel is the folded spectrum of the whole image.
 
     Args:
-        stack: periodic images of the bank's shape, both sides multiples of `step`.
-        bank: the filters; the low-pass filter averages.
+        stack: periodic images of the filters' size; both sides are multiples of `step`.
+        bank: the filters, of which the low-pass filter is used.
         step: distance of the averages, in pixels.
     """
     height, width = stack.shape[-2:]

@@ -1,4 +1,4 @@
-"""Settings `model.features`: the transforms, and the shape of an example after each."""
+"""Settings of `model.features`: the transforms, and the shape of an example after each of them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
@@ -99,7 +99,10 @@ class ScatteringSettings(Settings):
 
     @property
     def paths(self) -> int:
-        """Number of paths of one channel: 1 + J L, and L² J (J - 1) / 2 of the second layer."""
+        """Number of wavelet paths of one channel: 1 + J L, plus L² J (J - 1) / 2 with two layers.
+
+        J is the number of scales and L the number of directions.
+        """
         pairs = self.scales * (self.scales - 1) // 2 if self.layers == 2 else 0
         return 1 + self.scales * self.directions + pairs * self.directions**2
 
@@ -150,12 +153,12 @@ class FeatureSettings(Settings):
 
     @property
     def name(self) -> str:
-        """The name of the transform."""
+        """Name of the transform."""
         return next(name for name, value in self if value is not None)
 
     @property
     def value(self) -> Any:
-        """The argument of the transform: a constant, or its settings."""
+        """Argument of the transform: a constant, or a settings object."""
         return getattr(self, self.name)
 
     @model_validator(mode="before")
@@ -217,12 +220,12 @@ Shape = tuple[int, ...]
 
 
 class FeatureShapeError(ModelError):
-    """Raised if a transform does not take examples of a shape.
+    """Raised if a transform cannot be applied to examples of the given shape.
 
     Args:
         position: index of the transform in `model.features`.
         name: name of the transform.
-        reason: the shapes that the transform takes, and the shape that it got.
+        reason: text with the shapes that the transform takes and the shape that it got.
     """
 
     def __init__(self, position: int, name: str, reason: str) -> None:
@@ -239,10 +242,10 @@ def shape_after(features: Sequence[FeatureSettings], shape: Shape | None) -> Sha
         shape: shape of one example before the transforms; None if it is unknown.
 
     Returns:
-        The shape, or None if it depends on the unknown shape.
+        The shape; None if it depends on the unknown shape.
 
     Raises:
-        FeatureShapeError: a transform does not take the shape that it would get.
+        FeatureShapeError: a transform cannot be applied to the shape that it would get.
     """
     for position, feature in enumerate(features):
         if shape is None and feature.name not in _FIXED:
@@ -298,7 +301,7 @@ def _scattered(value: ScatteringSettings, shape: Shape) -> Shape:
 
 
 def image_shape(shape: Shape) -> Shape:
-    """Check that a shape is of an image, (height, width) or (channels, height, width); return it.
+    """Return a shape after checking that it is (height, width) or (channels, height, width).
 
     Raises:
         ValueError: the shape is not that of an image.

@@ -1,7 +1,7 @@
-"""The feature transforms, functions of one float64 example, and the pipeline that applies them.
+"""The feature transforms (functions of one float64 example), and the pipeline that applies them.
 
-Each transform is called with one example at a time and nothing else, so no value of another example
-can reach a feature, in whatever order or with whatever instructions numpy computes. Sums are
+Each transform is called with one example at a time and nothing else. So no value of another example
+can reach a feature, whatever the order or the instructions with which numpy computes. Sums are
 numpy's or elementwise: no matrix library is called.
 """
 
@@ -32,7 +32,7 @@ Transform = Callable[[Example], Example]
 
 
 def make_transform(name: str, value: Any, shape: tuple[int, ...]) -> Transform:
-    """Return the function that computes a transform of one example.
+    """Return the function that applies a named transform to one example.
 
     Args:
         name: name of the transform.
@@ -154,10 +154,10 @@ _TRANSFORMS: Mapping[str, Callable[[Any, tuple[int, ...]], Transform]] = {
 
 
 class FeaturePipeline:
-    """Applies the fixed transforms of `model.features` to each example, in order.
+    """The sequence of fixed transforms in `model.features`, applied to each example.
 
     Guarantee: the features of an example are a function of that example and public constants. Each
-    example is computed alone, so other examples do not change a bit of its features.
+    example is computed alone, so other examples do not change its features in any bit.
 
     Args:
         features: the setting `model.features`.
@@ -167,13 +167,13 @@ class FeaturePipeline:
         self._features = tuple(features)
 
     def output_shape(self, input_shape: Shape) -> Shape:
-        """Return the shape of one example's features.
+        """Return the shape of one example's features after all transforms.
 
         Args:
             input_shape: shape of one example in the dataset.
 
         Raises:
-            ModelError: a transform does not take examples of that shape.
+            ModelError: a transform cannot be applied to examples of that shape.
         """
         return shape_after(self._features, input_shape) or ()
 
@@ -220,11 +220,11 @@ def _check_finite(features: NDArray[np.float32]) -> None:
 
 
 class FeatureModel(nn.Module):
-    """A model with fixed transforms of its inputs, which receive no gradient.
+    """A model that first applies fixed transforms to its inputs; no gradient flows through them.
 
     Args:
         features: the fixed transforms.
-        model: the model of the features (n, ...).
+        model: the model that takes the features (n, ...).
     """
 
     def __init__(self, features: FeaturePipeline, model: nn.Module) -> None:
@@ -233,10 +233,10 @@ class FeatureModel(nn.Module):
         self.model = model
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the model's outputs for inputs (n, ...) in the shape of the dataset's examples.
+        """Return the model's outputs for inputs (n, ...), shaped as the dataset's examples.
 
         Raises:
-            ModelError: a transform does not take inputs of that shape.
+            ModelError: a transform cannot be applied to inputs of that shape.
             DataError: a feature is not a finite number.
         """
         numbers = x.detach().to("cpu", torch.float32).contiguous().numpy()

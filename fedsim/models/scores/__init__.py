@@ -1,1 +1,1 @@
-"""Scores of a model on the public test set: metrics, confusion matrix, figures of each class."""
+"""Scores of a model on the public test set: metrics, confusion matrix, and results per class."""

@@ -1,11 +1,11 @@
 """Metrics of classes and labels, by the definitions of scikit-learn.
 
-They are computed here because importing scikit-learn takes longer than a round; the tests compare
-each metric with the scikit-learn function that its entry in the catalogue names.
+They are computed here because importing scikit-learn takes longer than a round. The tests compare
+each metric with the scikit-learn function that the metric's catalogue entry names.
 
-Where scikit-learn has no value, a list has NaN: the recall of a class without examples, and the F1
-of a class that is neither in the test set nor predicted. Areas are means over the classes of which
-the test set has both positive and negative examples.
+If scikit-learn defines no value for a class, a list has NaN. Examples are the recall of a class
+without examples, and the F1 of a class that is neither in the test set nor predicted. Areas under
+curves are means over the classes for which the test set has both positive and negative examples.
 """
 
 from collections.abc import Callable
@@ -26,13 +26,13 @@ def accuracy(found: ClassPredictions) -> float:
 
 
 def balanced_accuracy(found: ClassPredictions) -> float:
-    """Return the mean recall of the classes that the test set has."""
+    """Return the mean recall over the classes that occur in the test set."""
     there = found.examples > 0
     return float((found.hits[there] / found.examples[there]).mean())
 
 
 def recall_per_class(found: Counted) -> list[float]:
-    """Return the recall of each class: the share of its examples that are predicted as it."""
+    """Return the recall of each class: the share of its examples that are predicted correctly."""
     return _ratio(found.hits, found.examples, empty=_NONE).tolist()
 
 
@@ -42,43 +42,43 @@ def precision_per_class(found: Counted) -> list[float]:
 
 
 def f1_per_class(found: Counted) -> list[float]:
-    """Return the harmonic mean of precision and recall of each class."""
+    """Return the F1 of each class: the harmonic mean of precision and recall."""
     return _f1(found, empty=_NONE).tolist()
 
 
 def recall(found: Counted) -> float:
-    """Return the recall of class 1 of two classes, or the mean recall of several classes."""
+    """Return the recall of class 1 if there are two classes, otherwise the mean over classes."""
     return _class_1_or_mean(found, _ratio(found.hits, found.examples))
 
 
 def precision(found: Counted) -> float:
-    """Return the precision of class 1 of two classes, or the mean precision of several."""
+    """Return the precision of class 1 if there are two classes, otherwise the mean over classes."""
     return _class_1_or_mean(found, _ratio(found.hits, found.predictions))
 
 
 def f1(found: Counted) -> float:
-    """Return the F1 of class 1 of two classes, or the mean F1 of several classes."""
+    """Return the F1 of class 1 if there are two classes, otherwise the mean over classes."""
     return _class_1_or_mean(found, _f1(found))
 
 
 def f1_macro(found: Counted) -> float:
-    """Return the mean F1 of all classes that occur or are predicted."""
+    """Return the mean F1 over all classes that occur or are predicted."""
     return _mean(found, _f1(found))
 
 
 def f1_weighted(found: Counted) -> float:
-    """Return the mean F1 of all classes, weighted by their numbers of examples."""
+    """Return the mean F1 over all classes, weighted by the classes' numbers of examples."""
     total = found.examples.sum()
     return float((_f1(found) * found.examples).sum() / total) if total else 0.0
 
 
 def auc(found: Counted) -> float:
-    """Return the area under the ROC curve, or the mean over classes of one against the rest."""
+    """Return the area under the ROC curve; for several classes the mean of one against the rest."""
     return _one_against_rest(found, _area_under_roc)
 
 
 def average_precision(found: Counted) -> float:
-    """Return the average precision, or the mean over classes of one against the rest."""
+    """Return the average precision; for several classes the mean of one class against the rest."""
     return _one_against_rest(found, _average_precision)
 
 
@@ -100,14 +100,14 @@ def matthews(found: ClassPredictions) -> float:
 
 
 def kappa(found: ClassPredictions) -> float:
-    """Return Cohen's kappa of targets and predictions; NaN if all of both are one class."""
+    """Return Cohen's kappa of targets and predictions; NaN if both have the same single class."""
     n = len(found.targets)
     by_chance = found.examples.astype(float) @ found.predictions / n**2
     return float((accuracy(found) - by_chance) / (1 - by_chance)) if by_chance < 1 else _NONE
 
 
 def top_accuracy(k: int) -> Callable[[ClassPredictions], float]:
-    """Return the metric for the share of targets among the k classes with the largest scores."""
+    """Return a function for the share of targets that are among the k largest class scores."""
 
     def top_k(predictions: ClassPredictions) -> float:
         if not np.isfinite(predictions.scores).all():

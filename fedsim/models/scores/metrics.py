@@ -1,6 +1,7 @@
-"""The metrics that an experiment chooses, on the whole test set, and the content of `scores.json`.
+"""The metrics that an experiment chooses, and the content of the result file `scores.json`.
 
-Metrics of regression follow the definitions of scikit-learn, as means over the columns.
+Both are computed on the whole test set. Regression metrics follow the definitions of scikit-learn,
+as means over the columns.
 """
 
 import numbers
@@ -39,7 +40,7 @@ def rmse(found: NumberPredictions) -> float:
 
 
 def mae(found: NumberPredictions) -> float:
-    """Return the mean absolute error."""
+    """Return the mean absolute error over all columns."""
     return float(np.abs(_errors(found)).mean())
 
 
@@ -54,7 +55,10 @@ def max_error(found: NumberPredictions) -> float:
 
 
 def explained_variance(found: NumberPredictions) -> float:
-    """Return the mean of 1 - var(errors) / var(targets); 1 or 0 for a constant column."""
+    """Return the mean over columns of 1 - var(errors) / var(targets).
+
+    The value of a column with constant targets is 1 if its errors are constant, else 0.
+    """
     rest = _errors(found).var(axis=0)
     spread = found.targets.var(axis=0)
     values = np.where(rest == 0, 1.0, 0.0)
@@ -94,12 +98,12 @@ _FUNCTIONS: dict[str, Callable[[Any], MetricValue]] = {
 
 @dataclass(frozen=True)
 class ChosenMetrics:
-    """The metrics that the setting `evaluation.metrics` chooses.
+    """The metrics that the setting `evaluation.metrics` names, with the code to compute them.
 
     Attributes:
-        names: names of the metrics, in the order of the file.
+        names: names of the metrics, in the order of the experiment file.
         own: the functions of user-defined metrics, by name.
-        task: the task, which gives the outputs their meaning.
+        task: the task, which says what the outputs mean.
     """
 
     names: tuple[str, ...]
@@ -132,12 +136,12 @@ class ChosenMetrics:
 
 
 def choose_metrics(names: Sequence[str], task: Task, *, base: Path) -> ChosenMetrics:
-    """Return the metrics that an experiment chooses.
+    """Return the metrics that an experiment names, after checking that they fit the task.
 
     Args:
         names: the setting `evaluation.metrics`: built-in names, `package.module:function` or
             `./file.py:function`.
-        task: the task, which gives the outputs their meaning.
+        task: the task, which says what the outputs mean.
         base: the directory of the experiment file.
 
     Raises:
@@ -185,7 +189,7 @@ MAX_CONFUSION_CLASSES = 100  # a larger matrix is left out
 def summarise_scores(
     found: Predictions, names: Sequence[str] | None, metrics: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the content of `scores.json`: confusion matrix, majority class, figures by class.
+    """Return the content of `scores.json`: confusion matrix, majority class, results by class.
 
     Args:
         found: predictions on the whole test set.
@@ -219,7 +223,7 @@ def summarise_scores(
 
 
 def class_names(count: int, names: Sequence[str] | None) -> list[str]:
-    """Return one name for each class; a class without a name has its number.
+    """Return one name for each class; a class without a name gets its number.
 
     Args:
         count: number of classes.

@@ -1,4 +1,4 @@
-"""Predictions of a model on a test set, as the input of metrics.
+"""Predictions of a model on a test set, from which metrics are computed.
 
 A single label 0 or 1 is treated as two classes: the logit z of label 1 is the score of class 1, and
 the score of class 0 is 0. Softmax of the two scores is the sigmoid of z.
@@ -21,11 +21,11 @@ Counts = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class ClassPredictions:
-    """The predicted classes of n examples.
+    """The class predictions for n examples, with the true classes.
 
     Attributes:
         scores: score of each class, float64 (n, classes).
-        predicted: the class with the largest score of each example, int64 (n,).
+        predicted: the class with the largest score for each example, int64 (n,).
         targets: the true class of each example, int64 (n,).
     """
 
@@ -35,12 +35,12 @@ class ClassPredictions:
 
     @property
     def num_classes(self) -> int:
-        """Number of classes that the model scores."""
+        """Number of classes for which the model has a score."""
         return self.scores.shape[1]
 
     @cached_property
     def hits(self) -> Counts:
-        """Number of correct predictions of each class, (classes,)."""
+        """Number of correct predictions for each class, (classes,)."""
         return self._count(self.targets[self.predicted == self.targets])
 
     @cached_property
@@ -50,7 +50,7 @@ class ClassPredictions:
 
     @cached_property
     def predictions(self) -> Counts:
-        """Number of predictions of each class, (classes,)."""
+        """Number of times that each class is predicted, (classes,)."""
         return self._count(self.predicted)
 
     @cached_property
@@ -62,7 +62,7 @@ class ClassPredictions:
         return shifted / shifted.sum(axis=1, keepdims=True)
 
     def confusion(self) -> Counts:
-        """Return the confusion matrix: rows are true classes, columns predicted classes."""
+        """Return the confusion matrix; rows are true classes, columns are predicted classes."""
         size = self.num_classes
         pairs = np.bincount(self.targets * size + self.predicted, minlength=size * size)
         return pairs.reshape(size, size)
@@ -73,7 +73,7 @@ class ClassPredictions:
 
 @dataclass(frozen=True, eq=False)
 class LabelPredictions:
-    """The predicted labels of n examples, several labels for each example.
+    """The predictions of several binary labels for each of n examples, with the true labels.
 
     Attributes:
         scores: logit of each label, float64 (n, labels).
@@ -87,23 +87,23 @@ class LabelPredictions:
 
     @cached_property
     def hits(self) -> Counts:
-        """Number of examples with each label that are predicted to have it, (labels,)."""
+        """Number of examples that have a label and are predicted to have it, (labels,)."""
         return (self.predicted & self.targets).sum(axis=0)
 
     @cached_property
     def examples(self) -> Counts:
-        """Number of examples with each label, (labels,)."""
+        """Number of examples that have each label, (labels,)."""
         return self.targets.sum(axis=0)
 
     @cached_property
     def predictions(self) -> Counts:
-        """Number of predictions of each label, (labels,)."""
+        """Number of examples that are predicted to have each label, (labels,)."""
         return self.predicted.sum(axis=0)
 
 
 @dataclass(frozen=True, eq=False)
 class NumberPredictions:
-    """The predicted numbers of n examples.
+    """The predicted numbers for n examples, with the true numbers.
 
     Attributes:
         predicted: predicted values, float64 (n, k).
@@ -118,10 +118,10 @@ Predictions = ClassPredictions | LabelPredictions | NumberPredictions
 
 
 def predictions_of(task: Task, outputs: Tensor, targets: Tensor) -> Predictions:
-    """Return the predictions that a model's outputs mean for a task.
+    """Return a model's outputs as predictions of a task.
 
     Args:
-        task: the task, which gives the outputs their meaning.
+        task: the task, which says what the outputs mean.
         outputs: outputs of the model (n, ...), on the CPU.
         targets: targets (n,) or (n, k).
     """
@@ -140,5 +140,5 @@ def predictions_of(task: Task, outputs: Tensor, targets: Tensor) -> Predictions:
 
 
 def targets_as_numbers(targets: Tensor) -> Array:
-    """Return targets (n,) or (n, k) as float64 (n, k)."""
+    """Return targets (n,) or (n, k) as an array of float64 (n, k)."""
     return targets.double().reshape(len(targets), -1).numpy()

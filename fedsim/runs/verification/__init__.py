@@ -1,4 +1,4 @@
-"""Check a run directory: compare its files with the manifest and with each other.
+"""Checks of a run directory: its files are compared with the manifest and with each other.
 
 | module | compares |
 |---|---|
@@ -7,8 +7,8 @@
 | `plans.py` | ledger and `privacy.json` with `experiment.yaml`: q, z, δ, steps |
 | `plans.py` | `rounds.jsonl` with the schedule, the ledger and the checkpoint |
 
-Nothing that the run directory names is imported or read: a plug-in or a table outside of it may be
-anything.
+q is the sampling rate and z the noise multiplier. No file outside of the run directory is imported
+or read, since a plug-in or a table may have any content.
 """
 
 from fedsim.runs.verification.spend import Checked as Checked

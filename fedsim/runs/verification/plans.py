@@ -1,8 +1,9 @@
-"""Compare the records of clients and rounds with plan, schedule, ledger and checkpoint.
+"""Checks of the records of clients and rounds against plan, schedule, ledger and checkpoint.
 
-A plan follows from the settings, the recorded size of the client and the schedule. So a ledger
-with more noise, fewer steps or a smaller sampling rate than planned is found, also if its chains
-were computed anew. `fedsim/runs/resume.py` checks what must agree at any time of a run.
+A plan follows from the settings, the recorded size of the client and the schedule. So these checks
+find a ledger with more noise, fewer steps or a smaller sampling rate than planned, even if its hash
+chains were computed again. `fedsim/runs/resume.py` checks the facts that must agree at any time of
+a run.
 """
 
 import math
@@ -39,7 +40,7 @@ _GRID = 0.1  # relative loss of a noise multiplier to the grid; the real loss is
 
 
 def plan_problems(files: RunFiles) -> Iterator[str]:
-    """Yield every figure and record of a client that does not follow from its plan."""
+    """Yield a line for each recorded value of a client that does not follow from its plan."""
     experiment, settings = files.experiment, files.experiment.privacy
     expected, recorded = experiment.num_clients, len(files.privacy["clients"])
     if [row["client"] for row in files.privacy["clients"]] != list(range(expected)):
@@ -77,7 +78,7 @@ def _terms(files: RunFiles, settings: PrivacySettings) -> tuple[ClientPrivacy, .
 
 
 def step_schedule(files: RunFiles) -> StepSchedule:
-    """Return the planned steps of every client in every round, from its recorded public size."""
+    """Return the planned steps of every client in every round, from recorded public sizes."""
     experiment = files.experiment
     settings, sizes = experiment.privacy, [row["examples"] or 0 for row in files.clients]
     terms = None if settings is None else _terms(files, settings)
@@ -86,7 +87,7 @@ def step_schedule(files: RunFiles) -> StepSchedule:
 
 
 def unreadable_clients(files: RunFiles) -> frozenset[int]:
-    """Return the clients whose plan cannot be computed again: a table gave their sampling rate."""
+    """Return the clients whose plan cannot be computed again: a table gave the sampling rate."""
     settings = files.experiment.privacy
     if settings is None:
         return frozenset()
@@ -110,7 +111,7 @@ def _plans(
 
 
 def unread_tables(files: RunFiles) -> Iterator[str]:
-    """Yield the tables of clients' settings, which are not in the run directory."""
+    """Yield a line for each table of clients' settings, which cannot be checked."""
     settings = files.experiment.privacy
     for name, entry in ({} if settings is None else settings.clients).items():
         if entry.csv is not None:
@@ -220,7 +221,7 @@ def _is_unreadable(settings: PrivacySettings, client_privacy: ClientPrivacy) -> 
 
 
 def schedule_problems(files: RunFiles) -> Iterator[str]:
-    """Yield each round that does not account for its scheduled clients, and false withdrawals."""
+    """Yield a line for each round without all of its scheduled clients, or false withdrawal."""
     yield from contradictions(files, files.experiment)
     schedule, withdrawn = _schedule(files), set[int]()
     for number, row in enumerate(files.rounds, start=1):
@@ -246,7 +247,7 @@ def schedule_problems(files: RunFiles) -> Iterator[str]:
 
 
 def charge_problems(files: RunFiles) -> Iterator[str]:
-    """Yield each participation with other steps than charged, and each charge without a round."""
+    """Yield a line for each wrong number of charged steps, and each charge without a round."""
     if files.experiment.privacy is None:
         return
     journal, steps_of, unknown = files.journal, step_schedule(files), unreadable_clients(files)
@@ -290,7 +291,7 @@ def _not_asked(
 
 
 def checkpoint_problems(files: RunFiles) -> Iterator[str]:
-    """Yield each difference between the checkpoint and the other files."""
+    """Yield a line for each difference between the checkpoint and the other files."""
     if not files.has_checkpoint:
         return
     state, rounds = files.state, files.summary["rounds"]

@@ -1,7 +1,7 @@
-"""Check the spend of clients against the ledger, and recompute every ε.
+"""Checks of the clients' privacy spend against the ledger; every ε is computed again.
 
-The ledger is the root of trust: each client's records form a hash chain with its head in
-`privacy.json`.
+All trust is in the ledger: each client's records form a hash chain, and `privacy.json` has the last
+hash of each chain.
 """
 
 import math
@@ -39,7 +39,7 @@ _MALFORMED = (
 
 
 def attempt(files: str, check: Callable[[], Iterable[str]]) -> list[str]:
-    """Return the problems that a check yields; content that it cannot read is a problem, too.
+    """Return the problems that a check yields; an unreadable file is a problem, too.
 
     Args:
         files: the names of the files that the check reads, for the message.
@@ -57,7 +57,7 @@ def attempt(files: str, check: Callable[[], Iterable[str]]) -> list[str]:
 
 
 def ledger_problems(files: RunFiles) -> Iterator[str]:
-    """Yield a problem if `ledger.jsonl` is missing, or has more than whole, chained records.
+    """Yield a line if `ledger.jsonl` is missing, or has other content than whole, chained records.
 
     Raises:
         JournalError: a record was changed; the message names it.
@@ -78,7 +78,7 @@ _BEYOND = 1e-3  # largest absolute excess of a tighter method's bound over a loo
 
 @dataclass(frozen=True)
 class Checked:
-    """The recomputed ε of one client against one observer, by two accountants.
+    """The recomputed ε of one client against one adversary, by two accountants.
 
     Attributes:
         client: number of the client.
@@ -113,11 +113,11 @@ class _Reported:
 
 
 def check_spend(files: RunFiles, checked: list[Checked]) -> Iterator[str]:
-    """Yield each problem with the spend of any client.
+    """Yield a line for each mistake in the recorded privacy spend of any client.
 
-    For each observer, ε of each client is recomputed by the run's method, client by client, and by
-    other methods for all clients together. Both are independent of the run: they read only the
-    ledgers in the file.
+    For each adversary, ε of each client is recomputed by the run's method, client by client, and by
+    other methods for all clients together. Both read only the ledgers in the file, and nothing else
+    of the run.
 
     Args:
         files: the files of the run.
@@ -275,10 +275,10 @@ def _recomputed(
 
 
 def number(value: float | None) -> float:
-    """Return an ε from a file; null becomes ∞."""
+    """Return an ε that was read from a file; null becomes ∞."""
     return math.inf if value is None else value
 
 
 def same_number(one: float, other: float) -> bool:
-    """Whether two figures are equal, up to the differences between machines."""
+    """Whether two numbers are equal, up to the differences between machines."""
     return one == other or math.isclose(one, other, rel_tol=_SAME, abs_tol=1e-12)

@@ -1,6 +1,6 @@
-"""Check a whole run: its manifest, its files against each other, and their figures.
+"""Check of a whole run: the manifest, the files against each other, and their numbers.
 
-Every figure and sentence that a run computes from its other files is computed again and compared.
+Every number and sentence that a run computes from its other files is computed again and compared.
 """
 
 import statistics
@@ -48,7 +48,7 @@ _EARLY_ENDS = ("stopped", "interrupted", "failed")
 
 
 def spend_figure_problems(files: RunFiles) -> Iterator[str]:
-    """Yield each figure that repeats the clients' ε or δ and differs from theirs."""
+    """Yield a line for each repeated ε or δ that differs from the clients' values."""
     privacy, rows = files.privacy, files.privacy["clients"]
     if privacy["accountant"] is not None:
         epsilons = [number(row["epsilon"]) for row in rows]
@@ -71,7 +71,7 @@ def spend_figure_problems(files: RunFiles) -> Iterator[str]:
 
 
 def statement_problems(files: RunFiles) -> Iterator[str]:
-    """Yield the differences between the statement and the recorded facts."""
+    """Yield a line for each difference between the privacy statement and the facts."""
     privacy = files.privacy
     is_private = privacy["accountant"] is not None
     if is_private and privacy.get("ledger_digest") != ledger_digest(privacy["clients"]):
@@ -87,7 +87,7 @@ def statement_problems(files: RunFiles) -> Iterator[str]:
 
 
 def environment_problems(files: RunFiles) -> Iterator[str]:
-    """Yield each difference between the files in version, seed and mechanism."""
+    """Yield a line for each difference of files in version, seed and privacy settings."""
     environment, experiment, privacy = files.environment, files.experiment, files.privacy
     if files.has_checkpoint:
         files.directory.read_inputs()  # refuses an environment.json that did not begin the run
@@ -110,7 +110,7 @@ def environment_problems(files: RunFiles) -> Iterator[str]:
 
 
 def model_card_problems(files: RunFiles) -> Iterator[str]:
-    """Yield a problem if the header of the final model differs from the other files."""
+    """Yield a line if the header of the final model differs from the other files."""
     summary, row = files.summary, files.last_round
     if row is None or not is_scored(summary["status"], summary["rounds"]):
         return
@@ -122,7 +122,7 @@ def model_card_problems(files: RunFiles) -> Iterator[str]:
 
 
 def summary_problems(files: RunFiles) -> Iterator[str]:
-    """Yield each figure of `summary.json` that differs from the rounds."""
+    """Yield a line for each value of `summary.json` that differs from the rounds."""
     summary, rows, planned = files.summary, files.rounds, files.experiment.federation.rounds
     status, rounds = summary["status"], summary["rounds"]
     if summary["name"] != files.experiment.name:
@@ -166,13 +166,13 @@ def _epsilon_of_rounds(files: RunFiles) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Verification:
-    """The result of a check of a run.
+    """The result of the check of a run.
 
     Attributes:
         clients: every client whose ε could be recomputed.
-        problems: one line for each discrepancy; empty for a sound run.
+        problems: one line for each mistake that was found; empty for a sound run.
         unchecked: one line for each fact that could not be checked.
-        root: root of the run's manifest; None without a whole manifest.
+        root: the manifest's digest over all records; None without a whole manifest.
     """
 
     clients: tuple[Checked, ...]
@@ -199,20 +199,22 @@ _CHECKS: tuple[tuple[str, Callable[[RunFiles], Iterable[str]]], ...] = (
 def verify_run(
     directory: RunDirectory, *, root: str | None = None, pages: bool = True
 ) -> Verification:
-    """Check every file of an ended run.
+    """Check every file of an ended run, and return the result.
 
     Guarantee: in a sound result every file is the one that `manifest.json` lists, and there is no
-    other file outside of trackers' folders. The records of every client form an unbroken chain up
-    to the head in `privacy.json`, and the ledgers there are their sums. Two accountants confirm
-    every reported ε: the run's accountant to equality, the looser one by a larger bound. Every
-    participation in `rounds.jsonl` has its record, and every record has the sampling rate, the
-    noise, the δ and the steps that `experiment.yaml` plans for the recorded client sizes.
+    other file outside of trackers' folders. The records of every client form an unbroken hash
+    chain, whose last hash is in `privacy.json`. The ledgers in that file are the sums of the
+    records. Two accountants confirm every reported ε: the run's accountant to equality, the looser
+    one by a larger bound. Every participation in `rounds.jsonl` has a record. Every record has the
+    sampling rate, the noise, the δ and the steps that `experiment.yaml` plans for the recorded
+    client sizes.
 
     Only `root` shows a forgery that rewrites all files consistently, the manifest included.
 
     Args:
         directory: the run directory.
-        root: root of the manifest that was kept elsewhere; None means no comparison with it.
+        root: the manifest's digest over all records, as kept elsewhere; None if it is not to be
+            compared.
         pages: whether pages such as `report.html` are checked, too.
 
     Raises:

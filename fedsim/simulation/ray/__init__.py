@@ -1,1 +1,1 @@
-"""The Ray engine: clients in worker processes, on one machine or a cluster."""
+"""Ray engine: clients in worker processes, on one machine or on a cluster."""

@@ -1,4 +1,4 @@
-"""The Ray engine: clients in worker processes of this machine or of a Ray cluster."""
+"""Ray engine: clients in worker processes of this machine or of a Ray cluster."""
 
 import heapq
 import logging
@@ -38,12 +38,12 @@ _MIN_OBJECT_STORE_BYTES = 80 << 20  # Ray refuses less
 
 
 class RayEngine(Engine):
-    """Runs clients pinned to Ray worker processes, on one machine or a cluster (extra `ray`).
+    """Engine in which each client stays in one Ray worker process (extra `ray`).
 
     Args:
-        settings: the `runtime:` section, of which `workers`, `address` and `device` are used.
-        object_store_bytes: the shared memory of a Ray instance that is started for the run.
-        replacement_seconds: the time limit for the replacement of a dead worker. After that, the
+        settings: the `runtime:` section; `workers`, `address` and `device` are used.
+        object_store_bytes: the shared memory of a Ray instance that the run starts, in bytes.
+        replacement_seconds: the longest time to replace a dead worker, in seconds. After that, the
             worker's clients fail until the cluster has room for a new process.
     """
 
@@ -60,21 +60,21 @@ class RayEngine(Engine):
         self._in_session = False
 
     def execute(self, server_app: ServerApp, client_app: ClientApp, num_nodes: int) -> None:
-        """Run a federation until the server app returns (see `Engine`).
+        """Run a federation in Ray workers until the server app returns.
 
-        A `ShardableApp` is split, so that a worker holds only the data of its clients. All
-        processes of the run end with it, also after an error.
+        A `ShardableApp` is split, so a worker holds only the data of its own clients. All processes
+        of the run end with the run, also after an error.
 
         Raises:
-            EngineError: Ray is not installed, the cluster cannot be reached or is too small, or the
-                workers do not start.
+            EngineError: Ray is not installed, the cluster is out of reach or too small, or workers
+                do not start.
         """
         with self.session():
             self._execute(server_app, client_app, num_nodes)
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Stay connected to Ray during a `with` block (see `Engine`).
+        """Stay connected to Ray during a `with` block.
 
         Raises:
             EngineError: Ray is not installed, or the cluster cannot be reached.
@@ -307,10 +307,10 @@ def _last_line(error: Exception) -> str:
 def place_ranges(
     ranges: Sequence[Sequence[int]], work: Sequence[float], workers: int
 ) -> tuple[tuple[int, ...], ...]:
-    """Divide ranges of clients among workers, balanced by work; return each worker's clients.
+    """Divide ranges of clients among workers by expected work; return each worker's clients.
 
     Args:
-        ranges: the ranges of clients, each of which stays on one worker, ascending.
+        ranges: the ranges of clients, ascending; the clients of a range stay on one worker.
         work: the expected work of each client, by client number, in any unit.
         workers: the number of workers, ≥ 1; workers without a range are left out.
     """
@@ -319,17 +319,17 @@ def place_ranges(
 
 
 def longest_first(work: Sequence[float], workers: int) -> tuple[tuple[int, ...], ...]:
-    """Divide jobs among workers, balanced by expected work; return the jobs of each worker.
+    """Divide jobs among workers so that their expected work is similar.
 
-    Jobs are placed in descending order of work, each on the worker with the least work so far.
-    The busiest of m workers then has at most 4/3 - 1/(3 m) times the optimal work.
+    Jobs are assigned in descending order of work, each to the worker with the least work so far.
+    With m workers, the busiest worker then has at most 4/3 - 1/(3 m) times the optimal work.
 
     Args:
         work: the expected work of each job, by job number, in any unit.
         workers: the number of workers, ≥ 1; workers without a job are left out.
 
     Returns:
-        The job numbers of each worker, ascending; a function of the arguments alone.
+        The job numbers of each worker, ascending. They depend only on the arguments.
 
     Source: Graham 1969, "Bounds on Multiprocessing Timing Anomalies", Theorem 2.
     """

@@ -1,8 +1,7 @@
 """Flower's `Grid` over Ray actors: a client stays in one process with its data and state.
 
-The semantics are those of the local grid, except that replies come in the order in which they
-finish. Records that messages of a round share, such as the global model, are put into the object
-store once.
+This grid behaves as the local grid does, but replies come in the order in which they finish.
+Records that several messages share, such as the global model, are put into Ray's object store once.
 """
 
 from collections import Counter
@@ -19,15 +18,17 @@ from fedsim.simulation.virtual_grid import FIRST_NODE, NodeContexts, VirtualGrid
 
 
 class RayGrid(VirtualGrid):
-    """A grid whose nodes live in the workers of a pool.
+    """Flower grid whose nodes are in the worker processes of a pool.
 
-    The grid keeps a copy of each client's context as of the client's last reply.
+    With each reply of a client, the grid gets a copy of that client's context.
 
     Args:
         num_clients: the number of nodes.
         run_id: Flower's id of the run.
-        first_of_block: returns the first client of the block in which a client answers a message.
-        is_federation: whether the nodes are a federation's clients in order, then its helpers.
+        first_of_block: function that returns the first client of the block (clients that train
+            together) with which a client answers a message.
+        is_federation: whether the nodes are the clients of a fedsim federation in order, followed
+            by the helpers of secure aggregation.
     """
 
     def __init__(
@@ -45,15 +46,15 @@ class RayGrid(VirtualGrid):
         self._pool = WorkerPool((), patience=0.0)
 
     def numbered_nodes(self) -> Sequence[int] | None:
-        """Return all node ids by number, or None for an app that is not a federation's."""
+        """Return all node ids by number, or None if the app is not that of a fedsim federation."""
         return self.node_range if self._is_federation else None
 
     def contexts(self, clients: Iterable[int]) -> NodeContexts:
-        """Return new contexts for the clients of a worker; each client is in one worker."""
+        """Create the contexts for the clients of one worker."""
         return NodeContexts(clients, num_nodes=len(self._contexts), run_id=self._run_id)
 
     def set_pool(self, pool: WorkerPool) -> None:
-        """Set the pool to whose workers messages are sent from now on."""
+        """Set the pool of workers to which messages are sent from now on."""
         self._pool = pool
 
     def send_and_receive(
@@ -61,12 +62,12 @@ class RayGrid(VirtualGrid):
     ) -> Iterator[Message]:
         """Send messages and yield the reply to each message as replies arrive.
 
-        The reply is an error for a client whose worker died repeatedly during the message.
+        If a client's worker died repeatedly while it handled the message, the reply is an error.
 
         Args:
             messages: the requests.
-            timeout: the longest time to wait for all replies, in seconds, after which silent
-                clients are left out; None for no limit.
+            timeout: the longest time to wait for all replies, in seconds; None for no limit.
+                Clients that are silent until then are left out.
         """
         sent = list(messages)
         for message in sent:

@@ -1,4 +1,4 @@
-"""A worker process of the Ray engine: one actor with the data and state of some clients."""
+"""Worker process of the Ray engine: one actor with the data and state of some clients."""
 
 import logging
 import platform
@@ -34,12 +34,12 @@ _CHUNK_SECONDS = 0.2  # least time per chunk of replies, which the server aggreg
 
 @dataclass(frozen=True)
 class PackedRequest:
-    """A message to a client, packed for its worker.
+    """Message to a client, in the form in which it is sent to the client's worker.
 
     Attributes:
         envelope: the message without its records.
-        records: the records of the message by name; a record is None if messages share it.
-        shared: the keys of the records that several messages of a round share, by record name.
+        records: the records of the message by name; None for a record that several messages share.
+        shared: the key of each record that several messages share, by record name.
     """
 
     envelope: Message
@@ -48,18 +48,18 @@ class PackedRequest:
 
     @property
     def node(self) -> int:
-        """The id of the node that receives the message."""
+        """Id of the node that receives the message."""
         return self.envelope.metadata.dst_node_id
 
 
 @dataclass(frozen=True)
 class PackedReply:
-    """A client's reply with the state after it, from which a replacement process resumes.
+    """A client's reply and the state after it, from which a new process resumes after a crash.
 
     Attributes:
-        envelope: the reply without the arrays of `live`.
-        live: the values of live arrays, by record and name. Ray moves them without a copy; in a
-            Flower record they would be copied and parsed.
+        envelope: the reply without the arrays in `live`.
+        live: the arrays that Ray can move without a copy, by record and name. In a Flower record
+            they would be copied and parsed.
         state: the client's state after the reply.
     """
 
@@ -69,7 +69,7 @@ class PackedReply:
 
     @classmethod
     def pack(cls, reply: Message, state: RecordDict) -> Self:
-        """Pack a client's reply for the way to the server.
+        """Pack a client's reply, so that it can be sent to the server.
 
         Args:
             reply: the client's reply.
@@ -86,7 +86,7 @@ class PackedReply:
         return cls(replace_content(reply, rest), live, state)
 
     def unpack(self) -> Message:
-        """Return the client's reply, with its live arrays put back."""
+        """Return the client's reply, with the arrays of `live` put back."""
         for name, values in self.live.items():
             self.envelope.content[name] = live_record(values)
         return self.envelope
@@ -94,19 +94,19 @@ class PackedReply:
 
 @dataclass(frozen=True)
 class ReplyChunk:
-    """Replies to the next messages of a call, and the seconds that they took together."""
+    """Replies to the next messages of a call, and the seconds that they took in total."""
 
     replies: tuple[PackedReply, ...]
     seconds: float
 
 
 class ClientHost:
-    """The Ray actor of a worker, which answers the messages of its clients on one thread.
+    """Ray actor of a worker, which answers the messages of its clients in one thread.
 
     Args:
-        make_app: creates the ClientApp of the worker's clients.
+        make_app: function that creates the ClientApp of the worker's clients.
         contexts: the last recorded contexts of these clients.
-        journal_actor: the actor that writes the durable ledger; None without a ledger.
+        journal_actor: the actor that writes the privacy ledger to disk; None without a ledger.
     """
 
     def __init__(
@@ -124,16 +124,16 @@ class ClientHost:
         freeze_objects()  # until the process ends
 
     def versions(self) -> dict[str, str]:
-        """Return the versions that must be equal on every machine for equal results."""
+        """Return the versions that must be equal on all machines for equal results."""
         return versions()
 
     def answer(
         self, packed: Sequence[PackedRequest], shared: Mapping[str, Any]
     ) -> Iterator[FastPickle]:
-        """Run the ClientApp for messages of one kind, to different clients.
+        """Call the ClientApp with messages of one type, each to a different client.
 
-        An app that can answer a group gets all messages at once. A client's context keeps what the
-        client wrote before an exception, so a recorded charge is never lost.
+        An app that can answer several messages at once gets all of them. A client's context keeps
+        what the client wrote before an exception, so no recorded charge is lost.
 
         Args:
             packed: the messages.
@@ -181,7 +181,7 @@ class ClientHost:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions on which the bits of results may depend."""
+    """Return the versions of software that may change the exact bits of results."""
     return {
         "fedsim": fedsim.__version__,
         "torch": torch.__version__,

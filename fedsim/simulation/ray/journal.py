@@ -1,4 +1,4 @@
-"""The durable ledger of a federation on several machines, which one process writes.
+"""Privacy ledger of a federation on several machines, written by a single process.
 
 File locks do not work across machines. So one actor on the machine of the run directory writes the
 file for all workers. A worker trains only after the actor has confirmed that its charge is on disk.
@@ -12,28 +12,28 @@ from fedsim.accountant.ledger.journal import Charge, FileJournal, JournalError
 
 
 class JournalActor:
-    """A Ray actor that is the only writer of a ledger file.
+    """Ray actor that is the only writer of a ledger file.
 
     Guarantee: when `append` returns, the charge is on disk. Appending the same charge again changes
-    nothing, so a caller that got no reply may repeat the call.
+    nothing, so a caller without a reply may repeat the call.
     """
 
     def __init__(self, path: Path) -> None:
         self._journal = FileJournal(path)
 
     def history(self, client: int) -> tuple[Charge, ...]:
-        """Return every charge of a client, oldest first."""
+        """Return all charges of a client, oldest first."""
         return self._journal.history(client)
 
     def histories(self, clients: Sequence[int]) -> dict[int, tuple[Charge, ...]]:
-        """Return every charge of several clients, by client, oldest first."""
+        """Return all charges of several clients, by client, each oldest first."""
         return {client: self._journal.history(client) for client in clients}
 
     def append(self, charge: Charge) -> None:
-        """Write a charge and force it to disk.
+        """Write a charge and force it to disk; a charge that is already written changes nothing.
 
         Raises:
-            JournalError: the charge does not continue its client's chain.
+            JournalError: the charge does not contain the hash of the client's previous charge.
         """
         self.append_all([charge])
 
@@ -41,7 +41,7 @@ class JournalActor:
         """Write charges in order and force them to disk; charges already written change nothing.
 
         Raises:
-            JournalError: a charge does not continue its client's chain; none was written.
+            JournalError: a charge does not have its predecessor's hash; nothing was written.
         """
         self._journal.append_all([charge for charge in charges if not self._is_written(charge)])
 
@@ -57,18 +57,17 @@ class JournalActor:
 
 
 class RemoteJournal:
-    """The journal of a worker, which calls the journal actor.
+    """Ledger as a worker uses it: every call goes to the `JournalActor`.
 
-    The journal caches the number of charges of each client, because a client is charged only by the
-    worker to which it is pinned. A caller that already has all charges (`after`) gets an empty
-    history without a call. If another process charged the client, the actor refuses the next
-    charge, which does not continue the chain, and the number is discarded. Charges are not cached:
-    over many rounds they would outgrow the clients' data.
+    It caches each client's number of charges, because only one worker charges a client. So a caller
+    that already has all charges (`after`) gets an empty history without a call. If another process
+    charged the client, the actor refuses the next charge because of its hash, and the cached number
+    is discarded. Charges are not cached: over many rounds they would outgrow the clients' data.
 
     Args:
         journal_actor: the handle of the actor.
-        call: calls a method of the handle with one argument and returns the result.
-        clients: the clients of the worker, whose histories are all read at the first need of one.
+        call: function that calls a method of the handle with one argument and returns the result.
+        clients: the clients of the worker; all their histories are read when the first is needed.
     """
 
     def __init__(
@@ -99,19 +98,19 @@ class RemoteJournal:
         return charges[after:]
 
     def append(self, charge: Charge) -> None:
-        """Write a charge; when this returns, it is on disk.
+        """Write a charge; when this method returns, the charge is on disk.
 
         Raises:
-            JournalError: the charge does not continue its client's chain, or the actor is
-                unreachable. Then nothing may be released.
+            JournalError: the charge does not contain the hash of the client's previous charge, or
+                the actor is unreachable. Then nothing may be released.
         """
         self.append_all([charge])
 
     def append_all(self, charges: Sequence[Charge]) -> None:
-        """Write charges in order; when this returns, they are on disk.
+        """Write charges in order; when this method returns, they are on disk.
 
         Raises:
-            JournalError: as in `append`.
+            JournalError: a charge lacks its predecessor's hash, or the actor is unreachable.
         """
         counts: dict[int, int] = {}
         for client in {charge.client for charge in charges}:
@@ -126,7 +125,7 @@ class RemoteJournal:
 
 
 def call_actor(method: Any, argument: object) -> Any:
-    """Call a method of an actor and return the result; an error of the method is raised here.
+    """Call a method of an actor and return its result; if the method raises, raise its error.
 
     Args:
         method: the method of an actor's handle.

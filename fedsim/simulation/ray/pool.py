@@ -1,12 +1,12 @@
-"""The Ray engine's workers as the server sees them: sends requests and replaces dead workers.
+"""Pool of the Ray engine's workers: the server sends requests and replaces dead workers.
 
 A worker that dies is replaced by a new process for the same clients, with their last recorded
-states. Its open requests are sent again. A client that is already charged for the round finds the
-request in the durable ledger and gives the same answer at no cost.
+states. Its open requests are sent again. A client that was already charged for the round finds the
+request in the ledger and gives the same answer at no cost.
 
-A call carries whole blocks of clients that train vectorized. Quick blocks share a call, since a
-call and its write to the ledger cost as much as the training of a small client. Replies stream back
-during the call, so the server aggregates while clients train.
+A call to a worker contains whole blocks, that is, clients that train together on stacked tensors.
+Fast blocks share a call, because a call and its ledger write take as long as a small client's
+training. Replies stream back during the call, so the server aggregates while clients train.
 """
 
 import logging
@@ -51,12 +51,12 @@ class _Job:
 
 @dataclass
 class Worker:
-    """A worker with its clients, whose process is replaced when it dies.
+    """A worker with its clients; if its process dies, a new process replaces it.
 
     Args:
-        number: the worker's number in messages.
+        number: the number of the worker, as it appears in error messages.
         contexts: the last recorded contexts of the worker's clients.
-        make_actor: starts a process with the given contexts and returns the actor's handle.
+        make_actor: function that starts a process with contexts and returns the actor's handle.
     """
 
     number: int
@@ -73,7 +73,7 @@ class Worker:
     is_up: bool = False
 
     def start(self) -> None:
-        """Start a process for the worker, after ending an earlier one."""
+        """Start a process for the worker; end the earlier process first."""
         self.stop()
         self.actor = self.make_actor(self.contexts)
         self.startup_call = self.actor.versions.remote()
@@ -81,15 +81,16 @@ class Worker:
         self.is_up = False
 
     def stop(self) -> None:
-        """End the worker's process if it lives, as a client must not run in two processes."""
+        """End the worker's process if it lives, because a client must not run in two processes."""
         if self.actor is not None:
             ray.kill(self.actor, no_restart=True)
             self.actor = None
 
     def open_calls(self) -> list[Any]:
-        """Submit the next requests; return the open calls, or the startup call, to wait for.
+        """Submit the next requests, and return the open calls that the pool must wait for.
 
-        A process that has not started gets no requests: its replies could come after the round.
+        A process that is still starting gets no requests, because its replies could come after the
+        round. If requests wait for it, its startup call is returned.
         """
         if not self.is_up:
             return [self.startup_call] if self.queue else []
@@ -102,12 +103,12 @@ class Worker:
         return list(self.jobs_by_call)
 
     def pop_answered(self, call: Any, number: int, seconds: float) -> list[_Job]:
-        """Return the next answered requests of a call, and adapt the size of calls to their time.
+        """Return the next answered requests of a call, and adapt the size of later calls.
 
         Args:
-            call: a key of `jobs_by_call`; removed when all of its requests are answered.
-            number: the number of requests that are answered now, ≥ 1.
-            seconds: the time that these answers took.
+            call: a key of `jobs_by_call`; it is removed when all requests of the call are answered.
+            number: the number of requests that have just been answered, ≥ 1.
+            seconds: the time that these answers took, in seconds.
         """
         jobs = [self.jobs_by_call[call].popleft() for _ in range(number)]
         if not self.jobs_by_call[call]:
@@ -140,7 +141,7 @@ class Worker:
         return jobs
 
     def requeue(self, jobs: Sequence[_Job]) -> None:
-        """Put a dead worker's requests first; each block is sent alone, as it may be the cause."""
+        """Put a dead worker's requests first; each block, a possible cause, is then sent alone."""
         for job in jobs:
             job.attempts += 1
         self.queue.extendleft(reversed(jobs))
@@ -153,12 +154,12 @@ class Worker:
 
 
 class WorkerPool:
-    """Sends requests to the workers of their clients and yields the replies.
+    """Pool that sends each request to the worker of its client and yields the replies.
 
     Args:
         workers: the started workers.
-        patience: the longest time to wait for the replacement of a dead worker, in seconds. After
-            that, requests to the worker's clients fail until the cluster has room for a process.
+        patience: the longest time to replace a dead worker, in seconds. After that, requests to the
+            worker's clients fail until the cluster has room for a process.
     """
 
     def __init__(self, workers: Sequence[Worker], *, patience: float) -> None:
@@ -173,15 +174,14 @@ class WorkerPool:
         *,
         timeout: float | None,
     ) -> Iterator[Message]:
-        """Yield one reply for each request, in the order in which they finish.
+        """Yield one reply for each request, in the order in which replies arrive.
 
-        A client whose worker cannot be kept alive gets an error as its reply. After a timeout the
+        If a client's worker cannot be kept alive, the reply is an error. After a timeout the
         missing clients are logged.
 
         Args:
-            requests: each request with the first client of its block; the requests of a block are
-                consecutive.
-            shared: references to the records that requests share, by key.
+            requests: pairs of a request and the first client of its block, block by block.
+            shared: Ray references to the records that several requests share, by key.
             timeout: the longest time to wait for all replies, in seconds; None for no limit.
         """
         deadline = None if timeout is None else time.monotonic() + timeout

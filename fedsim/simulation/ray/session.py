@@ -1,11 +1,11 @@
-"""Starts Ray for one run, with the program's signal handlers and with Python's fast pickle.
+"""Start of Ray for one run, with the program's own signal handlers and fast pickling.
 
-Ray replaces the handler of SIGTERM by one that ends the process without clean-up, and Ray's native
+Ray replaces the SIGTERM handler by one that ends the process without clean-up, and its native
 library prints a stack dump. By default the files of every session stay in /tmp/ray for ever.
 
 Ray uses cloudpickle, which checks for every object whether it is a function or class of this
-process only. For the many small objects of messages and charges that takes three times as long as
-the pickler in C. Large arrays are still sent beside the pickle, without a copy.
+process only. For the many small objects in messages and charges, it takes three times as long as
+Python's pickler in C. Large arrays are still sent beside the pickle, without a copy.
 """
 
 import logging
@@ -33,9 +33,9 @@ _SHORT = Path("/tmp")  # the path of a socket has at most 107 characters
 
 @contextmanager
 def local_ray(**options: Any) -> Iterator[None]:
-    """Run Ray on this machine during a `with` block, and remove its processes and files afterwards.
+    """Run Ray on this machine during a `with` block, then remove its processes and files.
 
-    A Ray instance that the caller has started is used unchanged, and is not stopped.
+    A Ray instance that the caller has started is used as it is, and is not stopped.
 
     Args:
         options: options of `ray.init`.
@@ -61,8 +61,7 @@ def local_ray(**options: Any) -> Iterator[None]:
 def connect(**options: Any) -> None:
     """Connect this process to Ray without output, and keep the program's signal handlers.
 
-    A signal during the connection is handled when it is complete, as half a connection cannot be
-    ended.
+    A signal that arrives meanwhile is handled afterwards: half a connection cannot be closed.
 
     Args:
         options: options of `ray.init`.
@@ -130,7 +129,7 @@ def _kill_processes(directory: str) -> None:
 
 
 class FastPickle:
-    """A wrapper that is pickled by Python's fast pickler, and unpickles as its value.
+    """Wrapper whose pickle is made by Python's fast pickler; unpickling gives the value itself.
 
     Args:
         value: any value that can be pickled.
@@ -158,7 +157,7 @@ class FastPickle:
 
 
 def unpack(content: bytes, *beside: Any) -> Any:
-    """Return the value of a pickle.
+    """Return the value that a pickle holds.
 
     Args:
         content: the pickle.

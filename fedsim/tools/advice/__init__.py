@@ -1,1 +1,1 @@
-"""Advice before training: settings with less predicted error at the same ε, from public facts."""
+"""Advice before training: settings with less predicted error at the same ε."""

@@ -1,4 +1,4 @@
-"""Advice about an experiment: candidate settings by predicted error, and notes, as text."""
+"""Advice on an experiment: candidate settings, ranked by predicted error, with notes."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from fedsim.tools.advice.ranking import PROPOSAL, Ranked, Ranking, weighting_tex
 
 
 def yaml_lines(changes: Mapping[str, Any]) -> str:
-    """Return changed settings as YAML, one line per section where it fits; "" without changes.
+    """Return changed settings as YAML, with one line per section if possible; "" if none.
 
     Args:
         changes: the changed settings, as `{"key.path": value}`.
@@ -50,8 +50,8 @@ def notes_of(federation: Federation, ranking: Ranking, rows: Sequence[Ranked]) -
 
     Args:
         federation: the federation of the experiment file.
-        ranking: the ranking, which predicts errors.
-        rows: the ranked finalists.
+        ranking: the ranking of the candidates, which predicts errors.
+        rows: the candidates that the advice shows, with their predicted errors.
     """
     best = next((row for row in rows if row.name == PROPOSAL), rows[0])
     if best.rates == (1.0, 1.0):
@@ -118,14 +118,14 @@ _CLEAR_GAIN = 0.95  # of the file's predicted error
 
 @dataclass(frozen=True)
 class Advice:
-    """The advice about one experiment: candidates compared by public facts.
+    """The advice on one experiment: candidates compared by public facts.
 
     Attributes:
         facts: the public facts that the comparison uses.
         rows: the file's settings, the proposal if there is one, and other candidates.
         compared: number of compared candidates.
-        notes: sentences about options that no candidate covers.
-        refusal: reason why `fedsim run` refuses the file; None if it does not.
+        notes: sentences about settings that no candidate changes.
+        refusal: reason why `fedsim run` refuses the file; None if it accepts the file.
     """
 
     facts: PublicFacts
@@ -148,7 +148,7 @@ class Advice:
 
     @property
     def lines(self) -> str:
-        """The settings of the proposal as YAML lines; "" without a proposal."""
+        """The settings that the proposal changes, as YAML lines; "" without a proposal."""
         return "" if self.proposal is None else yaml_lines(self.proposal.changes)
 
     def to_json(self) -> dict[str, Any]:
@@ -193,13 +193,13 @@ def _row_to_json(row: Ranked) -> dict[str, Any]:
 
 
 def advise_experiment(loaded: LoadedExperiment, *, phases: Phases | None = None) -> Advice:
-    """Return advice about an experiment, without training and without reading an example.
+    """Return advice on an experiment, without training and without reading any example.
 
     Data are loaded only because the partition determines the clients' numbers of examples.
 
     Args:
         loaded: the loaded experiment.
-        phases: progress phases of the caller.
+        phases: object to which the phases of the work are reported.
 
     Raises:
         PrivacyPlanError: the experiment has no `privacy` section, or no noise meets its target.
@@ -271,11 +271,11 @@ def _refusal(federation: Federation) -> str | None:
 
 
 def advise(loaded: LoadedExperiment, *, phases: Phases) -> tuple[Advice, Callable[[Advice], None]]:
-    """Return advice about an experiment, and a function that prints it.
+    """Return advice on an experiment, and the function that prints it.
 
     Args:
         loaded: the loaded experiment.
-        phases: progress phases of the command.
+        phases: object to which the phases of the work are reported.
     """
     return advise_experiment(loaded, phases=phases), print_advice
 

@@ -37,11 +37,12 @@ class PublicFacts:
         epsilons: ε that each client may spend, (K,).
         deltas: δ of each client, (K,).
         clip_norms: clip norm C of each client for an example's gradient, (K,).
-        unit_mu: Gaussian-DP parameter μ of each client's budget, (K,): one release with noise
-            multiplier 1/μ spends the budget.
+        unit_mu: Gaussian-DP parameter μ of each client's budget, (K,). One release with noise
+            multiplier 1/μ spends the whole budget.
         clients_per_round: number of clients that train in a round.
-        rounds: number of rounds in the file, the maximum of candidates.
-        steps: local steps per round in the file; with `local.epochs` those of the median client.
+        rounds: number of rounds in the file, which no candidate exceeds.
+        steps: local steps per round in the file; with `local.epochs`, the steps of the median
+            client.
         learning_rate: learning rate of the file's local optimizer.
         stride: length of one local step at learning rate 1, in units of the clip norm.
         trained_values: number of trained parameters.
@@ -50,7 +51,8 @@ class PublicFacts:
         label_skew: expected squared distance between a client's label distribution and the
             average, by the partition scheme of the file.
         members: client numbers of the K training clients, (K,).
-        given_noise_epsilon: largest ε of clients whose noise the file sets; None without any.
+        given_noise_epsilon: largest ε of clients whose noise the file sets; None without such
+            clients.
     """
 
     examples: Floats
@@ -79,7 +81,7 @@ class PublicFacts:
 
     @property
     def median_place(self) -> int:
-        """Index in the arrays of the client with the median number of examples."""
+        """Index, in the arrays, of the client with the median number of examples."""
         return int(np.argsort(self.examples, kind="stable")[self.num_clients // 2])
 
     @property
@@ -131,7 +133,9 @@ def public_facts(federation: Federation) -> PublicFacts:
 
 
 def planned_epsilon(plan: PrivacyPlan, privacy: PrivacySettings) -> float:
-    """Return a client's ε: its target if noise or steps are calibrated to it, else the spent ε.
+    """Return the ε that a client is planned to spend.
+
+    It is the client's target if noise or steps are calibrated to that target.
 
     Args:
         plan: privacy plan of the client.
@@ -206,7 +210,7 @@ _FIGURES = 2  # significant digits of a learning rate
 
 @dataclass(frozen=True)
 class AdviceCandidate:
-    """A candidate schedule of training.
+    """A schedule of training that the advice compares with that of the file.
 
     Attributes:
         rounds: number of rounds.
@@ -214,8 +218,8 @@ class AdviceCandidate:
         rate: sampling rate of all clients, or "full"; None keeps the batches of the file.
         weighting: value of `federation.weighting`; not part of a candidate's hash.
         learning_rate: learning rate of the local optimizer.
-        sampling: a new value of `privacy.sampling`; None keeps the file's.
-        correlation: a new value of `privacy.noise_correlation`; None keeps the file's.
+        sampling: a new value of `privacy.sampling`; None keeps the value of the file.
+        correlation: a new value of `privacy.noise_correlation`; None keeps the value of the file.
     """
 
     rounds: int
@@ -233,7 +237,7 @@ class AdviceCandidate:
 
 
 def file_candidate(experiment: Experiment, facts: PublicFacts) -> AdviceCandidate:
-    """Return the file's own schedule; with `local.epochs`, it has the steps of the median client.
+    """Return the schedule of the file itself; `local.epochs` gives the median client's steps.
 
     Args:
         experiment: the file's settings.
@@ -260,7 +264,7 @@ def candidate_grid(
     rates: Sequence[object],
     weightings: Sequence[object],
 ) -> list[AdviceCandidate]:
-    """Return all candidates: the file's schedule first, then each other combination once.
+    """Return all candidates: the file's schedule first, then every other combination.
 
     Args:
         facts: public facts of the federation.

@@ -1,22 +1,22 @@
 """Noise of candidate schedules, and the predicted noise-to-signal ratio of the trained model.
 
-A Poisson-sampled Gaussian of rate q, composed N times, is close to a single Gaussian release with
-μ = q √(N (e^(1/z²) − 1)) (Bu, Dong, Long, Su 2020, arXiv:1911.11607, Corollary 5.4). Solved for z,
-it is within 3 % of the PLD accountant's noise for the schedules of a few rounds that count here.
-At q = 1 the exact √N / μ takes its place. Nothing is promised by these figures: the noise of a
-proposal comes from `plan_privacy`, as that of a run.
+A Poisson-sampled Gaussian has rate q and noise multiplier z. N such releases are close to a single
+Gaussian release with μ = q √(N (e^(1/z²) − 1)) (Bu, Dong, Long, Su 2020, arXiv:1911.11607,
+Corollary 5.4). Solved for z, this is within 3 % of the PLD accountant's noise for the schedules of
+a few rounds that count here. At q = 1 the exact √N / μ takes its place. Nothing is promised by
+these figures: the noise of a proposal comes from `plan_privacy`, as that of a run.
 
-docs/howto/advice.md derives it. With clipping bound C as the unit of length of a gradient, the
-global model moves by r = lr · C a step along N = rounds · steps steps. In a direction of curvature
-λ the signal after them is S(λ) = 1 − (1 − hλ)^N with h = κ r, and independent noise of variance σ²
-a step has grown to h² σ² (1 − (1 − hλ)^2N) / (1 − (1 − hλ)²): the contraction of gradient descent
-on a quadratic. A classifier's decisions do not depend on the length of its weights, so the error is
-everything but the signal over the signal: the squared tangent of the angle between the model and
-the noiseless optimum.
+docs/howto/advice.md derives the ratio. With the clipping bound C as the unit of length of a
+gradient, the global model moves by r = lr · C a step along N = rounds · steps steps. Take a
+direction of curvature λ, and h = κ r with the largest curvature κ. The signal after all steps is
+S(λ) = 1 − (1 − hλ)^N. Independent noise of variance σ² a step has grown to h² σ² (1 − (1 − hλ)^2N)
+/ (1 − (1 − hλ)²): the contraction of gradient descent on a quadratic. A classifier's decisions do
+not depend on the length of its weights. So the error is everything but the signal, divided by the
+signal: the squared tangent of the angle between the model and the noiseless optimum.
 
-At a sampling rate of 1 independent noise attains the bound of the final sum, so only sampled
-batches can gain. The error of prefix sums stands for the final model's: with contraction it gains
-less.
+At a sampling rate of 1, independent noise attains the lower bound of the final sum's error, so
+correlated noise helps only for sampled batches. The error of prefix sums stands for the final
+model's error, although correlation gains less with contraction.
 """
 
 from collections.abc import Iterator, Sequence
@@ -44,7 +44,7 @@ Floats = NDArray[np.float64]
 
 
 def sampling_rates(candidates: Sequence[AdviceCandidate], facts: PublicFacts) -> Floats:
-    """Return the sampling rate of each client under each candidate, (candidates, K)."""
+    """Return the sampling rate of each client for each candidate, (candidates, K)."""
     rows = {None: facts.rates, FULL: np.ones(facts.num_clients)}
     return np.stack(
         [rows[c.rate] if c.rate in rows else np.full(facts.num_clients, c.rate) for c in candidates]
@@ -52,10 +52,10 @@ def sampling_rates(candidates: Sequence[AdviceCandidate], facts: PublicFacts) ->
 
 
 def screening_noise(candidates: Sequence[AdviceCandidate], facts: PublicFacts) -> Floats:
-    """Return the approximate noise multiplier of each client under each candidate, (candidates, K).
+    """Return approximate noise multipliers of each client for each candidate, (candidates, K).
 
-    Candidates with the file's batches are scaled so that the file's own schedule has its planned
-    noise.
+    For candidates with the file's batches, the result is scaled so that it equals the planned noise
+    for the file's own schedule.
 
     Args:
         candidates: the candidate schedules.
@@ -81,7 +81,7 @@ def _closed_form(steps: float | Floats, rates: Floats, unit_mu: Floats) -> Float
 
 @dataclass(frozen=True)
 class ClientNoisePlan:
-    """The privacy plan of a client under a candidate's settings, and these privacy settings."""
+    """The privacy plan and the privacy settings of a client under a candidate's settings."""
 
     plan: PrivacyPlan
     privacy: PrivacySettings
@@ -90,7 +90,7 @@ class ClientNoisePlan:
 def planned_clients(
     experiment: ExperimentWithClients, federation: Federation
 ) -> tuple[ClientNoisePlan, ...]:
-    """Return the privacy plan of each client under a candidate's settings, as in a run.
+    """Return the privacy plan of each client under a candidate's settings, as a run makes it.
 
     Args:
         experiment: the federation's experiment with the changes of a candidate.
@@ -133,9 +133,9 @@ def planned_clients(
 def sampling_noise_ratio(
     federation: Federation, facts: PublicFacts, sampling: SamplingName
 ) -> float:
-    """Return the median client's approximate noise under another sampling, over its present noise.
+    """Return the ratio of the median client's noise with another sampling to its present noise.
 
-    Rényi DP is used, as it calibrates noise for epochs far faster than the PLD accountant.
+    Both are approximate: Rényi DP calibrates noise for epochs far faster than the PLD accountant.
 
     Args:
         federation: the federation of the experiment file.
@@ -174,7 +174,9 @@ def sampling_noise_ratio(
 
 @dataclass(frozen=True)
 class NoiseTask:
-    """Unknown properties of a learning task; the advice averages over plausible ones.
+    """Properties of a learning task that are not known; the advice averages over plausible values.
+
+    C is the clipping bound, and h the length of a local step times the largest curvature.
 
     Attributes:
         curvature: κ, the largest curvature, in units of 1 / C.
@@ -217,11 +219,15 @@ _LARGEST_GROWTH, _LARGEST_RATIO = 1.2, 1e2  # clipping bounds a step that is too
 class Schedules:
     """The quantities that determine the predicted errors of candidates; arrays (candidates,).
 
+    Client k has weight w_k, noise multiplier z_k, expected batch L_k, rate q_k and n_k of n
+    examples.
+
     Attributes:
         rounds: number of rounds T.
         steps: local steps per round.
-        reach: length r = lr · C of a local step.
-        noise: d Σ w_k² (z_k / L_k)², the noise variance in the average of one step, over C².
+        reach: length r = lr · C of a local step, with the clipping bound C.
+        noise: d Σ w_k² (z_k / L_k)², the noise variance in the average of one step over C², for d
+            trained values.
         sampling: Σ w_k² (1 − q_k) / L_k, the variance by random batches, over that of one example.
         weight_skew: Σ (w_k − n_k / n)², the squared distance of weights from shares of examples.
         label_skew: expected squared distance of a client's label distribution from the average.
@@ -251,7 +257,7 @@ def plausible_tasks(typical: NoiseTask = TYPICAL_TASK) -> tuple[NoiseTask, ...]:
 
 
 def noise_to_signal(schedules: Schedules, task: NoiseTask) -> Floats:
-    """Return the predicted noise-to-signal ratio of each candidate on one task, (candidates,).
+    """Return the predicted noise-to-signal ratio of each candidate for one task, (candidates,).
 
     Args:
         schedules: the quantities of the candidates.
@@ -278,7 +284,7 @@ def noise_to_signal(schedules: Schedules, task: NoiseTask) -> Floats:
 
 
 def predicted_errors(schedules: Schedules, tasks: Sequence[NoiseTask]) -> Floats:
-    """Return the noise-to-signal ratio of each candidate on each task, (tasks, candidates).
+    """Return the noise-to-signal ratio of each candidate for each task, (tasks, candidates).
 
     Args:
         schedules: the quantities of the candidates.
@@ -288,7 +294,7 @@ def predicted_errors(schedules: Schedules, tasks: Sequence[NoiseTask]) -> Floats
 
 
 def mean_errors(errors: Floats) -> Floats:
-    """Return each candidate's geometric mean error over tasks, (candidates,), used for ranking.
+    """Return the geometric mean of each candidate's error over tasks, (candidates,).
 
     Args:
         errors: predicted errors, (tasks, candidates).
@@ -303,10 +309,10 @@ _BANDS = (5, 10, 25)
 def correlated_candidates(
     federation: Federation, facts: PublicFacts
 ) -> Iterator[tuple[AdviceCandidate, float]]:
-    """Yield (candidate, ratio): the file's schedule with correlated noise, and its error ratio.
+    """Yield the file's schedule with correlated noise as a candidate, with an error ratio.
 
-    The ratio is the median client's error by noise over that of independent noise on Poisson
-    batches, by Rényi DP.
+    The ratio is the median client's noise error over that of independent noise on Poisson batches.
+    Both are computed by Rényi DP.
 
     Args:
         federation: the federation of the experiment file.
@@ -348,10 +354,10 @@ def correlated_candidates(
 
 @dataclass(frozen=True)
 class NoiseError:
-    """The planned noise of a client's run.
+    """The planned noise of a client's run, and the error that it causes in sums of gradients.
 
     Attributes:
-        noise_multiplier: z of the fresh noise of a step.
+        noise_multiplier: noise multiplier z of the fresh noise of a step.
         prefix: root mean square error of one coordinate over all prefix sums of clipped sums (steps
             1 ... T), in units of the clip norm; comparable between equal steps and batches.
     """
@@ -371,9 +377,10 @@ def predict_noise_error(
     bands: int = 1,
     accountant: AccountantName = "pld",
 ) -> NoiseError:
-    """Return the noise error of a run with noise calibrated to a target ε under zero-out adjacency.
+    """Return the planned noise and its error for noise that is calibrated to a target ε.
 
-    No data are read. The noise grid's effect, below a thousandth, is ignored.
+    The adjacency is zero-out. No data are read. The effect of rounding noise to integers, below a
+    thousandth, is ignored.
 
     Args:
         examples: the client's public number of examples n, at least 1.

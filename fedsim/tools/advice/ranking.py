@@ -1,8 +1,8 @@
-"""Ranking of candidates: all by a closed form of their noise, a few by the noise of a planned run.
+"""Ranking of candidates: all by a formula for their noise, a few by the noise of a planned run.
 
-The proposal is the shortest schedule among the candidates within a few percent of the best, both
-in the mean over plausible tasks and in the worst factor by which another candidate is better on a
-task. It is listed with the file's schedule, single changes, and the best of other kinds.
+The proposal is the shortest schedule that is within a few percent of the best. Two values must be
+close: the mean over plausible tasks, and the worst factor by which another candidate is better on a
+task. The list also has the file's schedule, single changes, and the best of other kinds.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,7 +55,7 @@ _SLACK = 1.0 + 1e-6  # of an ε against the file's, for rounding
 
 @dataclass(frozen=True, eq=False)
 class Ranked:
-    """A candidate with its predicted error.
+    """A candidate schedule with its predicted error.
 
     Attributes:
         name: short description of the candidate.
@@ -63,9 +63,9 @@ class Ranked:
         changes: settings that the candidate changes, as `{"key.path": value}`.
         rates: smallest and largest sampling rate of a client.
         all_noise: noise multiplier of each client, (K,).
-        exact: whether the noise is from a run's plan rather than from a closed form.
+        exact: whether the noise is from a run's plan; else it is from an approximate formula.
         error: predicted noise-to-signal ratio, the geometric mean over plausible tasks.
-        ratio: `error` over the error of the file's schedule.
+        ratio: `error` divided by the error of the file's schedule.
         ratio_range: smallest and largest ratio on a plausible task.
     """
 
@@ -86,13 +86,13 @@ class Ranked:
 
 
 def weighting_text(weighting: str | Mapping[str, Any]) -> str:
-    """Return a weighting in a table, where the name `examples_over_noise` is too long."""
+    """Return the name of a weighting for a table; the long `examples_over_noise` is shortened."""
     name = weighting if isinstance(weighting, str) else str(weighting.get("name"))
     return "n / noise" if name == "examples_over_noise" else name
 
 
 class Ranking:
-    """Predicted errors of the candidates of one federation."""
+    """The predicted errors of all candidates of one federation."""
 
     def __init__(self, federation: Federation, facts: PublicFacts) -> None:
         self._federation, self.facts = federation, facts
@@ -110,7 +110,7 @@ class Ranking:
         self._file_errors = self._errors([self._given], facts.noise[None, :])[:, 0]
 
     def ranked(self) -> list[Ranked]:
-        """Return the file's schedule, then the proposal, then the other finalists."""
+        """Return the candidates to show: the file's schedule, the proposal, then others."""
         rows = [self._rank(FILE, self._given, self.facts.noise, exact=True)]
         seen = [self._given]
         for name, candidate in self._finalists():
@@ -120,10 +120,10 @@ class Ranking:
         return rows + list(self._other_samplings()) + self._correlated()
 
     def error_of(self, candidate: AdviceCandidate) -> float:
-        """Return the predicted error of a candidate by the closed form of its noise.
+        """Return the predicted error of a candidate by the approximate formula for its noise.
 
         Args:
-            candidate: one of `candidates`.
+            candidate: one of the candidates in the attribute `candidates`.
         """
         return float(self.errors[self.candidates.index(candidate)])
 
@@ -139,7 +139,7 @@ class Ranking:
         return float(mean_errors(predicted_errors(schedules, self._tasks))[0])
 
     def with_noise(self, row: Ranked, noise: Floats) -> float:
-        """Return the predicted error of a candidate with other noise.
+        """Return the predicted error of a candidate if clients had other noise.
 
         Args:
             row: the candidate.
@@ -320,10 +320,10 @@ def schedules_of(
 def client_shares(
     candidates: Sequence[AdviceCandidate], noise: Floats, rates: Floats, facts: PublicFacts
 ) -> Floats:
-    """Return each client's share in the weighted average, (candidates, K), with row sums 1.
+    """Return each client's share in the weighted average, (candidates, K); each row sums to 1.
 
     Args:
-        candidates: the candidate schedules; equal ones except for the learning rate share weights.
+        candidates: the candidate schedules; the learning rate does not change the weights.
         noise: noise multipliers z, (candidates, K).
         rates: sampling rates q, (candidates, K).
         facts: public facts of the federation.
@@ -342,11 +342,11 @@ def client_shares(
 
 
 def shares_of(weighting: str | Mapping[str, Any], noise: Floats, facts: PublicFacts) -> Floats:
-    """Return each client's share under one weighting, (K,).
+    """Return each client's share in the weighted average for one weighting, (K,).
 
     Args:
         weighting: value of `federation.weighting`.
-        noise: noise multipliers over sampling rates, z / q, (K,).
+        noise: noise multiplier over sampling rate of each client, z / q, (K,).
         facts: public facts of the federation.
 
     Raises:

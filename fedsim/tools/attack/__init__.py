@@ -1,1 +1,1 @@
-"""Empirical privacy audit: the measured leakage of each client, compared with its claimed ε."""
+"""Privacy audit by attacks: the measured leakage of each client, compared with its claimed ε."""

@@ -1,4 +1,4 @@
-"""Adversaries of a client: what each observer sees, and the ε that is claimed against it.
+"""Adversaries of a client: what each adversary sees, and the ε that is claimed against it.
 
 | trust       | observer | sees                                                                 |
 |-------------|----------|----------------------------------------------------------------------|
@@ -29,11 +29,11 @@ from fedsim.federation.federation import Federation
 
 @dataclass(frozen=True)
 class SumView:
-    """The other contributions to a sum in which an adversary sees one client's integers.
+    """The sum in which an adversary sees one client's integers, with the noise of other parties.
 
     Attributes:
         part: the client's part of the sum.
-        step_length: grid step, in units of the client's sensitivity.
+        step_length: size of one integer unit, relative to the client's sensitivity.
         others: numbers of the other honest clients in the sum.
         has_server_noise: whether the server adds the noise.
     """
@@ -46,12 +46,13 @@ class SumView:
 
 @dataclass(frozen=True)
 class Adversary:
-    """An adversary that observes a client.
+    """An adversary against whom a client has a claimed ε.
 
     Attributes:
         against: what the adversary sees: single uploads ("server"), opened "sums", or "models".
         epsilon: the ε that is claimed against the adversary.
-        noise_factor: noise that the adversary sees, over the noise of the client's own mechanism.
+        noise_factor: noise that the adversary sees, divided by the noise of the client's own
+            mechanism.
         view: the sum that contains the client's upload; None if the upload itself is seen.
     """
 
@@ -62,7 +63,7 @@ class Adversary:
 
 
 def adversaries_of(federation: Federation, client: int) -> list[Adversary]:
-    """Return the adversaries against whom a client has a claim, the adversary of the claim first.
+    """Return the adversaries against whom a client has a claimed ε; the first is that of its ε.
 
     Args:
         federation: the assembled federation, with privacy.
@@ -102,11 +103,11 @@ def _epsilon(federation: Federation, plan: PrivacyPlan, *, against_server: bool)
 
 
 class OtherNoise:
-    """The noise of all other parties in a sum, each drawn by its own mechanism.
+    """The noise that all other parties add to a sum, each by its own mechanism.
 
     Args:
         federation: the assembled federation, with plans.
-        view: the other parties that add noise.
+        view: the sum, which names the other parties that add noise.
         gradients: per-example gradients of the audited client's model; None if whole updates are
             released.
         targets: targets of the audited client (n, ...); the other clients have no examples here.
@@ -115,7 +116,7 @@ class OtherNoise:
 
     Attributes:
         part: the audited client's part of the sum.
-        step_length: grid step, in units of the client's sensitivity.
+        step_length: size of one integer unit, relative to the client's sensitivity.
     """
 
     def __init__(

@@ -2,8 +2,8 @@
 
 The audit uses the experiment's data, model, loss, plans and random streams. An adversary
 (`adversaries`) knows everything except whether an example was in the batch, and the noise of honest
-parties. A violation shows a bug, up to the confidence: a lower bound of ε above the claim, less
-noise than charged, or repeated noise. An audit without violations is evidence, not proof.
+parties. A violation is a lower bound of ε above the claim, less noise than charged, or repeated
+noise. It shows a bug, up to the confidence. An audit without violations is evidence, not proof.
 docs/howto/attack.md has the limits.
 """
 
@@ -61,8 +61,9 @@ def audit_experiment(
         clients: maximum number of clients to audit, those with the largest claimed ε first.
         steps: minimum number of steps of each client; more steps give tighter bounds.
         confidence: probability that a correct federation passes, in (0, 1).
-        on_client: called after each client with (number of audited clients, number to audit).
-        phases: progress phases of the caller.
+        on_client: function called after each client with (number of audited clients, number to
+            audit).
+        phases: object to which the phases of the work are reported.
 
     Raises:
         PrivacyPlanError: the experiment has no privacy, or no client with a claimed ε.

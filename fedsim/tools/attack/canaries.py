@@ -1,14 +1,15 @@
-"""Dirac canaries: each example gets a gradient in a separate direction.
+"""Dirac canaries: added parameters that give each example's gradient a separate direction.
 
 The experiment's model, data and loss do not change. Each example i has one more parameter w_i and
 adds scale · w_i to its loss. The gradient in w_i is far above the clipping bound, so the clipped
 gradient is almost the canary alone. This is the worst case for the example's privacy: coordinate i
-of an update shows, up to noise, whether example i was in the batch.
-(Nasr et al. 2023, arXiv:2302.07956.)
+of an update shows, up to noise, whether example i was in the batch. (Nasr et al. 2023,
+arXiv:2302.07956.)
 
-If groups of parameters are clipped by patterns, each group gets separate canaries. The adversary
-adds a coordinate's values of all groups, in units of the group's clip norm C_m and weighted by
-1 / z_m²: the sufficient statistic. A canary then adds 1, with the joint noise of all groups.
+If groups of parameters are clipped by patterns, each group m gets separate canaries. Let C_m be the
+group's clip norm and z_m its noise multiplier. The adversary adds a coordinate's values of all
+groups, in units of C_m and weighted by 1 / z_m². This sum is the sufficient statistic. A canary
+then adds 1, with the joint noise of all groups.
 """
 
 from collections.abc import Sequence
@@ -33,7 +34,7 @@ class CanaryModel(nn.Module):
 
     Args:
         model: the experiment's model.
-        examples: a client's examples (n, ...), looked up by index.
+        examples: a client's examples (n, ...), which inputs select by index.
         has_canary: 1 for an example with a canary, otherwise 0 (n,).
         bound: the clip norm, which a canary's gradient exceeds by far.
         spares: number of extra canary parameters without an example, whose coordinates show only
@@ -63,7 +64,7 @@ class CanaryModel(nn.Module):
         self.register_buffer("steepness", _CANARY_SCALE * bound * has_canary, persistent=False)
 
     def forward(self, index: Tensor) -> Tensor:
-        """Return the flat outputs (n, outputs + 1) for indices (n,); the canary term comes last."""
+        """Return outputs (n, outputs + 1) for indices (n,); the last one is the canary term."""
         outputs = self.model(self.get_buffer("examples")[index]).flatten(1)
         steepness = self.get_buffer("steepness")[index].unsqueeze(1)
         canaries = self.canaries(index)
@@ -89,7 +90,7 @@ def add_canary_loss(loss: PerExampleLoss, shape: torch.Size) -> PerExampleLoss:
 
 @dataclass(frozen=True)
 class CanaryView:
-    """The adversary's view of the canaries' coordinates in a release.
+    """The positions of the canaries' coordinates in a release, as the adversary reads them.
 
     Attributes:
         places: slices of a flat release with the observed canary coordinates of each group.
@@ -101,10 +102,10 @@ class CanaryView:
 
     @classmethod
     def of(cls, step: DpSgdMechanism, parameters: FlatParameters, most: int) -> Self:
-        """Return the view of a mechanism that is bound to a `CanaryModel`.
+        """Return the positions of the canaries in the releases of a `CanaryModel`.
 
         Args:
-            step: the mechanism.
+            step: the mechanism, bound to the model.
             parameters: parameters of the `CanaryModel`.
             most: maximum number of coordinates to observe.
         """
@@ -122,11 +123,11 @@ class CanaryView:
         return self.places[0].stop - self.places[0].start
 
     def charged_noise(self, step: DpSgdMechanism) -> float:
-        """Return the charged noise multiplier σ / C of a coordinate, over all its groups."""
+        """Return the charged noise multiplier σ / C of a coordinate, for all groups together."""
         return group_noise_multiplier(self._multipliers(step))
 
     def read(self, values: Tensor, step: DpSgdMechanism, bounds: Sequence[float]) -> Tensor:
-        """Return each coordinate's values in all groups combined into one, float64 (coordinates,).
+        """Return one value per coordinate, combined over all groups, float64 (coordinates,).
 
         Args:
             values: a release or an update (size,), in units of the first group's clip norm.
@@ -148,7 +149,7 @@ class CanaryView:
 
 
 def with_canaries(step: DpSgdMechanism, parameters: FlatParameters) -> DpSgdMechanism:
-    """Return the mechanism for a `CanaryModel`: each parameter group by pattern has a canary.
+    """Return the mechanism bound to a `CanaryModel`, with a canary in each group of parameters.
 
     Args:
         step: the mechanism of the experiment's model.

@@ -1,4 +1,4 @@
-"""The `fedsim audit` command. Slow imports wait until the command runs."""
+"""The command `fedsim audit`. Slow imports wait until the command runs."""
 
 import sys
 from contextlib import nullcontext

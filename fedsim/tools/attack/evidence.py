@@ -15,7 +15,7 @@ from fedsim.accountant.checks import Floats
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate with the confidence interval of the true value."""
+    """An estimate of a value with a confidence interval."""
 
     estimate: float
     low: float
@@ -31,8 +31,8 @@ def rate_interval(hits: int, trials: int, *, miss: float) -> Interval:
 
     Args:
         hits: number of successes, 0 to `trials`.
-        trials: number of independent trials; without any, the interval is [0, 1].
-        miss: probability that an end is wrong, the same for both ends.
+        trials: number of independent trials; without trials, the interval is [0, 1].
+        miss: probability that an end of the interval is wrong, the same for both ends.
     """
     if trials == 0:
         return Interval(math.nan, 0.0, 1.0)
@@ -42,7 +42,7 @@ def rate_interval(hits: int, trials: int, *, miss: float) -> Interval:
 
 
 def gdp_lower_bound(false_alarms: Interval, misses: Interval) -> float:
-    """Return the lower bound of μ from an attack's error rates: no μ'-GDP holds for μ' < μ.
+    """Return the lower bound of the Gaussian-DP parameter μ from an attack's error rates.
 
     Against a μ-GDP release, no attack beats the test of N(0, 1) against N(μ, 1). Therefore
     Φ⁻¹(1 − false alarms) + Φ⁻¹(1 − misses) ≤ μ (Dong, Roth, Su 2022, arXiv:1905.02383; as an audit
@@ -60,10 +60,11 @@ def gdp_lower_bound(false_alarms: Interval, misses: Interval) -> float:
 def shift_lower_bound(
     noise: Floats, shift: float, thresholds: Sequence[float], *, miss: float
 ) -> float:
-    """Return the lower bound of μ of a release that adds noise to 0 or to `shift`.
+    """Return the lower bound of the Gaussian-DP parameter μ of noise added to 0 or to `shift`.
 
     An attack says "present" above a threshold t. Its false alarms have probability P(noise > t) and
-    its misses P(noise ≤ t − shift): both are rates of one sample of the noise, whatever its law.
+    its misses P(noise ≤ t − shift). Both are rates of one sample of the noise, whatever its
+    distribution.
 
     Guarantee: the bound exceeds the true μ with probability at most `miss`, if the values are
     independent draws of the noise.
@@ -94,7 +95,7 @@ def run_lower_bound(
     delta: float,
     miss: float,
 ) -> float:
-    """Return the lower bound of ε from scores of whole runs, without assuming a distribution.
+    """Return the lower bound of ε from scores of whole runs, for any distribution of the noise.
 
     For an (ε, δ) release, P(alarm | present) ≤ e^ε P(alarm | absent) + δ, and likewise for the
     opposite event (Kairouz, Oh, Viswanath 2015; as an audit Jagielski et al. 2020).
@@ -123,11 +124,11 @@ def run_lower_bound(
 
 
 def deviation_interval(values: Floats, *, miss: float) -> Interval:
-    """Return the standard deviation of zero-mean Gaussian noise with its exact chi-square interval.
+    """Return the standard deviation of zero-mean Gaussian noise, with its chi-square interval.
 
     Args:
         values: a sample of the noise (n,); the relative standard error is 1 / √(2 n).
-        miss: probability that an end is wrong, the same for both ends.
+        miss: probability that an end of the interval is wrong, the same for both ends.
     """
     if values.size == 0:
         return Interval(math.nan, 0.0, math.inf)
@@ -142,13 +143,13 @@ def deviation_interval(values: Floats, *, miss: float) -> Interval:
 def distance_to_normal(noise: Floats, deviation: float, *, miss: float) -> Interval:
     """Return the largest distance between the distribution functions of noise and N(0, σ²).
 
-    The band is that of Dvoretzky, Kiefer, Wolfowitz and Massart (1990), exact for any n. It is
-    conservative where σ is estimated from the noise itself.
+    The interval is that of Dvoretzky, Kiefer, Wolfowitz and Massart (1990), valid for any n. It is
+    conservative if σ is estimated from the noise itself.
 
     Args:
         noise: a sample of the noise, ascending (n,).
         deviation: standard deviation σ.
-        miss: probability that the low end is wrong.
+        miss: probability that the low end of the interval is wrong.
     """
     if noise.size == 0:
         return Interval(math.nan, 0.0, 1.0)
@@ -160,12 +161,12 @@ def distance_to_normal(noise: Floats, deviation: float, *, miss: float) -> Inter
 
 
 def correlation_interval(one: Floats, other: Floats, *, miss: float) -> Interval:
-    """Return the correlation of two samples of noise.
+    """Return the correlation of two samples of noise, with an approximate interval.
 
     Args:
         one: the first sample (n,).
         other: the second sample (n,); for independent samples, the standard error is 1 / √n.
-        miss: probability that an end is wrong, the same for both ends.
+        miss: probability that an end of the interval is wrong, the same for both ends.
     """
     if one.size == 0:
         return Interval(math.nan, -1.0, 1.0)

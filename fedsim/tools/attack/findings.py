@@ -1,4 +1,4 @@
-"""Statistical findings on each audited client, compared with its claim."""
+"""Measured noise, clipping and ε of each audited client, compared with its claim."""
 
 import math
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ _SHARED_COLUMNS = 100  # of the noise, to compare it with that of other clients
 
 @dataclass(frozen=True)
 class Claim:
-    """The mechanism and the ε that a client is charged for.
+    """The mechanism and the ε that a client is charged for, which the audit tests.
 
     Attributes:
         epsilon: claimed ε after all steps.
@@ -64,17 +64,19 @@ class Claim:
 
 @dataclass(frozen=True)
 class Findings:
-    """The measurements of one client's mechanism.
+    """The measurements of one client's mechanism; C is its clip norm, σ its noise deviation.
 
     Attributes:
-        epsilon: lower bound of ε for the whole run, from the μ and sampling rate of a step.
+        epsilon: lower bound of ε for the whole run, from bounds on a step's noise and sampling
+            rate.
         epsilon_of_runs: lower bound of ε from only the uploads of whole runs.
         epsilon_estimate: ε of the whole run with the measured noise, clipping and sampling.
-        noise: measured σ / C over the claimed one.
-        noise_distance: largest distance between the distribution functions of noise and Gaussian.
+        noise: measured σ / C divided by the claimed σ / C.
+        noise_distance: largest distance between the distribution functions of the noise and a
+            Gaussian.
         contribution: mean, minimum and maximum of the canaries' additions to sums, in units of C.
         contribution_limit: largest contribution that rounding can explain.
-        sampling_rate: measured sampling rate over the charged one.
+        sampling_rate: measured sampling rate divided by the charged one.
         count_variance: variance of how often each example was drawn, over that of independent
             batches; 1 if the client does not claim independent batches.
         noise_correlations: correlation of the noise of successive steps, and of successive rounds.
@@ -97,7 +99,7 @@ class Findings:
 
 
 def measure_leakage(seen: Observations, claim: Claim, *, round_steps: int, miss: float) -> Findings:
-    """Return the findings from the observations of a client.
+    """Return the measurements that follow from the observations of a client.
 
     Guarantee: each interval end is wrong with probability at most `miss`. A correct mechanism has
     `violations` with probability at most `NUM_INTERVAL_ENDS` times `miss`.
@@ -106,7 +108,7 @@ def measure_leakage(seen: Observations, claim: Claim, *, round_steps: int, miss:
         seen: the observed coordinates of a client.
         claim: the client's claimed mechanism.
         round_steps: number of steps in a round.
-        miss: probability that an end is wrong, in (0, 1/2).
+        miss: probability that an end of an interval is wrong, in (0, 1/2).
     """
     contribution = _contribution(seen)
     shift = 0.0 if math.isnan(contribution.estimate) else contribution.estimate
@@ -170,7 +172,7 @@ def noise_correlation(one: Floats, other: Floats, *, miss: float) -> Interval:
     Args:
         one: the first table of noise, in units of the clip norm.
         other: the second table, of the same shape.
-        miss: probability that an end is wrong, in (0, 1/2).
+        miss: probability that an end of the interval is wrong, in (0, 1/2).
     """
     return correlation_interval(one.ravel(), other.ravel(), miss=miss)
 
@@ -223,7 +225,7 @@ def _scale(interval: Interval, unit: float) -> Interval:
 
 
 def violations(found: Findings, claim: Claim) -> Iterator[str]:
-    """Yield a message for each finding that contradicts the claim."""
+    """Yield a message for each measurement that contradicts the claim."""
     if found.epsilon > claim.epsilon:
         spent, claimed = least_epsilon_text(found.epsilon), epsilon_text(claim.epsilon)
         yield f"at least ε = {spent} is spent, and {claimed} is claimed"
@@ -255,7 +257,7 @@ def violations(found: Findings, claim: Claim) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class ClientAudit:
-    """The findings on one client, with its claim against one adversary.
+    """The audit of one client: its measurements and its claim against one adversary.
 
     Attributes:
         client: number of the client.
@@ -276,7 +278,7 @@ class ClientAudit:
 
     @property
     def violations(self) -> tuple[str, ...]:
-        """A message for each finding that contradicts the claim."""
+        """Messages, one for each measurement that contradicts the claim."""
         return tuple(violations(self.findings, self.claim))
 
     def to_json(self) -> dict[str, Any]:
@@ -312,7 +314,7 @@ class ClientAudit:
 
 @dataclass(frozen=True)
 class Audit:
-    """The findings on the audited clients of an experiment.
+    """The audit of an experiment: the results of all audited clients.
 
     Attributes:
         name: name of the experiment.
@@ -332,7 +334,7 @@ class Audit:
 
     @property
     def violations(self) -> tuple[str, ...]:
-        """A message for each finding that contradicts a claim."""
+        """Messages, one for each measurement of any client that contradicts a claim."""
         lines = [
             f"client {row.client}{'' if row.against == 'server' else f', in {row.against}'}: {text}"
             for row in self.clients

@@ -1,4 +1,4 @@
-"""Observations of a client's private training with canaries, as seen by its server.
+"""Observations of a client's private training with canaries, as an adversary sees it.
 
 Rounds are run a second time with the same noise and without gradients. The difference is exactly
 what the examples add, without the error of an estimate.
@@ -43,9 +43,10 @@ _MAX_PAIRED_ROUNDS = 30  # run a second time without gradients
 
 @dataclass(frozen=True)
 class Observations:
-    """The released value of each canary coordinate in each step and round.
+    """The released values of all canary coordinates, in each step and round.
 
-    The coordinates of examples come first; the spare coordinates after them show only noise.
+    The coordinates of examples come first. Spare coordinates come after them; they have no example
+    and show only noise.
 
     Attributes:
         released: coordinates of the noisy sum (steps, coordinates), in units of the step's clip
@@ -69,21 +70,21 @@ class Observations:
 
     @property
     def inside(self) -> Bools:
-        """Whether a coordinate's canary was in the batch of a step (steps, coordinates)."""
+        """Whether a coordinate's canary was in the batch, bool (steps, coordinates)."""
         inserted = np.zeros(self.released.shape, dtype=bool)
         inserted[:, : self.has_canary.size] = self.drawn & self.has_canary
         return inserted
 
     @property
     def is_member(self) -> Bools:
-        """Whether a coordinate's canary is in the client's data (coordinates,)."""
+        """Whether a coordinate's canary is in the client's data, bool (coordinates,)."""
         inserted = np.zeros(self.released.shape[1], dtype=bool)
         inserted[: self.has_canary.size] = self.has_canary
         return inserted
 
 
 def num_spares(examples: int, steps: int) -> int:
-    """Return the number of spare coordinates to add to those of a client's examples.
+    """Return how many coordinates without an example to add to those of a client's examples.
 
     Args:
         examples: number of canary parameters of examples.
@@ -106,7 +107,7 @@ def observe(
     secure: bool,
     others: OtherNoise | None = None,
 ) -> Observations:
-    """Train a client with canaries, round after round, as in a run, and record its releases.
+    """Train a client with canaries, round after round as in a run, and return its releases.
 
     Only the first `MAX_COORDINATES` canary parameters are recorded.
 
@@ -115,7 +116,7 @@ def observe(
         targets: targets of the client's examples (n, ...).
         has_canary: which examples have a canary (n,).
         step: the client's mechanism, bound to the model.
-        local: the client's settings.
+        local: the client's settings of local training.
         seed: seed of the client's random streams.
         client: the client's number.
         steps: minimum number of steps; the count is rounded up to whole rounds.
@@ -284,7 +285,7 @@ _PAIRED_ROUNDS = 30  # run a second time without data
 
 
 class CanaryClient(nn.Module):
-    """A model in which all examples of a client share one canary parameter.
+    """A model with one canary parameter that all examples of a client share.
 
     Args:
         model: the experiment's model.
@@ -297,17 +298,17 @@ class CanaryClient(nn.Module):
         self.canaries = nn.Parameter(torch.zeros(MAX_COORDINATES))
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return the flat outputs (n, outputs + 1) for examples (n, ...); the canary is last."""
+        """Return outputs (n, outputs + 1) for examples (n, ...); the last one is the canary's."""
         outputs = self.model(features).flatten(1)
         canary = self._steepness * self.canaries[:1].expand(len(outputs), 1)
         return torch.cat([outputs, canary], dim=1)
 
 
 class UpdateRounds:
-    """Rounds of one client that releases whole updates, with all of its data as the canary.
+    """Rounds of one client that releases whole updates; all of its data together are the canary.
 
     Args:
-        federation: the assembled federation, with unit client.
+        federation: the assembled federation, whose privacy unit is the client.
         client: number of the client.
         view: the sum that contains the client's upload; None if the upload itself is seen.
     """

@@ -1,4 +1,4 @@
-"""Terminal output of an audit."""
+"""Printing of an audit in the terminal."""
 
 import math
 

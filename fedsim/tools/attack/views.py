@@ -1,11 +1,12 @@
 """Estimates of ε from what three adversaries see of a whole run, for each audited client.
 
-Each adversary adds up a canary's coordinate over the run: of the client's uploads (the server), of
-the sums of all clients' updates (the server under secure aggregation), or in the final model. The
-result is nearly Gaussian, with or without the canary, and ε is that of the two Gaussians. A better
-attack may see more: an estimate is no bound.
+Each adversary adds up the values of a canary's coordinate over the run. The server sees them in the
+client's uploads. Under secure aggregation, it sees them in the sums of all clients' updates. Others
+see only the final model. The total is nearly Gaussian, with or without the canary, and ε is that of
+the two Gaussians.
 
-Estimates by Gaussian fits are those of Andrew et al. 2023 (arXiv:2302.03098). They are no bounds.
+Estimates by Gaussian fits are those of Andrew et al. 2023 (arXiv:2302.03098). They are no bounds,
+since a better attack may learn more.
 """
 
 import math
@@ -26,7 +27,7 @@ _MOST_EPSILON = 1e6
 
 
 def gaussian_pair_epsilon(shift: float, outside: float, inside: float, *, delta: float) -> float:
-    """Return ε at δ between N(0, outside²) and N(shift, inside²), in the worse direction.
+    """Return the ε at δ between N(0, outside²) and N(shift, inside²), in the worse direction.
 
     Args:
         shift: distance between the means.
@@ -107,7 +108,7 @@ def _log_interval(low: float, high: float) -> float:
 
 @dataclass(frozen=True)
 class UploadDistribution:
-    """Distribution of a canary's coordinate in one upload.
+    """The distribution of a canary's coordinate in one upload.
 
     Attributes:
         shift: mean of the value that a canary in the data adds.
@@ -134,7 +135,7 @@ class UploadDistribution:
         )
 
     def epsilon(self, factors: Sequence[float], noise: float, *, delta: float) -> float:
-        """Return the estimated ε of a weighted sum of a client's uploads.
+        """Return the estimated ε for an adversary that sees a weighted sum of a client's uploads.
 
         Args:
             factors: weight of each upload in the sum.
@@ -178,11 +179,11 @@ class RoundNoise:
 def noise_of_rounds(
     rounds: Iterable[Sequence[int]], noise: Mapping[int, float], weights: Sequence[float]
 ) -> tuple[RoundNoise, ...]:
-    """Return the noise in the mean update of every round.
+    """Return the noise in the mean update, for every round.
 
     Args:
         rounds: the participants of each round.
-        noise: variance of the noise of an upload, by client.
+        noise: variance of the noise in an upload, by client.
         weights: weight of each client's update, by client number.
     """
     noises: list[RoundNoise] = []
@@ -203,11 +204,11 @@ def estimate_views(
     *,
     delta: float,
 ) -> ObservedViews:
-    """Return the estimated ε of one client for each adversary.
+    """Return the estimated ε of one client against each of three adversaries.
 
     Args:
         law: distribution of the client's uploads.
-        own_rounds: indices in `rounds` of the client's rounds.
+        own_rounds: indices of the client's rounds in `rounds`.
         weight: weight of the client's update in a sum.
         rounds: the noise of every round of the run.
         delta: δ of the client's claim.
@@ -230,10 +231,10 @@ def estimate_views(
 def views_of(
     federation: Federation, laws: Mapping[int, UploadDistribution | None]
 ) -> dict[int, ObservedViews]:
-    """Return the estimates of every audited client whose uploads were measured.
+    """Return the estimated ε of every audited client whose uploads were measured.
 
-    The noise of a client that was not audited is its charged noise times the mean ratio of the
-    audited clients, since all clients have the same optimizer.
+    The noise of a client that was not audited is estimated: its charged noise times the mean ratio
+    of measured to charged noise. This is possible as all clients have the same optimizer.
 
     With a server optimizer or model averaging, the estimate for the final model is NaN.
 

@@ -1,4 +1,4 @@
-"""The ClientApp of a SuperNode, with its ledger on the node's disk and the server's copy of it.
+"""The ClientApp of a SuperNode: its ledger is on the node's disk, with a copy at the server.
 
 A ledger is public: it contains mechanisms and no data. The report and `fedsim verify` read the
 server's copy. The original stays on the node and is the authoritative one.
@@ -58,7 +58,7 @@ _RECORDS = "records"
 
 
 def ledger_reply(ledger: Path, request: Message) -> Message:
-    """Return the reply that contains every record of a node's ledger.
+    """Return the reply that contains all records of a node's ledger.
 
     Args:
         ledger: path of the node's ledger file.
@@ -76,13 +76,13 @@ def empty_ledger_reply(request: Message) -> Message:
 def collect_ledgers(grid: Grid, ledger: Path, *, timeout: float) -> None:
     """Request every node's ledger and update the server's copy.
 
-    If a node does not answer, or its records do not continue the server's, the node is logged and
-    the copy keeps its earlier charges.
+    A node that does not answer is logged, and so is one whose records do not continue the server's.
+    For such a node, the copy keeps its earlier charges.
 
     Args:
         grid: the connected nodes.
         ledger: path of the server's copy.
-        timeout: seconds to wait for all replies.
+        timeout: time to wait for all replies, in seconds.
     """
     journal = FileJournal(ledger)
     requests = {n: Message(RecordDict(), n, LEDGER_TYPE) for n in sorted(grid.get_node_ids())}
@@ -114,14 +114,14 @@ EXPERIMENT_FILE = "experiment.yaml"
 
 
 class NodeClient(ClientApp):
-    """The client or helper of a SuperNode, selected by its `partition-id`.
+    """The Flower app of a SuperNode: the client or helper that its `partition-id` selects.
 
     Args:
         directory: directory with `experiment.yaml` and its plug-in files.
 
     Guarantee: a round is charged in the ledgers of the node's data and of its client, on disk,
-    before training starts. The charge remains if the SuperNode or the run fails. A request that
-    the node's policy forbids is refused and not charged.
+    before training starts. The charge remains if the SuperNode or the run fails. A request that the
+    node's policy forbids is refused and not charged.
     """
 
     def __init__(self, directory: Path) -> None:

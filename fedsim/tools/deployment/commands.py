@@ -1,4 +1,4 @@
-"""The commands of a deployment: `deploy`, `node-policy`, `client-key` and `helper-key`."""
+"""The deployment commands `fedsim deploy`, `node-policy`, `client-key` and `helper-key`."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
-"""The privacy budget of a node's data: which releases it affords, given whom the node trusts.
+"""The privacy budget of a node's data: which releases it covers, given whom the node trusts.
 
-A server may choose each experiment after it saw the answers to the ones before. The ε of an
+A server may choose each experiment after it saw the answers to the earlier ones. The ε of an
 accountant does not hold for such choices. A release is granted if one of these rules grants it:
 
 | rule                                                                     | share of δ |
@@ -9,14 +9,15 @@ accountant does not hold for such choices. A release is granted if one of these 
 | Rényi filter at the order that affords most Gaussian releases            | 1/4        |
 | Rényi filter at three quarters of that order, better for sampled events  | 1/4        |
 
-Each rule alone is a filter: if it grants all releases, they are (ε, its share)-DP. For the first,
-since the event is chosen before any answer and only the number of releases is not; for the others
-by Feldman, Zrnic 2021 (arXiv:2008.11193). What a rule grants, it granted at every step before. So
-the privacy loss at the last release is the loss where one of the rules stops, and the sum of their
-δ bounds that of all.
+Each rule alone is a filter: if it grants all releases, they are (ε, δ')-DP, with δ' its share of δ.
+For the first rule, this holds since the event is chosen before any answer, and only the number of
+releases is not. For the others, it is shown by Feldman, Zrnic 2021 (arXiv:2008.11193). A rule that
+grants a release granted all releases before it. So the privacy loss at the last release is the loss
+where one of the rules stops, and the sum of their δ bounds that of all.
 
-A budget holds against everybody whom the node does not trust. A node that trusts less than an
-experiment's claim needs counts what holds without that trust: the client's own noise.
+A budget holds against everybody whom the node does not trust. An experiment's ε may rely on more
+trust than the node has. Then the node counts the ε that the client's own noise gives without that
+trust.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,10 +38,10 @@ def count_affordable(
     delta: float,
     adjacency: Adjacency = "zero_out",
 ) -> int:
-    """Return how many of the wanted releases a budget affords after earlier spending.
+    """Return how many of the wanted releases a budget covers after earlier spending.
 
-    Guarantee: releases that are granted one after the other by this function, however a server
-    chooses them, are (epsilon, delta)-DP under the adjacency.
+    Guarantee: all releases that this function grants over time, however a server chooses them, are
+    (epsilon, delta)-DP under the adjacency.
 
     Args:
         spent: number of earlier releases by event.
@@ -66,7 +67,7 @@ def count_affordable(
 
 
 def affords_anything(epsilon: float, delta: float) -> bool:
-    """Return whether a budget affords any release at all, with enough noise.
+    """Return whether a budget covers any release at all, if the release has enough noise.
 
     Args:
         epsilon: ε of the budget, > 0.
@@ -109,7 +110,7 @@ _ORDER: tuple[Trust, ...] = ("local", "distributed", "central")
 
 
 def suffices(given: Trust, needed: Trust) -> bool:
-    """Return whether a node's trust covers the trust that an experiment's claim needs.
+    """Return whether a node trusts all parties that an experiment's ε relies on.
 
     Args:
         given: `trust` of the node's policy.
@@ -124,9 +125,9 @@ def counted_releases(
     """Return the releases that count against a node's budget, given whom the node trusts.
 
     Args:
-        claimed: pairs (event, number of releases) against the observer of the experiment's claim.
-        against_server: the same against an observer of the client's own upload; None if it equals
-            `claimed`, or if no noise protects the upload.
+        claimed: pairs (event, number of releases) against the adversary of the experiment's ε.
+        against_server: such pairs against an adversary that sees the client's own upload; None if
+            they equal `claimed`, or if no noise protects the upload.
         given: `trust` of the node's policy.
         needed: `privacy.trust` of the experiment.
     """

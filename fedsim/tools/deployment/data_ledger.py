@@ -1,9 +1,9 @@
 """Ledger of all charges to one data set of a node, over all experiments, seeds and runs.
 
-It lies in `STATE/data/NAME/ledger.jsonl`. NAME is `data_name` of the node's policy, else the
+Its file is `STATE/data/NAME/ledger.jsonl`. NAME is `data_name` of the node's policy, else the
 SHA-256 of the data file, else `code` for data that a built-in name or a plug-in makes. It is no
-digest of the client's examples, since the server chooses the seed of the partition, and with it
-which rows of one file are the client's.
+digest of the client's examples. The server chooses the seed of the partition, and the seed selects
+which rows of a file are the client's.
 
 A record is a line of JSON, and its `hash` covers the `previous` one, as in a client's own ledger:
 
@@ -12,10 +12,11 @@ A record is a line of JSON, and its `hash` covers the `previous` one, as in a cl
      "hash": HASH}
 
 `STATE/counts/NAME` has the number of records and the hash of the last one. A ledger that was
-deleted or replaced by an old copy lacks what is counted there, and takes no charges any more.
+deleted or replaced by an old copy lacks records that are counted there, and is not charged any
+more.
 
-A charge whose claim needs trust has also `trust` and, where the client's own noise protects from a
-server that is not trusted, `against_server`, a second ledger.
+A charge whose ε relies on trust also has `trust`. If the client's own noise protects from a server
+that is not trusted, it has a second ledger, `against_server`.
 """
 
 import hashlib
@@ -75,7 +76,7 @@ def data_directory(state: Path, policy: NodePolicy, loaded: LoadedExperiment) ->
 
 @dataclass(frozen=True)
 class DataCharge:
-    """One charge of an experiment to a data set, before it is placed in the ledger.
+    """One charge of an experiment to a data set, before it is appended to the ledger.
 
     Attributes:
         experiment: name of the experiment.
@@ -84,10 +85,10 @@ class DataCharge:
         round_number: number of the round.
         request: digest of everything that the client's answer depends on.
         adjacency: adjacency of the experiment.
-        ledger: the events against the observer of the experiment's claim.
+        ledger: the events against the adversary of the experiment's ε.
         trust: `privacy.trust` of the experiment, on which `ledger` relies.
-        against_server: the events against an observer of the client's own upload; None if these are
-            `ledger`, or if no noise protects the upload.
+        against_server: the events against an adversary that sees the client's own upload; None if
+            they are `ledger`, or if no noise protects the upload.
     """
 
     experiment: str
@@ -102,7 +103,7 @@ class DataCharge:
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """(seed, client, round), which is the key of seeded noise."""
+        """The tuple (seed, client, round), which determines seeded noise."""
         return self.seed, self.client, self.round_number
 
     def fields(self) -> dict[str, Any]:
@@ -122,7 +123,7 @@ class DataCharge:
         }
 
     def counted(self, given: Trust) -> Releases:
-        """Return the (event, number of releases) that count for a node that trusts as `given`."""
+        """Return (event, number of releases) to count for a node with the trust `given`."""
         return counted_releases(
             self.ledger.entries,
             None if self.against_server is None else self.against_server.entries,
@@ -156,9 +157,9 @@ class DataCharge:
 
 
 class DataLedger:
-    """The ledger of one data set, usable while its directory is locked (`open_data_ledger`).
+    """The ledger of one data set; its directory must be locked (`open_data_ledger`).
 
-    Guarantee: when `append` returns, its record is on disk. A record truncated by a crash was not
+    Guarantee: when `append` returns, its record is on disk. A record that a crash cut short was not
     followed by a release, and is removed.
 
     Args:
@@ -184,7 +185,7 @@ class DataLedger:
 
     @property
     def charges(self) -> Sequence[DataCharge]:
-        """All charges, oldest first."""
+        """All charges in the ledger, oldest first."""
         return tuple(self._charges)
 
     def append(self, charge: DataCharge) -> None:
@@ -227,13 +228,13 @@ class DataLedger:
 
 @contextmanager
 def open_data_ledger(directory: Path) -> Iterator[DataLedger]:
-    """Open the ledger of a data set and lock it against other processes of the node.
+    """Open the ledger of a data set, and lock it against other processes of the node.
 
     Args:
-        directory: the directory from `data_directory`; created if it does not exist.
+        directory: the directory that `data_directory` returns; created if it does not exist.
 
     Raises:
-        DeploymentError: a file or directory is open to other users or belongs to one.
+        DeploymentError: other users can open a file or directory, or own it.
         JournalError: a record was changed or is missing.
     """
     state = directory.parent.parent

@@ -1,4 +1,4 @@
-"""Write an experiment as a Flower app: a directory for `flwr run`.
+"""Writer of an experiment as a Flower app: a directory for `flwr run`.
 
 The app contains the experiment, its plug-in files, and two modules of three lines that import the
 installed fedsim. It contains no data: every node has, or generates, its own.
@@ -62,7 +62,7 @@ class WrittenApp:
 
     Attributes:
         path: directory of the app.
-        num_nodes: number of SuperNodes that the app waits for: clients and helpers.
+        num_nodes: number of SuperNodes that the app waits for, as clients and helpers.
         node_files: absolute paths of the data and initial weights that every node must have; empty
             if the data need no file and the weights come from the seed.
         plugin_digest: digest of the plug-ins, for `plugin_digests` of a node's policy; None without

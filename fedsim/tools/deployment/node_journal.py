@@ -1,4 +1,4 @@
-"""The journal of a node's client: it checks the policy and charges both ledgers before training.
+"""The ledger of a node's client: it checks the policy, and charges two ledgers before training.
 
 A round is charged first to the ledger of the data (`data_ledger.py`), then to the client's ledger
 of the experiment. A crash between the two leaves one charge too many, never one too few.
@@ -29,8 +29,8 @@ class NodeJournal:
     """A client's durable ledger on a node, guarded by the node's policy and the ledger of its data.
 
     Guarantee: all charges of one data set together stay within `max_epsilon` at `delta` of the
-    policy, against everybody whom the policy does not trust. This holds for a server, too, that
-    chooses each experiment after it saw the answers before. A refused charge is in no ledger.
+    policy, against everybody whom the policy does not trust. This also holds for a server that
+    chooses each experiment after it saw the earlier answers. A refused charge is in no ledger.
 
     Attributes:
         own: the client's ledger of the experiment.
@@ -41,7 +41,7 @@ class NodeJournal:
         seed: seed of the experiment.
         adjacency: adjacency of the experiment.
         trust: `privacy.trust` of the experiment.
-        claim: function that claims the seed for the experiment, called before the first charge.
+        claim: function that reserves the seed for the experiment, called before the first charge.
     """
 
     own: Journal
@@ -55,7 +55,7 @@ class NodeJournal:
     trust: Trust = "local"
 
     def history(self, client: int, *, after: int = 0) -> tuple[Charge, ...]:
-        """Return the charges of a client, oldest first, without the first `after` of them."""
+        """Return the charges of a client, oldest first, without the first `after` charges."""
         return self.own.history(client, after=after)
 
     def append(self, charge: Charge) -> None:
@@ -179,7 +179,7 @@ def check_budget(
     adjacency: Adjacency,
     what: str,
 ) -> None:
-    """Check that the budget of a policy affords the wanted releases (`data_budget.py`).
+    """Check that the budget of a policy covers the wanted releases (`data_budget.py`).
 
     The guarantee is for zero_out. As soon as one charge is under replace_one, all are composed
     under replace_one, which implies zero_out.
@@ -223,12 +223,12 @@ def check_budget(
 
 
 def record_without_privacy(data: Path, *, experiment: str, seed: int, client: int) -> None:
-    """Record once that an experiment without privacy was answered, after which no budget holds.
+    """Record that a node answered an experiment without privacy; no budget holds afterwards.
 
     Args:
         data: directory of the ledger of the data.
         experiment: name of the experiment.
-        seed: its seed.
+        seed: seed of the experiment.
         client: number of the client.
     """
     release = DataCharge(

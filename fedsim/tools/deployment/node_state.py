@@ -1,14 +1,14 @@
 """The state of a node on disk, readable only by its user: a client's ledger or a helper's sums.
 
-A client's directory is `STATE/seed-SEED/client-NUMBER`. Noise is keyed by seed, client and round:
-another experiment with the same seed would draw the same noise again. The difference of the two
-answers would then contain no noise, so such an experiment is refused.
+A client's directory is `STATE/seed-SEED/client-NUMBER`. Noise is keyed by seed, client and round.
+Another experiment with the same seed would draw the same noise again, and the difference of the two
+answers would contain no noise. So such an experiment is refused.
 
 A helper releases at most one sum of a round. Its state in Flower's context can be lost, be older
-than its last answer, or be used by two processes. The record on disk has none of these flaws: it
-is one file for each run, `STATE/helper-NUMBER/SHA-256-OF-THE-RUN.json`, changed by one process at a
-time and on disk before the sum leaves. It holds no key: a helper that was restarted has a new
-sealing key and opens no earlier envelope.
+than its last answer, or be used by two processes. The record on disk has none of these flaws: it is
+one file for each run, `STATE/helper-NUMBER/SHA-256-OF-THE-RUN.json`. One process changes it at a
+time, and it is on disk before the sum leaves. It holds no key: a helper that was restarted has a
+new sealing key and opens no earlier envelope.
 """
 
 import hashlib
@@ -44,7 +44,9 @@ _EXPERIMENT = "experiment.json"
 
 
 def state_directory(node_config: Mapping[str, object]) -> Path:
-    """Return a node's state directory: `state` of its configuration, FEDSIM_STATE, or the default.
+    """Return a node's state directory.
+
+    It is `state` of the node's configuration, else the variable FEDSIM_STATE, else the default.
 
     Raises:
         DeploymentError: the path is not absolute; the working directory of a Flower process is
@@ -73,8 +75,8 @@ def client_ledger(state: Path, experiment: Experiment, client: int) -> Path:
     Guarantee: neither the directories nor the ledger can be read by another user.
 
     Raises:
-        DeploymentError: a file or directory is open to other users or belongs to one, or the
-            client answered a different experiment with this seed.
+        DeploymentError: other users can open a file or directory or own it, or the client answered
+            a different experiment with this seed.
         SchemaError: another version of fedsim wrote the state.
     """
     directory = state / f"seed-{experiment.seed}" / f"client-{client}"
@@ -88,10 +90,10 @@ def client_ledger(state: Path, experiment: Experiment, client: int) -> Path:
 
 
 def claim_seed(state: Path, experiment: Experiment, client: int) -> None:
-    """Store the experiment to which a client's seed belongs, before the client's first charge.
+    """Reserve a client's seed for an experiment on disk, before the client's first charge.
 
     The file is written once. Of two processes with different experiments, the second one finds the
-    experiment of the first. A refused request claims no seed.
+    experiment of the first. A refused request reserves no seed.
 
     Args:
         state: the node's state directory.
@@ -99,8 +101,8 @@ def claim_seed(state: Path, experiment: Experiment, client: int) -> None:
         client: number of the client.
 
     Raises:
-        DeploymentError: a file or directory is open to other users or belongs to one, or the
-            client answered a different experiment with this seed.
+        DeploymentError: other users can open a file or directory or own it, or the client answered
+            a different experiment with this seed.
         SchemaError: another version of fedsim wrote the state.
     """
     path = client_ledger(state, experiment, client).with_name(_EXPERIMENT)
@@ -185,8 +187,8 @@ def _may_grow(key: str, before: Experiment) -> bool:
 def record_release(state: Path, helper: int, release: HelperRelease) -> None:
     """Record a helper's release on its node's disk, unless it contradicts an earlier one.
 
-    Guarantee: among all releases of a run for which this function returns, those of one round have
-    the same question, and rounds never decrease, also across processes, crashes and restarts.
+    Guarantee: take all releases of a run for which this function returns. Those of one round are of
+    the same sum, and rounds never decrease, also across processes, crashes and restarts.
 
     Args:
         state: the node's state directory.
@@ -196,7 +198,8 @@ def record_release(state: Path, helper: int, release: HelperRelease) -> None:
     Raises:
         AlreadyAnsweredError: another sum of the round was already released.
         ReplayError: a sum of a later round was already released.
-        SecureAggregationError: the record cannot be read or written; no sum may leave then.
+        SecureAggregationError: the record cannot be read or written; the sum may not be released
+            then.
     """
     directory = state / f"helper-{helper}"
     path = directory / f"{hashlib.sha256(release.run_id.encode()).hexdigest()}.json"

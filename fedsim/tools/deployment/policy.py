@@ -1,8 +1,8 @@
 """The policy of a node: a file of the node's operator that limits what a server can request.
 
-A server cannot send or change it. It is read from the first of: `policy` in the SuperNode's
---node-config, the environment variable FEDSIM_POLICY, `policy.yaml` in the node's state directory.
-Without a policy file, only private experiments are answered.
+A server cannot send or change it. The file is named by `policy` in the SuperNode's --node-config,
+else by the environment variable FEDSIM_POLICY, else it is `policy.yaml` in the node's state
+directory. Without a policy file, only private experiments are answered.
 """
 
 import logging
@@ -129,7 +129,7 @@ class NodePolicy(Settings):
         return self
 
     def lines(self) -> Iterator[str]:
-        """Yield sentences on what the policy allows."""
+        """Yield sentences on the requests that the policy allows."""
         private = "private experiments only" if self.require_privacy else "any experiment"
         yield f"answers {private}"
         if not self.require_secure_noise:
@@ -259,7 +259,7 @@ def load_policy(path: Path) -> NodePolicy:
 
 
 def policy_of_node(node_config: Mapping[str, object], state: Path) -> NodePolicy:
-    """Return the policy of a node; without a policy file the default policy, with a log warning.
+    """Return the policy of a node; if it has no policy file, log a warning and use the default.
 
     Args:
         node_config: configuration of the SuperNode.

@@ -1,6 +1,7 @@
 """Rules of a node's policy: which experiments, rounds and client plans it refuses.
 
-A refusal names the rule, its value and the requested value. A refused request is not charged.
+A refusal names the rule, the value of the rule and the requested value. A refused request is not
+charged.
 """
 
 import logging
@@ -27,7 +28,7 @@ _ROUNDS = {MessageType.TRAIN, MessageType.EVALUATE}
 
 
 class PolicyRefusalError(ChargeRefusedError):
-    """Raised if the node's policy forbids a request; nothing was charged."""
+    """Error of a request that the node's policy forbids; nothing was charged."""
 
     def __init__(self, rule: str) -> None:
         super().__init__(f"this node's policy refuses the request: {rule}")
@@ -53,11 +54,11 @@ def check_experiment(policy: NodePolicy, loaded: LoadedExperiment) -> None:
 
 
 def check_round(experiment: Experiment, message: Message) -> None:
-    """Check that a training request names a round of the experiment; other messages pass.
+    """Check that a training request is for a round that the experiment has.
 
     Args:
         experiment: the experiment.
-        message: the server's message.
+        message: the server's message; messages other than training requests are not checked.
 
     Raises:
         PolicyRefusalError: the round lies beyond the experiment's rounds.

@@ -1,4 +1,4 @@
-"""Private files of a node: for its user only, written atomically, locked between processes."""
+"""Private files of a node, which only its user can open: atomic writes, and locks."""
 
 import os
 import stat
@@ -14,7 +14,7 @@ from fedsim.core.errors import InputError
 
 
 class DeploymentError(InputError):
-    """Raised if a deployment cannot start or continue; the message is one line with the fix."""
+    """Error of a deployment that cannot start or continue; the message is one line with the fix."""
 
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -74,7 +74,7 @@ def refuse_open(path: Path, wanted: str) -> None:
 
 @contextmanager
 def exclusive(directory: Path) -> Iterator[None]:
-    """Lock a directory of the node against the node's other processes.
+    """Lock a directory of the node, so that other processes of the node must wait.
 
     The lock ends with the process, however the process ends. On systems without file locks
     (Windows), only one process may run.

@@ -1,7 +1,7 @@
 """The ServerApp of a deployment: runs the rounds, notices restarts, writes the run directory.
 
 A killed SuperNode loses its open requests. Flower's SuperLink answers them with an error while the
-node is offline. If the node is back before the next poll, nobody ever answers.
+node is offline. If the node is back before the next poll, the requests are never answered.
 """
 
 import logging
@@ -30,11 +30,11 @@ _POLL_SECONDS = 1.0
 
 
 class DeployedGrid(WrappedGrid):
-    """Flower's grid that also answers requests to a node that was restarted since.
+    """Flower's grid, extended: requests to a node that was restarted get an error as a reply.
 
     Guarantee: a request is answered by its node, by the SuperLink, or by an error of code
-    `NODE_RESTARTED` as soon as its node has been activated again. Without such an error a round
-    waits for the message to expire, 12 hours.
+    `NODE_RESTARTED` as soon as its node has been activated again. Without such an error, a round
+    would wait 12 hours for the message to expire.
 
     Args:
         grid: the grid of Flower's ServerApp.
@@ -55,11 +55,11 @@ class DeployedGrid(WrappedGrid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterator[Message]:
-        """Yield the reply to each message, or an error in place of the reply.
+        """Yield the reply to each message, or an error instead of the reply.
 
         Args:
             messages: the requests to send.
-            timeout: seconds to wait for all replies; None means no limit.
+            timeout: time to wait for all replies, in seconds; None means no limit.
         """
         deadline = None if timeout is None else self._clock() + timeout
         sent, before = list(messages), self._activations()
@@ -80,7 +80,7 @@ class DeployedGrid(WrappedGrid):
                 self._pause()
 
     def wait_until_online(self, nodes: Collection[int], *, timeout: float) -> None:
-        """Wait until all nodes are online, or until the timeout.
+        """Wait until all nodes are online, or until the timeout ends.
 
         Args:
             nodes: Flower's ids of the nodes.
@@ -101,7 +101,7 @@ OUT_KEY = "out"  # key of the app's run config
 
 
 class DeployedEngine(Engine):
-    """Engine that executes a federation on the grid of Flower's ServerApp."""
+    """An engine that executes a federation on the grid of Flower's ServerApp."""
 
     patience = 600.0  # a SuperNode may start a process for every message
     one_operator = False
@@ -117,7 +117,8 @@ class DeployedEngine(Engine):
 
         Args:
             server_app: the ServerApp, which runs the rounds.
-            client_app: not run here, since clients run on SuperNodes; names the ledger's copy.
+            client_app: not run here, since clients run on SuperNodes; it gives the path of the
+                ledger's copy.
             num_nodes: not used; `server_app` waits for the nodes.
         """
         try:
@@ -130,8 +131,8 @@ class DeployedEngine(Engine):
 def deployed_server(directory: Path) -> ServerApp:
     """Return the ServerApp of the experiment in `directory`.
 
-    The run directory is `out` of the run config, on the machine of the SuperLink. An unfinished run
-    in it is resumed.
+    The run directory is `out` of the run config, on the machine of the SuperLink. If it has an
+    unfinished run, that run is resumed.
     """
     app = ServerApp()
 

@@ -1,8 +1,8 @@
 """Signed Flower apps: sign an app bundle, and serve it with its signatures to the SuperLink.
 
 A SuperNode with `--trusted-entities` runs only apps that a key of its list has signed. Flower's
-SuperLink takes signatures from an app store alone, whose address is `FLWR_SUPERGRID_API_URL`. This
-is the smallest such store:
+SuperLink takes signatures only from an app store at the address `FLWR_SUPERGRID_API_URL`. This
+module is the smallest such store:
 
     python -m fedsim.tools.deployment.signed_app sign APP.fab --key KEY --name NAME
     python -m fedsim.tools.deployment.signed_app serve DIRECTORY --port PORT
@@ -59,7 +59,7 @@ def sign_app(bundle: Path, key_file: Path, name: str, *, now: float | None = Non
 
 
 def app_store(directory: Path, port: int) -> ThreadingHTTPServer:
-    """Return an HTTP server of the bundles in a directory, for SuperLinks on this machine only.
+    """Return an HTTP server of the bundles in a directory, only for SuperLinks on this machine.
 
     Args:
         directory: directory with the bundles and their signature files.

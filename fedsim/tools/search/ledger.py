@@ -1,7 +1,7 @@
-"""The directory of a search, and the ledger of its draws, charges, started and ended runs.
+"""The directory of a search, and the ledger of its draws, charges, and started and ended runs.
 
 `account/search.jsonl` is append-only and hash-chained. Each line is one record as JSON with sorted
-keys and no spaces. `hash` is the SHA-256 of the line without it, `previous` the hash of the line
+keys and no spaces. `hash` is the SHA-256 of the line without it. `previous` is the hash of the line
 before, or 64 zeros.
 
 A search is one `drawn` record, which charges all of its runs, then `begun` and `done` for each run,
@@ -35,13 +35,13 @@ _Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class SearchLedgerError(FedsimError, ValueError):
-    """Raised if a search ledger cannot be trusted; the message names the record."""
+    """Error of a search ledger that cannot be trusted; the message names the record."""
 
     exit_code = ExitCode.FAILED
 
 
 class ClientCharge(Settings):
-    """The charge of one run to one client.
+    """The charge to one client for one run.
 
     Attributes:
         client: number of the client.
@@ -55,26 +55,27 @@ class ClientCharge(Settings):
 
     @property
     def events(self) -> PrivacyLedger:
-        """The planned events of one run."""
+        """The planned events of one run, as a ledger."""
         return PrivacyLedger.from_list(self.ledger)
 
 
 class Drawn(Settings):
-    """The record that a search was drawn, which charges all its runs before the first one.
+    """The first record of a search; it charges all runs before the first one starts.
 
     Attributes:
         search: number of the search in its directory, from 1.
         fedsim: version of fedsim that drew the search.
-        digest: SHA-256 of everything that its runs depend on.
+        digest: SHA-256 of everything that the runs depend on.
         data: keyed digest of the clients' examples and the test set.
         nonce: random text, so that the record's hash does not reveal the number of runs.
-        candidates: names of the variants, of which each run draws one.
+        candidates: names of the variants; each run draws one of them.
         metric: metric on the public test set that selects the run.
         mean: expected number of runs.
-        shape: η of the truncated negative binomial distribution; None for Poisson.
+        shape: shape η of the truncated negative binomial distribution of the number of runs; None
+            for Poisson.
         adjacency: adjacency of the guarantees.
         draws: maximum number of noise values that a client draws in one run.
-        clients: the charge of one run to each client, the same for every candidate.
+        clients: the charge to each client for one run, the same for every candidate.
         configurations: index of the drawn candidate of each run; its length is the number of runs.
     """
 
@@ -101,12 +102,12 @@ class Drawn(Settings):
 
     @property
     def law(self) -> RunCountDistribution:
-        """Distribution of the number of runs."""
+        """The distribution from which the number of runs was drawn."""
         return RunCountDistribution(self.mean, self.shape)
 
 
 class Begun(Settings):
-    """The record that a run begins; each attempt after the first is charged again."""
+    """The record that a run begins; each attempt after the first is charged once more."""
 
     record: Literal["begun"] = "begun"
     search: int = Field(ge=1)
@@ -115,7 +116,7 @@ class Begun(Settings):
 
 
 class Done(Settings):
-    """The record that a run ended; `root` is the root of its manifest."""
+    """The record that a run ended; `root` is the digest over all records of the run."""
 
     record: Literal["done"] = "done"
     search: int = Field(ge=1)
@@ -139,7 +140,7 @@ class Selected(Settings):
 
 
 class Withdrawn(Settings):
-    """The record that a search ended without a model; all runs stay charged."""
+    """The record that a search ended without a model; all of its runs stay charged."""
 
     record: Literal["withdrawn"] = "withdrawn"
     search: int = Field(ge=1)
@@ -156,8 +157,8 @@ class Search:
 
     Attributes:
         drawn: the first record of the search.
-        attempts: number of attempts by run, for runs that began.
-        done: root of the manifest by run, for runs that ended.
+        attempts: number of attempts of each run that began, by run.
+        done: digest over all records (the manifest's root) of each run that ended, by run.
         end: the last record of the search; None if the search is unfinished.
     """
 
@@ -168,7 +169,7 @@ class Search:
 
     @property
     def charged_runs(self) -> int:
-        """Number of charged runs: the drawn runs, and each further attempt."""
+        """Number of charged runs: all drawn runs, plus each repeated attempt."""
         return self.drawn.runs + sum(number - 1 for number in self.attempts.values())
 
     @property
@@ -178,15 +179,15 @@ class Search:
 
     @property
     def is_selection(self) -> bool:
-        """Whether the selection's guarantee holds: every drawn run ended, and one was selected."""
+        """Whether the selection has its guarantee: every drawn run ended, and one was selected."""
         return isinstance(self.end, Selected)
 
 
 def replay(records: Sequence[Record]) -> tuple[Search, ...]:
     """Return the searches that a sequence of records describes.
 
-    Guarantee: in the result, no search began before the previous one ended, no run of a search
-    was drawn twice or left out, and no run was selected before all drawn runs had ended.
+    Guarantee: in the result, no search began before the previous one ended. No run of a search was
+    drawn twice or left out. No run was selected before all drawn runs had ended.
 
     Raises:
         SearchLedgerError: a record contradicts those before it.
@@ -253,10 +254,10 @@ PATH = f"account/{FILE}"
 
 
 class SearchLedger:
-    """The ledger of the searches in one directory, for one process at a time.
+    """The ledger of all searches in one directory; only one process at a time may use it.
 
-    Guarantee: when `append` returns, its record is on disk. A record truncated by a crash was
-    followed by no action; the next `append` removes its remains.
+    Guarantee: when `append` returns, its record is on disk. A record that a crash cut short was
+    followed by no action; the next `append` removes it.
 
     Args:
         out: directory of the searches.
@@ -275,12 +276,12 @@ class SearchLedger:
 
     @property
     def searches(self) -> tuple[Search, ...]:
-        """The searches of the directory, oldest first; all but the last have ended."""
+        """The searches in the ledger, oldest first; all but the last have ended."""
         return replay(self._records)
 
     @property
     def head(self) -> str:
-        """Hash of the last record."""
+        """Hash of the last record of the ledger."""
         return self._head
 
     def append(self, record: Record) -> None:
@@ -315,7 +316,7 @@ class SearchLedger:
 
 
 def line_of(record: Record, previous: str) -> tuple[str, str]:
-    """Return (line of a record, hash of the record).
+    """Return a record as a line of the ledger, and the hash of the record.
 
     Args:
         record: the record.
@@ -398,17 +399,17 @@ def write_marker(comparison: LoadedComparison, out: Path) -> None:
 
 
 def public_folder(out: Path, search: int) -> Path:
-    """Return the folder of a search's selected model, which may be published."""
+    """Return the folder of a search's selected model; this folder may be published."""
     return out / PUBLIC / f"search-{search}"
 
 
 def run_folder(out: Path, search: int, run: int) -> Path:
-    """Return the folder of a run, which exists only during the search."""
+    """Return the folder of a run; it exists only during the search."""
     return out / WORK / f"search-{search}" / f"run-{run}"
 
 
 def destroy_runs(out: Path) -> None:
-    """Remove all runs and the log of their processes; when this returns, they are gone.
+    """Remove all runs and the log of their processes; on return, they are gone from disk.
 
     The files are deleted but not overwritten on the disk.
     """

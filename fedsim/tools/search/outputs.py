@@ -44,13 +44,13 @@ from fedsim.tools.search.ledger import (
 
 @dataclass(frozen=True)
 class Figure:
-    """A guarantee of all searches of a directory against one observer.
+    """The guarantee of all searches of a directory against one observer.
 
     Attributes:
         epsilon: the largest ε of any client; infinite if nothing can be proven.
         delta: the largest δ of any client.
         accountant: name of the accountant; rdp replaces pld for events without a PLD.
-        clients: (client, ε, δ) of each client.
+        clients: the triple (client, ε, δ) for each client.
     """
 
     epsilon: float
@@ -69,7 +69,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Figures:
-    """Both guarantees of the searches of a directory.
+    """The two guarantees of the searches of a directory.
 
     Attributes:
         every_run: guarantee against the server and the clients, who saw every run.
@@ -83,12 +83,12 @@ class Figures:
 
 
 def figures_of(searches: Sequence[Search]) -> Figures:
-    """Return both guarantees of at least one search.
+    """Return the two guarantees of one or more searches.
 
-    Guarantee: for each training example of a client, under the adjacency of the searches,
-    `every_run` bounds everything that all charged runs released, together; `selected` bounds the
-    selected models and their configurations, together. A search without a selection counts in
-    `selected` with all of its charged runs.
+    Guarantee: the bounds are for each training example of a client, under the adjacency of the
+    searches. `every_run` bounds everything that all charged runs released, together. `selected`
+    bounds the selected models and their configurations, together. A search without a selection
+    counts in `selected` with all of its charged runs.
 
     Theorem: a run draws a candidate independently of the data and shows which. Its Rényi divergence
     is at most the largest of any candidate (quasi-convexity), which the charge of a run bounds. All
@@ -200,7 +200,7 @@ _CONDITIONS = (
 
 
 def every_run_sentence(figures: Figures) -> str:
-    """Return a sentence with the guarantee of all runs and its observer."""
+    """Return a sentence on the guarantee of all runs, and on who sees all runs."""
     figure = figures.every_run
     method = {"pld": "PLD composition", "rdp": "Rényi composition"}.get(figure.accountant, "")
     runs = "the one charged run is" if figures.runs == 1 else f"all {figures.runs} charged runs are"
@@ -214,7 +214,9 @@ def every_run_sentence(figures: Figures) -> str:
 
 
 def selection_sentences(searches: Sequence[Search], figures: Figures) -> tuple[str, ...]:
-    """Return sentences with the selection's guarantee and observer, independent of other runs.
+    """Return sentences on the guarantee of the selection, and on who sees only the selection.
+
+    They do not depend on the runs that were not selected.
 
     Args:
         searches: all searches of the directory; the last one has ended.
@@ -268,14 +270,14 @@ SELECTION = "selection.json"
 def write_selected(
     out: Path, searches: Sequence[Search], run: Path | None, *, score: float | None
 ) -> None:
-    """Write the public folder of the last search atomically.
+    """Write the public folder of the last search, as a whole or not at all.
 
     Args:
         out: the directory of the searches.
-        searches: all searches of the directory; the last one as if it had ended with the model.
+        searches: all searches of the directory; the last one counts as ended with the model.
         run: folder of the selected run; None if no run was drawn.
-        score: the selected run's metric on the public test set; None if not finite, or without a
-            run.
+        score: the selected run's metric on the public test set; None if it is not finite or no run
+            was drawn.
     """
     folder = public_folder(out, len(searches))
     new = folder.with_name(f".{folder.name}.new")
@@ -295,7 +297,7 @@ def selection_json(searches: Sequence[Search], *, score: float | None) -> dict[s
     """Return the content of `selection.json`, from the records and the selected run's score.
 
     Args:
-        searches: all searches up to the one of the folder.
+        searches: all searches up to the one that selected the folder's model.
         score: the selected run's metric on the public test set.
     """
     last, figures = searches[-1], figures_of(searches)
@@ -327,7 +329,7 @@ def digests_of(folder: Path) -> dict[str, str]:
 
 
 def account_json(searches: Sequence[Search], *, name: str, head: str) -> dict[str, Any]:
-    """Return the content of the account's `comparison.json`, from the records alone.
+    """Return the content of `account/comparison.json`, from the records alone.
 
     Args:
         searches: all searches of the directory.
@@ -361,7 +363,7 @@ def account_json(searches: Sequence[Search], *, name: str, head: str) -> dict[st
 
 
 def write_account(content: Mapping[str, Any], out: Path) -> None:
-    """Write `comparison.json` and `comparison.html` of the account.
+    """Write `comparison.json` and `comparison.html` into the folder `account`.
 
     Args:
         content: the value that `account_json` returned.
@@ -373,7 +375,7 @@ def write_account(content: Mapping[str, Any], out: Path) -> None:
 
 
 def account_page(content: Mapping[str, Any]) -> str:
-    """Return the account's `comparison.html`."""
+    """Return the HTML of `account/comparison.html`."""
     here = Path(__file__).parent
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([here, here.parent.parent / "report"], encoding="utf-8"),

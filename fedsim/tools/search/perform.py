@@ -1,4 +1,4 @@
-"""Perform a search: draw, charge, run, select, destroy. Each stage survives a crash.
+"""The stages of a search: draw, charge, run, select, destroy. Each stage survives a crash.
 
 | stage                         | a crash after it                                                 |
 |-------------------------------|------------------------------------------------------------------|
@@ -9,7 +9,7 @@
 | `selected` is on disk         | what is left of all runs is destroyed                            |
 
 A run that fails by itself, or was changed, ends the search without a selection: the failure may
-depend on private data. An interruption from outside does not.
+depend on private data. An interruption from outside does not end the search.
 """
 
 import secrets
@@ -49,7 +49,7 @@ from fedsim.tools.search.plan import SearchError, SearchPlan, is_within, plan_se
 
 
 class SearchWithdrawnError(FedsimError, RuntimeError):
-    """Raised if a search ended without a model; no selection is claimed, all runs stay charged."""
+    """Error of a search that ended without a model; all of its runs stay charged."""
 
     exit_code = ExitCode.FAILED
 
@@ -72,7 +72,7 @@ class Execute(Protocol):
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The result of a search.
+    """The result of a search: its directory, and the folder of the selected model.
 
     Attributes:
         path: directory of the search, which reveals the number of runs.
@@ -88,7 +88,7 @@ class SearchResult:
 
     @property
     def statement(self) -> tuple[str, ...]:
-        """Sentences with both guarantees, each with its observer."""
+        """Sentences with both guarantees, each with the adversary against whom it holds."""
         return tuple(self.account["statement"])
 
 
@@ -101,10 +101,10 @@ def search(
 ) -> SearchResult:
     """Perform the search of a comparison file with `select.search`, and return its selected model.
 
-    Guarantee: the number of runs is drawn once and charged before the first run; it is never drawn
-    again and no drawn run is left out, or else no selection is claimed. A second call in `out`
-    continues an interrupted search, returns a finished one, and starts another one, whose charge
-    adds up, if the file was changed since.
+    Guarantee: the number of runs is drawn once and charged before the first run. It is never drawn
+    again, and no drawn run is left out, or else no selection is claimed. A second call in `out`
+    continues an interrupted search, or returns a finished one. If the file was changed since, the
+    call starts another search, whose charge adds up.
 
     Args:
         source: path of a comparison file, or its content as a mapping.

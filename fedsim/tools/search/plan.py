@@ -1,6 +1,6 @@
-"""The plan of a search: all candidates must have the same events, which are the cost of a run.
+"""The plan of a search: all candidates must have the same events, which one run is charged for.
 
-Everything here follows from settings and public sizes, as clients' plans are fixed before round 1.
+The plan follows from settings and public sizes, as clients' plans are fixed before round 1.
 """
 
 import hashlib
@@ -29,23 +29,23 @@ _NOISE = ("noise_multiplier", "noise_multipliers")
 
 
 class SearchError(InputError):
-    """Raised if a search cannot start or continue; the message names the fix."""
+    """Error of a search that cannot start or continue; the message names the fix."""
 
 
 class OtherEventError(ValueError):
-    """Raised if two events that must be equal differ."""
+    """Error of two events that must be equal and differ."""
 
 
 @dataclass(frozen=True)
 class SearchPlan:
-    """The charge of each run of a search, and digests of what its runs depend on.
+    """The charge for each run of a search, and digests of what the runs depend on.
 
     Attributes:
         digest: SHA-256 of everything that the runs depend on.
-        data: SHA-256 of the clients' examples and the test set.
+        data: keyed digest of the clients' examples and the test set.
         adjacency: adjacency of the guarantees.
         draws: maximum number of noise values that a client draws in one run.
-        clients: the charge of one run to each client.
+        clients: the charge to each client for one run.
     """
 
     digest: str
@@ -57,11 +57,11 @@ class SearchPlan:
 
 @dataclass(frozen=True)
 class SearchCandidate:
-    """The planned releases of one candidate.
+    """The planned releases of one candidate of a search.
 
     Attributes:
         name: name of the candidate.
-        data: SHA-256 of the clients' examples and the test set.
+        data: keyed digest of the clients' examples and the test set.
         adjacency: adjacency of the guarantees.
         deltas: δ of each client.
         ledgers: planned events of each client.
@@ -79,10 +79,10 @@ class SearchCandidate:
 def plan_search(
     comparison: LoadedComparison, select: SelectSettings, search: SearchSettings
 ) -> SearchPlan:
-    """Return the plan of a search.
+    """Return the plan of a search: the charge for each run.
 
     Guarantee: for every client, the releases of one run of any candidate are post-processing of the
-    charged events: the same samplings and counts, with at least the charged noise.
+    charged events. They have the same samplings and counts, and at least the charged noise.
 
     Args:
         comparison: the loaded comparison file.
@@ -156,7 +156,7 @@ def _check_draws(draws: int, law: RunCountDistribution) -> None:
 
 
 def common_charges(candidates: Sequence[SearchCandidate]) -> tuple[ClientCharge, ...]:
-    """Return each client's charge for one run, with the least noise of any candidate."""
+    """Return the charge to each client for one run, with the least noise of any candidate."""
     first = candidates[0]
     charges = [
         ClientCharge(client=client, delta=delta, ledger=ledger.to_list())
@@ -178,7 +178,7 @@ def common_charges(candidates: Sequence[SearchCandidate]) -> tuple[ClientCharge,
 
 
 def least_noise(one: Any, other: Any, key: str = "") -> Any:
-    """Merge the JSON forms of two equal events into one, with the smaller noise multipliers.
+    """Merge the JSON forms of two equal events into one, which has the smaller noise multipliers.
 
     Noise multipliers may differ by `GRID_SHARE`. The release with less noise is charged, since one
     with more noise is post-processing of it.
@@ -223,11 +223,11 @@ def _events_text(ledger: PrivacyLedger) -> str:
 
 
 def is_within(spent: PrivacyLedger, charge: ClientCharge) -> bool:
-    """Return whether a run spent no more than its charge: the same events with counts not above.
+    """Return whether a run spent at most its charge: the same events, none with a larger count.
 
     Args:
         spent: the client's events in the run's durable ledger.
-        charge: the charge of one run.
+        charge: the charge for one run.
     """
     charged = [to_dict(event) for event, _ in charge.events.entries]
     left = [count for _, count in charge.events.entries]

@@ -1,4 +1,4 @@
-"""Terminal command of a search: perform it and print both of its guarantees."""
+"""Command `fedsim compare FILE --select`: perform a search and print both guarantees."""
 
 import click
 from rich.console import Console
@@ -9,7 +9,7 @@ from fedsim.tools.search.perform import SearchResult, search
 
 
 def perform(file: str, *, out: str | None, workers: int | None, quiet: bool, as_json: bool) -> None:
-    """Perform the search of a comparison file and print it: `fedsim compare FILE --select`."""
+    """Perform the search of a comparison file and print the result."""
     if not quiet:
         click.echo("searching; the number of runs is secret, so no progress is shown", err=True)
     try:

@@ -1,4 +1,4 @@
-"""Verification of a directory of searches: ledger, recomputed guarantees and public folders."""
+"""Checks of a directory of searches: ledger, recomputed guarantees and public folders."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -42,10 +42,10 @@ _RELATIVE = 1e-9  # the same figure on another machine
 
 @dataclass(frozen=True)
 class SearchVerification:
-    """The result of verifying a directory of searches.
+    """The result of checking a directory of searches.
 
     Attributes:
-        problems: one line for each discrepancy; empty for sound searches.
+        problems: one line for each mistake that was found; empty for sound searches.
         unchecked: one line for each fact that could not be checked.
         root: hash of the last record of the ledger; None if it cannot be read.
         statement: sentences with both guarantees, recomputed from the ledger; empty if the ledger
@@ -64,12 +64,12 @@ def is_search(path: Path) -> bool:
 
 
 def verify_search(out: Path, *, root: str | None = None) -> SearchVerification:
-    """Check every file of a directory of searches.
+    """Check every file of a directory of searches, and return the result.
 
-    Guarantee: in a sound result the records form an unbroken chain that charges every search before
-    its first run; every search has ended, with all of its drawn runs or without a selection; both
-    figures in the account and the figure in every public folder are those of the ledger; the public
-    folders hold the recorded files and nothing else; and no run is left.
+    Guarantee: in a sound result, the records form an unbroken chain that charges every search
+    before its first run. Every search has ended, with all of its drawn runs or without a selection.
+    Both guarantees in the account and the guarantee in every public folder are those of the ledger.
+    The public folders hold the recorded files and nothing else, and no run is left on disk.
 
     Args:
         out: directory of the searches.
@@ -151,9 +151,9 @@ def _differing(content: Any, expected: Any) -> list[str]:
 
 
 def check_command(directory: str, *, root: str | None, replay: bool, as_json: bool) -> bool:
-    """Verify a directory of searches and print the result; return False for any other directory.
+    """Check a directory of searches and print the result; return False for any other directory.
 
-    Exits with code 1 if a check fails.
+    It exits with code 1 if a check fails.
 
     Raises:
         BadParameter: a replay was requested.

@@ -1,10 +1,10 @@
-"""Totals of clients over several runs and ledgers, also those of other tools.
+"""Privacy totals of clients over several runs and ledgers, also those of other tools.
 
 | module | what it does |
 |---|---|
 | `sources.py` | reads run directories and ledgers, also of other tools and the registry |
-| `assignment.py` | which clients of several runs are the same |
+| `assignment.py` | finds which clients of several runs are the same |
 | `totals.py` | composes the ledgers of each client |
-| `registry_entry.py` | a draft of an entry of the public registry of deployments, from runs |
-| `command.py`, `terminal.py` | the command `account`, and the totals as it prints them |
+| `registry_entry.py` | drafts an entry of the public registry of deployments, from runs |
+| `command.py`, `terminal.py` | the command `fedsim totals`, and how it prints the totals |
 """

@@ -1,4 +1,4 @@
-"""Matching of clients between runs, and the guarantee where the matching is unknown."""
+"""Matching of clients between runs, and the guarantee if it is not known which clients match."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ _MOST_CHOICES = 1000
 
 
 def same_clients(sources: Sequence[Source]) -> bool:
-    """Return whether it is known, by name or number, which clients of several runs are the same.
+    """Return whether names or numbers show which clients of several runs are the same.
 
     Args:
         sources: the sources, without repetitions.
@@ -24,7 +24,7 @@ def same_clients(sources: Sequence[Source]) -> bool:
 
 
 def aligned(sources: Sequence[Source]) -> list[Source]:
-    """Return the sources with equal keys for the same clients, which must be known."""
+    """Return the sources with equal keys for equal clients; these must be known."""
     several = sum(source.terms is not None for source in sources) > 1
     if not several or not _have_names(sources):
         return list(sources)
@@ -38,13 +38,13 @@ def _have_names(sources: Sequence[Source]) -> bool:
 def every_choice(sources: Sequence[Source]) -> list[Source]:
     """Return the sources with a key for every combination of one client from each source.
 
-    Clients that spend no more than another client of their source are left out.
+    If a client spends no more than another client of its source, its combinations are left out.
 
     Args:
         sources: the sources, whose clients cannot be matched.
 
     Raises:
-        SourceError: the unit is a client, or there are too many combinations.
+        SourceError: the privacy unit is a client, or there are too many combinations.
     """
     way_out = (
         "use one seed and secure noise, a partition by a column or files, or --clients FILE where "

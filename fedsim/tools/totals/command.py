@@ -1,4 +1,4 @@
-"""The command `account`."""
+"""The command `fedsim totals`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any

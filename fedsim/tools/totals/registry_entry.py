@@ -1,7 +1,7 @@
 """A draft entry of the public registry of deployments (registry.opendp.org), from runs.
 
-The keys are those of the registry's template of 2026. A run fills in what its records say; what
-only people know stays empty. docs/howto/account.md maps the keys.
+The keys are those of the registry's template of 2026. Facts that the run's records have are filled
+in; facts that only people know stay empty. docs/howto/account.md maps the keys.
 """
 
 import re
@@ -23,7 +23,7 @@ _OF_ONE_RUN = frozenset(("guarantee", "result", "delta", "budget", "limit", "mec
 
 @dataclass(frozen=True)
 class RegistryFacts:
-    """What an entry of the registry says about a deployment.
+    """The facts about a deployment that an entry of the registry states.
 
     Attributes:
         name: name of the experiment.
@@ -42,12 +42,12 @@ class RegistryFacts:
     is_simulation: bool
 
     def text(self, *points: str) -> str:
-        """Return the statement's sentences on some topics, joined; "" without any."""
+        """Return the privacy statement's sentences on some topics, joined; "" if there are none."""
         return " ".join(self.points[point] for point in points if point in self.points)
 
 
 def facts_of(account: Totals, sources: Sequence[Source]) -> RegistryFacts:
-    """Return the facts about the last finished run of the sources.
+    """Return the facts for a registry entry: the totals, and facts on the last ended run.
 
     Args:
         account: the privacy totals.

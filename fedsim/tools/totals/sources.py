@@ -1,4 +1,4 @@
-"""Sources of totals: the privacy ledgers of a run directory or of a file, also of other tools.
+"""Sources of totals: the privacy ledgers in a run directory or in a file, also of other tools.
 
 - fedsim: `{"type": "PoissonSampled", "sampling_rate": q, "event": {...}}`.
 - dp-accounting: `{"type": "PoissonSampledDpEvent", "sampling_probability": q, "event": {...}}`,
@@ -38,7 +38,7 @@ from fedsim.runs.directory import RunDirectory, RunFiles
 
 
 class EventError(InputError):
-    """Raised for an event that no accountant here supports; the message names it."""
+    """Error of an event that no accountant here supports; the message names it."""
 
 
 def ledger_of(records: object) -> PrivacyLedger:
@@ -65,8 +65,8 @@ def ledger_of(records: object) -> PrivacyLedger:
 def opacus_ledger(history: Any) -> PrivacyLedger:
     """Return the ledger of the `history` of an accountant of Opacus.
 
-    Guarantee: of the declared history, not of what ran: Opacus records Poisson sampling also where
-    the loader shuffled (`poisson_sampling=False`).
+    Guarantee: the ledger is that of the recorded history, which may differ from what ran. Opacus
+    records Poisson sampling even if the loader shuffled (`poisson_sampling=False`).
 
     Raises:
         EventError: `history` is not a list of [noise_multiplier, sample_rate, steps].
@@ -85,7 +85,7 @@ def opacus_ledger(history: Any) -> PrivacyLedger:
 
 
 def event_of(record: Any) -> Event:
-    """Return the event of a JSON object in the notation of fedsim or of dp-accounting.
+    """Return the event that a JSON object describes, in the notation of fedsim or dp-accounting.
 
     Raises:
         ValueError: the object is not an event.
@@ -133,9 +133,9 @@ _DP_ACCOUNTING: Mapping[str, Callable[[Mapping[str, Any]], Event]] = {
 def registry_ledger(entry: Mapping[str, Any]) -> PrivacyLedger:
     """Return the ledger of a registry entry: one release with the declared guarantee.
 
-    `rho` is a zCDP guarantee; `epsilon` with `delta` (0 if absent) an approximate one. Of an entry
-    with both, `rho` counts, from which the other follows. An entry without either is of tier 1 and
-    declares nothing: its ε is infinite.
+    `rho` is a zCDP guarantee; `epsilon` with `delta` (0 if absent) is an approximate DP guarantee.
+    In an entry with both, `rho` counts, as the other follows from it. An entry without either is of
+    tier 1 and declares nothing: its ε is infinite.
 
     Raises:
         EventError: a parameter is not a number, or out of its range.
@@ -159,7 +159,7 @@ def registry_ledger(entry: Mapping[str, Any]) -> PrivacyLedger:
 
 
 class SourceError(InputError):
-    """Raised if a run or file cannot enter totals; the message names it."""
+    """Error of a run or file that cannot enter totals; the message names it."""
 
 
 EVERYONE = ""
@@ -174,16 +174,17 @@ class SourceTerms:
         name: name of the experiment.
         unit: the privacy unit that ε protects.
         adjacency: adjacency of the guarantee.
-        observer: the strongest observer against whom the ledgers hold.
-        accountant: accountant of the run, with its Rényi orders if it has any.
+        observer: the strongest adversary against whom the ledgers hold.
+        accountant: accountant of the run, with its Rényi orders if it uses them.
         deltas: δ by client; None if the run has not ended and has no δ yet.
         seed: seed of all noise; None for noise from the operating system.
         chains: hashes of the ledger records by client; equal hashes mean the same charges.
-        releases: a text of the releases in each finished round, to compare runs.
+        releases: a text that describes the releases of each finished round, to compare runs.
         charged_rounds: number of the last round that a client was charged for.
-        assignment: a text that is equal for runs whose clients of a number have the same examples.
-        follows_request: whether equal charges imply equal releases, as with each client's seeded
-            noise: a charge's request digest then determines noise and examples.
+        assignment: a text that is equal for two runs if clients with equal numbers have the same
+            examples.
+        follows_request: whether equal charges imply equal releases. This is so for each client's
+            seeded noise, as a charge's request digest determines noise and examples.
     """
 
     name: str
@@ -206,10 +207,11 @@ class Source:
 
     Attributes:
         name: path of the run or file as the user gave it.
-        ledgers: ledger by client key.
-        names: name by client key, for clients that have a name.
+        ledgers: the ledger of each client, by client key.
+        names: the name of each client that has one, by client key.
         terms: the terms of a fedsim run; None for a file.
-        against_server: under distributed trust, the ledgers against a server; else None.
+        against_server: the ledgers against a server, by client key, under distributed trust; else
+            None.
         is_finished: whether the run has ended.
     """
 
@@ -222,7 +224,7 @@ class Source:
 
 
 def read_source(name: str) -> Source:
-    """Read a run directory, a ledger, a list of events or an entry of the registry.
+    """Return a source: a run directory, a ledger, a list of events, or an entry of the registry.
 
     Raises:
         SourceError: the file does not exist, or its content is none of these.
@@ -361,9 +363,9 @@ def _of_clients(clients: Any) -> tuple[dict[str, PrivacyLedger], dict[str, str]]
 
 
 def without_repetitions(sources: Iterable[Source]) -> list[Source]:
-    """Return the sources without runs whose releases repeat those of another run bit for bit.
+    """Return the sources without runs that repeat the releases of another run bit for bit.
 
-    A run and its copy, or a run and the interrupted run that it repeats, are charged once.
+    A run and its copy are charged once, and so are a run and an interrupted run that it repeats.
     """
     kept: list[Source] = []
     for source in sources:
@@ -381,10 +383,10 @@ def without_repetitions(sources: Iterable[Source]) -> list[Source]:
 def repeats(one: Source, other: Source) -> bool:
     """Return whether every release of a run is also a release of another run.
 
-    Charges alone do not tell: the examples are in no charge under secure noise or where the draw of
-    clients is secret, and a sum holds parts of clients whose charges are elsewhere. So the records
-    of what was released must be equal, too. Of a round that was charged and has no such record,
-    equal charges suffice where a release follows from them.
+    Equal charges alone do not show this. Under secure noise, or if clients are drawn in secret, no
+    charge depends on the examples. And a sum holds parts of clients whose charges are elsewhere. So
+    the records of what was released must be equal, too. If a charged round has no such record,
+    equal charges suffice where they imply equal releases.
 
     Args:
         one: the run whose releases are looked up.
@@ -403,7 +405,7 @@ def repeats(one: Source, other: Source) -> bool:
 
 
 def renamed(source: Source, clients: Mapping[str, str]) -> Source:
-    """Return a source with new client keys.
+    """Return a copy of a source with new client keys.
 
     Args:
         source: the source.

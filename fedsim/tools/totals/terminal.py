@@ -1,4 +1,4 @@
-"""Terminal output of `fedsim totals`."""
+"""Printing of privacy totals in the terminal (`fedsim totals`)."""
 
 from rich.console import Console
 
@@ -12,7 +12,7 @@ _MAX_TABLE_CLIENTS = 25
 
 
 def print_account(account: Totals, console: Console | None = None) -> None:
-    """Print the privacy total of each client, and the largest total as a sentence.
+    """Print the privacy total of each client, and a sentence on the largest total.
 
     Args:
         account: the totals to print.

@@ -28,14 +28,15 @@ class ClientTotal:
     """The total privacy spend of one client over all sources.
 
     Attributes:
-        client: number of the client, or its name in a map of clients; "" if files name no clients.
+        client: number of the client, or its name in the argument `clients`; "" if files name no
+            clients.
         name: name of the client in the data; None without one.
         sources: names of the sources that charged the client.
         ledger: all charges of the client.
         delta: δ of every ε.
-        epsilons: total ε by accountant.
-        epsilon_against_server: under distributed trust, ε against a server by the first
-            accountant; else None.
+        epsilons: total ε by each accountant, by the accountant's name.
+        epsilon_against_server: ε against a server by the first accountant, under distributed trust;
+            else None.
     """
 
     client: str
@@ -67,7 +68,7 @@ class ClientTotal:
 
 @dataclass(frozen=True)
 class Totals:
-    """The privacy totals of all clients.
+    """The privacy totals of all clients over several runs and ledgers.
 
     Attributes:
         sources: names of the counted sources, without those that repeat another source.
@@ -75,10 +76,10 @@ class Totals:
         unfinished: names of runs that have not ended; they are counted up to their last record.
         unit: the privacy unit that ε protects; None without a fedsim run.
         adjacency: adjacency of every ε.
-        observer: the observer against whom every ε holds; None without a fedsim run.
+        observer: the adversary against whom every ε holds; None without a fedsim run.
         clients: the totals of clients, in the order of their numbers.
-        is_of_any_client: whether a total is for a combination of any one client of each run, since
-            partitions are drawn with different seeds and an example may be in any client.
+        is_of_any_client: whether a total is for a combination of one client of each run. This is so
+            if partitions were drawn with different seeds, as an example may then be in any client.
     """
 
     sources: tuple[str, ...]
@@ -121,27 +122,27 @@ def account_of(
 ) -> Totals:
     """Return the totals of every client over all sources.
 
-    Clients of several runs are the same by their names where all have one, else by their numbers
-    where every run has the same examples under them. Where a partition is drawn with several seeds,
-    an example may be in any client of each run: the totals are those of every choice of a client of
-    each run, and the largest one is the guarantee.
+    Clients of several runs are matched by their names if all have one, else by their numbers if
+    every run has the same examples under them. If a partition was drawn with several seeds, an
+    example may be in any client of each run. The totals are then those of every choice of a client
+    of each run, and the largest one is the guarantee.
 
-    Guarantee: if client k of all sources has the same data, and the events of files describe what
-    was released, then all releases of all sources about client k are jointly (ε_k, δ)-DP under
-    `adjacency`, against `observer` where runs of fedsim say so. A later run may depend on results
-    of earlier ones, but its noise, sampling rates and number of steps must be fixed without looking
-    at them (`PrivacyFilter` covers more). The slack of the sampler is in ε of every run of fedsim;
-    noise of other tools is taken to be what their events say.
+    Guarantee: client k must have the same data in all sources, and the events of files must
+    describe what was released. Then all releases of all sources about client k are jointly (ε_k,
+    δ)-DP under `adjacency`, against `observer` where runs of fedsim say so. A later run may depend
+    on results of earlier ones. But its noise, sampling rates and number of steps must be fixed
+    without looking at them (`PrivacyFilter` covers more). For runs of fedsim, ε includes what the
+    noise sampler adds; noise of other tools is taken to be what their events say.
 
     Args:
         sources: runs and files.
         delta: δ of every ε; None means the δ of the runs.
         accountants: accountants; the default is that of the runs, or "pld".
         adjacency: adjacency of the files; None means that of the runs, or "zero_out".
-        clients: for each name the places `SOURCE:CLIENT` of the same client (or `SOURCE` for a file
-            that names no client); None: clients of one number are the same.
-        independent_noise: whether to take seeded noise of runs with one seed as independent, as
-            their simulations do.
+        clients: the places `SOURCE:CLIENT` of the same client, for each name (or `SOURCE` for a
+            file that names no client). With None, clients with equal numbers are the same.
+        independent_noise: whether to treat seeded noise of runs with one seed as independent, which
+            is what these simulations stand for.
 
     Raises:
         SourceError: the sources cannot be added up; the message says why and how to go on.
