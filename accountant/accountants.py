@@ -159,6 +159,11 @@ class Accountant(ABC):
 
         Raises:
             ValueError: `delta` is not in (0, 1).
+
+        Example:
+            >>> from fedsim.accountant import Gaussian, PldAccountant
+            >>> round(PldAccountant().compose(Gaussian(1.0)).get_epsilon(delta=1e-5), 3)
+            4.377
         """
         return self.get_privacy_spent(delta).epsilon
 
@@ -186,6 +191,11 @@ class Accountant(ABC):
 
         Raises:
             ValueError: `epsilon` is negative or not finite.
+
+        Example:
+            >>> from fedsim.accountant import Gaussian, PldAccountant
+            >>> round(PldAccountant().compose(Gaussian(1.0)).get_delta(epsilon=1.0), 4)
+            0.1269
         """
         epsilon = checks.non_negative("epsilon", epsilon)
         if self._non_private:
@@ -272,6 +282,12 @@ class RdpAccountant(_RenyiAccountant):
 
     Raises:
         ValueError: there are no orders, one is outside (1, 65536], or a name is unknown.
+
+    Example:
+        >>> from fedsim.accountant import Gaussian, RdpAccountant
+        >>> spent = RdpAccountant().compose(Gaussian(2.0), 4).get_privacy_spent(1e-5)
+        >>> round(spent.epsilon, 3), spent.best_order
+        (4.729, 5.5)
     """
 
     def __init__(
@@ -333,6 +349,12 @@ class MomentsAccountant(_RenyiAccountant):
 
     Args:
         adjacency: "zero_out", "add_remove" or "replace_one".
+
+    Example:
+        >>> from fedsim.accountant import Gaussian, MomentsAccountant, PoissonSampled
+        >>> step = PoissonSampled(0.01, Gaussian(4.0))
+        >>> round(MomentsAccountant().compose(step, 1000).get_epsilon(1e-5), 3)
+        0.477
     """
 
     def __init__(self, *, adjacency: Adjacency = "zero_out") -> None:
@@ -348,6 +370,12 @@ class PldAccountant(Accountant):
     `fedsim.accountant.pld.distribution` for the method and its limits). For FixedSizeSampled, exact
     means the composition of the dominating pairs, which no real data set may attain. If any
     composed event is ZCDP or RepeatAndSelect, RDP is used for all events.
+
+    Example:
+        >>> from fedsim.accountant import Gaussian, PldAccountant, PoissonSampled
+        >>> accountant = PldAccountant().compose(PoissonSampled(0.01, Gaussian(1.0)), 10_000)
+        >>> round(accountant.get_epsilon(1e-5), 3)
+        6.188
     """
 
     def _epsilon(self, delta: float) -> tuple[float, float | None]:
@@ -404,6 +432,11 @@ def make_accountant(
 
     Raises:
         ValueError: `name` is not an accountant, or `adjacency` not an adjacency.
+
+    Example:
+        >>> from fedsim.accountant import make_accountant
+        >>> type(make_accountant("rdp", adjacency="replace_one")).__name__
+        'RdpAccountant'
     """
     if isinstance(name, RdpOrders):
         return RdpAccountant(name.orders, adjacency=adjacency)

@@ -54,6 +54,14 @@ def calibrate_noise_multiplier(
         ValueError: an argument is outside its range, or there is nothing to calibrate: even z = 1e6
             spends too much, even z = 1e-2 stays below the target, or delta is at least the
             probability that an example is ever sampled.
+
+    Example:
+        >>> from fedsim.accountant import calibrate_noise_multiplier
+        >>> z = calibrate_noise_multiplier(
+        ...     target_epsilon=8.0, delta=1e-5, sampling_rate=0.01, steps=10_000
+        ... )
+        >>> round(z, 3)
+        0.883
     """
     rate = checks.probability("sampling_rate", sampling_rate)
     count = checks.whole_number("steps", steps)
@@ -101,6 +109,13 @@ def calibrate_steps(
     Raises:
         ValueError: an argument is outside its range, a single step spends too much, or even
             10^12 steps stay below the target.
+
+    Example:
+        >>> from fedsim.accountant import calibrate_steps
+        >>> calibrate_steps(
+        ...     target_epsilon=2.0, delta=1e-5, sampling_rate=0.01, noise_multiplier=1.0
+        ... )
+        1202
     """
     target = checks.positive("target_epsilon", target_epsilon)
     delta = checks.open_probability("delta", delta)
@@ -157,6 +172,14 @@ def calibrate_sampling_rate(
 
     Raises:
         ValueError: an argument is outside its range, or even a rate of 1e-12 spends too much.
+
+    Example:
+        >>> from fedsim.accountant import calibrate_sampling_rate
+        >>> rate = calibrate_sampling_rate(
+        ...     target_epsilon=2.0, delta=1e-5, noise_multiplier=1.0, steps=1000
+        ... )
+        >>> round(rate, 4)
+        0.0109
     """
     target = checks.positive("target_epsilon", target_epsilon)
     delta = checks.open_probability("delta", delta)

@@ -31,6 +31,12 @@ def gaussian_log_delta(mu: float, epsilon: float) -> float:
 
     Raises:
         ValueError: an argument is outside its range.
+
+    Example:
+        >>> import math
+        >>> from fedsim.accountant.gaussian import gaussian_log_delta
+        >>> round(math.exp(gaussian_log_delta(mu=1.0, epsilon=1.0)), 4)
+        0.1269
     """
     mu = checks.positive("mu", mu)
     epsilon = checks.non_negative("epsilon", epsilon)
@@ -50,6 +56,11 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
     Raises:
         ValueError: an argument is outside its range.
+
+    Example:
+        >>> from fedsim.accountant.gaussian import gaussian_epsilon
+        >>> round(gaussian_epsilon(mu=0.5, delta=1e-5), 3)  # a noise multiplier of 2
+        1.993
     """
     mu = checks.positive("mu", mu)
     log_delta = math.log(checks.open_probability("delta", delta))

@@ -27,6 +27,11 @@ def equal_clip_norms(clip_norm: float, num_groups: int) -> Floats:
 
     Raises:
         ValueError: an argument is outside its range.
+
+    Example:
+        >>> from fedsim.accountant.groups import equal_clip_norms
+        >>> equal_clip_norms(1.0, 4).tolist()
+        [0.5, 0.5, 0.5, 0.5]
     """
     clip_norm = checks.positive("clip_norm", clip_norm)
     groups = checks.whole_number("num_groups", num_groups)
@@ -46,6 +51,11 @@ def dimension_clip_norms(clip_norm: float, dimensions: Sequence[int]) -> Floats:
 
     Raises:
         ValueError: an argument is outside its range.
+
+    Example:
+        >>> from fedsim.accountant.groups import dimension_clip_norms
+        >>> dimension_clip_norms(1.0, [90, 10]).round(3).tolist()
+        [0.949, 0.316]
     """
     clip_norm = checks.positive("clip_norm", clip_norm)
     sizes = _dimensions(dimensions)
@@ -88,6 +98,11 @@ def group_noise_multiplier(noise_multipliers: Sequence[float]) -> float:
 
     Raises:
         ValueError: `noise_multipliers` is empty, or a value is negative or not finite.
+
+    Example:
+        >>> from fedsim.accountant.groups import group_noise_multiplier
+        >>> round(group_noise_multiplier([3.0, 4.0]), 3)
+        2.4
     """
     values = [checks.non_negative("noise_multipliers", value) for value in noise_multipliers]
     if not values:

@@ -157,11 +157,3 @@ class TestWhatIsRefused:
     def test_data_that_are_none(self):
         with pytest.raises(DataError):
             check_model(mlp, np.array([["a"]]), [0])
-
-
-def test_the_example_of_the_documentation_runs():
-    import doctest
-
-    import fedsim.testing
-
-    assert doctest.testmod(fedsim.testing, extraglobs={"torch": torch}).failed == 0

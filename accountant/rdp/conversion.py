@@ -55,6 +55,14 @@ def epsilon_from_rdp(
     Raises:
         ValueError: `delta` is outside (0, 1), there is no such conversion, or the arrays are empty
             or of unequal length.
+
+    Example:
+        >>> from fedsim.accountant.rdp.conversion import epsilon_from_rdp
+        >>> import numpy as np
+        >>> orders = [2.0, 8.0, 32.0]
+        >>> epsilon, order = epsilon_from_rdp(orders, np.array([0.25, 1.0, 4.0]), 1e-5)
+        >>> round(epsilon, 3), order
+        (2.214, 8.0)
     """
     alphas, values = _aligned(orders, rdp)
     delta = checks.open_probability("delta", delta)

@@ -63,6 +63,11 @@ def rdp_sampled_gaussian(
 
     Raises:
         ValueError: an argument is outside its range.
+
+    Example:
+        >>> from fedsim.accountant.rdp.poisson import rdp_sampled_gaussian
+        >>> rdp_sampled_gaussian(0.01, 1.0, (2.0, 8.0)).round(6).tolist()
+        [0.000172, 0.000894]
     """
     q = checks.probability("sampling_rate", sampling_rate)
     z = checks.non_negative("noise_multiplier", noise_multiplier)

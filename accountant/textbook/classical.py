@@ -38,6 +38,11 @@ def classical_gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
 
     Raises:
         ValueError: an argument is outside its range.
+
+    Example:
+        >>> from fedsim.accountant.textbook.classical import classical_gaussian_noise_multiplier
+        >>> round(classical_gaussian_noise_multiplier(0.5, 1e-5), 3)
+        9.69
     """
     epsilon = checks.positive("epsilon", epsilon)
     delta = checks.open_probability("delta", delta)
@@ -73,6 +78,12 @@ def subsample_amplification(
 
     Raises:
         ValueError: an argument is outside its range.
+
+    Example:
+        >>> from fedsim.accountant.textbook.classical import subsample_amplification
+        >>> epsilon, delta = subsample_amplification(1.0, 1e-5, 0.01)
+        >>> round(epsilon, 4), round(delta, 9)
+        (0.017, 1e-07)
     """
     epsilon = checks.non_negative("epsilon", epsilon)
     delta = checks.probability("delta", delta)
@@ -96,6 +107,11 @@ def basic_composition(epsilons: Sequence[float], deltas: Sequence[float]) -> tup
     Raises:
         ValueError: the lists differ in length, or a value is outside its range (epsilons >= 0,
             deltas in [0, 1]).
+
+    Example:
+        >>> from fedsim.accountant.textbook.classical import basic_composition
+        >>> basic_composition([0.5, 0.25], [1e-6, 0.0])
+        (0.75, 1e-06)
     """
     if len(epsilons) != len(deltas):
         raise ValueError(
@@ -126,6 +142,12 @@ def advanced_composition(
 
     Raises:
         ValueError: an argument is outside its range.
+
+    Example:
+        >>> from fedsim.accountant.textbook.classical import advanced_composition
+        >>> epsilon, delta = advanced_composition(0.01, 0.0, 1000, 1e-5)
+        >>> round(epsilon, 3), delta
+        (1.618, 1e-05)
     """
     epsilon, delta, count, slack = _checked(epsilon, delta, count, slack)
     drift = count * epsilon * _expm1(epsilon)
@@ -197,6 +219,11 @@ def optimal_composition(epsilon: float, delta: float, count: int, target_delta: 
 
     Raises:
         ValueError: an argument is outside its range.
+
+    Example:
+        >>> from fedsim.accountant.textbook.classical import optimal_composition
+        >>> round(optimal_composition(0.01, 0.0, 1000, 1e-5), 3)
+        1.198
     """
     epsilon, delta, count, _ = _checked(epsilon, delta, count, 0.5)
     target = checks.open_probability("target_delta", target_delta)

@@ -49,6 +49,12 @@ class Groups:
         members: indices of the parameter tensors in each group; together they are all parameters.
         bounds: clipping norm C_m of a per-example gradient in each group.
         dimensions: number d_m of scalar parameters in each group.
+
+    Example:
+        >>> from fedsim.clients.clipping.clipping import Groups
+        >>> groups = Groups(members=((0,), (1,)), bounds=(3.0, 4.0), dimensions=(10, 2))
+        >>> groups.sensitivity
+        5.0
     """
 
     members: tuple[tuple[int, ...], ...]

@@ -291,7 +291,14 @@ class ModuleValidator:
 
     @classmethod
     def is_valid(cls, module: nn.Module) -> bool:
-        """Whether all layers can be trained with example-level privacy."""
+        """Whether all layers can be trained with example-level privacy.
+
+        Example:
+            >>> from torch import nn
+            >>> from fedsim.clients import ModuleValidator
+            >>> ModuleValidator.is_valid(nn.BatchNorm1d(4))
+            False
+        """
         return not cls.validate(module)
 
     @classmethod
@@ -300,6 +307,12 @@ class ModuleValidator:
 
         BatchNorm becomes GroupNorm with new weights, and InstanceNorm loses its running statistics.
         Create the optimizer with the parameters of the copy.
+
+        Example:
+            >>> from torch import nn
+            >>> from fedsim.clients import ModuleValidator
+            >>> ModuleValidator.fix(nn.Sequential(nn.Conv2d(1, 32, 3), nn.BatchNorm2d(32)))[1]
+            GroupNorm(32, 32, eps=1e-05, affine=True, bias=True)
         """
         fixed = deepcopy(module)
         for name, layer in list(fixed.named_modules()):

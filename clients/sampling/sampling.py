@@ -252,6 +252,12 @@ class PoissonSampling(IndependentBatches):
 
     Raises:
         ValueError: the rate is not in [0, 1].
+
+    Example:
+        >>> from fedsim.accountant import Gaussian
+        >>> from fedsim.clients.sampling.sampling import PoissonSampling
+        >>> PoissonSampling(0.25).event(Gaussian(1.0))
+        PoissonSampled(sampling_rate=0.25, event=Gaussian(noise_multiplier=1.0))
     """
 
     rate: float

@@ -10,7 +10,13 @@ _MAX_NAMED_CLIENTS = 10
 
 
 def epsilon_text(epsilon: float | None) -> str:
-    """Return an upper bound of ε as text with 4 significant digits, rounded up."""
+    """Return an upper bound of ε as text with 4 significant digits, rounded up.
+
+    Example:
+        >>> from fedsim.core.formatting import epsilon_text
+        >>> epsilon_text(7.99912)
+        '8'
+    """
     return _four_digits(epsilon, ROUND_CEILING)
 
 

@@ -269,6 +269,17 @@ def load_federated_data(
 
     Raises:
         DataError: the data cannot be used; the message is one line with the fix.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from fedsim.data import load_federated_data
+        >>> from fedsim.data.settings import DataSettings
+        >>> settings = DataSettings.model_validate(
+        ...     {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 4}}
+        ... )
+        >>> data = load_federated_data(settings, seed=0, base=Path())
+        >>> data.clients.sizes, len(data.test)
+        ([360, 360, 359, 359], 359)
     """
     dataset = load_dataset(settings, seed=seed, base=base)
     source, later = dataset.train, transform

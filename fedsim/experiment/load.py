@@ -134,6 +134,22 @@ def load_experiment(
 
     Raises:
         ExperimentError: the file or an override has mistakes; the error lists all of them.
+
+    Example:
+        >>> from fedsim.experiment import load_experiment
+        >>> loaded = load_experiment(
+        ...     {
+        ...         "name": "mine",
+        ...         "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 4}},
+        ...         "model": {"name": "logistic"},
+        ...         "federation": {"rounds": 2},
+        ...         "local": {"steps": 1, "batch_size": 32},
+        ...         "privacy": None,
+        ...     },
+        ...     ["federation.rounds=5"],
+        ... )
+        >>> loaded.experiment.federation.rounds
+        5
     """
     problems: list[Problem] = []
     path = None if isinstance(source, Mapping) else Path(source)

@@ -69,6 +69,12 @@ def mse(outputs: Tensor, targets: Tensor) -> Tensor:
     Raises:
         ModelError: outputs and targets have different numbers per example; they are never
             broadcast.
+
+    Example:
+        >>> import torch
+        >>> from fedsim.models.losses import mse
+        >>> mse(torch.tensor([[1.0], [3.0]]), torch.tensor([[0.0], [0.0]])).tolist()
+        [1.0, 9.0]
     """
     outputs, targets = to_columns(outputs, targets, "mse")
     return (outputs - targets).square().mean(dim=1)
@@ -84,6 +90,12 @@ def bce(outputs: Tensor, targets: Tensor) -> Tensor:
     Raises:
         ModelError: outputs and targets have different numbers per example; they are never
             broadcast.
+
+    Example:
+        >>> import torch
+        >>> from fedsim.models.losses import bce
+        >>> bce(torch.zeros(2, 3), torch.ones(2, 3)).round(decimals=3).tolist()
+        [0.6930000185966492, 0.6930000185966492]
     """
     outputs, targets = to_columns(outputs, targets, "bce")
     return F.binary_cross_entropy_with_logits(outputs, targets, reduction="none").mean(dim=1)
@@ -124,6 +136,14 @@ def resolve_loss(name: str, base: Path) -> PerExampleLoss:
 
     Raises:
         ModelError: there is no such loss. `check_loss` finds errors inside a user's loss.
+
+    Example:
+        >>> from pathlib import Path
+        >>> import torch
+        >>> from fedsim.models import resolve_loss
+        >>> loss = resolve_loss("cross_entropy", base=Path())
+        >>> loss(torch.zeros(2, 4), torch.tensor([0, 3])).round(decimals=3).tolist()
+        [1.3860000371932983, 1.3860000371932983]
     """
     if name in _BUILT_IN:
         return _BUILT_IN[name]

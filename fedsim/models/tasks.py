@@ -170,6 +170,12 @@ def task_for(loss_name: str, targets: Targets, *, num_classes: int | None = None
 
     Raises:
         ModelError: the targets do not fit that task.
+
+    Example:
+        >>> import numpy as np
+        >>> from fedsim.models import task_for
+        >>> task_for("cross_entropy", np.array([0, 2, 1])).num_outputs
+        3
     """
     width = targets.shape[1] if targets.ndim == 2 else 1
     task: Task

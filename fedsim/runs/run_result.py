@@ -66,7 +66,23 @@ class RunResult:
     render_head: Callable[[Path], str] | None = field(default=None, compare=False)
 
     def model(self) -> nn.Module:
-        """Return the final global model, as `fedsim.load_model` does; it takes raw inputs."""
+        """Return the final global model, as `fedsim.load_model` does; it takes raw inputs.
+
+        Example:
+            >>> import tempfile
+            >>> import fedsim
+            >>> experiment = {
+            ...     "name": "mine",
+            ...     "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 4}},
+            ...     "model": {"name": "logistic"},
+            ...     "federation": {"rounds": 2},
+            ...     "local": {"steps": 1, "batch_size": 32},
+            ...     "privacy": {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 1.0},
+            ... }
+            >>> result = fedsim.run(experiment, out=tempfile.mkdtemp())
+            >>> sum(value.numel() for value in result.model().parameters())
+            650
+        """
         from fedsim.runs.saved_model import load_model
 
         return load_model(self.path, base=self.base)
@@ -79,6 +95,21 @@ class RunResult:
 
         Raises:
             MissingPandasError: pandas is not installed.
+
+        Example:
+            >>> import tempfile
+            >>> import fedsim
+            >>> experiment = {
+            ...     "name": "mine",
+            ...     "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 4}},
+            ...     "model": {"name": "logistic"},
+            ...     "federation": {"rounds": 2},
+            ...     "local": {"steps": 1, "batch_size": 32},
+            ...     "privacy": {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 1.0},
+            ... }
+            >>> result = fedsim.run(experiment, out=tempfile.mkdtemp())
+            >>> len(result.rounds_frame())
+            2
         """
         numbers = [row_numbers(row) for row in self.rounds]
         names = dict.fromkeys(name for row in numbers for name in row)
@@ -93,6 +124,21 @@ class RunResult:
         Raises:
             MissingPandasError: pandas is not installed.
             RunDirectoryError: the run directory is gone.
+
+        Example:
+            >>> import tempfile
+            >>> import fedsim
+            >>> experiment = {
+            ...     "name": "mine",
+            ...     "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 4}},
+            ...     "model": {"name": "logistic"},
+            ...     "federation": {"rounds": 2},
+            ...     "local": {"steps": 1, "batch_size": 32},
+            ...     "privacy": {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 1.0},
+            ... }
+            >>> result = fedsim.run(experiment, out=tempfile.mkdtemp())
+            >>> list(result.clients_frame()["rounds"])
+            [2, 2, 2, 2]
         """
         rows = RunDirectory.open(self.path).read_json("privacy.json")["clients"]
         columns: dict[str, list[Any]] = {}

@@ -43,6 +43,21 @@ def read_model_card(run: str | Path) -> ModelCard:
     Raises:
         RunDirectoryError: `run` is no run directory, or has no final model yet.
         DamagedRunError: the file is damaged.
+
+    Example:
+        >>> import tempfile
+        >>> import fedsim
+        >>> experiment = {
+        ...     "name": "mine",
+        ...     "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 4}},
+        ...     "model": {"name": "logistic"},
+        ...     "federation": {"rounds": 2},
+        ...     "local": {"steps": 1, "batch_size": 32},
+        ...     "privacy": {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 1.0},
+        ... }
+        >>> result = fedsim.run(experiment, out=tempfile.mkdtemp())
+        >>> fedsim.read_model_card(result.path).experiment
+        'mine'
     """
     return _read_model(RunDirectory.open(Path(run)))[0]
 
@@ -78,6 +93,22 @@ def load_model(run: str | Path, *, base: str | Path | None = None) -> nn.Module:
         DamagedRunError: a file is damaged.
         ExperimentError: `experiment.yaml` is not what a run writes.
         ModelError: the model cannot be built, or is not the model that was trained.
+
+    Example:
+        >>> import tempfile
+        >>> import fedsim
+        >>> experiment = {
+        ...     "name": "mine",
+        ...     "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 4}},
+        ...     "model": {"name": "logistic"},
+        ...     "federation": {"rounds": 2},
+        ...     "local": {"steps": 1, "batch_size": 32},
+        ...     "privacy": {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 1.0},
+        ... }
+        >>> result = fedsim.run(experiment, out=tempfile.mkdtemp())
+        >>> model = fedsim.load_model(result.path)
+        >>> type(model).__name__
+        'Sequential'
     """
     settings, model = _load(run, base)
     if settings.features:

@@ -51,6 +51,16 @@ class FixedPointEncoder:
 
     Raises:
         CapacityError: n_max w_max ⌈C 2^f⌉ > 2^(b-1-g) - 1, computed in integers.
+
+    Example:
+        >>> import numpy as np
+        >>> from fedsim.secagg.encoding import FixedPointEncoder
+        >>> encoder = FixedPointEncoder(frac_bits=16, value_bound=4.0, max_weight=1, max_clients=2)
+        >>> uploads = np.zeros((2, 3), encoder.dtype)
+        >>> _ = encoder.encode_into(uploads[0], np.array([1.0, -0.5, 0.25]), weight=1)
+        >>> _ = encoder.encode_into(uploads[1], np.array([3.0, 0.5, 0.25]), weight=1)
+        >>> encoder.decode(uploads.sum(axis=0), divisor=2).tolist()
+        [2.0, 0.0, 0.25]
     """
 
     ring_bits: int = 64
@@ -302,6 +312,11 @@ def largest_frac_bits(*, ring_bits: int, guard_bits: int, units: int, value_boun
         guard_bits: number g of unused top bits.
         units: the largest total weight n_max w_max.
         value_bound: the largest |value| C.
+
+    Example:
+        >>> from fedsim.secagg.encoding import largest_frac_bits
+        >>> largest_frac_bits(ring_bits=32, guard_bits=8, units=100, value_bound=8.0)
+        13
     """
     for frac_bits in range(MAX_FRAC_BITS, -1, -1):
         if units * _scaled_bound(value_bound, frac_bits) <= _ring_capacity(ring_bits, guard_bits):
