@@ -3,12 +3,14 @@
 import json
 import logging
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import wraps
 from typing import Any, NoReturn
 
 import click
+
+from fedsim.core.imports import quick_imports
 
 _USUAL_BOUNDS = "basic,strong,moments,rdp,pld"
 
@@ -52,6 +54,24 @@ def overrides_argument(command: Callable[..., None]) -> Callable[..., None]:
         command(*args, overrides=(*overrides, *seed_override), **named)
 
     return with_seed
+
+
+@contextmanager
+def command_imports(*, quiet: bool = False) -> Iterator[None]:
+    """Import the modules of a command in the `with` block; a terminal shows that it starts.
+
+    Args:
+        quiet: whether nothing is shown.
+    """
+    shown = not quiet and sys.stderr.isatty()
+    if shown:
+        click.echo("starting ...", err=True, nl=False)
+    try:
+        with quick_imports():
+            yield
+    finally:
+        if shown:
+            click.echo("\r\x1b[K", err=True, nl=False)  # clears the line
 
 
 class _StderrHandler(logging.Handler):

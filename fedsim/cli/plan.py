@@ -8,6 +8,7 @@ import click
 
 from fedsim.cli.options import (
     bounds_option,
+    command_imports,
     fail,
     json_option,
     overrides_argument,
@@ -16,7 +17,6 @@ from fedsim.cli.options import (
 )
 from fedsim.cli.registry import OPTIONS
 from fedsim.core.errors import ExitCode
-from fedsim.core.imports import quick_imports
 
 
 @click.command("plan", short_help="Show the privacy spend and noise of FILE, without training.")
@@ -46,7 +46,7 @@ def plan_command(
 
     Exit code 3 if a privacy budget forbids the run.
     """
-    with quick_imports():
+    with command_imports():
         from fedsim.experiment import load_experiment
 
     if advise:
@@ -56,7 +56,7 @@ def plan_command(
             raise click.UsageError("--bounds belongs to the plan of FILE; call it without --advise")
         _advise(file, overrides, as_json=as_json)
         return
-    with quick_imports():
+    with command_imports():
         from fedsim.planning.projection import plan_experiment
         from fedsim.report.plan_terminal import print_plan
         from fedsim.report.progress import shown_phases
@@ -78,7 +78,7 @@ def plan_command(
 
 
 def _advise(file: str, overrides: tuple[str, ...], *, as_json: bool) -> None:
-    with quick_imports():
+    with command_imports():
         from fedsim.experiment import load_experiment
         from fedsim.report.progress import shown_phases
 

@@ -5,10 +5,16 @@ from time import monotonic
 
 import click
 
-from fedsim.cli.options import fail, json_option, overrides_argument, print_json, verbose_option
+from fedsim.cli.options import (
+    command_imports,
+    fail,
+    json_option,
+    overrides_argument,
+    print_json,
+    verbose_option,
+)
 from fedsim.core.commands import Interruption
 from fedsim.core.errors import ExitCode
-from fedsim.core.imports import quick_imports
 
 
 @click.command("run")
@@ -40,7 +46,7 @@ def run_command(
     KEY.PATH=VALUE replaces a key of the file: fedsim run exp.yaml federation.rounds=5 privacy=off
     """
     began = monotonic()
-    with quick_imports():
+    with command_imports(quiet=quiet):
         from fedsim.profiling import profile_to
         from fedsim.report.progress import ProgressCallback
         from fedsim.report.run import run
