@@ -6,11 +6,11 @@ of that round. It follows two rules:
 - Spend first, release second: a charge is written to the durable journal, then to the state. Only
   then does training start. A crash can leave a charge without an update, never the reverse.
 - A repeated answer has the same bits, or is a new charge. Seeded noise depends only on (seed,
-  client, round). So two different answers in one round would carry the same noise, and their
-  difference none. A charge therefore holds a digest of everything that the reply depends on. With
+  client, round). So two different answers in one round would carry the same noise, which cancels in
+  their difference. A charge therefore holds a digest of everything that the reply depends on. With
   the same digest a round is repeated at no cost, and the reply is bitwise equal. With another
-  digest the request is refused. Noise from the operating system never repeats, so every such reply
-  is a new release and is charged.
+  digest the request is refused. Noise from the operating system never repeats, so a reply with such
+  noise is always a new release and is charged.
 
 The ledger is public, and with a plain hash of private examples an adversary could test guesses. The
 digest is therefore a keyed hash (BLAKE2b as a MAC), with a key from the seed and the client:
@@ -87,8 +87,7 @@ class PrivacyAccount:
     ) -> Self:
         """Return the current account of a client, from its state and the journal.
 
-        If there is a journal, it decides. Charges that are missing in the state, after a crash or
-        an error, are read from it.
+        Charges that the state lacks, after a crash or an error, are read from the journal.
 
         Args:
             state: the client's `Context.state`.
@@ -120,7 +119,8 @@ class PrivacyAccount:
     def propose(self, *, round_number: int, request: str, steps: int) -> Charge | None:
         """Return the charge for a round; None if the same request was already charged.
 
-        The charge has a ledger for each adversary of the plan. Nothing is charged yet: the caller
+        The charge has the privacy events that the client's ε counts. With distributed trust it also
+        has the events against a server that sees the uploads. Nothing is charged yet: the caller
         writes the charge to the journal, then calls `commit`, and only then releases anything. So
         charges of many clients can be written to disk together.
 
@@ -135,7 +135,7 @@ class PrivacyAccount:
         Raises:
             ClientBudgetExhaustedError: the budget does not allow even one more step.
             NoiseReuseError: the round is past, or was charged for another answer.
-            ChargeRefusedError: correlated noise was charged for another plan of steps.
+            ChargeRefusedError: correlated noise was charged for another number of planned steps.
         """
         again = round_number == self.last_round and request == self.last_request
         if again and not self.plan.secure_noise:
@@ -264,10 +264,10 @@ class AnswerInputs:
 
     Attributes:
         block: numbers of the clients that are planned to train together, ascending.
-        padded_rows: rows of each client in the block's padded batches; None if each client has as
-            many rows as when it trains alone.
-        places: number of places in a padded batch that the rows of any client may fill; None if
-            each client has a fixed place.
+        padded_rows: number of rows of each client in a padded batch of the block; None if it is the
+            same number as when the client trains alone.
+        places: number of slots in a padded batch, each with the rows of any one client; None if
+            each client has a fixed slot.
         model: digest of the request's global model.
         clip_norm: adaptive clip norm in the request; None if the request has none.
         mechanism: the client's mechanism as text, with noise, clipping and sampling.

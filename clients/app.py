@@ -46,7 +46,8 @@ class BatchAnswers(Protocol):
     def answer_batch(self, requests: Sequence[Request]) -> Iterator[AnswerGroup]:
         """Yield the answers to train requests in groups, in the order of the requests.
 
-        A group is an iterator whose clients train while it is read. Read it before the next group.
+        A group is an iterator over answers, whose clients train while it is read. Read a group to
+        its end before the next one.
 
         Guarantee: each answer equals the app's reply to a call with the message alone.
 

@@ -136,7 +136,8 @@ class TrainedClient:
     """Result of a client's training.
 
     Attributes:
-        values: flat trained parameters (size,), or integers (size,) that enter a noisy sum.
+        values: flat trained parameters (size,); with distributed or central trust, the integers
+            (size,) that the client adds to the noisy sum.
         adapted_clip_norm: the client's adaptive clip norm after the round; None if it is fixed.
         count: the client's noisy count for adaptive clipping; None without adaptive clipping.
     """
@@ -149,8 +150,8 @@ class TrainedClient:
 def answer_rounds(requests: Iterable[ClientRequest | Exception]) -> Iterator[Iterator[Answer]]:
     """Yield the answers to train requests block by block, in the order of the requests.
 
-    A block's answers are an iterator, and its clients train while it is read. Read it to its end
-    before the next block.
+    The answers of a block (clients that train together) are an iterator. The clients train while
+    the iterator is read. Read it to its end before the next block.
 
     Guarantee: all charges of a block are on disk before the block trains. An answer depends on the
     planned members of the block, never on which of them got a request.

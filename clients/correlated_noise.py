@@ -86,14 +86,16 @@ class NoiseCorrelation:
 
     @cached_property
     def noise_growth(self) -> float:
-        """Largest ratio of the standard deviation of a step's noise to that of fresh noise."""
+        """Largest standard deviation of any step's noise, divided by that of the fresh noise."""
         return float(np.linalg.norm(inverse_coefficients(self.coefficients, self.planned_steps)))
 
     def charges(self, cycle: Charges, first_step: int, steps: int) -> Charges:
-        """Return the charges of some steps: all planned charges with step 0, and none later.
+        """Return the (event, count) pairs to charge for some steps.
+
+        Step 0 is charged for the whole run, and later steps cost nothing.
 
         Args:
-            cycle: pairs (event, count) that charge all planned steps with independent noise.
+            cycle: (event, count) pairs that would charge the whole run with independent noise.
             first_step: number of the first step, from 0.
             steps: number of successive steps.
 
@@ -138,10 +140,11 @@ def inverse_coefficients(coefficients: tuple[float, ...], steps: int) -> Floats:
 
 
 def prefix_error(coefficients: tuple[float, ...], steps: int) -> float:
-    """Return the root mean square error of the noise's prefix sums over T = `steps` steps.
+    """Return the root mean square of the noise in the prefix sums over T = `steps` steps.
 
     The unit is one standard deviation of the fresh noise. The value is ‖A C⁻¹‖_F / √T, with A the
-    matrix of prefix sums and C the mechanism's matrix. For independent noise it is √((T + 1) / 2).
+    matrix of prefix sums and C the mechanism's matrix. With independent noise (C is the identity)
+    the value is √((T + 1) / 2).
 
     Args:
         coefficients: the coefficients of `NoiseCorrelation`.
@@ -179,7 +182,7 @@ class NoiseStates:
         """Remove a client's state and return it; None if its next step is not the given one.
 
         Args:
-            owner: key of the client.
+            owner: the client's key in the cache, (seed, client).
             step: number of the next step to draw.
         """
         state = self._states.pop(owner, None)
@@ -189,7 +192,7 @@ class NoiseStates:
         """Store a client's state for the next round.
 
         Args:
-            owner: key of the client.
+            owner: the client's key in the cache, (seed, client).
             state: the state, which the caller must not change afterwards.
         """
         self._states[owner] = state

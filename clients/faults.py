@@ -76,7 +76,7 @@ class InjectedFaultError(ClientFailureError):
 
 
 class Fault:
-    """Base class of the injected fault of one client in one round; it injects nothing.
+    """Base class of the injected fault of one client in one round; the base class does nothing.
 
     Methods are called in the order `before_charge`, `after_charge`, `alter_upload`. A client that
     fails in one of the first two does not train, because its result would not be uploaded.

@@ -72,10 +72,10 @@ class PrivacyLedgerMod:
 
     The guarantee does not cover four things. The mod cannot see whether training did what it
     declares. It cannot check how other libraries compute noise. Metrics of a train reply outside
-    `public_metrics` are not covered; the record lists them as `not-covered`. Replies to other
-    messages, such as scores on private data, are not covered; the record counts those that passed
-    the mod as `other-replies`. Use the mod in `@app.train(mods=[...])`; as a mod of the whole app
-    it also sees other messages.
+    `public_metrics` are not covered; the reply's record "privacy" lists them as `not-covered`.
+    Replies to other messages, such as scores on private data, are not covered; the record counts
+    those that passed the mod as `other-replies`. Use the mod in `@app.train(mods=[...])`; as a mod
+    of the whole app it also sees other messages.
 
     Args:
         delta: δ of the reported ε, in (0, 1).

@@ -222,8 +222,9 @@ class AdamSettings(Settings):
     def largest_change(self, largest_gradient: float, steps: int) -> float | None:
         """Return a bound on how far the steps of a round move each parameter.
 
-        By Cauchy and Schwarz, |m| / √v is at most (1 − β₁) / √((1 − β₂)(1 − β₁² / β₂)) = 7.27 for
-        any gradients, and the correction of the moments only lowers it.
+        A step moves a parameter by lr · |m| / √v, with Adam's moments m and v and decay rates β₁
+        and β₂. By Cauchy and Schwarz, |m| / √v is at most (1 − β₁) / √((1 − β₂)(1 − β₁² / β₂)) =
+        7.27 for any gradients. The bias correction of the moments only lowers this ratio.
 
         Args:
             largest_gradient: unused, as Adam divides by the size of the gradients.
@@ -402,7 +403,7 @@ class LocalSettings(Settings):
 
     @property
     def views(self) -> Sequence[ViewSettings] | None:
-        """Random changes of each view; None if examples are used unchanged."""
+        """Random changes that make each view of an example; None if examples stay unchanged."""
         if self.augmentations is not None:
             return self.augmentations
         return DEFAULT_VIEWS if self.augmentation_multiplicity > 1 else None
@@ -410,7 +411,7 @@ class LocalSettings(Settings):
     def with_equal_views(self) -> Self:
         """Return the settings with as many views, but each view equal to its example.
 
-        Checks of the privacy mechanism use them to measure what one example contributes.
+        Checks of the privacy mechanism use these settings to measure what one example contributes.
         """
         return self if self.views is None else self.model_copy(update={"augmentations": []})
 

@@ -221,7 +221,7 @@ class PrivacySettings(Settings):
 
     @property
     def clip_norm(self) -> float:
-        """L2 bound on one unit's contribution: `max_grad_norm` or `max_update_norm`.
+        """L2 bound on the contribution of one unit: its clipping norm, over all parameter groups.
 
         Raises:
             ValueError: the mechanism clips neither gradients nor updates.
@@ -235,12 +235,12 @@ class PrivacySettings(Settings):
 
     @property
     def release_kind(self) -> ReleaseKind:
-        """Kind of value that a training client releases; under `task: pate` clients vote."""
+        """Properties of the mechanism that the settings select for clients that train."""
         return kind_of(unit=self.unit, mechanism=self.mechanism.name, votes=False)
 
     @property
     def example_bound(self) -> float | None:
-        """L2 bound on a per-example gradient over all groups; None if gradients are not clipped."""
+        """L2 bound on a whole clipped per-example gradient; None if gradients are not clipped."""
         return self.clip_norm if self.clipping.groups else self.max_grad_norm
 
     @property
@@ -266,7 +266,8 @@ class PrivacySettings(Settings):
             local_steps: number of noisy steps of a client in a round. None if it is not the same
                 for all clients, or was not recorded.
             optimizer: name of the local optimizer.
-            draws_clients: whether the clients of a round are drawn independently and in secret.
+            draws_clients: whether each client is drawn into a round independently, and who was
+                drawn is kept secret, so that sampling of clients amplifies privacy.
             protocol: protocol of secure aggregation; None without.
         """
         correlation = self.noise_correlation
@@ -288,7 +289,10 @@ class PrivacySettings(Settings):
 
     @property
     def recorded_clipping(self) -> str:
-        """Name of the clipping in `privacy.json`; with groups `groups` or `adaptive_groups`."""
+        """Name of the clipping in `privacy.json`.
+
+        If the settings list groups of parameters, the name is `groups` or `adaptive_groups`.
+        """
         if not self.clipping.groups:
             return self.clipping.name
         return "adaptive_groups" if self.clipping.name == "adaptive" else "groups"
@@ -316,11 +320,11 @@ class PrivacySettings(Settings):
         return settings.model_copy(update=given)
 
     def with_choice(self, key: str, **changes: object) -> "PrivacySettings":
-        """Return the settings with some keys of one choice changed.
+        """Return the settings with some keys inside one section changed.
 
         Args:
-            key: key of the choice in `privacy:`, such as `sampling`.
-            changes: the new values of the choice's keys.
+            key: key of the section in `privacy:`, such as `sampling`.
+            changes: new values by key inside this section, such as `rate`.
         """
         return self.model_copy(update={key: getattr(self, key).model_copy(update=changes)})
 

@@ -59,7 +59,7 @@ class Voter(Protocol):
     ) -> NDArray[np.int64]:
         """Return a client's label for each row of a ballot; `NO_LABEL` means no vote.
 
-        A ballot holds the votes on a round's queries, one row per query and maybe empty rows.
+        A ballot has one row for each query of a round, and maybe rows without a query.
 
         Guarantee: at most as many rows have a label as the round has queries.
 
@@ -77,16 +77,17 @@ class BlockShapes(Protocol):
 
     @property
     def places(self) -> int | None:
-        """Number of places of a padded batch that the rows of any client may fill.
+        """Number of slots of a padded batch, each with the rows of any one client.
 
-        The value is None if each client has a fixed place. `block_of` explains places.
+        The value is None if each client has a fixed slot.
         """
         ...
 
     def rows(self, members: Sequence[int]) -> int | None:
-        """Return the number of padded rows for each client of a block; None if it is not planned.
+        """Return the planned number of rows of each client in a padded batch of a block.
 
-        If it is None, the clients that are present determine the number of rows.
+        The result is None if nothing is planned: the clients that are present then determine the
+        number.
 
         Args:
             members: numbers of the clients that are planned for the block, ascending.
@@ -114,7 +115,7 @@ class LocalTraining:
         loss: function of (outputs, targets) that returns one value per example.
         gradients: object that computes clipped sums of gradients of `loss`; None without privacy.
         local: settings of steps, batch size and optimizer.
-        steps: function of (client, round) that returns the planned local steps.
+        steps: function of (client, round) that returns the planned number of local steps.
         blocks: shapes of the padded batches of clients that train together.
         rule: rule by which the algorithm changes local steps; None for plain steps.
         sent: names of the arrays that the algorithm sends beside the model.
@@ -157,8 +158,8 @@ class ClientScores:
 
     Attributes:
         evaluate: function that scores a model on held-out examples; None if the client refuses.
-        measure: function that returns the metrics by name that a secure sum or the algorithm
-            declares; None if none is declared.
+        measure: function that returns, by name, the metrics that secure aggregation or the
+            algorithm declares; None if none is declared.
     """
 
     evaluate: Evaluate | None = None
@@ -234,8 +235,8 @@ class ClientTask:
     def check_examples(self) -> None:
         """Check that the client's public number of examples is neither 0 nor above the limit.
 
-        If the number is private, an empty client only releases noise, with or without empty
-        batches.
+        A client without examples passes the check if its number of examples is private. It then
+        releases noise alone.
 
         Raises:
             ClientFailureError: the client has no examples, or more than its mechanism allows.
@@ -338,7 +339,7 @@ class ClientTask:
         return request_digest(inputs, seed=self.run.seed, client=self.client)
 
     def failure(self, error: Exception) -> Exception:
-        """Return an error in a form that may leave the client; privacy removes its text."""
+        """Return an error in a form that may leave the client: under privacy without its text."""
         if self.privacy is not None:
             return redact_error(error)
         known = isinstance(error, FedsimError)
@@ -346,5 +347,5 @@ class ClientTask:
 
     @property
     def examples(self) -> int:
-        """Public number of examples: the planned number, or the real number without privacy."""
+        """Public number of examples in the client's privacy plan; without privacy the real one."""
         return self.privacy.examples if self.privacy else self.data.size

@@ -68,10 +68,12 @@ data.dataset.target: ill
 data.dataset.columns: {age: {range: [0, 100]}, id: drop}
 data.dataset.columns.NAME.range: [0, 100]
 data.dataset.columns.NAME.classes: [F, M, unknown]
+data.dataset.columns.NAME.above: 0
 data.dataset.columns.NAME.date: "%d.%m.%Y"
 data.dataset.columns.NAME.fill: unknown
 data.dataset.columns.NAME.missing: [-9, unknown]
 data.dataset.columns.NAME.other: unknown
+data.dataset.constants: public
 data.dataset.test: public.csv
 data.dataset.decimal: ","
 data.dataset.encoding: cp1252

@@ -101,7 +101,10 @@ class Clipping(ABC):
 
     @property
     def count_noises(self) -> tuple[float, ...]:
-        """Standard deviation of the noise on each count of adaptive clipping; empty otherwise."""
+        """Standard deviations of the noise on adaptive clipping's counts of unclipped gradients.
+
+        The tuple is empty if the clipping norms are fixed.
+        """
         return ()
 
     def gradient_noise(self, noise_multiplier: float) -> float:
@@ -110,7 +113,7 @@ class Clipping(ABC):
         The noisy counts that adaptive clipping releases spend a part of the step's privacy.
 
         Raises:
-            ValueError: the released counts alone spend more privacy.
+            ValueError: the released counts alone spend more privacy than the step may.
         """
         return noise_multiplier
 
@@ -349,7 +352,7 @@ class AdaptiveClipping(FlatClipping):
 
     @property
     def count_noises(self) -> tuple[float, ...]:
-        """Standard deviation of the noise on the count of unclipped gradients, a tuple of one."""
+        """Standard deviation of the noise on the count of unclipped gradients, as a 1-tuple."""
         return (self.count_noise,)
 
     def gradient_noise(self, noise_multiplier: float) -> float:

@@ -42,7 +42,7 @@ class Pass(Protocol):
         ...
 
     def values_of(self, index: int) -> Tensor:
-        """Return the values (K, *shape) of a parameter for all K clients, by its index."""
+        """Return the values (K, *shape) of the parameter with this index for all K clients."""
         ...
 
     def note(self, use: ExampleUse) -> None:
@@ -194,7 +194,7 @@ class OneAtATime(PerExampleGradients):
     """Gradient method that computes per-example gradients in a loop, one example at a time."""
 
     def row_gradients(self, values: Tensor, padded: PaddedBatch) -> Mapping[int, ExampleUse]:
-        """Return the gradient of each row of a padded batch, by index of the parameter.
+        """Return the gradients of each parameter, by its index, for each row of a padded batch.
 
         Args:
             values: not used, as the model holds the client's parameters.

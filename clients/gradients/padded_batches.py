@@ -62,7 +62,7 @@ class BatchReader:
         data: features (n, ...) and targets (n, ...) of each client; an entry is None where the
             client is absent.
         rows: number of rows R of each client in a padded batch.
-        dtype: type of the rows' weights.
+        dtype: type of the weights of the rows' losses.
         views: source of random augmented views for each client, all with the same number of views;
             None where examples have no views.
         randomness: source of the model's random numbers, which is told the examples of each padded

@@ -194,7 +194,7 @@ class PerExampleGradients(ABC):
         self.parameters = FlatParameters(model) if parameters is None else parameters
 
     def begin_step(self, round_number: int, step: int, values: Tensor) -> slice | None:
-        """Prepare for a training step, and return the columns of the flat values that it updates.
+        """Prepare a training step, and return the columns of `values` that the step updates.
 
         Args:
             round_number: number of the round.
@@ -202,7 +202,7 @@ class PerExampleGradients(ABC):
             values: flat parameter values of each of K clients (K, size) before the step.
 
         Returns:
-            Slice of the columns of `values`, as long as `parameters`; None for all columns.
+            Slice of columns, as many as `parameters` has values; None for all columns.
         """
         return None
 
@@ -221,7 +221,7 @@ class PerExampleGradients(ABC):
 
     @abstractmethod
     def row_gradients(self, values: Tensor, padded: PaddedBatch) -> Mapping[int, ExampleUse]:
-        """Return the gradient of each row of a padded batch, by index of the parameter.
+        """Return the gradients of each parameter, by its index, for each row of a padded batch.
 
         A parameter that has no gradient is absent.
 
@@ -267,7 +267,8 @@ class PerExampleGradients(ABC):
     ) -> tuple[Tensor, Tensor | None]:
         """Add each client's scaled sum of clipped gradients to a tensor in place.
 
-        Guarantee: the terms of the sum have the guarantee of `ClippedRows`.
+        Guarantee: in each parameter group, an example's term has an L2 norm of at most its scale
+        times the clipping norm. No term depends on another example (see `ClippedRows`).
 
         Args:
             values: flat parameters of each of K clients (K, size).
@@ -297,7 +298,8 @@ class PerExampleGradients(ABC):
     ) -> BatchStatistics:
         """Add the scaled sum of one client's clipped gradients to a tensor in place.
 
-        Guarantee: the terms of the sum have the guarantee of `ClippedRows`.
+        Guarantee: in each parameter group, an example's term has an L2 norm of at most its scale
+        times the clipping norm. No term depends on another example (see `ClippedRows`).
 
         Args:
             features: features of the examples (n, ...), where n may be 0.
@@ -399,7 +401,7 @@ def clipped_rows(
     clients: int = 1,
     times: float = 1.0,
 ) -> ClippedRows:
-    """Return the clipped and scaled gradients of n rows: scale_i · clip(times · gradient_i).
+    """Return scale_i · clip(times · gradient_i) for each of n rows i: clipped, scaled gradients.
 
     Args:
         found: the gradients by parameter index; a parameter without gradients is absent.

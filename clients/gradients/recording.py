@@ -25,8 +25,8 @@ from fedsim.clients.gradients.per_example import UncoveredParameterError
 class Recording:
     """Record of the layer calls ("uses" of trained parameters) in one pass over a padded batch.
 
-    Guarantee: a use is recorded when a backward pass that starts after the forward pass goes
-    through it, once for each such backward pass. A forward pass alone records nothing.
+    Guarantee: a backward pass that starts after the forward pass records each use that it goes
+    through, once. A forward pass alone records nothing.
 
     Args:
         parameters: flat layout of the model's trained parameters.
@@ -64,7 +64,7 @@ class Recording:
         return Operand(self._values[index], index)
 
     def values_of(self, index: int) -> Tensor:
-        """Return the values (K, *shape) of a trained parameter for all K clients, by its index."""
+        """Return the values (K, *shape) of the trained parameter with this index for K clients."""
         return self._values[index]
 
     def record(self, use: LayerUse, x: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Per-example gradients by layer rules, for one client or several clients at once.
 
-A loss that computes its gradient at the outputs itself saves a backward pass of torch.
+A loss that computes its gradient with respect to the outputs in closed form saves time: torch's
+backward pass through the loss is not needed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +27,7 @@ class KnownGradient(Protocol):
     def output_gradient(
         self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None
     ) -> Tensor:
-        """Return the gradient (n, ...) of the weighted sum of losses at the outputs.
+        """Return the gradient (n, ...) of the losses' weighted sum with respect to the outputs.
 
         Args:
             outputs: outputs of the model (n, ...).
@@ -62,7 +63,7 @@ class _ScaledKnownLoss(_ScaledLoss):
     def output_gradient(
         self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None
     ) -> Tensor:
-        """Return the gradient (n, ...) of the weighted sum of losses at the outputs."""
+        """Return the gradient (n, ...) of the losses' weighted sum with respect to the outputs."""
         return self.factor * self.known.output_gradient(outputs, targets, weights)
 
 
@@ -115,7 +116,7 @@ class RuleGradients(PerExampleGradients):
         return self.ruled.units
 
     def row_gradients(self, values: Tensor, padded: PaddedBatch) -> Mapping[int, ExampleUse]:
-        """Return the gradient of each row of a padded batch, by index of the parameter."""
+        """Return the gradients of each parameter, by its index, for each row of a padded batch."""
         return by_parameter(self.record(values, padded))
 
     def add_sums(self, values: Tensor, padded: PaddedBatch, into: Tensor) -> None:

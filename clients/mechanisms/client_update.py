@@ -2,9 +2,9 @@
 
 | case                              | release                          | event                |
 |-----------------------------------|----------------------------------|----------------------|
-| the client has no examples        | noise alone                      | the same, charged    |
-| an update is NaN or infinite      | noise alone                      | the same             |
-| noise multiplier 0                | the clipped update, off the grid | Gaussian(0): ε is ∞  |
+| the client has no examples        | noise alone                      | as always, charged   |
+| an update is NaN or infinite      | noise alone                      | as always            |
+| noise multiplier 0                | the clipped update, not rounded  | Gaussian(0): ε is ∞  |
 """
 
 import math
@@ -107,7 +107,7 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
 
     @property
     def mechanism(self) -> Event:
-        """Privacy event of a round with the client: its noisy update, and its noisy bit if any."""
+        """Privacy event of a round of the client: noisy update, with any adaptive-clipping bit."""
         return self._release(1.0)
 
     @property
@@ -117,7 +117,7 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
 
     @property
     def sampling_rate(self) -> float:
-        """Probability that the client is in a release."""
+        """Probability that the client is in a round."""
         return self.participation_rate
 
     @property
@@ -127,12 +127,12 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
 
     @property
     def update_step(self) -> float:
-        """Length of an integer-grid step, in units of the update; it is 1 if no noise is added."""
+        """Length of an integer-grid step, in units of the update, or 1 if no noise is added."""
         return self.update_noise * self.max_update_norm / DEVIATION or 1.0
 
     @property
     def count_step(self) -> float:
-        """Grid step in units of the bit of adaptive clipping; it is 1 if the bit gets no noise."""
+        """Length of an integer-grid step for adaptive clipping's bit, or 1 without noise on it."""
         noisy = self.count_noise is not None and self.noise_multiplier
         return (self.count_noise or 0.0) / DEVIATION if noisy else 1.0
 
@@ -179,7 +179,11 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
         return weight * self.max_update_norm
 
     def of_sum(self, sums: SumPlan) -> SumPlan:
-        """Return the plan for a sum of updates, and of the bits of adaptive clipping."""
+        """Return the plan for a sum of updates, and of the bits of adaptive clipping if any.
+
+        Args:
+            sums: plan for a sum of gradients: `unit` is the value of an integer step, with a sign.
+        """
         if self.count_noise is None:
             return replace(sums, unit=-sums.unit)
         return replace(
@@ -211,8 +215,8 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
         """Return the mechanism with one client's share of the noise in a sum.
 
         Args:
-            own: standard deviation of the share over the clipping norm, multiplied by the client's
-                weight.
+            own: noise multiplier of the client's weighted update alone: the standard deviation of
+                its noise divided by its sensitivity, `sum_scale`.
             honest: number h of noise shares in the smallest sum; a share of the bit's noise is σ_b
                 / √h, with σ_b = `count_noise`.
         """
@@ -278,8 +282,8 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
     def resume(self, clip_norm: AdaptiveClipNorm | None) -> Self:
         """Return the mechanism with the clipping norm that the server has adapted.
 
-        Guarantee: `mechanism` is the same for every clipping norm, so a wrong one costs accuracy
-        only.
+        Guarantee: `mechanism` is the same for every clipping norm, so a wrong clipping norm costs
+        accuracy only.
 
         Args:
             clip_norm: the adapted clipping norm; None keeps the first one.
@@ -308,7 +312,7 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
 
 
 def clipped_updates(updates: Tensor, bounds: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Return updates clipped to their L2 norms, in grid steps, and which of them were not clipped.
+    """Return updates clipped to `bounds`, in integer-grid steps, and which were not clipped.
 
     Guarantee: a row of the result has an L2 norm of at most (1 + (d + 32) 2⁻⁵³) · bound / length,
     and depends on the same row of `updates` alone. An update with a value that is not finite

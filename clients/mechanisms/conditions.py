@@ -48,7 +48,7 @@ class Choices:
         votes: whether clients vote on public queries.
         mechanism: value of `privacy.mechanism`.
         adjacency: adjacency of the privacy claim.
-        sampling: name of the sampling of batches, or None if no batches are drawn, or if the
+        sampling: name of the sampling of batches, or None if no batches are drawn, or if the run's
             record does not have it.
         clipping: name of the clipping of gradients or updates.
         noise: "seeded" (drawn from the seed) or "secure" (drawn from the operating system).
@@ -56,7 +56,8 @@ class Choices:
         local_steps: number of noisy steps of a client in a round, or None if there are several, or
             if the record does not have it.
         optimizer: name of the client's optimizer; "sgd" means no momentum and no weight decay.
-        draws_clients: whether clients are drawn independently and in secret.
+        draws_clients: whether each client is drawn into a round independently, and who was drawn is
+            kept secret, so that sampling of clients amplifies privacy.
         protocol: name of the protocol of secure aggregation, or None without one.
     """
 
@@ -88,7 +89,7 @@ class Choices:
 
 
 def unmet(choices: Choices) -> dict[str, str]:
-    """Return the conditions that the choices fail: the name of each, with a reason in words."""
+    """Return the conditions that the choices fail, as a dict from name to reason in words."""
     return {
         name: condition.objection(choices)
         for name, condition in CONDITIONS.items()

@@ -61,7 +61,10 @@ class Mechanism(ABC):
     @property
     @abstractmethod
     def mechanism(self) -> Event:
-        """Privacy event of one release without sampling: one Gaussian, or several joint ones."""
+        """Privacy event of one release without sampling.
+
+        It is one Gaussian, or joint Gaussians if the release has parts, such as parameter groups.
+        """
 
     @property
     @abstractmethod
@@ -77,8 +80,8 @@ class Mechanism(ABC):
     def charged_multipliers(self) -> tuple[float, ...]:
         """Charged noise multiplier of each part of a release; counts of adaptive clipping are last.
 
-        The values are read from the privacy event `mechanism`, not from the noise: a probe compares
-        the two.
+        The values are read from the privacy event `mechanism`, not from the noise. A check compares
+        them with drawn noise.
 
         Raises:
             TypeError: the event is not Gaussian noise, and the subclass does not override this.
@@ -155,7 +158,7 @@ class Mechanism(ABC):
         return PoissonSampling(self.sampling_rate), steps, 1.0
 
     def of_round(self, round_number: int) -> Self:
-        """Return the mechanism for one round; it differs from round to round for votes only."""
+        """Return the mechanism for one round; only that of votes differs from round to round."""
         return self
 
     def resume(self, clip_norm: AdaptiveClipNorm | None) -> Self:
@@ -254,7 +257,8 @@ class SummedMechanism(Mechanism):
         """Return the mechanism with one client's share of the noise in a sum.
 
         Args:
-            own: noise multiplier of the share, multiplied by the client's weight.
+            own: noise multiplier of the client's upload alone: the standard deviation of its noise
+                divided by its sensitivity, `sum_scale`.
             honest: number of noise shares in the smallest sum.
         """
         return replace(cast(Any, self), noise_multiplier=own)
@@ -268,7 +272,8 @@ class SummedMechanism(Mechanism):
         """Return the plan for a sum of such releases over clients.
 
         Args:
-            sums: plan whose unit is the length of a grid step, in the descent direction.
+            sums: plan for a sum of gradients: its unit is the value of an integer-grid step in the
+                model, with the sign of a descent step.
         """
         return sums
 
@@ -307,11 +312,11 @@ class UpdateRelease(Mechanism):
     @property
     @abstractmethod
     def update_step(self) -> float:
-        """Length of an integer-grid step, in units of the update; it is 1 if no noise is added."""
+        """Length of an integer-grid step, in units of the update, or 1 if no noise is added."""
 
     @property
     def count_step(self) -> float:
-        """Grid step in units of the bit of adaptive clipping; it is 1 if the bit gets no noise."""
+        """Length of an integer-grid step for adaptive clipping's bit, or 1 without noise on it."""
         return 1.0
 
     def steps_of_round(self, planned: range, charged: range, *, has_examples: bool) -> range:
@@ -327,7 +332,7 @@ class UpdateRelease(Mechanism):
         noises: Sequence[NoiseSource],
         has_data: Sequence[bool],
     ) -> ReleasedUpdates:
-        """Return the released updates of K clients in a round, whose mechanisms have this class.
+        """Return a round's released updates of K clients, all with mechanisms of this class.
 
         Args:
             trained: parameters after local training (K, size).

@@ -2,8 +2,8 @@
 
 | case                            | release                              | event                |
 |---------------------------------|--------------------------------------|----------------------|
-| features or target not finite   | noise alone in their place           | the same             |
-| noise multiplier 0              | the bounded examples, off the grid   | Gaussian(0): ε is ∞  |
+| features or target not finite   | noise alone in their place           | as always            |
+| noise multiplier 0              | the bounded examples, not rounded    | Gaussian(0): ε is ∞  |
 """
 
 import math

@@ -42,14 +42,14 @@ class ReleaseKind:
             otherwise a round is one release.
         local_trust_only: whether the privacy proof holds in local trust only, so that releases
             cannot be shares of a noisy sum.
-        server_learns_bound: whether the server runs adaptive clipping, by noisy counts of rounds.
+        server_learns_bound: whether the server adapts the clipping norm, by noisy counts of rounds.
         events: class names of the privacy events that a ledger may contain; empty if they follow
             from how batches or clients are drawn.
-        sensitivity_of: the quantity that `sensitivity` bounds, in words.
+        sensitivity_of: words after "The L2 sensitivity of" in the privacy statement.
         sensitivity: bound on the contribution of one unit, as a symbol.
-        charged: what is charged each time, in words.
-        reads: why clients' examples are read, in words.
-        fixed: what was fixed before the run, in words.
+        charged: what the ledger charges each time, such as "every training step".
+        reads: what clients' examples are read for, such as "training".
+        fixed: what is fixed before the run, such as "Noise and the number of rounds".
         takes_canaries: whether a privacy audit can insert canaries into the release.
         later_rounds_are_free: whether rounds after the first one cost no privacy.
         not_deployed: reason why a node of a real deployment (SuperNode) refuses the mechanism; ""

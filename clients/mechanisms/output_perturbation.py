@@ -5,8 +5,8 @@ amount: the sensitivity. The release happens once a round.
 
 | case                          | release                                | event                |
 |-------------------------------|----------------------------------------|----------------------|
-| an example is NaN or infinite | that example contributes exactly 0     | the same             |
-| noise multiplier 0            | the trained model, off the grid        | Gaussian(0): ε is ∞  |
+| an example is NaN or infinite | that example contributes exactly 0     | as always            |
+| noise multiplier 0            | the trained model, not rounded         | Gaussian(0): ε is ∞  |
 """
 
 import math
@@ -276,7 +276,8 @@ class OutputMechanism(ModelRelease):
     ) -> float | None:
         """Return a bound on each value of a client's update, or None if the training is unknown.
 
-        The client starts from a mean of such releases, which its training projects into the ball.
+        The client starts from the mean of clients' noisy models. Training projects this start into
+        the ball of all weights, and the released model gets noise again.
         """
         if self.descent is None:
             return None

@@ -67,14 +67,14 @@ class PrivacyPlan:
     def charges(self, first_step: int, steps: int) -> Charges:
         """Return the privacy events of further steps that the client's ε counts.
 
-        Guarantee: in a noisy sum, the noise is that of the smallest sum that may be opened.
+        Guarantee: in a noisy sum, the counted noise is that of the smallest sum that may be opened.
 
         Args:
             first_step: number of steps that the client took before.
             steps: number of further steps.
 
         Returns:
-            (event, count) pairs, against the adversary of the client's ε.
+            (event, count) pairs, against the adversary that the client's ε assumes.
         """
         factor = 1.0 if self.part is None else self.part.noise_factor
         return self.release.charges(first_step, steps, noise_factor=factor)
@@ -95,7 +95,7 @@ class PrivacyPlan:
         return self.release.charges(first_step, steps)
 
     def of_round(self, round_number: int) -> "PrivacyPlan":
-        """Return the plan for one round; it differs from round to round for votes only.
+        """Return the plan for one round; only that of votes differs from round to round.
 
         Args:
             round_number: number of the round, from 1.
@@ -121,7 +121,10 @@ class PrivacyPlan:
 
     @property
     def noise_multiplier(self) -> float:
-        """Noise multiplier behind the client's ε; in noisy sums, that of the smallest sum."""
+        """Noise multiplier behind the client's ε.
+
+        In noisy sums, it is that of the smallest sum that may be opened.
+        """
         factor = 1.0 if self.part is None else self.part.noise_factor
         return factor * self.release.noise_multiplier
 
@@ -156,7 +159,7 @@ class PlanRequest:
         local: the `local` section of the experiment file.
         examples: the client's number of examples.
         planned_rounds: number of rounds that the client is scheduled for.
-        planned_steps: number of steps in these rounds; None stands for full rounds.
+        planned_steps: number of steps in these rounds; None if every round is a full one.
         parameters: the trained parameters that the client uploads, or None if they are unknown.
         drawn: probability that the client is in each round, if the draw of clients is secret, or
             None if the client is in all rounds.

@@ -1,8 +1,8 @@
 """Planner of a client's privacy: calibrates its noise, and counts the steps that fit its budget.
 
 The schedule of a client (its mechanism, sampling and rounds) is fixed before the run and depends on
-nothing private. So the decisions of its privacy filter are known beforehand: it grants the first
-`affordable_steps` steps and refuses all later ones.
+nothing private. So the decisions of the client's privacy filter are known beforehand: the filter
+grants the first `affordable_steps` steps and refuses all later ones.
 """
 
 from dataclasses import replace
@@ -74,7 +74,7 @@ def epsilon_of_steps(
     accountant: AccountantChoice,
     adjacency: Adjacency,
 ) -> float:
-    """Return ε of a client's first steps, for sampled noise that is not exactly Gaussian.
+    """Return ε of a client's first steps, which allows for noise that is not exactly Gaussian.
 
     Args:
         step: the mechanism of each step.

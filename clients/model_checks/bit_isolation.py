@@ -79,14 +79,14 @@ class RowIsolation(_Isolation):
     def height(self, clients: int, rows: int, *, most: int | None = None, unit: int = 1) -> int:
         """Return a number of rows per client that passes the check, close to the preferred number.
 
-        For some shapes a library computes the last rows of a matrix product in another way. For one
-        client some number always passes, as 1 computes each example alone.
+        For some shapes a library computes the last rows of a matrix product in another way. With
+        one client some number always passes: with 1 row, each example is computed alone.
 
         Args:
             clients: number of clients K.
             rows: preferred number of rows R of each client.
             most: largest physical batch, in rows; None for no limit.
-            unit: number of rows of the padded batch for each of these rows.
+            unit: factor from `rows` to rows of the padded batch, such as the views of an example.
 
         Raises:
             UnsafeModelError: no number passes; the message is that of `check` for `rows`.

@@ -1,4 +1,4 @@
-"""Checks on data that no example's gradient depends on another example.
+"""Checks, run on a few examples, that no example's gradient depends on another example.
 
 Gradients and outputs of a few examples are compared between two batches.
 
@@ -85,9 +85,8 @@ class _Seen:
 class Probe:
     """Runner of a model on small batches, with the same random numbers each time.
 
-    Every example costs a backward pass, and the check runs before each training. So one pass gives
-    both outputs and gradients, and the results of the unchanged batch are cached until the mode or
-    the parameters change.
+    To save time, one pass gives both outputs and gradients. The results of the unchanged batch are
+    cached until the mode or the parameters change.
 
     Args:
         model: the model.
@@ -125,7 +124,7 @@ class Probe:
         return self.model(batch.features)
 
     def losses(self, batch: ProbeBatch, seed: int = _SEED) -> Tensor:
-        """Return the losses of the examples (n,), or a tensor without dimensions for a single loss.
+        """Return the losses of the examples (n,), or a 0-dimensional tensor if the loss is reduced.
 
         Args:
             batch: the batch of n examples.
@@ -149,7 +148,9 @@ class Probe:
         return values.flatten(1).sum(1) if values.ndim > 1 else values
 
     def gradients(self, batch: ProbeBatch, seed: int = _SEED) -> list[Tensor]:
-        """Return the flat gradient (size,) of each example's loss, or of the single loss.
+        """Return a list with the flat gradient (size,) of each example's loss.
+
+        If the loss is reduced, the list has the gradient of that one value.
 
         Args:
             batch: the batch of n examples.
@@ -174,11 +175,13 @@ class Probe:
         return any(map(self._is_far, self._see(batch).gradients, self.gradients(batch, _SEED + 1)))
 
     def first_moved_example(self, batch: ProbeBatch, other: ProbeBatch, j: int) -> int | None:
-        """Return the first example whose outputs or gradient differ between two batches, or None.
+        """Return the index of the first example whose outputs or gradient another batch changes.
+
+        The result is None if no example's outputs or gradient change.
 
         Args:
             batch: the batch.
-            other: the same batch with example j replaced.
+            other: the other batch: the same one with example j replaced.
             j: index of the replaced example, which is skipped.
         """
         seen, outputs = self._see(batch), self.outputs(other)
@@ -218,7 +221,10 @@ class Probe:
         )
 
     def first_different_alone(self, batch: ProbeBatch) -> int | None:
-        """Return the first example whose gradient alone and in the batch differ, or None."""
+        """Return the index of the first example with another gradient alone than in the batch.
+
+        The result is None if there is no such example.
+        """
         together = self._see(batch).gradients
         alone = [self._gradient_alone(batch, i) for i in range(len(batch))]
         if len(together) > 1 or len(batch) == 1:

@@ -47,7 +47,10 @@ from fedsim.clients.privacy_engine.row_losses import ForwardPass, with_origin, w
 
 
 class InPlaceParameters(FlatParameters):
-    """A model's trainable parameters, kept in their own memory; only their gradient is flat."""
+    """Layout of a model's trainable parameters that leaves them in their own memory.
+
+    Only their gradient is one flat tensor.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         before = {parameter: parameter.data for parameter in model.parameters()}
@@ -130,7 +133,7 @@ class AttachedModel:
         """Run the backward pass through one loss for each example.
 
         Args:
-            losses: one loss for each of n examples or n rows (n,).
+            losses: one loss for each example, or for each row if examples have several views (n,).
 
         Raises:
             ValueError: the losses are not a vector.

@@ -58,7 +58,7 @@ class EngineStreams:
         self._noise_key: bytes | None = None
 
     def of_batch(self, number: int) -> np.random.Generator:
-        """Return the random generator that samples batch `number`, or the pass of that number."""
+        """Return the random generator that samples batch `number`, or shuffles pass `number`."""
         return np.random.Generator(np.random.PCG64DXSM(self._sequence(Purpose.SAMPLING, number)))
 
     def noise(self, step: int) -> NoiseSource:
@@ -151,7 +151,10 @@ class BatchSchedule:
 
     @property
     def steps_paid(self) -> int:
-        """Number of remaining steps of the current pass; they are already charged."""
+        """Number of charged steps that the current pass over the data still has.
+
+        The value is 0 under Poisson sampling, where each step is charged.
+        """
         sampling = self._terms.sampling
         if not isinstance(sampling, EpochBatches) or not self._place:
             return 0
@@ -205,13 +208,14 @@ class BatchSchedule:
 
         Args:
             examples: number of examples in the batch.
-            batch: the batch that `draw_batches` yielded for this step; None for another loader's.
+            batch: the batch that `draw_batches` yielded for this step; None if the batch came from
+                another loader.
             mechanism: the DP-SGD mechanism of the step.
 
         Raises:
             NotPoissonError: batches were declared Poisson samples, but their sizes contradict this.
             OutsideBatchError: the batch has no privacy guarantee.
-            EpochError: the batch is outside the passes, or was drawn for another step.
+            EpochError: the batch belongs to no pass over the data, or was drawn for another step.
             BudgetExhaustedError: the noise was not calibrated for one more pass.
         """
         self.outside.check_claim()

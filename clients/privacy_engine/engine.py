@@ -286,7 +286,7 @@ class PrivacyEngine(OpacusStyle):
 
     @property
     def private_statistics(self) -> BatchStatistics | None:
-        """Counts for the last batch's examples; they are private and must not leave the client."""
+        """Private counts of the last batch's examples and unclipped gradients; never send them."""
         return self._steps.private_statistics
 
     @property
@@ -496,8 +496,8 @@ class PrivacyEngine(OpacusStyle):
         """Return the number of further steps for which ε at δ stays at most `target_epsilon`.
 
         The number is at most that of the remaining calibrated steps. A value of 10^12 or more means
-        that there is no limit. Further batches are assumed to be drawn by the engine, or, after an
-        undeclared batch from another loader, to be of that kind.
+        that there is no limit. Further batches are assumed to be drawn by the engine. After a batch
+        from another loader that was not declared a Poisson sample, all are assumed to be like it.
 
         Args:
             target_epsilon: the privacy budget.

@@ -35,15 +35,15 @@ class BatchFeed:
     A logical batch is split into parts, which are the physical batches.
 
     Guarantee: if a batch is released, exactly as many examples passed through backward passes as
-    were drawn. This holds for each part, with forward passes after the part was yielded.
+    were drawn. This holds for each part; only forward passes after the part was yielded count.
 
     Args:
-        schedule: draws the batches.
+        schedule: object that draws the batches.
         max_physical_batch: largest number of examples in a part; None to leave batches whole.
         drop: function that drops the sum of a batch within which the loop stops.
 
     Attributes:
-        schedule: draws the batches.
+        schedule: object that draws the batches.
         most: largest number of examples in a part from the next batch on; None for no limit.
         parts_left: number of parts of the current batch that are not yielded yet.
         part: number of the part that was yielded last; 0 outside a loop.
@@ -64,7 +64,7 @@ class BatchFeed:
         self._drawn = self._used = 0  # numbers of examples of the current part
 
     def take(self) -> Batch | None:
-        """Return the current batch for its step, once; None for a batch of another loader."""
+        """Return the current batch, only once; None if the batch came from another loader."""
         batch, self._current = self._current, None
         if not self._is_looping:
             self.part = 0
@@ -75,7 +75,7 @@ class BatchFeed:
 
         Args:
             examples: number of examples in the pass.
-            part: value of `part` at the forward pass.
+            part: value of the attribute `part` at the time of the forward pass.
             has_views: whether each example has several rows. All rows must then be in one pass,
                 because several passes on one view each would have as many rows in total.
 

@@ -2,8 +2,8 @@
 
 The engine sees the size of such a batch, but not how it was drawn. Amplification by sampling holds
 only for random batches, so it is claimed only if the caller declares Poisson samples. For an
-ordinary loader, which shuffles and cuts equal batches, that ε would be wrong. So sizes that Poisson
-samples cannot have are refused.
+ordinary loader, which shuffles and cuts equal batches, the amplified ε would be wrong. So sizes
+that Poisson samples cannot have are refused.
 """
 
 import logging

@@ -114,7 +114,8 @@ class PrivateSteps:
         schedule: object that draws the batches and computes the charges.
         feed: source that yields the batches of `schedule` to the training loop.
         losses: record of whether the losses are known not to mix examples.
-        private_statistics: counts for the last batch's examples; None before the first step.
+        private_statistics: counts of the last batch's examples and unclipped gradients; None before
+            the first step.
 
     Args:
         model: the attached model, which computes the clipped sums.

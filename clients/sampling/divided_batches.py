@@ -120,7 +120,7 @@ class BallsAndBinsByRound(BallsAndBins):
         epochs: EpochStream,
         first_step: int,
     ) -> Iterator[np.ndarray]:
-        """Yield the batches of each epoch in turn, all drawn from `stream`.
+        """Yield the batches of each epoch in turn, all drawn from the round's random stream.
 
         Raises:
             ValueError: the first step is within an epoch, whose batches are not stored.
@@ -175,7 +175,7 @@ class CyclicBatches(EpochBatches):
         epochs: EpochStream,
         first_step: int,
     ) -> Iterator[np.ndarray]:
-        """Yield the batches of each cycle in turn; all cycles have the division of epoch 0."""
+        """Yield the batches of each cycle in turn; every cycle has the same batches."""
         return super().draw_batches(
             num_examples, stream, epochs=lambda _: epochs(0), first_step=first_step
         )

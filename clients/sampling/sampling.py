@@ -47,7 +47,8 @@ class Sampling(ABC):
 
         Args:
             num_examples: the client's public number of examples, at least 1.
-            batch_size: expected batch size; if an epoch is divided, the largest mean size.
+            batch_size: expected batch size; if the examples are divided into batches, the upper
+                limit of the mean size.
             sampling_rate: the exact sampling rate, from which `batch_size` was rounded; or None.
         """
 
@@ -99,7 +100,9 @@ class Sampling(ABC):
 
     @abstractmethod
     def event(self, mechanism: Event) -> Event:
-        """Return the privacy event of `mechanism`, applied to one batch or to all of an epoch.
+        """Return the privacy event to charge, sampling included.
+
+        It covers one step if batches are drawn independently, otherwise a whole epoch or cycle.
 
         Args:
             mechanism: the privacy event of the release on one fixed batch.
@@ -164,7 +167,7 @@ class IndependentBatches(Sampling):
         epochs: EpochStream,
         first_step: int,
     ) -> Iterator[np.ndarray]:
-        """Yield the example indices of each batch in turn, drawn from `stream`."""
+        """Yield the example indices of each batch in turn, drawn from the round's random stream."""
         while True:
             yield self.draw_batch(num_examples, stream)
 

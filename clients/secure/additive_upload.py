@@ -1,7 +1,8 @@
 """Upload of a client under additive secret sharing: a share of the update and seeds.
 
-The server gets the share. Each helper gets a random seed, encrypted with its key, which expands to
-its own share. The update is encoded last, after differential privacy and injected faults.
+The server gets the share. Each helper (a party that also sums shares) gets a random seed, encrypted
+with the helper's key. The seed expands to the helper's share. The update is encoded last, after
+differential privacy and injected faults.
 """
 
 from collections.abc import Mapping

@@ -53,7 +53,8 @@ def _empty_vector() -> Ring:
 class MaskingState:
     """Stored state of a client between the stages of a round; `wire` makes it a Flower record.
 
-    The record has the names of the fields. It holds private keys and must not leave the client.
+    The record's keys are the names of the attributes. The record holds private keys and must not
+    leave the client.
 
     Attributes:
         stage: number of the last stage that the client has answered; 0 before the first.
@@ -186,14 +187,15 @@ class MaskedUpload:
         """Return shares of a new self-mask seed and the masking key, encrypted for the neighbours.
 
         Args:
-            roster: the neighbours that get shares, with their keys and Shamir points.
+            roster: the neighbours that get shares, with their keys and Shamir evaluation points.
 
         Raises:
             WireError: a field is malformed, or clients, points and keys do not match.
             ThresholdError: the threshold differs from the client's settings. In a sparse graph, it
                 is not more than half of the neighbours, or is more than all of them.
             TooFewClientsError: there are fewer parties than the client's `min_clients`.
-            PublicKeyError: a key is unusable or repeated, or the client's key is not its own.
+            PublicKeyError: a key is unusable or repeated, or the roster has another key for this
+                client than it made.
         """
         self._check_stage(_KEYS)
         check_fields(roster)

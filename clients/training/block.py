@@ -64,13 +64,14 @@ def block_of(
         shared_model: the model, with the global model loaded. After training, it holds the result
             if the block has one client.
         loss: function of (outputs, targets) that returns one value per example.
-        gradients: object that computes per-example gradients; None for torch without privacy.
+        gradients: object that computes per-example gradients; None to train without privacy by
+            torch's autograd.
         local: settings with batch size and optimizer.
         members: the planned members in ascending order of clients; None for an absent client.
         rows: rows of each member in a padded batch; None for as many as the present members need.
-        places: number of places in a padded batch that the rows of any member may fill. This is
+        places: number of slots in a padded batch, each with the rows of any one member. This is
             allowed without privacy only; still no bit of a member's result depends on other
-            members. None if each member has a fixed place.
+            members. None if each member has a fixed slot.
         rule: rule by which the algorithm changes the (noisy) gradient of a step, or None.
 
     Raises:

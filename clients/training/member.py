@@ -49,12 +49,12 @@ class BlockMember:
 
     @property
     def mechanism(self) -> DpSgdMechanism | None:
-        """DP-SGD mechanism that releases each local step; None if another or none is used."""
+        """DP-SGD mechanism that releases each local step; None if the client does not use it."""
         return self.release if isinstance(self.release, DpSgdMechanism) else None
 
     @property
     def update(self) -> UpdateRelease | None:
-        """Mechanism that releases the whole update of a round; None if another or none is used."""
+        """Mechanism that releases a round's whole update; None if the client does not use one."""
         return self.release if isinstance(self.release, UpdateRelease) else None
 
 
@@ -110,7 +110,7 @@ def member_rows(member: BlockMember, local: LocalSettings) -> int:
 
     Args:
         member: the client.
-        local: settings with batch size and largest physical batch, which are used without privacy.
+        local: settings with batch size and largest physical batch, which are used without DP-SGD.
     """
     if member.mechanism is not None:
         return member.mechanism.padded_rows

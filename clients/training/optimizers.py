@@ -2,7 +2,7 @@
 
 Results are bitwise equal to those of torch.optim. An optimizer uses only parameters and gradients,
 so the same code trains one client or stacked parameters of several. (Building torch's optimizer
-takes longer than a step of a small model, and the first time a second.)
+takes longer than a step of a small model, and about a second the first time.)
 """
 
 import math

@@ -67,12 +67,13 @@ class Slopes(PerExampleGradients):
         self._before: tuple[slice, Tensor] | None = None
 
     def begin_step(self, round_number: int, step: int, values: Tensor) -> slice:
-        """Update the model by the last step's coefficients; return the slice of this step's values.
+        """Move the model by the last step's coefficients, and return the slice of this step.
 
         Args:
             round_number: the round, from 1.
             step: number of the step in the round, from 0.
-            values: coefficients of the round's K steps of P directions, (1, K · P).
+            values: coefficients of the round's K steps of P directions, (1, K · P). The result is
+                the slice of its columns with this step's P coefficients.
         """
         size = self.parameters.size
         if step and self._before is not None:
@@ -108,10 +109,12 @@ class Slopes(PerExampleGradients):
         return torch.stack(slopes, 1).to(data.dtype)
 
     def row_gradients(self, values: Tensor, padded: PaddedBatch) -> Mapping[int, ExampleUse]:
-        """Return the weighted slopes of a padded batch's rows; padding rows have slopes 0.
+        """Return the slopes (rows, P) of the loss along P directions, times each row's weight.
+
+        The result maps index 0 to the slopes of a padded batch's rows, with 0 for padding rows.
 
         Args:
-            values: not used, because slopes are measured at `point`.
+            values: not used, because slopes are measured at the model's current parameters.
             padded: padded batch of one client, with the weights of its rows.
         """
         weights = padded.weights.unsqueeze(1)
@@ -122,7 +125,7 @@ class Slopes(PerExampleGradients):
         """Add the weighted sum of unclipped slopes, Σ_i weight_i · slopes_i, to a tensor in place.
 
         Args:
-            values: not used, because slopes are measured at `point`.
+            values: not used, because slopes are measured at the model's current parameters.
             padded: padded batch of one client, with the weights of its rows.
             into: tensor (1, P) to which the sum is added.
         """

@@ -90,6 +90,8 @@ def _table_inputs(
         columns = [name for name in table.names if name != dataset.target]
     kept = [name for name in table.names if name not in {*columns, dataset.target}]
     part = read_part(table, dataset, columns, texts=kept, tokens=tokens)
+    if part.mistakes:
+        raise DataError("\n".join(part.mistakes.values()))
     if not len(part.features):
         raise DataError(f"{path}: no rows; add the examples to predict")
     if part.targets is None or not any(as_text(target) for target in part.targets):

@@ -170,6 +170,12 @@ class FileDataset(Settings):
         description="how columns of a table become features: a mapping, or drop; other columns are "
         "used as numbers, unchanged",
     )
+    constants: Literal["public", "from_rows"] = Field(
+        default="public",
+        description="where the constants of columns come from. public: knowledge that everyone "
+        "may have; from_rows: a look at the rows, as in a draft of fedsim init --data, which no ε "
+        "covers, and every run says so",
+    )
     test: str | None = Field(
         default=None,
         description="table of the server's public test set, with the same columns; null holds out "
@@ -205,7 +211,8 @@ class FileDataset(Settings):
             return self
         raise ValueError(
             f"columns: {self.target!r} is the target, which is not a feature; remove it, or "
-            f"list only its classes: {{{self.target}: {{classes: [...]}}}}"
+            f"list only its classes: {{{self.target}: {{classes: [...]}}}}, or a cut: "
+            f"{{{self.target}: {{above: 0}}}}"
         )
 
 

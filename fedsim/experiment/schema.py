@@ -16,7 +16,7 @@ from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.core.formatting import count_text
 from fedsim.core.settings import Settings
 from fedsim.data.catalog import DATASETS
-from fedsim.data.settings import DataSettings
+from fedsim.data.settings import DataSettings, FileDataset
 from fedsim.experiment.shapes import Shape, TaggedUnion, child_shape
 from fedsim.experiment.yaml_loader import CORE_PATTERNS
 from fedsim.models.catalog import MODELS
@@ -184,7 +184,11 @@ class Experiment(Settings):
     @property
     def public_parts(self) -> dict[str, Any] | None:
         """Parts of model and training that are public by design; None if there are none."""
-        return {**(self.model.public_parts or {}), **self.local.gradient_facts.public_parts} or None
+        parts = {**(self.model.public_parts or {}), **self.local.gradient_facts.public_parts}
+        dataset = self.data.dataset
+        if isinstance(dataset, FileDataset) and dataset.constants == "from_rows":
+            parts["constants"] = dataset.constants
+        return parts or None
 
     @property
     def saves_derived_model(self) -> bool:

@@ -160,8 +160,24 @@ def _sizes(federation: Federation) -> str:
 
 
 def warnings(federation: Federation) -> list[str]:
-    """Return warnings about parameters that training does not change, and about a large δ."""
-    return [*still_warnings(federation.model.still), *_loose_deltas(federation)]
+    """Return warnings: what would not be trained, and what makes an ε too weak or incomplete."""
+    return [
+        *still_warnings(federation.model.still),
+        *_loose_deltas(federation),
+        *_drafted_constants(federation),
+    ]
+
+
+def _drafted_constants(federation: Federation) -> list[str]:
+    """Return a warning if a private run uses constants of the rows; else an empty list."""
+    parts = federation.experiment.public_parts or {}
+    if federation.plan.clients is None or "constants" not in parts:
+        return []
+    return [
+        "the constants of columns were read from the rows, and no ε covers that "
+        "(data.dataset.constants: from_rows); before an ε is published, put public constants into "
+        "data.dataset.columns and remove the key"
+    ]
 
 
 def _loose_deltas(federation: Federation) -> list[str]:

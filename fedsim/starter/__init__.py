@@ -1,6 +1,11 @@
-"""The files that `fedsim init` writes: an experiment, a model and tests, ready to run."""
+"""The files that `fedsim init` writes, ready to run.
+
+Without data they are an experiment, a model and their tests. From a table it is one experiment
+(`tables.py`).
+"""
 
 import re
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 
@@ -27,25 +32,44 @@ def write_starter(directory: Path) -> tuple[Path, ...]:
     Raises:
         StarterError: the directory is not empty, or is a file.
     """
+    check_directory(directory)
+    name = experiment_name(directory)
+    texts = {file: starter_text(file).replace(_NAME, name) for file in STARTER_FILES}
+    return write_files(directory, texts)
+
+
+def check_directory(directory: Path) -> None:
+    """Check that a directory is new or empty.
+
+    Raises:
+        StarterError: it is a file, or not empty.
+    """
     if directory.exists() and not directory.is_dir():
         raise StarterError(f"{directory} is a file; name a new or empty directory")
     if directory.exists() and any(directory.iterdir()):
         raise StarterError(f"{directory} is not empty; name a new or empty directory")
+
+
+def write_files(directory: Path, texts: Mapping[str, str]) -> tuple[Path, ...]:
+    """Write files into a directory, which is made, and return their paths.
+
+    Args:
+        directory: the directory.
+        texts: the content of each file by its name.
+    """
     directory.mkdir(parents=True, exist_ok=True)
+    for file, text in texts.items():
+        (directory / file).write_text(text, encoding="utf-8")
+    return tuple(directory / file for file in texts)
+
+
+def starter_text(file: str) -> str:
+    """Return the content of a file of this package's `files`."""
+    return files(__name__).joinpath("files", file).read_text(encoding="utf-8")
+
+
+def experiment_name(directory: Path) -> str:
+    """Return a directory's name if an experiment may have it, and else a usual name."""
     name = directory.resolve().name
-    written = []
-    for file in STARTER_FILES:
-        text = files(__name__).joinpath("files", file).read_text(encoding="utf-8")
-        if _is_name(name):
-            text = text.replace(_NAME, name)
-        path = directory / file
-        path.write_text(text, encoding="utf-8")
-        written.append(path)
-    return tuple(written)
-
-
-def _is_name(name: str) -> bool:
-    """Whether a directory's name is one for an experiment, and stays text in YAML."""
-    return re.fullmatch(r"[A-Za-z][\w-]{0,49}", name, re.ASCII) is not None and (
-        name.lower() not in _YAML_WORDS
-    )
+    is_name = re.fullmatch(r"[A-Za-z][\w-]{0,49}", name, re.ASCII) is not None
+    return name if is_name and name.lower() not in _YAML_WORDS else _NAME

@@ -129,8 +129,8 @@ class Facts:
         secure_aggregation: recorded facts of the protocol; None if the server saw single updates.
         tuning: declaration about earlier runs on the same data; None without one.
         personal_models: method by which clients make personal models; None if they make none.
-        public_parts: fixed features, initial weights and frozen parameters of the model; None if it
-            has none.
+        public_parts: fixed features, initial weights and frozen parameters of the model, and
+            constants of columns that were read from the rows; None if it has none.
         run: facts on how the run ended; None if only the privacy account is known.
     """
 
@@ -195,6 +195,11 @@ class Facts:
         if self.protects_clients:
             return tuple(c.client for c in self.clients if c.delta >= 1 / len(self.clients))
         return tuple(client.client for client in self.clients if client.has_large_delta)
+
+    @property
+    def has_constants_from_rows(self) -> bool:
+        """Whether constants of columns were read from private rows, as the experiment declares."""
+        return self.is_private and "constants" in (self.public_parts or {})
 
     @property
     def adjacency(self) -> str | None:

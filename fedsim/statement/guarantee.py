@@ -375,10 +375,12 @@ def guarantee_words(facts: Facts) -> str:
         return first if not stated else f"{first}; every client {stated[0]}"
     if not facts.has_charges:
         return "no update was released, and no privacy was spent"
+    excluded = " (training alone: its constants came from the rows)"
+    excluded = excluded if facts.has_constants_from_rows else ""
     if is_plain(facts):
         epsilon, delta = epsilon_text(facts.epsilon), delta_text(facts.delta)
-        return f"every client within ε = {epsilon} at δ = {delta}"
-    return f"for {unit_text(facts)}, every client {', and '.join(stated)}"
+        return f"every client within ε = {epsilon} at δ = {delta}{excluded}"
+    return f"for {unit_text(facts)}, every client {', and '.join(stated)}{excluded}"
 
 
 def _no_guarantee(facts: Facts) -> str:

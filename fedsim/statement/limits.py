@@ -18,6 +18,21 @@ def _is_of_sums(facts: Facts) -> bool:
     return facts.is_bounded and facts.trust.trust == "distributed"
 
 
+@TABLE.sentence(
+    "limit",
+    "warning",
+    "Constants of columns were read from the rows",
+    holds=lambda facts: facts.has_constants_from_rows,
+)
+def constants_from_rows(facts: Facts) -> str:
+    """State that no ε covers constants which were read from private rows."""
+    return (
+        "The constants of the table's columns (ranges, categories, values of gaps) were read "
+        "from the rows, as the experiment declares. No ε here covers what they reveal. The "
+        "stated ε is that of training alone, as if the constants were public knowledge."
+    )
+
+
 @limit(
     "No guarantee against the server",
     holds=lambda facts: facts.is_private and facts.has_charges and facts.trust.trust == "central",

@@ -372,16 +372,24 @@ def _orders(orders: tuple[float, ...]) -> str:
     return f"of the file, {len(orders)} from {min(orders):g} to {max(orders):g}"
 
 
+_CONSTANTS = "constants"  # the public part that belongs to the data
+
+
+def _model_parts(facts: Facts) -> dict[str, Any]:
+    parts = facts.public_parts or {}
+    return {name: part for name, part in parts.items() if name != _CONSTANTS}
+
+
 @TABLE.sentence(
     "mechanism",
     "limit",
     "Parts of the model that are public",
-    holds=lambda facts: facts.is_private and bool(facts.public_parts),
-    values=lambda facts: dict(facts.public_parts or {}),
+    holds=lambda facts: facts.is_private and bool(_model_parts(facts)),
+    values=lambda facts: _model_parts(facts),
 )
 def public_parts(facts: Facts) -> str:
     """Return the sentences on public parts of the model, which no ε covers."""
-    parts, sentences = facts.public_parts or {}, list[str]()
+    parts, sentences = _model_parts(facts), list[str]()
     if names := parts.get("features"):
         sentences.append(
             f"Examples are transformed before training ({', '.join(map(str, names))}). The "

@@ -15,9 +15,9 @@ class BackwardPasses:
 
     Attributes:
         saves_derived_model: whether the saved model is computed from the values that clients send.
-        public_parts: keys that such steps add to the public description of model and training.
-        not_audited: message with which an audit refuses such steps; "" if it accepts them.
-        not_advised: message with which `fedsim plan --advise` refuses such steps, or "".
+        public_parts: keys that this training adds to the public description of model and training.
+        not_audited: message with which an audit refuses this training; "" if it accepts it.
+        not_advised: message with which `fedsim plan --advise` refuses this training, or "".
     """
 
     saves_derived_model = False
@@ -63,5 +63,5 @@ class ZerothOrderSettings(Settings):
 
     @property
     def public_parts(self) -> Mapping[str, int]:
-        """Number of public directions in a step, by its key."""
+        """Public number of random directions in a step, in a dict under its key."""
         return {"directions": self.directions}

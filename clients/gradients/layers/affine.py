@@ -7,12 +7,12 @@ from fedsim.clients.gradients.layers.base import LayerUse, Operand
 
 
 class AffineUse(LayerUse):
-    """One call of a scale and shift: x · w + b, with w and b (d...) and x (n, ..., d...).
+    """One call of a scale and shift: x · w + b, with w and b (d...) and x (n, ..., d..., *after).
 
     Args:
         weight: the scale w; with None, the scale is 1.
         bias: the shift b; with None, the shift is 0.
-        dimensions: number of dimensions of x after those of w and b, such as those of an image.
+        dimensions: number of dimensions of x after those of w and b, such as 2 for an image.
     """
 
     def __init__(self, weight: Operand | None, bias: Operand | None, dimensions: int = 0) -> None:

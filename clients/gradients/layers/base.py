@@ -62,11 +62,11 @@ def unit_roundoff(values: Tensor) -> float:
 
 
 def with_rounding(squared: Tensor, absolute: Tensor, error: float, terms: float) -> Tensor:
-    """Return upper bounds on squared norms, which include the rounding of the released sums.
+    """Return upper bounds (n,) on the squared norms of released sums, rounding included.
 
     Args:
-        squared: squared norms (n,) of sums of terms, computed in float64.
-        absolute: bounds (n,) on the sum of the norms of the terms.
+        squared: squared norms (n,) of n sums of terms, computed in float64.
+        absolute: bounds (n,) on the sum of the norms of each sum's terms.
         error: rounding error of `squared`, relative to the square of `absolute`.
         terms: rounding error of the released sums, relative to `absolute`.
     """
@@ -139,7 +139,10 @@ class ExampleUse:
         self.parameters = list(held)
 
     def rows(self, index: int) -> Tensor:
-        """Return the per-example gradients (n, ...) of a parameter, in the layer's value order."""
+        """Return the per-example gradients (n, ...) of a parameter, given by index.
+
+        The layer may order the values in another way; `in_shape` restores the parameter's order.
+        """
         return self.held[index]
 
     def in_shape(self, rows: Tensor, index: int) -> Tensor:
@@ -168,7 +171,7 @@ class ExampleUse:
             index: index of the parameter.
             factors: factor of each row (K, R), of the type of `into`; with None, each factor is 1.
             into: tensor (k, *shape) to which Σ_i factor_i · gradient_i is added; products and sums
-                have its type, or a wider one.
+                are computed in the type of `into`, or a wider one.
             part: rows of the padded batch to add, which belong to k clients.
         """
         clients = len(into) if factors is None else len(factors)
@@ -253,7 +256,10 @@ class LayerUse(ExampleUse, ABC):
         """Compute the per-example gradients (n, ...) of a parameter, given by index."""
 
     def rows(self, index: int) -> Tensor:
-        """Return the per-example gradients (n, ...) of a parameter, in the layer's value order."""
+        """Return the per-example gradients (n, ...) of a parameter, given by index.
+
+        The layer may order the values in another way; `in_shape` restores the parameter's order.
+        """
         if index not in self.held:
             self.held[index] = self.compute(index)
         return self.held[index]

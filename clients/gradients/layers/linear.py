@@ -25,9 +25,9 @@ class LinearUse(LayerUse):
 
     Here a is an example's input and g the gradient at its output. On vectors, the gradient g aᵀ has
     the product of the norms of g and a as its norm. On sequences, the gradient Σ_t g_t a_tᵀ is held
-    in memory if all examples' gradients fit into `BUDGET`. Otherwise its squared norm is Σ_st
-    (a_s·a_t)(g_s·g_t) for short sequences, or a sum over blocks of its rows. Both are in float64,
-    and a bound on the rounding of the released product is added.
+    in memory if all examples' gradients have at most `BUDGET` values. Otherwise its squared norm is
+    Σ_st (a_s·a_t)(g_s·g_t) for short sequences, or a sum over blocks of its rows. Both are in
+    float64, and a bound on the rounding of the released product is added.
 
     Source: Goodfellow 2015, "Efficient Per-Example Gradient Computations"; Bu et al. 2023,
     "Differentially Private Optimization on Large Model at Small Cost".

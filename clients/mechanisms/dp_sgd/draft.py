@@ -36,7 +36,7 @@ def draft(request: PlanRequest) -> Draft:
 
     Raises:
         PrivacyPlanError: the accountant does not support the sampling under this adjacency, or
-            an example returns too soon for the correlated noise.
+            two uses of an example are too few steps apart for the correlated noise.
     """
     privacy, local, parameters = request.privacy, request.local, request.parameters
     size = privacy.adjacency.declared_examples or request.examples
@@ -181,7 +181,7 @@ def _allocation(privacy: PrivacySettings) -> NoiseAllocation:
 
 
 def chosen_noise(privacy: PrivacySettings) -> ChosenNoise:
-    """Return the given noise multipliers and relative noise of the groups of `clipping.groups`."""
+    """Return given noise multipliers and relative noise of the groups in `clipping.groups`."""
     groups = privacy.clipping.groups.values()
     return ChosenNoise(
         given=tuple(group.noise_multiplier for group in groups),

@@ -5,9 +5,9 @@ batch size L:
 
 | case                          | release                                 | event                |
 |-------------------------------|-----------------------------------------|----------------------|
-| the batch is empty            | noise alone, divided by L               | the same, charged    |
-| a gradient is NaN or infinite | that example contributes exactly 0      | the same             |
-| z = 0                         | the clipped sum over L, without a grid  | Gaussian(0): ε is ∞  |
+| the batch is empty            | noise alone, divided by L               | as always, charged   |
+| a gradient is NaN or infinite | that example contributes exactly 0      | as always            |
+| z = 0                         | the clipped sum over L, not rounded     | Gaussian(0): ε is ∞  |
 | z = 0 and C infinite          | the plain sum over L                    | Gaussian(0): ε is ∞  |
 | z > 0 and C infinite          | refused when the model is known         | none                 |
 | σ/L, C or C/L out of range    | refused when the model is known         | none                 |
@@ -101,7 +101,11 @@ class DpSgdMechanism(SummedMechanism):
 
     @cached_property
     def event(self) -> Event:
-        """Privacy event, with sampling, of one step or of a whole epoch or cycle of batches."""
+        """Privacy event including the sampling, as charged to the ledger.
+
+        The event covers one step if batches are drawn independently. With shuffled,
+        balls-and-bins or cyclic batches it covers one epoch or cycle.
+        """
         return self.sampling.event(self.mechanism)
 
     @property
@@ -162,7 +166,7 @@ class DpSgdMechanism(SummedMechanism):
         return self.largest_batch
 
     def steps_of_round(self, planned: range, charged: range, *, has_examples: bool) -> range:
-        """Return the numbers of the round's local steps: `charged`, as each step is a release."""
+        """Return `charged`, the numbers of the round's releases, as each step is a release."""
         return charged
 
     def releases_of(self, steps: int) -> int:
@@ -303,7 +307,8 @@ class DpSgdMechanism(SummedMechanism):
     def resume(self, clip_norm: AdaptiveClipNorm | None) -> Self:
         """Return the mechanism that continues with an adapted clipping norm.
 
-        Guarantee: `event` is the same for every clipping norm, so a wrong one costs accuracy only.
+        Guarantee: `event` is the same for every clipping norm, so a wrong clipping norm costs
+        accuracy only.
 
         Args:
             clip_norm: the clipping norm that adaptive clipping had reached; None keeps the first
@@ -334,8 +339,8 @@ class DpSgdMechanism(SummedMechanism):
     ) -> float | None:
         """Return the expected squared L2 norm of a step's noise in the model, or None if unknown.
 
-        It is unknown with a stateful optimizer or correlated noise, whose steps add up differently.
-        It is also unknown if only the client knows the adaptive clipping norm of each step.
+        The result is None with a stateful optimizer or correlated noise, as steps then add up
+        differently. It is also None if only the client knows each step's adaptive clipping norm.
         """
         bound = self.adapted_clip_norm
         if lr is None or self.correlation is not None:
@@ -353,7 +358,7 @@ class DpSgdMechanism(SummedMechanism):
     ) -> float | None:
         """Return a bound on each value of a client's update in a round, or None if none is known.
 
-        It is unknown before `for_model`, and under adaptive clipping.
+        The result is None before `for_model` was called, and under adaptive clipping.
         """
         groups = self.bound_groups
         if groups is None or self.adapted_clip_norm is not None:

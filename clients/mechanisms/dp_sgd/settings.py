@@ -28,7 +28,7 @@ class SamplingSettings(Settings):
 
     @property
     def scheme(self) -> SamplingScheme:
-        """Properties of the sampling that do not depend on numbers."""
+        """Fixed properties of the sampling, such as its name, privacy event and adjacencies."""
         return SAMPLING_SCHEMES[self.name]
 
 

@@ -5,8 +5,8 @@ C is the clipping norm, z the noise multiplier, σ = z C, and L the expected bat
 draw        a batch of each client, by the sampling that is charged (done by `training.block`)
 gradient    g_i of each example i of the batch
 clip        g_i · min(1, C / ‖g_i‖), in each group of parameters; a factor of each g_i, not a copy
-sum         S = Σ_i of these, divided by the length of a grid step σ / 2²⁴
-noise       rint(S) + Z, with Z rounded normals of deviation 2²⁴, which stands for σ
+sum         S = sum of the clipped g_i, in steps of an integer grid, each of length σ / 2²⁴
+noise       rint(S) + Z, with Z rounded normals of deviation σ, which is 2²⁴ grid steps
 divide      by the public expected batch size L, and multiply by the length of a grid step
 """
 

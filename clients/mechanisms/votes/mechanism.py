@@ -91,7 +91,7 @@ class VoteMechanism(UpdateMechanism):
 
     @property
     def effective_noise_multiplier(self) -> float:
-        """Noise multiplier of the single Gaussian release that costs as much as check and vote."""
+        """Noise multiplier of one Gaussian release that costs as much as a check and a vote."""
         return self.noise_multiplier / math.sqrt(self.cost(2))
 
     def cost(self, rounds: int) -> float:
@@ -131,7 +131,7 @@ class VoteMechanism(UpdateMechanism):
         return PoissonSampling(1.0), 1, math.sqrt(self.cost(steps))
 
     def for_model(self, parameters: FlatParameters) -> Self:
-        """Return the mechanism for a ballot's flat array of counts.
+        """Return the mechanism, after a check that the integer grid can hold the noise on a count.
 
         Args:
             parameters: the counts, one for each query and class.
@@ -254,7 +254,7 @@ def noisy_votes(
     """Return the flat votes that a client uploads for its labels, with noise (rows · classes,).
 
     Guarantee: with privacy the result is a function of one release of the plan's `VoteMechanism`:
-    integers for a noisy sum, otherwise these times the length of a grid step.
+    integers for a noisy sum, otherwise these integers times the length of an integer-grid step.
 
     Args:
         labels: the class that the client votes for in each row (query) of the ballot (rows,);

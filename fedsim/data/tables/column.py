@@ -43,12 +43,14 @@ class Column:
         settings: the column's settings, with its public constants.
         is_listed: whether the experiment file lists the column; messages depend on it.
         decimal: the decimal mark of numbers, `.` or `,`.
+        is_target: whether the column is the target, whose cells are never filled.
     """
 
     name: str
     settings: ColumnSettings
     is_listed: bool
     decimal: str = "."
+    is_target: bool = False
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -65,6 +67,11 @@ class Column:
         Raises:
             CellError: a cell is missing and there is no `fill`, or a cell has no number.
         """
+        numbers = self._numbers(cells)
+        above = self.settings.above
+        return numbers if above is None else (numbers > above).astype(np.float64)
+
+    def _numbers(self, cells: Cells) -> NDArray[np.float64]:
         if isinstance(cells, np.ndarray) and self.settings.classes is None:
             return self._of_array(cells)
         texts = (
@@ -88,8 +95,8 @@ class Column:
     def features(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the features (n, k) for n cells, given the cells' numbers (n,)."""
         settings = self.settings
-        if settings.classes is not None:
-            return np.eye(len(settings.classes))[numbers.astype(np.int64)]
+        if settings.class_names is not None:
+            return np.eye(len(settings.class_names))[numbers.astype(np.int64)]
         if settings.range is not None:
             numbers = np.clip(numbers, settings.range[0], settings.range[1])
         numbers, bounds = (
@@ -102,7 +109,7 @@ class Column:
 
     def _of_array(self, cells: NDArray[Any]) -> NDArray[np.float64]:
         if cells.dtype.kind == "M":
-            numbers = np.where(np.isnat(cells), np.nan, _years_of_array(cells))
+            numbers = np.where(np.isnat(cells), np.nan, years_of_array(cells))
         else:
             numbers = cells.astype(np.float64)
         absent = np.isnan(numbers)
@@ -127,7 +134,7 @@ class Column:
         if classes:
             return self._other(cell, row)
         form = self.settings.date
-        value = as_number(cell, self.decimal) if form is None else _as_years(cell, form)
+        value = as_number(cell, self.decimal) if form is None else as_years(cell, form)
         if value is None:
             raise CellError(row, self._problem(cell))
         return self._filled(cell, row) if value in self._missing_numbers else value
@@ -135,21 +142,23 @@ class Column:
     def _filled(self, cell: str, row: int) -> float:
         fill, classes = self.settings.fill, self._class_numbers
         if fill is not None:
-            return classes[as_text(fill)] if classes else float(fill)
+            return self._names[as_text(fill)] if classes else float(fill)
         problem = "the cell is empty" if not cell else f"{_shown(cell)} is a missing value"
         value = "one of its classes" if classes else "0"
-        raise CellError(row, f"{problem}; {_FIX}, or set {self._listed(f'fill: {value}')}")
+        hint = "" if self.is_target else f", or set {self._listed(f'fill: {value}')}"
+        raise CellError(row, f"{problem}; {_FIX}{hint}")
 
     def _other(self, cell: str, row: int) -> float:
         if self.settings.other is not None:
-            return self._class_numbers[as_text(self.settings.other)]
-        names = list(self._class_numbers)
-        close = closest_name(cell, names)
+            return self._names[as_text(self.settings.other)]
+        cells = list(self._class_numbers)
+        close = closest_name(cell, cells)
         hint = f"did you mean {close!r}? " if close else ""
+        other = "" if self.is_target else f", or set other: {list(self._names)[-1]}"
         raise CellError(
             row,
-            f"{_shown(cell)} is not one of the classes {quoted(names[:10])}; {hint}add it to "
-            f"classes, or set other: {names[-1]}",
+            f"{_shown(cell)} is not one of the classes {quoted(cells[:10])}; {hint}add it to "
+            f"classes{other}",
         )
 
     def _problem(self, cell: str) -> str:
@@ -172,7 +181,15 @@ class Column:
 
     @cached_property
     def _class_numbers(self) -> dict[str, float]:
-        return {as_text(name): float(i) for i, name in enumerate(self.settings.classes or ())}
+        """The class number of each listed cell; empty for a column of numbers."""
+        classes = self.settings.classes or []
+        groups = classes.values() if isinstance(classes, dict) else ([cell] for cell in classes)
+        return {as_text(cell): float(i) for i, group in enumerate(groups) for cell in group}
+
+    @cached_property
+    def _names(self) -> dict[str, float]:
+        """The number of each class by its name."""
+        return {name: float(i) for i, name in enumerate(self.settings.class_names or ())}
 
     @property
     def _is_plain(self) -> bool:
@@ -211,7 +228,13 @@ def as_number(cell: str, decimal: str = ".") -> float | None:
     return value if abs(value) <= _FLOAT32_MAX and "_" not in cell else None
 
 
-def _as_years(cell: str, form: str) -> float | None:
+def as_years(cell: str, form: str) -> float | None:
+    """Return the date in a cell as a year with a fraction, or None if it is no such date.
+
+    Args:
+        cell: the text of the cell.
+        form: iso, or a format such as %d.%m.%Y.
+    """
     try:
         date = datetime.fromisoformat(cell) if form == "iso" else datetime.strptime(cell, form)
     except ValueError:
@@ -221,7 +244,8 @@ def _as_years(cell: str, form: str) -> float | None:
     return date.year + days / (366 if _is_leap(date.year) else 365)
 
 
-def _years_of_array(dates: NDArray[Any]) -> NDArray[np.float64]:
+def years_of_array(dates: NDArray[Any]) -> NDArray[np.float64]:
+    """Return dates, datetime64 (n,), as years with a fraction."""
     years = dates.astype("datetime64[Y]")
     start = years.astype("datetime64[us]")
     length = (years + 1).astype("datetime64[us]") - start
@@ -260,7 +284,7 @@ class TargetCells:
 
         | cells                                           | targets                          |
         |-------------------------------------------------|----------------------------------|
-        | any, if `column` lists classes                  | their numbers in that list       |
+        | any, if `column` says the classes               | their numbers in that order      |
         | all text                                        | the text                         |
         | all whole numbers from 0, without decimal point | classes with these numbers       |
         | other numbers                                   | real numbers for regression      |
@@ -268,7 +292,7 @@ class TargetCells:
         Values of a typed table keep their type.
 
         Args:
-            column: the target's column, whose settings list classes; None if they do not.
+            column: the target's column, whose settings say the classes; None if they do not.
 
         Raises:
             DataError: a cell is missing, or is not a number while others are.

@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.core.limits import MAX_REPORTED
 from fedsim.data.conversion import Dataset, to_dataset
 from fedsim.data.examples import DataError
 from fedsim.data.file_names import unknown_name
 from fedsim.data.settings import FILE_GROUP, FileDataset
 from fedsim.data.tables.column import CellError, Cells, Column, TargetCells
+from fedsim.data.tables.draft import ColumnDraft, draft_column, draft_target, redraft
 from fedsim.data.tables.settings import ColumnSettings, as_text
+from fedsim.data.tables.summary import has_decimal_commas, summarise
 from fedsim.data.tables.table import CsvTable, ParquetTable, Table, TableBlock
 
 
@@ -26,12 +29,15 @@ class TablePart:
         texts: n cells of each further column, by name.
         targets: n cells of the target; None if the table has no such column.
         where: function that returns the file and line (or row) for a row index, for messages.
+        mistakes: the first mistake of each column that has one, by column name; with a mistake, the
+            features cannot be used.
     """
 
     features: NDArray[Any]
     texts: Mapping[str, Sequence[str]]
     targets: Cells | None
     where: Callable[[int], str]
+    mistakes: Mapping[str, str]
 
 
 def open_table(path: Path, settings: FileDataset) -> Table:
@@ -82,7 +88,7 @@ def read_part(
     texts: Sequence[str] = (),
     tokens: bool = False,
 ) -> TablePart:
-    """Return the rows of a table as features, texts and targets.
+    """Read the rows of a table; the result's `mistakes` name the wrong cells.
 
     Args:
         table: the table.
@@ -92,7 +98,7 @@ def read_part(
         tokens: whether features are tokens, which stay exact.
 
     Raises:
-        DataError: a column is missing, or a cell cannot be used; the message names file and row.
+        DataError: a column is missing, or the file cannot be read.
     """
     for name in (*features, *texts):
         if name not in table.names:
@@ -103,8 +109,9 @@ def read_part(
     kind = np.float64 if tokens else np.float32
     rows, places = [np.empty((0, sum(len(c.feature_names) for c in columns)), kind)], list[int]()
     others: dict[str, list[Cells]] = {name: [] for name in (*texts, *target)}
+    mistakes = dict[str, str]()
     for block in table.blocks(wanted):
-        rows.append(_features(table, block, columns).astype(kind))
+        rows.append(_features(table, block, columns, mistakes).astype(kind))
         places.extend(block.places)
         for name, parts in others.items():
             parts.append(block.cells[name])
@@ -113,6 +120,7 @@ def read_part(
         texts={name: _texts(others[name]) for name in texts},
         targets=_joined(others[settings.target]) if target else None,
         where=lambda row: table.where(places[row]),
+        mistakes=mistakes,
     )
 
 
@@ -124,7 +132,13 @@ def column_of(name: str, settings: FileDataset) -> Column:
         settings: the setting `data.dataset`.
     """
     constants, is_listed = settings.constants_of(name), settings.columns.get(name) is not None
-    return Column(name, constants, is_listed=is_listed, decimal=settings.decimal)
+    return Column(
+        name,
+        constants,
+        is_listed=is_listed,
+        decimal=settings.decimal,
+        is_target=name == settings.target,
+    )
 
 
 def read_tables(
@@ -146,7 +160,8 @@ def read_tables(
         tokens: whether features are tokens.
 
     Raises:
-        DataError: a file cannot be used; the message names file, row and column.
+        DataError: a file cannot be used; the message names file, row and column, with a line for
+            each column that has a mistake.
     """
     tables = [open_table(path, settings) for path in paths.values()]
     test_table = None if test is None else open_table(test, settings)
@@ -161,14 +176,15 @@ def read_tables(
             raise DataError(f"data.dataset.columns: {problem}")
     texts = () if group is None else (group,)
     parts = [_filled(table, settings, features, texts=texts, tokens=tokens) for table in tables]
-    groups = {FILE_GROUP: _repeated(list(paths), parts)}
-    if group is not None:
-        groups[group] = _group(group, parts)
     own_test = None
     if test_table is not None:
         own_test = _filled(test_table, settings, features, tokens=tokens)
+    all_parts, drafted = [*parts, *([own_test] if own_test else [])], () if tokens else every
+    y, names = _checked_targets(all_parts, drafted, settings, group)
+    groups = {FILE_GROUP: _repeated(list(paths), parts)}
+    if group is not None:
+        groups[group] = tuple(cell for part in parts for cell in part.texts[group])
     x = np.concatenate([part.features for part in parts])
-    y, names = targets_of([*parts, *([own_test] if own_test else [])], settings)
     n = len(x)
     try:
         data = (
@@ -179,6 +195,72 @@ def read_tables(
     except DataError as error:
         raise DataError(f"{next(iter(paths.values()))}: {error}") from error
     return data._replace(class_names=names or data.class_names, groups=groups, columns=features)
+
+
+def _checked_targets(
+    parts: Sequence[TablePart], tables: Sequence[Table], settings: FileDataset, group: str | None
+) -> tuple[NDArray[Any] | list[str], tuple[str, ...] | None]:
+    """Return `targets_of` the parts, if no column has a mistake.
+
+    Args:
+        parts: the rows of each table.
+        tables: the tables from which settings are drafted; none for tokens, which have none.
+        settings: the setting `data.dataset`.
+        group: the column that divides the rows among clients, or None.
+
+    Raises:
+        DataError: columns have mistakes; the message has those of all columns.
+    """
+    mistakes = dict[str, str]()
+    for part in parts:
+        mistakes = {**part.mistakes, **mistakes}
+        if group is not None and "" in part.texts.get(group, ()):
+            place = part.where(list(part.texts[group]).index(""))
+            mistakes.setdefault(
+                group,
+                f"{place}: column {group!r}: the cell is empty, and names the client of the row; "
+                "fix the cell or remove the row",
+            )
+    try:
+        targets = targets_of(parts, settings)
+    except DataError as error:
+        mistakes[settings.target] = str(error)
+        raise DataError(_with_drafts(mistakes, tables, settings, group)) from error
+    if mistakes:
+        raise DataError(_with_drafts(mistakes, tables, settings, group))
+    return targets
+
+
+_DRAFTED = (
+    "lines to paste below data.dataset.columns; their constants come from the rows, which no ε "
+    "covers: put public ones, or set data.dataset.constants: from_rows"
+)
+
+
+def _with_drafts(
+    mistakes: Mapping[str, str],
+    tables: Sequence[Table],
+    settings: FileDataset,
+    group: str | None,
+) -> str:
+    """Return the mistakes of all columns, a line each, and lines of settings that avoid them."""
+    wrong = [name for name in mistakes if name != group]
+    lines = [*mistakes.values()][:MAX_REPORTED]
+    if len(mistakes) > len(lines):
+        lines.append(f"and {len(mistakes) - len(lines)} more columns")
+    summaries = summarise(tables, wrong, decimal=settings.decimal)
+    if not tables or (settings.decimal == "." and has_decimal_commas(summaries)):
+        return "\n".join(lines)  # with the other mark, most columns need no settings
+    drafts = list[ColumnDraft]()
+    for name, summary in summaries.items():
+        listed = settings.constants_of(name)
+        if name != settings.target:
+            drafts.append(redraft(draft_column(name, summary), listed))
+        elif not (summary.gaps or isinstance(listed.classes, dict)):
+            drafts.append(redraft(draft_target(name, summary), listed))
+    if drafts:
+        lines += [_DRAFTED, *(f"  {draft.line}  {draft.comment}" for draft in drafts)]
+    return "\n".join(lines)
 
 
 def targets_of(
@@ -210,7 +292,7 @@ def targets_of(
     values = TargetCells(settings.target, _joined(cells), where, settings.decimal).values(column)
     if column is None:
         return values, None
-    return values, tuple(as_text(name) for name in column.settings.classes or ())
+    return values, column.settings.class_names
 
 
 def _check_same_columns(
@@ -245,27 +327,19 @@ def _filled(
     return part
 
 
-def _features(table: Table, block: TableBlock, columns: Sequence[Column]) -> NDArray[np.float64]:
+def _features(
+    table: Table, block: TableBlock, columns: Sequence[Column], mistakes: dict[str, str]
+) -> NDArray[np.float64]:
+    """Return the features of a block (n, k), NaN where a cell is wrong; add to the mistakes."""
     features = []
     for column in columns:
         try:
             features.append(column.features(column.numbers(block.cells[column.name])))
         except CellError as error:
             place = table.where(block.places[error.row])
-            raise DataError(f"{place}: column {column.name!r}: {error}") from error
+            mistakes.setdefault(column.name, f"{place}: column {column.name!r}: {error}")
+            features.append(np.full((len(block.places), len(column.feature_names)), np.nan))
     return np.concatenate(features, axis=1)
-
-
-def _group(name: str, parts: Sequence[TablePart]) -> tuple[str, ...]:
-    for part in parts:
-        cells = part.texts[name]
-        if "" in cells:
-            place = part.where(list(cells).index(""))
-            raise DataError(
-                f"{place}: column {name!r}: the cell is empty, and names the client of the row; "
-                "fix the cell or remove the row"
-            )
-    return tuple(cell for part in parts for cell in part.texts[name])
 
 
 def _repeated(names: Sequence[str], parts: Sequence[TablePart]) -> tuple[str, ...]:

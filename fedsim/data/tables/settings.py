@@ -1,13 +1,59 @@
 """Settings of `data.dataset.columns`: public constants that turn a column into features."""
 
-from typing import Annotated, ClassVar, Literal, Self
+from math import isfinite
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
 from fedsim.core.settings import Settings
 
 Cell = str | bool | Annotated[int, Field(ge=-(2**53), le=2**53)] | float
 Bounds = Annotated[list[float], Field(min_length=2, max_length=2)]
+
+
+def _classes(value: Any) -> "list[Cell] | dict[str, list[Cell]]":
+    """Return two classes or more: a list of cells, or lists of cells by the name of a class."""
+    groups = value.values() if isinstance(value, dict) else [value]
+    if not (
+        (isinstance(value, list) or (isinstance(value, dict) and all(map(_is_text, value))))
+        and all(isinstance(cells, list) and cells and all(map(_is_cell, cells)) for cells in groups)
+    ):
+        raise ValueError(
+            "must be a list of cells, such as [F, M], or lists of cells by the name of a class, "
+            "such as {healthy: [0], ill: [1, 2, 3, 4]}"
+        )
+    if len(value) < 2:
+        raise ValueError(f"must have at least 2 classes, got {len(value)}")
+    return value
+
+
+def _is_text(name: object) -> bool:
+    return isinstance(name, str) and bool(name)
+
+
+def _is_cell(value: object) -> bool:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return abs(value) <= 2**53
+    return isinstance(value, str | bool) or (isinstance(value, float) and isfinite(value))
+
+
+_CELLS: dict[str, Any] = {
+    "type": "array",
+    "items": {"anyOf": [{"type": "string"}, {"type": "boolean"}, {"type": "number"}]},
+    "minItems": 1,
+}
+Classes = Annotated[
+    list[Cell] | dict[str, list[Cell]],
+    PlainValidator(_classes),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {**_CELLS, "minItems": 2},
+                {"type": "object", "additionalProperties": _CELLS, "minProperties": 2},
+            ]
+        }
+    ),
+]
 
 
 class ColumnSettings(Settings):
@@ -23,10 +69,16 @@ class ColumnSettings(Settings):
     log: bool = Field(
         default=False, description="sign(x) log(1 + |x|), for numbers over orders of magnitude"
     )
-    classes: Annotated[list[Cell], Field(min_length=2)] | None = Field(
+    classes: Classes | None = Field(
         default=None,
         description="categories of the column: one feature, 0 or 1, for each; for the target: the "
-        "names of its classes, in the order of their numbers",
+        "names of its classes, in the order of their numbers. A mapping groups cells: {healthy: "
+        "[0], ill: [1, 2, 3, 4]}",
+    )
+    above: float | None = Field(
+        default=None,
+        description="a cut: numbers up to this value are one class, larger ones the other; for the "
+        "target, or one feature, 0 or 1, for each",
     )
     date: str | None = Field(
         default=None,
@@ -49,20 +101,28 @@ class ColumnSettings(Settings):
     )
 
     @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """Names of the classes, in the order of their numbers; None for numbers."""
+        if self.above is not None:
+            cut = as_text(self.above)
+            return f"up to {cut}", f"above {cut}"
+        return None if self.classes is None else tuple(map(as_text, self.classes))
+
+    @property
     def only_classes(self) -> bool:
         """Whether the settings list classes and nothing else, as those of a target column may."""
-        return self.classes is not None and not any(self.model_dump(exclude={"classes"}).values())
+        others = self.model_dump(exclude={"classes", "above"}).values()
+        return self.class_names is not None and not any(others)
 
     def feature_names(self, column: str) -> tuple[str, ...]:
         """Return the names of a column's features: the column's name, or `sex=F` for each class."""
-        if self.classes is None:
-            return (column,)
-        return tuple(f"{column}={as_text(name)}" for name in self.classes)
+        names = self.class_names
+        return (column,) if names is None else tuple(f"{column}={name}" for name in names)
 
     @model_validator(mode="after")
     def _rule(self) -> Self:
         if self.classes is not None:
-            self._check_classes([as_text(name) for name in self.classes])
+            self._check_classes([*map(as_text, self.classes)])
             return self
         if self.other is not None:
             raise ValueError("other is one of classes; add classes, or remove other")
@@ -71,6 +131,9 @@ class ColumnSettings(Settings):
                 f"fill must be a number for a column of numbers, got {as_text(self.fill)!r}; for "
                 "categories, add classes"
             )
+        for key in ("range", "log"):
+            if self.above is not None and getattr(self, key):
+                raise ValueError(f"above and {key} exclude each other; remove one of them")
         if self.range is not None and not self.range[0] < self.range[1]:
             raise ValueError(f"range must be [low, high] with low < high, got {self.range}")
         if self.date is not None and self.log:
@@ -80,10 +143,12 @@ class ColumnSettings(Settings):
         return self
 
     def _check_classes(self, names: list[str]) -> None:
-        for key in ("range", "log", "date"):
-            if getattr(self, key):
+        for key in ("range", "log", "date", "above"):
+            if getattr(self, key) is not ColumnSettings.model_fields[key].default:
                 raise ValueError(f"classes and {key} exclude each other; remove one of them")
-        repeated = next((name for name in names if names.count(name) > 1), None)
+        groups = self.classes.values() if isinstance(self.classes, dict) else [self.classes or []]
+        cells = [as_text(cell) for group in groups for cell in group]
+        repeated = next((cell for cell in cells if cells.count(cell) > 1), None)
         if repeated is not None:
             raise ValueError(f"classes has {repeated!r} twice; remove one")
         for key in ("fill", "other"):

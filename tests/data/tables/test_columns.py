@@ -38,6 +38,12 @@ def features(folder: Path, cells: list[str], constants: Any) -> list[list[float]
             [[1, 0], [0, 1], [1, 0]],
         ),
         (["1", "2"], {"classes": [2, 1]}, [[0, 1], [1, 0]]),
+        (
+            ["0", "3", "", "9"],
+            {"classes": {"none": [0], "some": [1, 3]}, "fill": "none", "other": "some"},
+            [[1, 0], [0, 1], [1, 0], [0, 1]],
+        ),
+        (["0", "0.5", "-1", ""], {"above": 0, "fill": 7}, [[1, 0], [0, 1], [1, 0], [0, 1]]),
         (["true", "false"], {"classes": [False, True]}, [[0, 1], [1, 0]]),
         (["none", "None"], {"classes": ["none", "x"], "fill": "x"}, [[1, 0], [0, 1]]),
         (
@@ -85,6 +91,43 @@ def test_the_target_may_list_its_classes(tmp_path: Path) -> None:
         read(tmp_path, "a,ill\n1,yes\n2,ny\n", columns={"ill": {"classes": ["no", "yes"]}})
 
 
+def test_the_target_may_group_its_classes_or_cut_its_numbers(tmp_path: Path) -> None:
+    text = "a,ill\n1,0\n2,4\n3,1\n"
+    groups = {"ill": {"classes": {"healthy": [0], "sick": [1, 2, 3, 4]}}}
+    data = read(tmp_path, text, columns=groups)
+    assert data.train.targets.tolist() == [0, 1, 1]
+    assert data.class_names == ("healthy", "sick")
+    data = read(tmp_path, text, columns={"ill": {"above": 1}})
+    assert data.train.targets.tolist() == [0, 1, 0]
+    assert data.class_names == ("up to 1", "above 1")
+    with pytest.raises(DataError) as caught:
+        read(tmp_path, "a,ill\n1,0\n2,5\n", columns=groups)
+    assert str(caught.value) == (  # no `other` and no `fill`, which a target does not have
+        f"{tmp_path / 'h.csv'}:3: column 'ill': '5' is not one of the classes '0', '1', '2', '3', "
+        "'4'; add it to classes"
+    )
+    with pytest.raises(DataError, match=r"is empty; fix the cell or remove the row$"):
+        read(tmp_path, "a,ill\n1,0\n2,\n", columns={"ill": {"above": 1}})
+
+
+@pytest.mark.parametrize(
+    ("constants", "message"),
+    [
+        ({"classes": {"a": 0, "b": [1]}}, "lists of cells by the name of a class"),
+        ({"classes": {"a": [0], "b": []}}, "lists of cells by the name of a class"),
+        ({"classes": {"a": [0, 1]}}, "at least 2 classes, got 1"),
+        ({"classes": {"a": [0, 1], "b": [1]}}, "classes has '1' twice"),
+        ({"classes": {"a": [0], "b": [1]}, "above": 0}, "classes and above exclude each other"),
+        ({"classes": {"a": [0], "b": [1]}, "fill": 1}, "fill must be one of classes, got '1'"),
+        ({"above": 0, "range": [0, 1]}, "above and range exclude each other"),
+        ({"above": 0, "other": "x"}, "other is one of classes"),
+    ],
+)
+def test_groups_and_cuts_that_contradict_are_refused(constants: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FileDataset.model_validate({"target": "ill", "columns": {"a": constants}})
+
+
 def test_a_public_table_is_the_test_set_in_any_order_of_columns(tmp_path: Path) -> None:
     data = read(tmp_path, "a,b,ill\n1,2,x\n3,4,y\n", "ill,b,a\ny,20,10\n")
     assert data.test is not None
@@ -126,35 +169,52 @@ FIX = "fix the cell or remove the row"
 OR_SET = f"{FIX}, or set data.dataset.columns:"
 SEX = {"columns": {"sex": {"classes": ["F", "M"]}}}
 DAY = {"columns": {"day": {"date": "iso"}}}
-TEN_BAD_TABLES = [  # content, settings, message
+PASTE = (
+    "\nlines to paste below data.dataset.columns; their constants come from the rows, which no ε "
+    "covers: put public ones, or set data.dataset.constants: from_rows\n  "
+)
+TEN_BAD_TABLES = [  # content, settings, message with the line to paste
     (
         "age,ill\n5,0\n,1\n",
         {},
-        f":3: column 'age': the cell is empty; {OR_SET} {{age: {{fill: 0}}}}",
+        f":3: column 'age': the cell is empty; {OR_SET} {{age: {{fill: 0}}}}{PASTE}"
+        "age: {classes: [5, unknown], fill: unknown}  # a few whole numbers; codes or amounts? "
+        "amounts: {range: [5, 6]}",
     ),
-    ("age,ill\n5,0\nNA,1\n", {}, f":3: column 'age': 'NA' {NUMBER}; {OR_SET} {{age: {{fill: 0}}}}"),
     (
-        "sex,ill\nF,0\n",
+        "age,ill\n5,0\n60,1\nNA,1\n",
         {},
-        f":2: column 'sex': 'F' {NUMBER}; {OR_SET} {{sex: {{classes: [...]}}}}, or sex: drop",
+        f":4: column 'age': 'NA' {NUMBER}; {OR_SET} {{age: {{fill: 0}}}}{PASTE}"
+        "age: {classes: [5, 60, unknown], fill: unknown}  # a few whole numbers; codes or amounts? "
+        "amounts: {range: [5, 60]}",
+    ),
+    (
+        "sex,ill\nF,0\nM,0\n",
+        {},
+        f":2: column 'sex': 'F' {NUMBER}; {OR_SET} {{sex: {{classes: [...]}}}}, or sex: drop{PASTE}"
+        "sex: {classes: [F, M]}  # categories; which ones does its code book have?",
     ),
     (
         "sex,ill\nF,0\nm,1\n",
         SEX,
         ":3: column 'sex': 'm' is not one of the classes 'F', 'M'; add it to classes, or set "
-        "other: M",
+        f"other: M{PASTE}sex: {{classes: [F, M, m]}}  # categories; which ones does its code book "
+        "have?",
     ),
     (
-        "day,ill\n31.12.2024,0\n",
+        "day,ill\n31.12.2024,0\n01.02.2020,0\n",
         {},
         f":2: column 'day': '31.12.2024' {NUMBER}; {OR_SET} {{day: {{date: iso}}}}, or a format "
-        "as %d.%m.%Y",
+        f"as %d.%m.%Y{PASTE}"
+        'day: {range: [2020, 2025], date: "%d.%m.%Y"}  # dates; which years are possible?',
     ),
     (
-        "day,ill\n12/31/2024,0\n",
+        "day,ill\n12/31/2024,0\n01/31/2024,0\n",
         DAY,
         f":2: column 'day': '12/31/2024' is not an ISO date such as 2024-03-31; {FIX}, or change "
-        "date",
+        f"date{PASTE}"
+        'day: {range: [2024, 2025], date: "%m/%d/%Y"}  # dates; which years are possible? day or '
+        "month first?",
     ),
     (
         'dose,ill\n"3,5",0\n',

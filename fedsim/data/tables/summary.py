@@ -1,0 +1,156 @@
+"""Summarises the cells of columns block by block: what a draft of their settings follows from."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.data.tables.column import MISSING, Cells, as_number, as_years, years_of_array
+from fedsim.data.tables.settings import as_text
+from fedsim.data.tables.table import Table
+
+MAX_CATEGORIES = 20
+"""Most different texts of a column that is drafted as categories."""
+
+MAX_DISTINCT = 100_000
+"""Most different texts of a column that are counted."""
+
+_MAX_NUMERALS = MAX_CATEGORIES + 1  # different numbers whose cells are kept
+_MAX_STRAYS = 5  # most different texts among numbers that are taken for missing values
+_MIN_NUMBERS = 0.8  # least share of numbers in a column of numbers with such texts
+_DATE_FORMATS = ("iso", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d-%m-%Y")
+
+
+class ColumnSummary:
+    """Counts of the cells of a column, which grow with each block of the table.
+
+    Attributes:
+        rows: number of cells.
+        gaps: number of missing cells.
+        texts: number of cells of each text that is not a number.
+        numerals: number of cells of each number, as the cells write it, up to one more than
+            `MAX_CATEGORIES` of them.
+
+    Args:
+        decimal: the decimal mark of numbers, `.` or `,`.
+    """
+
+    def __init__(self, decimal: str = ".") -> None:
+        self.rows = self.gaps = 0
+        self.texts = Counter[str]()
+        self.numerals = Counter[str]()
+        self._decimal, self._has_dates = decimal, False
+        self._values: list[NDArray[np.float64]] = [np.empty(0)]
+
+    def add(self, cells: Cells) -> None:
+        """Count the cells of a block: texts, or typed values as `Table.blocks` yields them."""
+        self.rows += len(cells)
+        if isinstance(cells, np.ndarray) and cells.dtype.kind != "b":
+            self._add_array(cells)
+            return
+        if isinstance(cells, np.ndarray):
+            cells = [as_text(cell) for cell in cells.tolist()]
+        values = list[float]()
+        for cell, count in Counter(cells).items():
+            value = as_number(cell, self._decimal)
+            if cell.lower() in MISSING:
+                self.gaps += count
+            elif value is None:
+                self._count(self.texts, {cell: count}, MAX_DISTINCT)
+            else:
+                self._count(self.numerals, {cell: count}, _MAX_NUMERALS)
+                values.extend([value] * count)
+        self._values.append(np.array(values))
+
+    def _add_array(self, cells: NDArray[Any]) -> None:
+        self._has_dates |= cells.dtype.kind == "M"
+        numbers = years_of_array(cells) if self._has_dates else cells.astype(np.float64)
+        absent = np.isnat(cells) if self._has_dates else np.isnan(numbers)
+        self.gaps += int(absent.sum())
+        self._values.append(numbers[~absent])
+        distinct, counts = np.unique(numbers[~absent], return_counts=True)
+        few = dict(islice(zip(distinct.tolist(), counts.tolist(), strict=True), _MAX_NUMERALS))
+        cells_of = {as_text(value): count for value, count in few.items()}
+        self._count(self.numerals, cells_of, _MAX_NUMERALS)
+
+    @staticmethod
+    def _count(counter: Counter[str], counts: Mapping[str, int], limit: int) -> None:
+        for cell, count in counts.items():
+            if count and (cell in counter or len(counter) < limit):
+                counter[cell] += count
+
+    @property
+    def values(self) -> NDArray[np.float64]:
+        """All numbers of the column (n,); of typed dates the years."""
+        return np.concatenate(self._values)
+
+    @property
+    def is_number(self) -> bool:
+        """Whether the cells are numbers, but for gaps and a few texts such as `unknown`."""
+        numbers = sum(map(len, self._values))
+        known = self.rows - self.gaps
+        strays = len(self.texts) <= _MAX_STRAYS and numbers >= _MIN_NUMBERS * known
+        return numbers > 0 and (numbers == known or strays)
+
+    @property
+    def cells(self) -> list[str]:
+        """The different cells: numbers by their size and then texts, some of them if many."""
+        numbers = sorted(self.numerals, key=lambda cell: as_number(cell, self._decimal) or 0.0)
+        return [*numbers, *sorted(self.texts)]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether `cells` has every different cell."""
+        return len(self.numerals) < _MAX_NUMERALS and len(self.texts) < MAX_DISTINCT
+
+    @property
+    def date_format(self) -> str | None:
+        """The format of dates in all cells, as `ColumnSettings.date`; None for other cells."""
+        if self._has_dates:
+            return "iso"
+        if not self.texts or self.numerals:
+            return None
+        forms = (form for form in _DATE_FORMATS if self._are_dates(form))
+        return next(forms, None)
+
+    def _are_dates(self, form: str) -> bool:
+        return all(as_years(cell, form) is not None for cell in self.texts)
+
+    def years(self, form: str) -> NDArray[np.float64]:
+        """Return the dates in the cells as years with a fraction (n,)."""
+        if self._has_dates:
+            return self.values
+        return np.array([as_years(cell, form) for cell in self.texts], np.float64)
+
+
+def summarise(
+    tables: Iterable[Table], names: Sequence[str], *, decimal: str = "."
+) -> dict[str, ColumnSummary]:
+    """Return the summary of columns over the rows of one or several tables.
+
+    Args:
+        tables: the tables; one that lacks a column adds nothing to it.
+        names: names of the columns.
+        decimal: the decimal mark of numbers, `.` or `,`.
+
+    Raises:
+        DataError: a table cannot be read.
+    """
+    summaries = {name: ColumnSummary(decimal) for name in names}
+    for table in tables:
+        present = [name for name in names if name in table.names]
+        for block in table.blocks(present):
+            for name in present:
+                summaries[name].add(block.cells[name])
+    return summaries
+
+
+def has_decimal_commas(summaries: Mapping[str, ColumnSummary]) -> bool:
+    """Whether all texts of some column are numbers with a decimal comma."""
+    return any(
+        summary.texts and all(as_number(cell, ",") is not None for cell in summary.texts)
+        for summary in summaries.values()
+    )
