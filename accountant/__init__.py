@@ -1,6 +1,6 @@
 """Privacy accounting: privacy events, accountants, noise calibration and the privacy ledger.
 
-Apart from fedsim itself it needs only numpy and scipy.
+Apart from fedsim itself, the package needs only numpy and scipy.
 """
 
 if not __name__.startswith("fedsim."):

@@ -1,7 +1,7 @@
 """Privacy accountants, which compose privacy events and return the (epsilon, delta) of all of them.
 
 The state of an accountant is the number of runs of each mechanism. Composing an event adds to a
-counter; epsilon is computed on request. It does not depend on the order of the events.
+counter. Epsilon is computed on request and does not depend on the order of the events.
 """
 
 import math
@@ -129,7 +129,7 @@ class Accountant(ABC):
 
     @property
     def steps(self) -> Mapping[Mechanism, int]:
-        """A copy of the number of runs of each mechanism, which alone determines epsilon."""
+        """Number of runs of each mechanism, as a copy; these numbers alone determine epsilon."""
         return dict(self._steps)
 
     @final
@@ -417,7 +417,7 @@ def accountant_name(accountant: AccountantChoice) -> AccountantName:
 
 
 def renyi_choice(accountant: AccountantChoice) -> AccountantChoice:
-    """Return the Rényi accountant to compare `accountant` with, with the same orders if any."""
+    """Return the Rényi accountant for comparison: `accountant` itself if it is one, or "rdp"."""
     return accountant if isinstance(accountant, RdpOrders) else "rdp"
 
 

@@ -36,7 +36,7 @@ def calibrate_noise_multiplier(
 
     Guarantee: `steps` Poisson-sampled Gaussian steps with the returned z have
     get_epsilon(delta) <= target_epsilon by the same accountant, and at least target_epsilon -
-    tolerance. The lower bound can fail: z then has more noise than needed. This happens where the
+    tolerance. The lower bound can fail, which makes z larger than needed. This happens where the
     PLD accountant has to coarsen its grid of losses (epsilon in the hundreds) or uses RDP instead.
 
     The result depends on the arguments alone and is cached.

@@ -62,9 +62,10 @@ class ReplacedGaussian:
 
 @dataclass(frozen=True)
 class FixedSizeGaussian:
-    """A Gaussian step on a share q < 1 of the examples, drawn without replacement, for replace-one.
+    """A Gaussian step on a share q < 1 of the examples, drawn without replacement.
 
-    The noise multiplier z is relative to the clipping norm C.
+    It is valid under replace-one adjacency. The noise multiplier z is relative to the clipping
+    norm C of one example.
     """
 
     sampling_rate: float

@@ -417,7 +417,7 @@ def to_dict(event: Event) -> dict[str, Any]:
 
 
 def event_from_dict(record: Mapping[str, Any]) -> Event:
-    """Return the event that `to_dict` turned into this record.
+    """Return the event of a record that `to_dict` returned.
 
     Raises:
         ValueError: the type is unknown, a key is missing or unknown, or a value breaks the

@@ -46,7 +46,7 @@ def gaussian_log_delta(mu: float, epsilon: float) -> float:
 def gaussian_epsilon(mu: float, delta: float) -> float:
     """Return the least epsilon >= 0 at which N(mu, 1) against N(0, 1) has the given `delta`.
 
-    It is exact to 1e-12 relative.
+    The result is exact to 1e-12 relative.
 
     Edge cases: mu above 1e8 gives infinity.
 

@@ -20,7 +20,7 @@ from fedsim.accountant.search import largest_count
 
 
 class Budget(Protocol):
-    """The spending rule of a `PrivacyFilter`: it counts how many more releases fit."""
+    """Interface of a privacy budget, which counts how many more releases it allows."""
 
     order: float | None  # the Rényi order of the filter, if it has one
 

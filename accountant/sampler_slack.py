@@ -9,12 +9,13 @@ probability that differs by a factor close to 1 (theorem and proof: docs/explain
   the sampler and with the accountants' noise.
 
 Take a mechanism that draws N values and is (ε, δ)-DP with the accountants' noise. Bernstein's
-inequality for the sum of ℓ and two changes of measure show for every δ₁ that with drawn noise it is
+inequality for the sum of ℓ and two changes of measure show that with the sampler's noise and for
+every δ₁ the mechanism is
 
     (ε + 2t, e^t δ + (1 + e^(ε + t)) (δ₁ + N 2⁻¹⁸⁷))-DP,
     t = N (E ℓ² + 2⁻¹⁸⁷) + sqrt(2 N E ℓ² ln(1/δ₁)) + (2/3) 5e-8 ln(1/δ₁).
 
-N is always `MAX_DRAWS` in this module, so the slack does not grow with the number of steps.
+N is always `MAX_DRAWS` = 10¹² in this module, so the slack does not grow with the number of steps.
 """
 
 import math
@@ -35,8 +36,8 @@ class Slack(NamedTuple):
     """The amounts that the error of the noise sampler adds to ε and δ of a guarantee.
 
     Attributes:
-        epsilon: amount 2t added to ε; infinite if nothing can be proven.
-        delta: amount added to the δ of the accountants; 1 if nothing can be proven.
+        epsilon: amount to add to the ε of the accountants; infinite if nothing can be proven.
+        delta: amount to add to the δ of the accountants; 1 if nothing can be proven.
     """
 
     epsilon: float
@@ -49,7 +50,7 @@ def sampler_slack(epsilon: float, delta: float) -> Slack:
     The accountants use δ (1 - SHARE) with SHARE = 2⁻¹⁴, so δ · SHARE remains for the sampler.
 
     Guarantee: a mechanism that is (epsilon, delta · (1 - SHARE))-DP with noise rint(N(0, 2⁴⁸)) is
-    (epsilon + slack.epsilon, delta)-DP with at most MAX_DRAWS values of `spline_integers`;
+    (epsilon + slack.epsilon, delta)-DP with at most MAX_DRAWS = 10¹² values of `spline_integers`;
     slack.delta is at most delta · SHARE.
 
     Edge cases: an infinite epsilon has slack (0, 0). The slack is infinite if (1 + e^epsilon)
@@ -80,8 +81,8 @@ def sampler_slack(epsilon: float, delta: float) -> Slack:
 def epsilon_with_slack(get_epsilon: Callable[[float], float], delta: float) -> float:
     """Return the ε at `delta` of all releases, plus what the error of the noise sampler adds.
 
-    Guarantee: if all releases are (get_epsilon(d), d)-DP for every d with the accountants' noise,
-    they are (epsilon, delta)-DP with at most MAX_DRAWS values of `spline_integers`.
+    Guarantee: if all releases are (get_epsilon(d), d)-DP for every d with noise rint(N(0, 2⁴⁸)),
+    they are (epsilon, delta)-DP with at most MAX_DRAWS = 10¹² values of `spline_integers`.
 
     Edge cases: without releases ε is 0; this case is recognised by an ε of 0 even at δ = 2⁻²⁰⁰. The
     result is infinite if the ε of the accountants is infinite, or if `sampler_slack` can prove
@@ -105,8 +106,8 @@ def epsilon_with_slack(get_epsilon: Callable[[float], float], delta: float) -> f
 def target_without_slack(target_epsilon: float, delta: float) -> tuple[float, float]:
     """Return the stricter (ε, δ) for the accountants that leaves room for the sampler's error.
 
-    Guarantee: if all releases have the returned (ε, δ) with the accountants' noise,
-    `epsilon_with_slack` is at most `target_epsilon` at `delta`.
+    Guarantee: if all releases have the returned (ε, δ) with noise rint(N(0, 2⁴⁸)), which the
+    accountants assume, `epsilon_with_slack` is at most `target_epsilon` at `delta`.
 
     Args:
         target_epsilon: the ε that must hold after the slack is added, > 0.
@@ -131,11 +132,12 @@ def target_without_slack(target_epsilon: float, delta: float) -> tuple[float, fl
 def delta_with_slack(get_delta: Callable[[float], float], epsilon: float) -> float:
     """Return the δ at `epsilon` of all releases, plus what the error of the noise sampler adds.
 
-    Guarantee: if all releases are (e, get_delta(e))-DP for every e >= 0 with the accountants'
-    noise, they are (epsilon, delta)-DP with at most MAX_DRAWS values of `spline_integers`.
+    Guarantee: if all releases are (e, get_delta(e))-DP for every e >= 0 with noise
+    rint(N(0, 2⁴⁸)), they are (epsilon, delta)-DP with at most MAX_DRAWS = 10¹² values of
+    `spline_integers`.
 
     Edge cases: without releases (δ is 0 at ε = 0) the result is 0; it is never above 1. If ε is
-    below the slack 2t, the δ at ε - 2t < 0 is bounded by the δ at 0 plus 2t - ε.
+    below 2t, the amount added to ε, the δ at ε - 2t < 0 is bounded by the δ at 0 plus 2t - ε.
 
     Args:
         get_delta: function that returns the δ of the accountants at an ε >= 0; it never increases

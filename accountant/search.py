@@ -16,8 +16,8 @@ NOISE_TOLERANCE = 1e-4  # in epsilon
 def largest_count(cost: Callable[[int], float], limit: float, start: int = 1) -> int:
     """Return the number of releases n in [0, `MOST`] with cost(n) <= limit < cost(n + 1).
 
-    n is 0 if even cost(1) is above the limit, and `MOST` if cost(MOST) is within it. If cost does
-    not grow everywhere, several n qualify and one of them is returned.
+    `MOST` is 10^12. n is 0 if even cost(1) is above the limit, and `MOST` if cost(MOST) is not
+    above it. If cost does not grow everywhere, several n qualify and one of them is returned.
 
     Args:
         cost: function that returns the cost (such as epsilon) of n >= 1 releases.

@@ -4,7 +4,7 @@ A certificate is an ε at a δ against one adversary. Local trust has one certif
 server, which sees single uploads. Distributed trust has two. One is against an adversary that sees
 sums of uploads. The other is against a server that sees single uploads, each hidden only by its own
 noise. Central trust has one, against an adversary that sees global models. Certificates against
-different adversaries or of different units are never added, averaged or compared.
+different adversaries or privacy units (example, client) are never added, averaged or compared.
 
 Under distributed trust, the noise in every sum that is opened must hide each client. Client j of a
 round has weight a_j and adds N(0, (a_j s_j)² I) to its upload. The adversary sees only sums of at
@@ -87,8 +87,8 @@ class NoiseNeed:
     """The noise that one client needs in a sum of uploads.
 
     Attributes:
-        scale: largest change a_k C_k of the client's upload by one example, or by all its data; 0
-            for a client that sends nothing.
+        scale: largest change a_k C_k (weight times clipping norm) of the client's upload by one
+            example, or by all its data; 0 for a client that sends nothing.
         against_sums: noise multiplier z_k that the client claims against an adversary that sees
             only sums.
         against_server: noise multiplier that the client claims against a server that sees its
@@ -139,8 +139,8 @@ class NoiseShares:
         """Return the noise multiplier of a single upload, which has only its own client's noise.
 
         Args:
-            scale: largest change a_k C_k of the upload by one example, or by all data of the
-                client.
+            scale: largest change a_k C_k (weight times clipping norm) of the upload by one
+                example, or by all data of the client.
         """
         return self.share / checks.positive("scale", scale)
 

@@ -19,7 +19,7 @@ Stack = tuple[
 
 
 class StackSampler:
-    """A profiler that samples the stack of the thread that made it, every few milliseconds.
+    """A profiler that samples the stack of the thread that created it, every few milliseconds.
 
     A second thread takes the samples. Time in torch or on the disk counts towards the Python
     function that called it. The overhead is about 1 % of the time.

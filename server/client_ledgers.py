@@ -72,7 +72,7 @@ class ClientLedgers:
         return dict(sorted(self._spends.items()))
 
     def record(self, spend: ClientSpend) -> None:
-        """Replace a client's recorded spend with a newly reported one.
+        """Replace a client's recorded privacy spend (ledger and δ) with a newly reported one.
 
         Raises:
             ProtocolError: a reported ledger does not extend the client's previous one, or the

@@ -93,7 +93,7 @@ class ClientEvaluation:
         grid: Grid,
         timeout: float,
     ) -> EvaluationResult | None:
-        """Let clients evaluate the model of a round and return the averages; None if none is due.
+        """Let clients evaluate a round's model and return the averages; None in other rounds.
 
         Args:
             round_number: the round, from 1.
@@ -109,7 +109,7 @@ class ClientEvaluation:
         return self.averaged(exchange(grid, requests, timeout=timeout))
 
     def averaged(self, answers: Iterable[tuple[int, Message | ClientError]]) -> EvaluationResult:
-        """Return the means of the clients' metrics, each weighted by its number of examples.
+        """Return the means of the clients' metrics, weighted by the clients' numbers of examples.
 
         A client without held-out examples is left out of the means and is not counted as failed.
 

@@ -34,8 +34,8 @@ class Aggregate:
     Attributes:
         clients: the clients in the aggregate, ascending.
         steps: the number of charged steps of each of these clients.
-        clip_count: the noisy count that updates the adaptive clip norm, an integer of the noisy sum
-            (see `AggregationResult`); None if the clip norm is fixed.
+        clip_count: the noisy count that updates the adaptive clip norm, in grid steps (a step is
+            the value of the integer 1 in the sum); None if the clip norm is fixed.
         has_model: whether the round produced a new global model.
     """
 

@@ -258,8 +258,9 @@ class RoundReport:
     def without_participants(self) -> Self:
         """Return the report without anything that reveals the participants of a secret draw.
 
-        It names no client. It has no times and no bytes, which grow with the participants. The
-        adaptive clip norm stays: it is equal for all clients and depends only on charged releases.
+        The result names no client. Times and bytes are left out, because they grow with the number
+        of participants. The adaptive clip norm stays: it is equal for all clients and depends only
+        on charged releases.
         """
         return replace(self, clients=RoundClients(), cost=RoundCost())
 

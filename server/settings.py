@@ -194,13 +194,13 @@ class FederationSettings(Settings):
 
     @property
     def weights(self) -> WeightingSettings:
-        """Settings of the weighting; if the file gives only a name, all others are defaults."""
+        """Settings of the weighting; if the file gives only its name, they are the defaults."""
         named = self.weighting
         return WeightingSettings(name=named) if isinstance(named, str) else named
 
     @property
     def algorithm(self) -> AlgorithmSettings:
-        """Settings of the algorithm; if the file gives only a name, all others are defaults."""
+        """Settings of the algorithm; if the file gives only its name, they are the defaults."""
         named = self.strategy
         return AlgorithmSettings(name=named) if isinstance(named, str) else named
 

@@ -45,7 +45,7 @@ class PlannedSteps(Protocol):
         ...
 
     def charged_steps(self, client: int, round_number: int) -> int:
-        """Return how many steps of a round ledgers charge: 1 if whole updates are released."""
+        """Return the number of steps charged for a round; a whole update counts as one step."""
         ...
 
 
@@ -59,8 +59,10 @@ class RoundSetup:
         clients: the client number of each node, by node id.
         aggregator: the object that aggregates the updates of each round.
         evaluate: function that returns the metrics of one or several models on the public test set.
-        weights: the weights of all clients, which train requests state; None to state none.
-        steps: the planned local steps; None for one step per round without reports of short rounds.
+        weights: the weights of all clients, which train requests contain; None for requests
+            without weights.
+        steps: the planned local steps. None counts one step per round, and the report does not
+            name clients that took fewer steps than planned.
         deadline: the simulated seconds after which a reply is too late; None for no deadline.
         evaluation: the evaluation on clients' held-out examples; None without it.
         parts: the optional parts of a round, in the order in which their hooks are called.

@@ -148,7 +148,7 @@ def _json_of(entries: tuple[tuple[Event, int], ...]) -> tuple[str, str]:
 
 
 def total_of(charges: Iterable[Charge]) -> PrivacyLedger:
-    """Return one ledger of all charges of a client, against the adversary of its ε claim."""
+    """Return one ledger of a client's charges, against the adversary of the client's ε claim."""
     total = PrivacyLedger()
     for charge in charges:
         total.merge(charge.ledger)
@@ -156,7 +156,7 @@ def total_of(charges: Iterable[Charge]) -> PrivacyLedger:
 
 
 def total_against_server(charges: Iterable[Charge]) -> PrivacyLedger | None:
-    """Return one ledger of a client's charges against the server; None if no charge has one.
+    """Return one ledger of a client's charges against the server; None if there are none.
 
     Raises:
         JournalError: some charges have such a ledger and others do not.

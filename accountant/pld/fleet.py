@@ -1,9 +1,10 @@
 """The epsilon of many compositions at one delta, computed by privacy loss distributions.
 
-The method and its guarantee are those of `distribution`. It is several times faster because delta
-is known beforehand. The Rényi curves give the grid's spacing, the window and a lower end for the
-search, and only the tail above that end is summed up. The direction "add" is transformed only if
-Chernoff's bound does not already show that "remove" has the larger delta.
+The method and its guarantee are those of `distribution`. This module is several times faster than
+`distribution` because delta is known beforehand. The Rényi curves give the grid's spacing, the
+window and a lower end for the search of epsilon, and only the losses above that end are summed up.
+The direction "add" is transformed only if Chernoff's bound does not already show that "remove" has
+the larger delta.
 """
 
 import math

@@ -97,7 +97,7 @@ def tilted_profile(
     The result is None if the grid would be too large, or the tilt would magnify rounding too much.
 
     Guarantee: for these epsilon, delta is never below that of the composition. Every tilt gives an
-    upper bound. A tight one results if the tilt is the best order of a Rényi bound at the same
+    upper bound. The bound is tight if the tilt is the best order of a Rényi bound at the same
     delta, minus 1.
 
     Args:

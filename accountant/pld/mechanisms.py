@@ -3,11 +3,11 @@
 Most of them come from `loss_pmf`. This module computes one pass of random allocation (balls and
 bins) over b batches with noise multiplier z.
 
-The dominating pair of a pass is P, the mean over i of N(e_i, z^2 I), against Q = N(0, z^2 I), both
-in b dimensions (Chua et al. 2024, arXiv:2412.16802; `rdp/random_allocation.py` shows why adaptive
-steps reduce to it). Under Q its likelihood ratio r is the mean of b independent ratios w_i of one
-Gaussian. The method below uses the convex order. Another efficient method is that of Feldman,
-Shenfeld 2026, arXiv:2602.17284.
+The dominating pair of a pass is P, the mean over i of N(e_i, z^2 I) with unit vectors e_i, against
+Q = N(0, z^2 I), both in b dimensions (Chua et al. 2024, arXiv:2412.16802;
+`rdp/random_allocation.py` shows why adaptive steps reduce to it). Under Q the likelihood ratio r of
+the pair is the mean of b independent ratios w_i of one Gaussian each. The method below uses the
+convex order. Another efficient method is that of Feldman, Shenfeld 2026, arXiv:2602.17284.
 
 Both hockey-stick divergences, E_Q[(r - t)_+] of "remove" and E_Q[(1 - t r)_+] of "add", are
 expectations of convex functions of r. So a mean-preserving spread of r gives a pair that dominates

@@ -4,8 +4,8 @@ An (epsilon_i, delta_i)-DP release is dominated by one that reveals everything w
 delta_i and otherwise is randomised response. Its loss is +epsilon_i or -epsilon_i, with odds
 e^epsilon_i (Kairouz, Oh, Viswanath 2015, arXiv:1311.0776, Theorem 3.3 and its proof). Composing
 these gives the least bound that follows from these numbers alone; for unequal releases it is
-Theorem 1.5 of Murtagh, Vadhan 2016, arXiv:1507.03113. It is never above the sums of basic
-composition. A few releases have few possible composed losses, so this is fast.
+Theorem 1.5 of Murtagh, Vadhan 2016, arXiv:1507.03113. The bound is never above the sums of basic
+composition. A few releases have few possible composed losses, so the computation is fast.
 """
 
 import math

@@ -6,7 +6,7 @@ Let K(s) be the log moment generating function of the composed loss. Then for an
 
 (Zhu, Dong, Wang 2022, arXiv:2106.08567; Alghamdi et al. 2023, arXiv:2208.09595). There is no grid
 of losses and nothing is truncated. So this estimate shares no error with `distribution` and serves
-as a cross-check of it. It is also several times faster. But its error is only estimated, so no
+as a cross-check. The estimate is also several times faster. But its error is only estimated, so no
 guarantee may be printed from it: use `distribution` for that.
 
 The contour runs through the saddle point, where the integrand cancels least. The integral is

@@ -1,15 +1,16 @@
 """RDP curves of many Poisson-sampled Gaussians at once, computed as arrays.
 
-For sampling rate q and noise multiplier z let mu0 = N(0, z^2), r = 1 + u = 1 - q + q e^t with
-t = (x - 1/2) / z^2, and A(b) = E_mu0[r^b]. At integer orders A is a binomial sum without
-cancellation. At other orders it is an integral of mu0 (r^b - 1 - b u) >= 0 by the trapezoid rule.
-All exponents of a mechanism share the nodes, so r is computed once per node. Both computations use
-arrays (mechanisms x orders x terms).
+A step has sampling rate q and noise multiplier z. For x from mu0 = N(0, z^2) let the likelihood
+ratio be r = 1 + u = 1 - q + q e^t with t = (x - 1/2) / z^2. The RDP of order b follows from
+A(b) = E_mu0[r^b]. At integer orders A is a binomial sum without cancellation. At other orders A - 1
+is an integral of mu0 (r^b - 1 - b u) >= 0, computed by the trapezoid rule. All exponents of a
+mechanism share the nodes, so r is computed once per node. Both computations use arrays (mechanisms
+x orders x terms).
 
 Precision: 1e-12 relative in log A; the tests compare with mpmath. The trapezoid rule with spacing h
 has an error of exp(-2 pi a / h) for an integrand that is analytic within a of the real axis. Here r
-vanishes at a distance of pi z^2 from the axis, and a Gaussian allows no more than about 2 pi
-z^2 / h. The spacing h in the code follows from this.
+vanishes at a distance of pi z^2 from the axis, which limits a. The Gaussian factor mu0 grows away
+from the axis, so an a above about 2 pi z^2 / h does not help. The spacing h follows from both.
 """
 
 import math
@@ -33,8 +34,8 @@ _TERMS = 14  # ... with this many terms: the first one left out is 1e-16 of the 
 def is_supported(rates: Floats, noises: Floats, orders: Sequence[float]) -> NDArray[np.bool_]:
     """Whether `rdp_curves` is valid for each mechanism, bool (mechanisms,).
 
-    It is valid for 1e-100 <= q < 1 if no product overflows. With the default orders this holds for
-    every z between 0.5 and 1e6.
+    It is valid for sampling rates 1e-100 <= q < 1 if no product overflows. With the default orders
+    none does for any noise multiplier z between 0.5 and 1e6.
 
     Args:
         rates: sampling rates q, float64 (mechanisms,).
@@ -76,9 +77,10 @@ def rdp_curves(rates: Floats, noises: Floats, orders: Sequence[float]) -> Floats
 def log_moment_table(rates: Floats, noises: Floats, exponents: Floats) -> Floats:
     """Return log E_mu0[r^b] for each exponent b, by quadrature, float64 (mechanisms, exponents).
 
-    With z and q of a mechanism, mu0 = N(0, z^2) and r = 1 - q + q e^((x - 1/2) / z^2). With b =
-    alpha > 1 the value is (alpha - 1) times the RDP of "remove". With b = -s < 0 it is the log
-    moment generating function at s of the "add" loss, since E_mu[(mu0/mu)^(s+1)] = E_mu0[r^-s].
+    A mechanism has sampling rate q and noise multiplier z. The mean is over x from mu0 = N(0, z^2),
+    and r = 1 - q + q e^((x - 1/2) / z^2) is the likelihood ratio mu/mu0 of the pair in `loss_pmf`.
+    With b = alpha > 1 the value is (alpha - 1) times the RDP of "remove". With b = -s < 0 it is the
+    log moment generating function at s of the "add" loss, as E_mu[(mu0/mu)^(s+1)] = E_mu0[r^-s].
 
     Args:
         rates: sampling rates q in (0, 1), float64 (mechanisms,).

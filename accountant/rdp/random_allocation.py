@@ -2,14 +2,17 @@
 
 Each example joins one of b batches, uniformly and independently. Every batch releases its clipped
 sum with noise of standard deviation z C. The dominating pair of one pass is P, the mean over i of
-N(e_i, z^2 I), against Q = N(0, z^2 I), both in b dimensions (Chua et al. 2024, arXiv:2412.16802;
-Feldman, Shenfeld 2025, arXiv:2502.08202). The proof covers steps that look at earlier releases. Fix
-the batches of all other examples (they are independent of the differing example, and divergences
-are jointly convex). Given all earlier releases, step t then releases a known vector, plus a vector
-v_t of norm at most C if the example is in batch t, plus noise. Take y_t = 1[I = t] + z g_t of the
-pair and fresh noise h_t. Then (|v_t|/C) y_t + (1 - |v_t|^2/C^2)^(1/2) z h_t is the component of the
-step's release along v_t; the other components are pure noise. So the pass is a post-processing of
-the pair, and Rényi divergences, in either order, can only shrink. Several passes compose as usual.
+N(e_i, z^2 I) with unit vectors e_i, against Q = N(0, z^2 I), both in b dimensions (Chua et al.
+2024, arXiv:2412.16802; Feldman, Shenfeld 2025, arXiv:2502.08202).
+
+The proof covers steps that look at earlier releases. Let I be the batch of the differing example.
+Fix the batches of all other examples (they are independent of I, and divergences are jointly
+convex). Given all earlier releases, step t then releases a known vector, plus a vector v_t of norm
+at most C if I = t, plus noise. Take coordinate t of the pair, y_t = 1[I = t] + z g_t, and fresh
+noise h_t (g_t and h_t are standard normal). Then (|v_t|/C) y_t + (1 - |v_t|^2/C^2)^(1/2) z h_t is
+the component of the step's release along v_t, in units of C; the other components are pure noise.
+So the pass is a post-processing of the pair, and Rényi divergences, in either order, can only
+shrink. Several passes compose as usual.
 
 Let r be the mean of b independent r_i = N(1, z^2)/N(0, z^2), as functions of a sample of Q. Then
 

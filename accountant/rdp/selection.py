@@ -28,6 +28,7 @@ def rdp_repeat_and_select(
     Guarantee: if one run is (orders[i], rdp[i])-RDP for every i, then the selection is
     (orders[i], value[i])-RDP, provided K is drawn independently of the data and stays secret.
 
+    The RDP at order a is as follows (Papernot, Steinke 2022, arXiv:2110.03620).
     Truncated negative binomial K with eta = shape and parameter gamma (Theorem 2):
         rdp(a) + log E[K] / (a - 1) + (1 + eta) min over a' of ((1 - 1/a') rdp(a') - log(gamma)/a').
     Poisson K (Theorem 6): rdp(a) + log E[K] / (a - 1) + E[K] delta, where one run is
@@ -64,9 +65,9 @@ def rdp_repeat_and_select(
 def log_inverse_gamma(mean: float, shape: float) -> float:
     """Return log(1/gamma) for the parameter gamma of a truncated negative binomial distribution.
 
-    The result is rounded up by 1e-12 relative. With y = log(1/gamma), the mean is E[K] = eta
-    (e^y - 1) / (1 - e^(-eta y)), and (e^y - 1) / y for eta = 0 (Definition 1). It rises with y, and
-    a larger y only raises the RDP bound.
+    The result is rounded up by 1e-12 relative. With y = log(1/gamma), the mean number of runs is
+    E[K] = eta (e^y - 1) / (1 - e^(-eta y)), and (e^y - 1) / y for eta = 0 (Papernot, Steinke 2022,
+    Definition 1). The mean rises with y, and a larger y only raises the RDP bound.
 
     Args:
         mean: E[K] >= 1, the expected number of runs.
@@ -144,7 +145,7 @@ class RunCountDistribution:
 
     @property
     def most_runs(self) -> int:
-        """Largest number of runs to expect: it is exceeded with probability at most `TAIL`."""
+        """Largest number of runs to expect; more runs have probability at most `TAIL` = 1e-50."""
         with localcontext(_CONTEXT):
             return self._quantile(1 - Decimal(TAIL))
 

@@ -84,9 +84,10 @@ def rdp_without_replacement_published(
 ) -> Floats:
     """Return the RDP bound of Wang, Balle, Kasiviswanathan 2019 (arXiv:1808.00087), Theorem 9.
 
-    With order a, z_r = z / 2, e(j) = j / (2 z_r^2), e(infinity) infinite and binomial coefficients
-    C(a, j), the log moment is log(1 + q^2 C(a, 2) min{4 (e^e(2) - 1), 2 e^e(2)} + sum over j >= 3
-    of 2 q^j C(a, j) e^((j-1) e(j))). As published the bound may exceed even that of the unsampled
+    With order a, z_r = z / 2, g(j) = j / (2 z_r^2) (the paper's epsilon(j), infinite for j =
+    infinity) and binomial coefficients C(a, j), the log moment is
+    log(1 + q^2 C(a, 2) min{4 (exp(g(2)) - 1), 2 exp(g(2))} + sum over j >= 3 of
+    2 q^j C(a, j) exp((j-1) g(j))). As published the bound may exceed even that of the unsampled
     Gaussian for large q. Between whole orders it is interpolated (their Corollary 10).
 
     Args, edge cases and errors are those of `rdp_without_replacement`.
@@ -99,10 +100,10 @@ def rdp_without_replacement_tightened(
 ) -> Floats:
     """Return the tightened RDP bound of arXiv:1808.00087, Theorem 27, which dp-accounting uses.
 
-    It changes the terms j >= 3 of `rdp_without_replacement_published`, which has the notation. The
-    factor 2 e^((j-1) e(j)) becomes its minimum with 4 sqrt(B(2 floor(j/2)) B(2 ceil(j/2))), where
+    The notation is that of `rdp_without_replacement_published`, whose terms j >= 3 change. The
+    factor 2 exp((j-1) g(j)) becomes its minimum with 4 sqrt(B(2 floor(j/2)) B(2 ceil(j/2))), where
     B(l) = |sum over i of (-1)^i C(l, i) e^(i (i-1) / (2 z_r^2))|. For even l, B(l) is E[(N(1)/N(0)
-    - 1)^l] under N(0, z_r^2). It is computed as an integral, since the sum cancels.
+    - 1)^l] under N(0, z_r^2). B is computed as an integral, since the sum cancels.
 
     Args, edge cases and errors are those of `rdp_without_replacement`.
     """
@@ -114,8 +115,8 @@ def rdp_without_replacement_lower_bound(
 ) -> Floats:
     """Return a LOWER bound of the worst-case RDP (arXiv:1808.00087, Proposition 11); no guarantee.
 
-    Examples that are all -C except a single +C attain the bound, for clipping norm C. It is the RDP
-    formula of Poisson sampling at half the noise multiplier, z_r = z / 2.
+    Examples that are all -C except a single +C attain the bound, for clipping norm C. The bound is
+    the RDP formula of Poisson sampling at half the noise multiplier, z_r = z / 2.
 
     Args, edge cases and errors are those of `rdp_without_replacement`.
     """

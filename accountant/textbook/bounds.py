@@ -1,9 +1,10 @@
-"""Bounds on the ε of repeated steps, for comparison: basic composition to the PLD accountant.
+"""Bounds on the ε of repeated steps, from basic composition to the PLD accountant, to compare.
 
-Basic, strong, KOV and optimal composition use one (epsilon, delta) pair per step. The pair comes
-from the exact Gaussian mechanism on the batch and from amplification by sampling. Delta is split
-between the steps and the composition theorem in the best way. The moments accountant and Rényi DP
-use the Rényi curve of a step, and the PLD accountant uses its whole privacy loss distribution.
+Basic, strong, KOV (see the references) and optimal composition use one (epsilon, delta) pair per
+step. The pair comes from the exact Gaussian mechanism on the batch and from amplification by
+sampling. Delta is split between the steps and the composition theorem in the best way. The moments
+accountant and Rényi DP use the Rényi curve of a step. The PLD accountant uses the step's whole
+privacy loss distribution.
 
 References:
     Dwork, Roth 2014, The Algorithmic Foundations of Differential Privacy, Theorems 3.16 and 3.20.
@@ -93,7 +94,7 @@ class PairBound(Bound):
     def epsilon(
         self, charges: Charges, delta: float, adjacency: Adjacency = "zero_out"
     ) -> float | None:
-        """Return the smallest ε over splits of δ; None if the steps are not equal and covered."""
+        """Return the smallest ε over splits of δ; None if steps differ or are not covered."""
         delta, counts = checks.open_probability("delta", delta), dict[tuple[float, float], int]()
         for event, count in charges:
             try:

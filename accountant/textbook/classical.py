@@ -29,7 +29,7 @@ def classical_gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
     It is z = sqrt(2 ln(1.25/delta)) / epsilon.
 
     Guarantee: noise of standard deviation z times the L2 sensitivity makes one release
-    (epsilon, delta)-DP (D&R Theorem A.1). It says nothing about several releases together.
+    (epsilon, delta)-DP (Dwork, Roth 2014, Theorem A.1). Several releases together are not covered.
 
     Args:
         epsilon: in (0, 1). The theorem ends at 1; the formula becomes false above (at
@@ -62,14 +62,14 @@ def subsample_amplification(
     Guarantee: the pair holds for two combinations of sampling and adjacency, with (epsilon, delta)
     stated for the same adjacency:
 
-    * Poisson sampling at rate q, adding or removing an example (Li, Qardaji, Su 2012; BBG
-      Theorem 8);
-    * fixed-size sampling without replacement, q = m/n, replacing an example (BBG Theorem 9). The
-      base guarantee is then for sensitivity 2C. For a Gaussian this means half the noise
+    * Poisson sampling at rate q, adding or removing an example (Li, Qardaji, Su 2012; Theorem 8 of
+      Balle, Barthe, Gaboardi 2018, BBG);
+    * fixed-size sampling without replacement of m of n examples, q = m/n, replacing an example (BBG
+      Theorem 9). With clipping norm C the sensitivity is then 2C, so a Gaussian has half the noise
       multiplier.
 
-    It does not hold for Poisson sampling with replaced examples, sampling with replacement (BBG
-    Theorem 10 differs), or shuffling. It is not tight under composition.
+    The pair does not hold for Poisson sampling with replaced examples, sampling with replacement
+    (BBG Theorem 10 differs), or shuffling. It is not tight under composition.
 
     Args:
         epsilon: ε of the mechanism on the sample, >= 0.
@@ -96,9 +96,10 @@ def subsample_amplification(
 
 
 def basic_composition(epsilons: Sequence[float], deltas: Sequence[float]) -> tuple[float, float]:
-    """Return the sums of epsilons and of deltas, the latter at most 1: D&R Theorem 3.16.
+    """Return the sum of the epsilons and the sum of the deltas, at most 1.
 
-    Guarantee: adaptive releases, each (epsilons[i], deltas[i])-DP, jointly satisfy the pair.
+    Guarantee: adaptive releases, each (epsilons[i], deltas[i])-DP, jointly satisfy the pair (Dwork,
+    Roth 2014, Theorem 3.16).
 
     Args:
         epsilons: epsilon of each release, >= 0.
@@ -128,11 +129,11 @@ def advanced_composition(
 ) -> tuple[float, float]:
     """Return the (epsilon, delta) of T equal releases together, by advanced composition.
 
-    It is (eps sqrt(2 T ln(1/slack)) + T eps (e^eps - 1), T delta + slack).
+    With eps = `epsilon`, it is (eps sqrt(2 T ln(1/slack)) + T eps (e^eps - 1), T delta + slack).
 
     Guarantee: `count` = T adaptive releases, each (epsilon, delta)-DP, jointly satisfy the pair
-    (DRV; D&R Theorem 3.20). The formula is as published; for large epsilon it is worse than
-    `basic_composition`. `kov_composition` takes the smaller of both.
+    (Dwork, Rothblum, Vadhan 2010; Dwork, Roth 2014, Theorem 3.20). The formula is as published; for
+    large epsilon it is worse than `basic_composition`. `kov_composition` takes the smaller of both.
 
     Args:
         epsilon: ε of one release, >= 0.
@@ -156,12 +157,13 @@ def advanced_composition(
 
 
 def kov_composition(epsilon: float, delta: float, count: int, slack: float) -> tuple[float, float]:
-    """Return the (epsilon, delta) of T equal releases together by KOV Theorem 3.4.
+    """Return the (epsilon, delta) of T equal releases together by the composition theorem of KOV.
 
-    With b = T eps (e^eps - 1)/(e^eps + 1), epsilon is the smallest of three values: T eps, b + eps
-    sqrt(2T ln(e + sqrt(T eps^2)/slack)) and b + eps sqrt(2T ln(1/slack)). Its delta is
-    1 - (1 - delta)^T (1 - slack). The third value alone is often quoted; it is valid but can be far
-    above the first.
+    This is Theorem 3.4 of Kairouz, Oh, Viswanath 2015. Let eps be the ε of one release and
+    b = T eps (e^eps - 1)/(e^eps + 1). The joint epsilon is the smallest of three values: T eps,
+    b + eps sqrt(2T ln(e + sqrt(T eps^2)/slack)) and b + eps sqrt(2T ln(1/slack)). The joint delta
+    is 1 - (1 - delta)^T (1 - slack). The third value alone is often quoted; it is valid but can be
+    far above the first.
 
     Args are those of `advanced_composition`.
 
@@ -178,13 +180,14 @@ def kov_composition(epsilon: float, delta: float, count: int, slack: float) -> t
 def optimal_composition_delta(
     epsilon: float, delta: float, count: int, target_epsilon: float
 ) -> float:
-    """Return the smallest delta of `count` (epsilon, delta)-DP releases together: KOV Theorem 3.3.
+    """Return the smallest delta of `count` (epsilon, delta)-DP releases together.
 
-    With k = `count`, the worst mechanism is k runs of randomised response that keeps its answer
-    with odds e^eps. With l flips the loss is (k - 2l) eps. So the part of delta that comes from
-    epsilon is sum over l of P[l flips] (1 - e^(target - (k - 2l) eps))_+, with positive terms only.
-    If the target is (k - 2i) eps, this is the theorem's delta_i; the same argument covers targets
-    in between.
+    This is Theorem 3.3 of Kairouz, Oh, Viswanath 2015. With k = `count` and eps = `epsilon`, the
+    worst mechanism is k runs of randomised response, which keeps its answer with odds e^eps. With l
+    flipped answers the privacy loss is (k - 2l) eps. So the part of delta that comes from epsilon
+    is sum over l of P[l flips] (1 - e^(target - (k - 2l) eps))_+, with positive terms only. If the
+    target is (k - 2i) eps, this is the theorem's delta_i; the same argument covers targets in
+    between.
 
     Precision: 1e-9 relative up to count = 1e5.
 
@@ -204,10 +207,11 @@ def optimal_composition_delta(
 
 
 def optimal_composition(epsilon: float, delta: float, count: int, target_delta: float) -> float:
-    """Return the smallest epsilon of `count` releases together at `target_delta`: KOV Theorem 3.3.
+    """Return the smallest epsilon of `count` releases together at `target_delta`.
 
     Guarantee: `count` adaptive releases, each (epsilon, delta)-DP, are jointly
-    (result, target_delta)-DP; no bound that uses only epsilon and delta is smaller.
+    (result, target_delta)-DP. No bound that uses only epsilon and delta is smaller (Kairouz, Oh,
+    Viswanath 2015, Theorem 3.3).
 
     Edge cases: the result is infinite if 1 - (1 - delta)^count alone exceeds `target_delta`.
 

@@ -50,7 +50,9 @@ class SmoothRelease(NamedTuple):
 
 
 def gnmax_rdp(sigma: float, orders: Sequence[float] = DEFAULT_ORDERS) -> Floats:
-    """Return the data-independent RDP order / sigma^2 of one GNMax query (Proposition 8).
+    """Return the data-independent RDP order / sigma^2 of one GNMax query.
+
+    It is Proposition 8 of Papernot et al. 2018.
 
     Args:
         sigma: standard deviation of the noise on each count, > 0.
@@ -83,7 +85,7 @@ def gnmax_log_q(votes: ArrayLike, sigma: float) -> Floats:
     """Return the log of an upper bound q on P[outcome is not the plurality], float64 (queries,).
 
     With n_i votes for class i and plurality class i*, it is q = sum over i != i* of
-    erfc((n_i* - n_i) / (2 sigma)) / 2 (Proposition 7), at most 1.
+    erfc((n_i* - n_i) / (2 sigma)) / 2, at most 1 (Papernot et al. 2018, Proposition 7).
 
     Args:
         votes: vote counts >= 0, shape (queries, classes) or (classes,), at least two classes.
@@ -103,20 +105,22 @@ def gnmax_log_q(votes: ArrayLike, sigma: float) -> Floats:
 def data_dependent_rdp(
     log_q: ArrayLike, sigma: float, orders: Sequence[float] = DEFAULT_ORDERS
 ) -> Floats:
-    """Return the data-dependent RDP of GNMax queries by Theorem 6, float64 (queries, orders).
+    """Return the data-dependent RDP of GNMax queries, float64 (queries, orders).
 
-    For order a let mu2 = sigma sqrt(log(1/q)), mu1 = mu2 + 1 (Proposition 10),
-    e_i = mu_i / sigma^2, A = (1-q) / (1 - (q e^e2)^(1 - 1/mu2)) and B = e^e1 / q^(1/(mu1-1)). The
-    value is log((1-q) A^(a-1) + q B^(a-1)) / (a-1) if a <= mu1, mu2 > 1 and
-    q <= e^((mu2-1) e2) / (mu1/(mu1-1) * mu2/(mu2-1))^mu2. Otherwise, or if it is smaller, the value
+    The formulas are Theorem 6 and Proposition 10 of Papernot et al. 2018. Let q bound the
+    probability that the outcome is not the plurality. For order a let mu2 = sigma sqrt(log(1/q)),
+    mu1 = mu2 + 1, eps1 = mu1 / sigma^2, eps2 = mu2 / sigma^2,
+    A = (1-q) / (1 - (q exp(eps2))^(1 - 1/mu2)) and B = exp(eps1) / q^(1/(mu1-1)). The value is
+    log((1-q) A^(a-1) + q B^(a-1)) / (a-1) if a <= mu1, mu2 > 1 and
+    q <= exp((mu2-1) eps2) / (mu1/(mu1-1) * mu2/(mu2-1))^mu2. Otherwise, or if that is smaller, it
     is the data-independent a / sigma^2.
 
     Guarantee: take votes whose non-plurality outcomes have probability at most q, and any votes
     that differ in one teacher. The Rényi divergence of the outcomes is at most the value.
 
     Args:
-        log_q: log of q, <= 0, shape (queries,) or a number; minus infinity means that the outcome
-            is certain and the RDP is 0.
+        log_q: log of the bound q, <= 0, shape (queries,) or a number, as from `gnmax_log_q`; minus
+            infinity means that the outcome is certain and the RDP is 0.
         sigma: standard deviation of the noise on each count, > 0.
         orders: Rényi orders, each in (1, 65536].
 
@@ -183,9 +187,9 @@ def confident_gnmax_rdp(
     """Return the data-dependent RDP of Confident-GNMax over all queries, float64 (orders,).
 
     A query is answered, by GNMax with `sigma`, only if its largest vote count plus
-    N(0, sigma_threshold^2) reaches the threshold. The check has two outcomes, so Theorem 6 applies;
-    q is the probability of the less likely outcome. The noise in the theorem is sqrt(2)
-    sigma_threshold, because the sensitivity is 1 instead of sqrt(2).
+    N(0, sigma_threshold^2) reaches the threshold. The check has two outcomes, so
+    `data_dependent_rdp` applies, with q the probability of the less likely outcome. The noise given
+    to it is sqrt(2) sigma_threshold, because the sensitivity is 1 instead of sqrt(2).
 
     Args:
         votes: vote counts, shape (queries, classes).
@@ -219,19 +223,20 @@ def confident_gnmax_rdp(
 
 
 def gnmax_local_sensitivities(votes: ArrayLike, sigma: float, order: float) -> Floats:
-    """Return bounds on how much one teacher changes the cost, if d teachers already differ.
+    """Return bounds on how much one teacher changes the cost, the data-dependent RDP.
 
-    The bounds have shape (teachers + 1,) for d = 0, 1, ..., are summed over queries and never
-    decrease in d.
+    There is one bound for each number d = 0, 1, ... of teachers that already differ, shape
+    (teachers + 1,). The bounds are sums over queries and never decrease in d.
 
-    Write q = (m-1) Phi(-x), where x is the gap of a vote with m - 1 equal losers and Phi(-x) is
-    erfc(x/sqrt 2) / 2. One changed vote moves every gap of counts by at most 2, which is
+    With m classes write the q of `data_dependent_rdp` as (m-1) Phi(-x), with Phi(-x) = erfc(x/sqrt
+    2) / 2: x is the gap between the winner's count and m - 1 equal counts of losers, in standard
+    deviations of the noisy gap. One changed vote moves every gap of counts by at most 2, which is
     s = sqrt(2) / sigma in x. Because Phi(Phi^-1(p) + s) is concave in p, it moves the x of any vote
-    by at most s; this is B_U and B_L of the paper. Let f(x) be the cost, which never increases in
-    x. The change is at most g(y) = f(y) - f(y + s) for a y within s below x. Before d changes, x
-    was within d s. The maximum of g over that range is bounded piece by piece from f's monotonicity
-    alone. The paper's Algorithms 3 to 5 follow the votes themselves and are somewhat tighter. They
-    need a condition (their C6) that is not needed here.
+    by at most s; this is B_U and B_L of Papernot et al. 2018. Let f(x) be the cost, which never
+    increases in x. The change is at most g(y) = f(y) - f(y + s) for a y within s below x. Before d
+    changes, x was within d s. The maximum of g over that range is bounded piece by piece from f's
+    monotonicity alone. The paper's Algorithms 3 to 5 follow the votes themselves and are somewhat
+    tighter. They need a condition (their C6) that is not needed here.
 
     Args:
         votes: vote counts, shape (queries, classes), of equally many teachers in every query.
@@ -310,9 +315,9 @@ def gnss_rdp(noise_multiplier: float, beta: float, order: float) -> float:
     deviations both give less.) With s = order - (order - 1) e^(2 beta) the RDP is order
     / (2 sigma^2 s) - beta - log(s) / (2 (order - 1)); it is infinite if s <= 0.
 
-    The paper's published code (named Theorem 23 there) has order e^(2 beta) / sigma^2 + (beta order
-    - log(1 - 2 order beta)/2) / (order - 1). It lacks the factor 1/s on the first term and
-    UNDER-REPORTS where order is near 1/(2 beta). At beta = 0.49 / order, which is used with it,
+    The published code of Papernot et al. 2018 (named Theorem 23 there) has order e^(2 beta) /
+    sigma^2 + (beta order - log(1 - 2 order beta)/2) / (order - 1). It lacks 1/s on the first term,
+    so it UNDER-REPORTS where order is near 1/(2 beta). At beta = 0.49 / order, used with it,
     order 20 and sigma 10 it gives 0.34, not 2.24.
 
     Args:
@@ -343,8 +348,9 @@ def smooth_release(
 ) -> SmoothRelease:
     """Return the data-dependent RDP of all queries at one order, and the noise for publishing it.
 
-    Guarantee: the answers together with one call of `publish` are (order, cost + release_rdp)-RDP
-    in the sense of this module. Order, noise multiplier and beta must not depend on the votes.
+    Guarantee: the answers together with one call of `publish` are (order, cost + release_rdp)-RDP,
+    comparing the outcome on the actual votes with that on neighbouring ones. Order, noise
+    multiplier and beta must not depend on the votes.
 
     Args:
         votes: vote counts, shape (queries, classes), of equally many teachers in every query.

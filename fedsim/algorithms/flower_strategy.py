@@ -38,7 +38,7 @@ _ROUND = "server-round"
 class FlowerAlgorithm(Algorithm):
     """Algorithm that aggregates with a Flower strategy, by `configure_train` and `aggregate_train`.
 
-    The strategy gets a reply from each client. It holds the client's model, and the client's
+    The strategy gets a reply from each client. The reply holds the client's model, and the client's
     planned weight as `num-examples`.
 
     Raises:

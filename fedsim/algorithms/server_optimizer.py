@@ -78,9 +78,10 @@ class AdaptiveOptions(Settings):
 class AdaptiveOptimizer(ServerOptimizer):
     """Base class of adaptive server optimizers (FedAdagrad, FedAdam, FedYogi).
 
-    With the notation of the module: m ← β₁ m + (1 − β₁) Δ, x ← x + η m / (√v + τ). Subclasses
-    update v, which starts at τ². As in the paper, the bias of the moments in the first rounds is
-    not corrected.
+    With mean update Δ the step is m ← β₁ m + (1 − β₁) Δ, x ← x + η m / (√v + τ). x is the global
+    model, m and v are the moments, β₁ is the option `beta_1`, η the server learning rate, and τ the
+    option `tau`. Subclasses update v, which starts at τ². As in Reddi et al. 2021, the bias of the
+    moments in the first rounds is not corrected.
     """
 
     options: Any

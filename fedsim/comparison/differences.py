@@ -73,8 +73,8 @@ def compared_settings(experiment: Experiment) -> dict[str, object]:
 def settings_table(variants: Mapping[str, Mapping[str, object]]) -> SettingsTable:
     """Return the table of the settings in which variants differ.
 
-    If a section is null in one variant, the section itself is one of the differing keys. Its keys
-    are compared among the other variants.
+    If a section is null in one variant, the section itself is one of the differing keys. The keys
+    inside the section are compared among the other variants.
 
     Args:
         variants: `compared_settings` of each variant by name.
@@ -203,7 +203,7 @@ SHARED_PARTS = {
 
 
 def pair_digests(federation: "Federation") -> dict[str, str]:
-    """Return digests of a run's data (keyed), initial model and participants, before the run."""
+    """Return the digests of a run's data (keyed), initial model and planned participants."""
     data = federation.data
     examples = chain(data.clients, [data.test], data.held_out or ())
     state = federation.model.module.state_dict()
@@ -231,8 +231,8 @@ class PairCheck:
     """The result of the check that runs of one seed share data, initial model and participants.
 
     Attributes:
-        differences: the parts that differ from the baseline's, for each variant that has such
-            parts.
+        differences: names of the digests that differ from the baseline's, by variant; a variant
+            without differences is left out.
         checked: number of compared pairs of runs.
     """
 
@@ -333,12 +333,12 @@ class UnitGroup:
 def group_by_unit(units: Mapping[str, str | None], baseline: Baseline) -> tuple[UnitGroup, ...]:
     """Return the variants grouped by privacy unit.
 
-    A variant without privacy has no unit. If the other variants have two units, it belongs to each
-    unit whose baseline it is.
+    A variant without privacy has no unit of its own. It joins the group of the other variants. If
+    these have two units, it joins each group whose baseline it is.
 
     Args:
         units: unit of each variant by name; None for a variant without privacy.
-        baseline: name of the baseline, or of the baseline of each unit.
+        baseline: name of the baseline, or a mapping from unit to the name of the unit's baseline.
     """
     kinds = tuple(dict.fromkeys(unit for unit in units.values() if unit is not None))
     if len(kinds) < 2:
@@ -369,7 +369,8 @@ def unit_problems(units: Mapping[str, str | None], baseline: Baseline) -> Iterat
 
     Args:
         units: unit of each variant by name; None for a variant without privacy.
-        baseline: name of the baseline, or of the baseline of each unit; the names exist.
+        baseline: name of the baseline, or a mapping from unit to the name of the unit's baseline;
+            variants with these names exist.
     """
     kinds = list(dict.fromkeys(unit for unit in units.values() if unit is not None))
     named = {unit: baseline for unit in kinds} if isinstance(baseline, str) else dict(baseline)

@@ -61,8 +61,8 @@ class GivenRun:
 def find_runs(paths: Sequence[Path]) -> list[Path]:
     """Return the run directories that the given paths name or contain.
 
-    A path is a run directory, or a directory of a comparison or of runs. A run that several paths
-    name is returned once.
+    Each path is a run directory, the directory of a comparison, or a directory that contains run
+    directories. A run that several paths name is returned once.
 
     Raises:
         RunDirectoryError: a path is not a directory of a run or of a comparison.
@@ -99,7 +99,8 @@ def _holds_run(path: Path) -> bool:
 def read_given(paths: Sequence[Path]) -> tuple[list[GivenRun], list[str]]:
     """Return the finished runs, and a sentence for each run that is left out as unfinished.
 
-    Guarantee: every returned run passes `fedsim verify`, except that its pages are not checked.
+    Guarantee: every returned run passes `fedsim verify`; only pages, such as `report.html`, are
+    not checked.
 
     Raises:
         RunDirectoryError: a directory contains no run.
@@ -264,7 +265,7 @@ def shared_digests(run: GivenRun) -> dict[str, str]:
 
 
 def test_set_problems(variants: Sequence[GivenVariant]) -> Iterator[str]:
-    """Yield a message for each variant whose scores are on another test set than the first one's.
+    """Yield a message for each variant whose test set is not that of the first variant.
 
     Runs with the same seed must have the same test targets. If two variants share no seed, their
     settings of the test set must agree.

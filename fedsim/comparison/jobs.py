@@ -45,7 +45,8 @@ _COMPUTES_NO_RUN = ("cli", "comparison", "report", "tools", "tracking")
 def run_fingerprint(loaded: LoadedExperiment) -> str:
     """Return the SHA-256 of everything that a run of the experiment depends on.
 
-    The hashes of files in it are keyed, so that the digest reveals nothing about them.
+    The digest covers a keyed hash of each file that the experiment names, so it reveals nothing
+    about the file's content.
 
     Guarantee: the digest changes with every setting (defaults included, `name` and `runtime`
     excluded) and every byte of a file that the experiment names. It changes with the sources of

@@ -69,7 +69,7 @@ class LoadedComparison:
         name: name of the comparison.
         base: path of the base experiment.
         seeds: the seeds; every variant runs once with each of them. A search uses only the seed of
-            its base.
+            the base experiment.
         variants: all variants in the order of the file; each combination of a grid's values is one
             variant.
     """
@@ -82,12 +82,12 @@ class LoadedComparison:
 
     @property
     def metric(self) -> str | None:
-        """The compared metric; None means the main metric of the first run, if all runs have it."""
+        """Name of the compared metric; None means one of all runs, if possible the main metric."""
         return self.settings.metric
 
     @property
     def baseline(self) -> Baseline:
-        """Name of the variant that all others are compared with, or such a name by privacy unit.
+        """Name of the baseline variant, or a mapping from privacy unit to the unit's baseline.
 
         Raises:
             ValueError: this is a search, which has no baseline.
@@ -147,7 +147,7 @@ def load_tree(
 
     Args:
         tree: the parsed content of the file, with the place of each value.
-        directory: the directory that the path of the base refers to.
+        directory: the directory in which relative paths start, such as that of the base experiment.
         stem: name of the comparison if the file gives none.
         problems: mistakes that were already found.
         search: whether to load the file for a search (`select.search`) instead of a comparison.

@@ -56,7 +56,7 @@ class TableCell:
 
 @dataclass(frozen=True)
 class TableRow:
-    """A table row; it has the number of the colour that marks its variant in all figures."""
+    """A table row of one variant, with the number of the variant's colour in all figures."""
 
     name: str
     series: int
@@ -88,7 +88,7 @@ def variants_table(results: Results, series: Mapping[str, int]) -> PageTable:
 
     Args:
         results: the results of the variants of one privacy unit.
-        series: number of each variant's colour by name.
+        series: number of each variant's colour, by the variant's name.
     """
     columns = _columns(results)
     prefix = common_words([variant.name for variant in results.variants])
@@ -175,7 +175,7 @@ def differences_table(results: Results, series: Mapping[str, int]) -> PageTable 
 
     Args:
         results: the results of the variants of one privacy unit.
-        series: number of each variant's colour by name.
+        series: number of each variant's colour, by the variant's name.
     """
     settings = results.settings.among(variant.name for variant in results.variants)
     if not settings.keys:
@@ -194,11 +194,11 @@ def differences_table(results: Results, series: Mapping[str, int]) -> PageTable 
 
 
 def runs_table(results: Results, series: Mapping[str, int]) -> PageTable:
-    """Return the table of runs, cut to the first ones, each with a link to its report.
+    """Return the table of runs, each with a link to its report; a long table is cut.
 
     Args:
         results: the results of all variants.
-        series: the number of each variant's colour.
+        series: number of each variant's colour, by the variant's name.
     """
     metric = results.metric
     rows = (_run_row(run, metric, series[run.variant]) for run in results.outcomes[:_MAX_RUNS])

@@ -64,12 +64,12 @@ class Compared(Protocol):
 
     @property
     def metric(self) -> str | None:
-        """The compared metric; None means the main metric of the first run, if all runs have it."""
+        """Name of the compared metric; None means one of all runs, if possible the main metric."""
         ...
 
     @property
     def baseline(self) -> Baseline:
-        """Name of the variant that all others are compared with, or such a name by privacy unit."""
+        """Name of the baseline variant, or a mapping from privacy unit to the unit's baseline."""
         ...
 
     @property
@@ -189,13 +189,13 @@ class Results:
     Attributes:
         name: name of the comparison.
         metric: name of the compared metric.
-        baseline: name of the variant that the others are compared with, or such a name by privacy
-            unit.
+        baseline: name of the baseline variant, or a mapping from privacy unit to the unit's
+            baseline.
         seeds: the seeds that any variant was run with.
         variants: results of the variants, in the order of the file.
         pair_check: whether paired runs share data, initial model and participants.
         settings: the settings in which variants differ.
-        remarks: sentences for the reader besides `notes`, such as on runs that were left out.
+        remarks: additional notes for the reader, such as on runs that were left out.
         has_sibling: whether the comparison has two privacy units, and these are the results of one.
     """
 

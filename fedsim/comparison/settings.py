@@ -45,7 +45,7 @@ class SearchSettings(Settings):
 
     @property
     def eta(self) -> float | None:
-        """Shape η of the negative binomial law of the number of runs; None for Poisson."""
+        """Shape η of the negative binomial distribution of the number of runs; None for Poisson."""
         return self.shape if self.law == "negative_binomial" else _SHAPES[self.law]
 
     @model_validator(mode="after")

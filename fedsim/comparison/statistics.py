@@ -120,8 +120,9 @@ def paired_difference(
 def sign_flip_test(differences: NDArray[np.float64]) -> float | None:
     """Return the exact p value of the sign-flip test, or None for too few or too many values.
 
-    It is the share of all 2^n choices of signs of the n differences whose mean is at least as far
-    from zero. None for fewer than 2 or more than `MAX_FLIPPED_PAIRS` differences.
+    Each of the 2^n choices of signs for the n differences has a mean. The p value is the share of
+    choices whose mean is at least as far from zero as the observed mean. The result is None for
+    fewer than 2 or more than `MAX_FLIPPED_PAIRS` differences.
     """
     n = len(differences)
     if not 2 <= n <= MAX_FLIPPED_PAIRS:

@@ -66,7 +66,7 @@ def difference_text(metric: str, estimate: Estimate) -> str:
 
 
 def p_text(p: float | None) -> str:
-    """Return a p value with two digits and at most four decimals; below 0.001, `<0.001`."""
+    """Return a p value with two significant digits and at most four decimals, or `<0.001`."""
     if p is None:
         return _NOTHING
     return "<0.001" if p < 1e-3 else f"{float(f'{p:.2g}'):.4f}".rstrip("0").rstrip(".")
@@ -214,9 +214,9 @@ class ClassRecall:
 
     Attributes:
         name: name of the class or label.
-        examples: mean number of test examples of the class.
-        recalls: mean recall in each variant; a value is None if no finished run of the variant has
-            examples of the class.
+        examples: mean number of test examples of the class in a run.
+        recalls: for each variant, the mean recall over its finished runs; None if none of these
+            runs has examples of the class.
     """
 
     name: str
@@ -275,7 +275,7 @@ def baseline_note(results: Results) -> str | None:
 
 
 def score_warnings(results: Results) -> list[str]:
-    """Return warnings of variants that never predict a class or are no better than a constant.
+    """Return warnings about variants that never predict a class or do not beat a constant answer.
 
     There are at most ten warnings, and a line that counts the others.
     """

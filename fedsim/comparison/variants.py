@@ -1,9 +1,9 @@
 """Variants of a comparison file, turned into overrides of settings of the base experiment.
 
 Variants may use nested mappings, dotted keys, grids and `arm`. Every override keeps its location in
-the file, where its mistakes are reported. `arm` names a predefined baseline, which is a list of
-changes to the base experiment: for example `arm: pooled` puts all data into one place. So `fedsim
-run` can run the variant from its `experiment.yaml`.
+the file, so that mistakes are reported there. `arm` names a predefined baseline, which is a list of
+changes to the base experiment: for example `arm: pooled` puts all data into one place. So the
+variant is an ordinary experiment, and `fedsim run` can run its `experiment.yaml`.
 """
 
 import itertools
@@ -36,7 +36,7 @@ class Arm:
 
     Attributes:
         description: the line that describes the baseline in the reference documentation.
-        note: a sentence on what the baseline protects and whom it trusts, for the page.
+        note: a sentence on what the baseline protects and whom it trusts, for the HTML report.
         changes: function that returns the baseline's changes to a base experiment (a mapping).
     """
 
@@ -228,8 +228,8 @@ class Variant:
         origin: key of the variant in the comparison file; a grid makes several variants.
         overrides: the variant's changes to the base experiment.
         arm: name of the predefined baseline (`arm`) that the variant starts from; None without one.
-        centre: name of the variant that this one differs from in a single key. If the two are
-            equal, the centre replaces this variant. None without a centre.
+        centre: name of another variant, which replaces this one if both have equal settings. None
+            if this variant is always kept.
     """
 
     name: str
@@ -444,7 +444,11 @@ def axis_labels(paths: list[tuple[str, ...]]) -> list[str]:
 def value_label(number: int, node: Node) -> str:
     """Return a value as part of a variant's name, such as 8.0 or 64x32.
 
-    If the value contains a mapping, the label is its number in the list of values.
+    The label of a value that contains a mapping is `number`.
+
+    Args:
+        number: position of the value in the list of values.
+        node: the value.
     """
     value = to_python(node)
     parts = value if isinstance(value, list) else [value]

@@ -39,7 +39,7 @@ class StorageError(FedsimError, OSError):
 
 @contextmanager
 def name_file(path: Path) -> Iterator[None]:
-    """Add the file's name to an OSError that the `with` block raises; failed writes lack it.
+    """Add the file's name to an OSError that the `with` block raises, if the error lacks it.
 
     Args:
         path: the file that the `with` block reads or writes.

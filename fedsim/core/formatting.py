@@ -36,7 +36,7 @@ def _four_digits(epsilon: float | None, rounding: str) -> str:
 
 
 def aligned_epsilon(epsilon: float | None) -> str:
-    """Return ε as text, rounded up and padded with zeros to 4 digits so that a column aligns."""
+    """Return ε as text, rounded up to 4 significant digits; trailing zeros align a column."""
     text = epsilon_text(epsilon)
     digits = sum(character.isdigit() for character in text.lstrip("0."))
     if digits == 0 or digits >= 4:
@@ -104,6 +104,11 @@ def count_text(number: int, noun: str) -> str:
 
 
 def range_text(values: Sequence[float], digits: int = 4) -> str:
-    """Return the smallest and largest value as text with `digits` digits: `0.5`, `0.1 to 0.9`."""
+    """Return the smallest and largest value as text, such as `0.1 to 0.9`; `0.5` if equal.
+
+    Args:
+        values: the values, at least one.
+        digits: number of significant digits.
+    """
     low, high = (f"{value:.{digits}g}" for value in (min(values), max(values)))
     return low if low == high else f"{low} to {high}"

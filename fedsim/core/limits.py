@@ -1,7 +1,7 @@
 """Largest and smallest allowed values of settings; a value beyond them counts as a mistake.
 
-It is refused when the experiment file is read. If the limit depends on the data, it is refused
-before memory or time is spent on it.
+Such a value is refused when the experiment file is read. If the limit depends on the data, the
+value is refused before memory or time is spent on it.
 """
 
 import os

@@ -168,7 +168,7 @@ def metric_name(name: str) -> str:
 
 
 def computed_metrics(loss: str, chosen: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the names of a run's metrics that are one number: first loss, then main metric.
+    """Return the names of a run's scalar metrics: the loss, the main metric, then any others.
 
     Edge cases: with a loss function of your own and no chosen metrics the task is unknown. The
     result is then empty.

@@ -10,7 +10,7 @@ node.
 | a module elsewhere that is not installed       | the same                                     |
 | an installed package                           | the version of its distribution              |
 | the standard library                           | the version of Python                        |
-| fedsim, torch, numpy                           | nothing: the conditions of a run have them   |
+| fedsim, torch, numpy                           | nothing: a run records their versions anyway |
 | by a computed name; a compiled extension       | nothing                                      |
 | a file that it opens                           | nothing; the examples have their own digest  |
 """

@@ -11,11 +11,11 @@ T = TypeVar("T")
 
 
 def map_shared(function: Callable[..., T], *values: Sequence[Any]) -> Iterator[T]:
-    """Yield `function` of the values at each position, computed once for values that are shared.
+    """Yield the result of `function` for each position of the sequences.
 
-    Objects count as shared if they are identical, numbers and texts if they are equal. So large
-    objects are never compared, and the function is called again for equal objects that are not
-    identical.
+    The function is called once for values that several positions share. Objects count as shared if
+    they are identical, numbers and texts if they are equal. So large objects are never compared,
+    and the function is called again for equal objects that are not identical.
 
     Args:
         function: function of one value from each sequence. Equal values must give equal results.

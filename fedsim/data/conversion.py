@@ -27,10 +27,10 @@ def as_images(array: NDArray[Any], settings: ImageSettings | None, what: str) ->
 
     | array                               | without `data.images`                               |
     |-------------------------------------|-----------------------------------------------------|
-    | uint8 of three or four dimensions   | divided by 255; a single channel gets its axis, and | |
-     | channels that come last come first                  | | other types, channels last          |
-    refused: set `data.images.channels`                 | | everything else                     |
-    unchanged                                           |
+    | uint8 of three or four dimensions   | divided by 255; a single channel gets its axis, and |
+    |                                     | channels that come last come first                  |
+    | other types, channels last          | refused: set `data.images.channels`                 |
+    | everything else                     | unchanged                                           |
 
     Args:
         array: features (n, ...) of any real number type.
@@ -97,7 +97,7 @@ class Dataset(NamedTuple):
     Attributes:
         train: the training examples, or all examples of a dataset without a test set.
         test: the test set that comes with the dataset; None if it has none.
-        class_names: name of each class; None if neither text targets nor the source name them.
+        class_names: name of each class; None if the data do not name the classes.
         groups: columns, by name, that can divide the training examples among clients. Each column
             has one text per example.
         columns: names of the table columns that are features, in order; None for other sources.

@@ -78,7 +78,7 @@ class Examples:
         return not isinstance(part, np.memmap)
 
     def transformed(self, transform: ExampleTransform | None) -> Self:
-        """Return the examples with transformed features, in memory, or `self` without transform."""
+        """Return the examples with transformed features, in memory; for None, `self`."""
         if transform is None:
             return self
         return type(self)(transform(self.features), self.targets)

@@ -53,7 +53,7 @@ class TooManyFilesError(InputError):
 def matching_files(pattern: str, base: Path) -> dict[str, Path]:
     """Return the files that match a pattern, by name, in sorted order.
 
-    The name is the file name without suffix. If two files share it, their paths are the names.
+    A file's name is the file name without suffix. If two files share a name, paths are the names.
 
     Args:
         pattern: shell pattern, such as data/*.csv or data/*/train.csv.

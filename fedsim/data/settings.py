@@ -149,7 +149,7 @@ TARGET_NAMES = ("label", "target")
 
 
 def group_column(partition: PartitionSettings) -> str | None:
-    """Return the column, not a feature, that sets each example's client; None if no column does."""
+    """Return the column that names each example's client, and is no feature; None without one."""
     if isinstance(partition, ColumnPartition):
         return partition.column
     named = partition.args.get("partition_by") if isinstance(partition, FlwrPartition) else None
@@ -263,7 +263,7 @@ class DataSettings(Settings):
 
     @property
     def folder(self) -> str | None:
-        """Folder with a built-in dataset's files, as the experiment has it; None without one."""
+        """Folder with a built-in dataset's files, as written in the experiment file; else None."""
         is_built_in = isinstance(self.dataset, str) and ":" not in self.dataset
         path = self.args.get("path")
         return path if is_built_in and isinstance(path, str) else None

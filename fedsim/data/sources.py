@@ -76,14 +76,15 @@ def load_dataset(settings: DataSettings, *, seed: int, base: Path) -> Dataset:
 
 
 def data_paths(settings: DataSettings, base: Path) -> dict[str, Path]:
-    """Return the files with the clients' examples by name, in order; empty if there are no files.
+    """Return the files with the clients' examples by name; empty for a dataset without files.
 
     Args:
         settings: the section `data` of the experiment.
         base: the directory to which relative paths refer.
 
     Raises:
-        DataError: the experiment names no file, or no file matches the pattern.
+        DataError: the dataset is a file that the experiment does not name, or no file matches the
+            pattern.
     """
     dataset, division = settings.dataset, settings.partition
     if not isinstance(dataset, FileDataset):

@@ -24,7 +24,7 @@ _SYNONYMS = {
 
 
 def path_text(path: KeyPath) -> str:
-    """Return a key path as `a.b.0`; unclear keys are quoted, and long keys shortened."""
+    """Return a key path as `a.b.0`; keys with special characters are quoted, long ones cut."""
     parts = (str(part) for part in path)
     return ".".join(shorten(part if _PLAIN_KEY.fullmatch(part) else repr(part)) for part in parts)
 

@@ -119,7 +119,7 @@ class ReadTables:
     Attributes:
         federation: the settings with the content of each table in place of its path; None if a
             table has a mistake.
-        mistakes: a pair (path, message) for each mistake.
+        mistakes: a pair (key path in the experiment file, message) for each mistake.
     """
 
     federation: FederationSettings | None
@@ -127,7 +127,7 @@ class ReadTables:
 
 
 def read_public_tables(federation: FederationSettings, base: Path) -> ReadTables:
-    """Return the federation settings in which each path of a public table is its content.
+    """Return the federation settings, with the path of a public table replaced by its content.
 
     Args:
         federation: the `federation` section of the experiment.
@@ -153,7 +153,10 @@ def read_public_tables(federation: FederationSettings, base: Path) -> ReadTables
 
 
 def named_table(settings: ParticipationSettings) -> tuple[KeyPath, str] | None:
-    """Return (key, file path) of the table that a participation setting names; else None."""
+    """Return which public table the participation settings name; None if they name none.
+
+    The result is the pair (key path in the experiment file, path of the csv file).
+    """
     if isinstance(settings, TraceParticipation) and settings.path is not None:
         return (*_PARTICIPATION, "path"), settings.path
     if isinstance(settings, BufferedParticipation) and isinstance(

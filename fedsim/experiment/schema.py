@@ -1,4 +1,4 @@
-"""Settings of an experiment file, composed of the settings of all packages, and its YAML form."""
+"""Settings of an experiment file, composed of the settings of all packages, and their YAML form."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -145,7 +145,7 @@ class Experiment(Settings):
 
     @property
     def client_evaluation(self) -> EvaluationSettings | None:
-        """Settings by which clients evaluate the model on their own examples; None without this."""
+        """Settings by which clients evaluate the model on their own data; None if they do not."""
         evaluation = self.evaluation
         return None if evaluation is None or evaluation.holdout is None else evaluation
 
@@ -194,8 +194,8 @@ class Experiment(Settings):
     def saves_derived_model(self) -> bool:
         """Whether the saved model is computed from exchanged values together with other values.
 
-        Such a model is the whole model where clients exchange only a part of it, or adapters that
-        are rebuilt from coefficients. With `task: pate` it is the student.
+        This is so if clients exchange only a part of the model and the whole model is saved. It is
+        also so for zeroth-order steps, and for the student of `task: pate`.
         """
         lora = self.model.lora
         is_merged = self.model.has_local_base and (lora is None or lora.save == "merged")

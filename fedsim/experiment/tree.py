@@ -76,8 +76,8 @@ def to_python(node: Node) -> object:
 def locate(root: Node, path: KeyPath) -> Location:
     """Return the location of the last key or list item of a path.
 
-    An empty path means the root. For a missing path it is the location of its longest existing
-    start.
+    An empty path means the root. For a missing path, the result is the location of the last key
+    that exists.
     """
     return list(_walk(root, path))[-1][0]
 

@@ -1,4 +1,4 @@
-"""Noise of an aggregate: the noise that each client adds, and the expected L2 norm of their sum.
+"""Noise of an aggregate: the noise that each party adds, and the expected L2 norm of the total.
 
 With distributed trust, each client adds an equal share of the noise. The shares are large enough
 that the smallest sum that may be opened protects every client as its budget requires. With central
@@ -6,8 +6,8 @@ trust, the server adds the noise that the client with the largest need requires.
 computes both: with central trust, one honest party adds all noise.
 
 The norm of the drawn noise stays secret: together with a release, it would reveal something about
-the examples. The expected norm follows from the plan. It is nearly as exact in many dimensions: the
-squared norm of d normal values has a relative deviation of √(2 / d).
+the examples. The expected norm follows from the public plan. In many dimensions it is close to the
+drawn norm: the squared norm of d normal values has a relative standard deviation of √(2 / d).
 """
 
 import math
@@ -67,8 +67,8 @@ def share_noise(
     """Divide the noise of a sum among its clients; return the clients' plans and the sum's plan.
 
     Guarantee: every sum has at least `min_clients` clients, of which at most `colluding_clients`
-    add no noise. The noise of its other clients is at least what each client's plan in `plans`
-    needs.
+    add no noise. The other clients of the sum together add at least the noise that each plan in
+    `plans` needs.
 
     Args:
         experiment: an experiment with distributed or central trust.
@@ -228,12 +228,12 @@ class ClientNoise:
         parameters: FlatParameters,
         local: LocalSettings,
     ) -> Self:
-        """Return the noise of clients with local trust.
+        """Return the noise that clients with local trust add to their own updates.
 
         The noise of a DP-SGD step moves the model by the learning rate times the noise. The noise
         also changes the gradients of later steps of the round; this second-order effect is ignored.
-        With momentum, Adam or correlated noise, the noise of several steps adds up in another way.
-        The norm is then not known.
+        With momentum, Adam or correlated noise, the noise of several steps adds up in another way;
+        `variances` then has None, and `norm` returns None.
 
         Args:
             plans: the privacy plan of each client.

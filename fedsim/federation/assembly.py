@@ -57,7 +57,7 @@ def assemble(
         ledger: the file of the durable ledger; None where clients keep their ledgers in their
             state only.
         in_process: whether all clients train in this process; their examples may then be reordered.
-        phases: object to which the phases of the set-up are reported; the last one stays open.
+        phases: object to which the phases of the set-up are reported; the caller ends the last one.
 
     Raises:
         ValueError: data, model, loss or privacy do not fit; the message names the setting and the

@@ -165,7 +165,7 @@ class Blocks:
 
     @property
     def places(self) -> int | None:
-        """The number of fixed-size parts ("places") of a padded batch; None for one per member.
+        """Number of fixed-size parts ("places") of a block's padded batch; None: one per member.
 
         Where the privacy unit is the client, no shape may depend on a client's size or on a secret
         draw. So a client's batch fills as many places as it needs, and an absent client fills none.
@@ -204,7 +204,7 @@ class Blocks:
             self._isolation.check(self.places or len(members), rows)
 
     def check_round(self, round_number: int) -> None:
-        """Check the padded batches of all blocks of a round, as `check` does for one block.
+        """Check that no example affects another's gradient in the padded batches of a round.
 
         Clients with privacy check their batches again when they train.
 

@@ -34,7 +34,7 @@ class ChargedPart:
     scores: Callable[[Tensor], Tensor] | None = None
 
     def squares(self, noise: Tensor) -> tuple[float, int]:
-        """Return the sum of squares of the N(0, 1) scores of noise, and the number of scores.
+        """Convert noise to N(0, 1) scores; return the sum of their squares, and their number.
 
         Args:
             noise: the noise of one release (rows, n).
@@ -67,8 +67,8 @@ class Release:
         values: the released values (rows, n); one privacy unit changes one row.
         parts: the charged parts of a row.
         offset: the values of a row without content and noise (n,); None for zeros.
-        reach: the largest change of a row by its content, in clipping bounds; for equal examples,
-            their number.
+        reach: the largest norm of the content of a row, in clipping bounds. If a row sums equal
+            examples, this is the number of examples.
     """
 
     client: int
@@ -110,7 +110,7 @@ def _row_norms(places: Sequence[Tensor]) -> Tensor:
 
 
 def step_length_of(federation: Federation, client: int) -> float | None:
-    """Return the grid step of noisy sums over a client's sensitivity; None without such sums.
+    """Return the grid step of noisy sums, divided by a client's sensitivity; None without sums.
 
     Noisy sums are integers, which stand for multiples of a grid step. The sensitivity is
     `sum_scale`: the largest change of a sum by one privacy unit of the client.
@@ -153,7 +153,7 @@ def server_draw(federation: Federation, size: int, *, seed: int | None, number: 
 
 
 def factor_of_charge(federation: Federation, client: int) -> float:
-    """Return the noise that a client's charge relies on, divided by the noise that is ensured.
+    """Return the noise that a client's charge relies on, over the noise that the settings ensure.
 
     Both are standard deviations. A factor above 1 means that the charge relies on more honest
     clients than the settings ensure for the smallest sum; it is never below 1.
@@ -171,8 +171,8 @@ def factor_of_charge(federation: Federation, client: int) -> float:
 def honest_draws(experiment: Experiment) -> int:
     """Return the smallest number of honest noise draws in a sum that an adversary sees.
 
-    It is 1 if one party adds all noise. It comes from the settings, not from the plans whose
-    charges it checks.
+    The number is 1 if one party adds all noise. It is computed from the settings and not from the
+    plans, because it serves to check the charges of the plans.
     """
     privacy, secure = experiment.privacy, experiment.secure_aggregation
     if privacy is None or secure is None or privacy.trust.name != "distributed":

@@ -127,9 +127,9 @@ def largest_update(
 ) -> float | None:
     """Return a bound on each value of all planned updates, or None if none is known.
 
-    Guarantee: no update of the whole run exceeds the bound, but with a probability of 10⁻⁹. The
+    Guarantee: with probability at least 1 - 10⁻⁹, no update of the whole run exceeds the bound. The
     bound is a function of public numbers. It is a power of two, so that all parties compute the
-    same one, and at least 1, since a smaller one leaves no more bits for an encoded update.
+    same one. It is at least 1, since a smaller one would not give an encoded update more bits.
 
     Args:
         experiment: the settings.
@@ -196,19 +196,19 @@ def plan_digest(
 
     The digest covers these facts:
 
-    - the settings of rounds, training, privacy and secure aggregation, with its numbers of parties
-      and its pinned keys;
+    - the settings of rounds, training, privacy and secure aggregation, with the numbers of parties
+      and the pinned keys;
     - the grid on which noisy sums are rounded;
     - each client's weight, sampling rate, noise, δ and number of steps. With distributed trust, the
       noise is the client's share.
 
-    Calibrated numbers enter with nine digits, since machines may differ in the last ones.
+    Calibrated numbers enter with nine significant digits, since machines may differ in the rest.
 
     Args:
         experiment: the settings.
         plans: the privacy plan of each client; None without privacy.
         weights: the weights of all clients.
-        sums: the plan of noisy sums; None where clients send models or their changes.
+        sums: the plan of noisy sums; None with local trust.
         largest: the bound on all updates of `value_bound: auto`; None where none is known.
     """
     if plans is None:

@@ -78,7 +78,7 @@ def digest_conditions(experiment: Experiment, sources: str, device: torch.device
 
 
 def device_kind(device: torch.device) -> str:
-    """Return a text for a device's hardware; with equal texts, results agree to the bit."""
+    """Return a text that names a device's hardware; equal texts mean results equal to the bit."""
     if device.type == "cuda":
         return f"cuda {torch.cuda.get_device_name(device)}"
     return f"{device.type} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"

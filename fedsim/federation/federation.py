@@ -144,11 +144,11 @@ class Federation:
         }
 
     def initial_arrays(self) -> ArrayRecord:
-        """Return the initial global model; with `task: pate`, the record without answers."""
+        """Return the initial global model; with `task: pate`, the empty record of answers."""
         return model_arrays(self.model.shared.model)
 
     def final_model(self, state: ServerState) -> ArrayRecord:
-        """Return the model that a run saves at a server state; with `task: pate`, the student."""
+        """Return the model to save for a server state; with `task: pate`, the student."""
         return self.goal.model_of(state.model)
 
     def saved_values(self, arrays: ArrayRecord) -> dict[str, np.ndarray]:
@@ -301,5 +301,5 @@ class Federation:
 
     @property
     def release_parameters(self) -> FlatParameters:
-        """The model parameters whose values are in one release of a client."""
+        """The layout of one release: coefficients of a zeroth-order step, else model parameters."""
         return release_parameters(self.experiment, self.model.gradients, self.model.shared)

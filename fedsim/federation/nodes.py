@@ -65,8 +65,8 @@ def make_node_app(
         clients: the clients' app; returned unchanged if the federation has no helpers.
         experiment: the settings.
         base: the directory in which the experiment's relative paths start.
-        record: function that writes the sums that helpers open to disk; a simulation needs only the
-            server's record.
+        record: function that writes each sum that a helper opens to the helper's disk. By default
+            nothing is written, as a simulation needs only the server's record.
     """
     settings = experiment.secure_aggregation
     if settings is None or not settings.helpers:
@@ -197,8 +197,8 @@ def client_app_from_source(source: TaskSource) -> ClientApp:
 class FederationClientApp(ClientApp):
     """The ClientApp of a federation's nodes, which can be pickled and sent to other processes.
 
-    When unpickled, the app assembles the whole federation from its experiment, as Flower's runtime
-    needs it. `shard` makes an app that holds only the data of the clients of one process.
+    An unpickled app assembles the whole federation from its experiment; Flower's runtime needs
+    this. `shard` makes an app that holds only the data of the clients of one process.
 
     Args:
         federation: the assembled federation.
@@ -236,7 +236,7 @@ class FederationClientApp(ClientApp):
         return clients + [0.0] * num_helpers(federation.experiment)  # helpers compute no gradients
 
     def ranges(self) -> list[Sequence[int]]:
-        """Return the ranges of nodes that stay on one worker: of clients, then single helpers."""
+        """Return groups of nodes, each for one worker: ranges of clients, then single helpers."""
         federation = self._federation
         helpers = range(federation.num_clients, federation.num_nodes)
         return [*federation.blocks.plan.ranges, *((helper,) for helper in helpers)]

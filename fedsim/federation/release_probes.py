@@ -1,9 +1,9 @@
 """Test releases of each kind before round 1: with content far above its bound, and without any.
 
 A `ReleaseProbe` makes test releases, of which noise and clipping are measured. Each kind of release
-has a subclass. `PROBES` finds it by the type of a client's mechanism, or by a base class of that
-type. All mechanisms that release a whole update share one subclass. No other code of the test
-depends on the kind. Only public examples are used.
+has a subclass. `PROBES` maps the type of a mechanism, or a base class of the type, to the subclass.
+All mechanisms that release a whole update share one subclass. No other code of the test depends on
+the kind. Only public examples are used.
 """
 
 import math
@@ -61,7 +61,8 @@ class Trial:
 
     Attributes:
         number: the number of the round.
-        steps: the step numbers in a client's run; a release without steps happens once.
+        steps: the trial's steps, as step numbers of a client's run; a mechanism without steps
+            releases once.
         is_large: whether the content is far above every clipping bound; else there is no content.
         is_paired: whether another trial has the same noise, which is then seeded; else the noise
             comes from the source of the client's plan.
@@ -93,7 +94,7 @@ class ReleaseProbe(ABC, Generic[M]):
 
     @abstractmethod
     def run(self, trial: Trial, see: Callable[[Release], None]) -> None:
-        """Let every client make one release in each step of a trial, and pass it to `see`.
+        """Let every client make one release in each step of a trial; call `see` with each release.
 
         Args:
             trial: the test round.
@@ -107,7 +108,7 @@ class ReleaseProbe(ABC, Generic[M]):
 
     @property
     def noise_values(self) -> int:
-        """Number of noise values in a step: over all clients, or in the server's one draw."""
+        """Number of noise values in a step: of the server, or if it adds none, of all clients."""
         return self.size * (1 if server_adds_noise(self.federation) else len(self.clients))
 
     def noise_trials(self) -> Iterator[Trial]:
@@ -183,9 +184,9 @@ class _TrainedProbe(ReleaseProbe[M]):
 class StepProbe(_TrainedProbe[DpSgdMechanism]):
     """Test releases of DP-SGD steps; the groups of parameters are the parts of a release.
 
-    An adaptive clip norm changes from step to step; the noise of its count is not measured. For
-    correlated noise, the fresh noise of step t is measured. It is the sum Σ_j c_j y_{t−j} over
-    releases y from step 0 on, with the coefficients c_j.
+    An adaptive clip norm changes from step to step; the noise of the count of unclipped gradients
+    is not measured. For correlated noise, the fresh noise of step t is measured. It is the sum
+    Σ_j c_j y_{t−j} over releases y from step 0 on, with the coefficients c_j of the correlation.
     """
 
     _past: Mapping[int, list[Tensor]] = {}
@@ -196,7 +197,7 @@ class StepProbe(_TrainedProbe[DpSgdMechanism]):
         return self.federation.release_parameters.size
 
     def noise_trials(self) -> Iterator[Trial]:
-        """Yield two rounds of several steps, or rounds of one step where steps are summed."""
+        """Yield rounds without content: two of several steps, or for noisy sums several of one."""
         if self.federation.plan.sums is not None:
             yield from super().noise_trials()
             return
@@ -269,7 +270,7 @@ class StepProbe(_TrainedProbe[DpSgdMechanism]):
 
 
 class UpdateProbe(_TrainedProbe[UpdateRelease]):
-    """Test releases of whole updates, each with a further bit if the clip norm is adaptive."""
+    """Test releases of whole updates; an adaptive clip norm adds a bit for "not clipped"."""
 
     @property
     def size(self) -> int:
@@ -279,11 +280,11 @@ class UpdateProbe(_TrainedProbe[UpdateRelease]):
 
     @property
     def noise_values(self) -> int:
-        """Number of noise values of each client; a round without content needs no training."""
+        """Number of noise values of one client; more rounds are cheap, as none of them trains."""
         return self.size
 
     def run(self, trial: Trial, see: Callable[[Release], None]) -> None:
-        """Let every client release its update, and pass it to `see`."""
+        """Let every client release its update, and pass the release to the function `see`."""
         federation = self.federation
         largest = max(self._mechanism(client).max_update_norm for client in self.clients)
         rate = federation.experiment.local.learning_rate(trial.number)
@@ -324,7 +325,7 @@ class UpdateProbe(_TrainedProbe[UpdateRelease]):
 
 
 class VoteProbe(ReleaseProbe[VoteMechanism]):
-    """Test releases of votes; clients vote for one class in each query, or for none in all of them.
+    """Test releases of votes: a client votes for one class in each query, or for no class at all.
 
     Ballots of both kinds (checks, and votes on the queries that passed) alternate.
     """
@@ -341,7 +342,7 @@ class VoteProbe(ReleaseProbe[VoteMechanism]):
         return self.federation.data.num_classes or 1
 
     def run(self, trial: Trial, see: Callable[[Release], None]) -> None:
-        """Let every client release its votes on some queries, and pass them to `see`."""
+        """Let every client release votes on some queries, and pass these to the function `see`."""
         label, shape = 0 if trial.is_large else NO_LABEL, (-1, self._classes)
         labels = np.full(_rows_of(self._classes), label, dtype=np.int64)
         for client in self.clients:
@@ -367,7 +368,7 @@ class ModelProbe(ReleaseProbe[OutputMechanism]):
         return self.federation.model.shared.parameters.size
 
     def run(self, trial: Trial, see: Callable[[Release], None]) -> None:
-        """Let every client release a model, after a short training or none."""
+        """Let every client release a model: in paired trials briefly trained, else untrained."""
         features, targets = self._copies(int(trial.is_large))
         start, order = self.federation.model.shared.start_values, np.arange(len(features))
         for client in self.clients:
@@ -401,7 +402,7 @@ class ExampleProbe(ReleaseProbe[InputMechanism]):
         return _rows_of(features.numel()) * features.numel()
 
     def run(self, trial: Trial, see: Callable[[Release], None]) -> None:
-        """Let every client release a few noisy examples, and pass them to `see`."""
+        """Let every client release a few noisy examples, and pass these to the function `see`."""
         features, targets = self._copies(_rows_of(self._example[0].numel()))
         for client in self.clients:
             mechanism = self._mechanism(client)

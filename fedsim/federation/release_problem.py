@@ -1,4 +1,4 @@
-"""Facts that a privacy plan needs beside settings: bounds of examples, and a convex problem."""
+"""Facts that a privacy plan needs beside settings: bounds of examples, or a convex problem."""
 
 from collections.abc import Callable, Mapping
 from math import prod
@@ -20,7 +20,7 @@ from fedsim.experiment import Experiment
 def problem_of(
     experiment: Experiment, model: nn.Module, data: FederatedData, algorithm: Algorithm
 ) -> object:
-    """Return further facts that a kind of release needs for its plan, or None if it needs none.
+    """Return the bounds or the convex problem that privacy plans need; None if they need neither.
 
     Args:
         experiment: the settings.

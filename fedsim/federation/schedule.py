@@ -38,7 +38,7 @@ class StepSchedule:
     not depend on the value of any example.
 
     Attributes:
-        participation: the rounds of each client.
+        participation: the rule that chooses the clients of each round.
         whole_rounds: the number of local steps of each client in a round in which it does all of
             its work.
         releases_updates: whether a round is one release of a whole update, which is charged as one
@@ -64,7 +64,7 @@ class StepSchedule:
 
         Args:
             experiment: the settings.
-            participation: the rounds of each client.
+            participation: the rule that chooses the clients of each round.
             terms: the privacy settings of each client; None without privacy.
             sizes: the number of examples of each client; used only where it is public.
 

@@ -67,7 +67,7 @@ def initial_model(
 
 
 def model_arrays(model: nn.Module) -> ArrayRecord:
-    """Return the values of a model that messages carry, as a Flower record."""
+    """Return those values of a model that are sent in messages, as a Flower record."""
     return ArrayRecord({name: value.cpu() for name, value in model.state_dict().items()})
 
 
@@ -133,7 +133,7 @@ def trained_parts(
 def release_parameters(
     experiment: Experiment, gradients: PerExampleGradients | None, shared_model: SharedModel
 ) -> FlatParameters:
-    """Return the model parameters in one release: those of a step's gradient, or of an update.
+    """Return the layout of one release: coefficients of a zeroth-order step, else model parameters.
 
     Args:
         experiment: the settings.

@@ -40,7 +40,7 @@ class Goal:
     def split(
         cls, experiment: Experiment, data: FederatedData
     ) -> tuple[FederatedData, Examples | None]:
-        """Return the data without the queries, and the public queries to vote on, or None.
+        """Return the data to use, and the public queries to vote on; here all data, and None.
 
         Args:
             experiment: the settings.
@@ -93,7 +93,7 @@ class Goal:
         return conditions
 
     def model_of(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Return the model that the server's arrays hold or lead to."""
+        """Return the model that belongs to the server's arrays; here the arrays are the model."""
         return arrays
 
     def scored(self, algorithm: Algorithm, state: ServerState) -> Models:

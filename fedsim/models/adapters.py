@@ -1,7 +1,8 @@
-"""Low-rank adapters (LoRA): frozen layers W x become W x + scale · B A x, and are merged later.
+"""Low-rank adapters (LoRA) on frozen layers: W x becomes W x + scale · B A x; merged at the end.
 
-A and B are plain layers without bias, so the layer rules give their per-example gradients. A starts
-from random values and B from 0. So the initial model equals the model without adapters.
+W is the weight of a frozen layer and x the layer's input. A and B are plain layers without bias, so
+the layer rules give their per-example gradients. A starts from random values and B from 0. So the
+initial model equals the model without adapters.
 
 Sources: Hu et al. 2022, "LoRA: Low-Rank Adaptation of Large Language Models" (arXiv:2106.09685).
 With privacy: Yu et al. 2022, "Differentially Private Fine-tuning of Language Models"

@@ -15,8 +15,8 @@ from fedsim.models.catalog import LOSSES, ModelError
 class CrossEntropy:
     """The cross-entropy loss per example, of class scores (batch, classes) and classes (batch,).
 
-    It has a closed form of the gradient at the scores (`KnownGradient`). That saves a backward pass
-    of torch, which takes as long as the arithmetic of a small model.
+    Its gradient with respect to the scores has a closed form (`KnownGradient`). That saves a
+    backward pass of torch, which takes as long as the arithmetic of a small model.
     """
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:

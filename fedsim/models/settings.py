@@ -81,7 +81,7 @@ class ModelSettings(Settings):
 
     @property
     def public_parts(self) -> dict[str, Any] | None:
-        """Settings of features, init, freeze, train and lora that are in use; None if none is."""
+        """Values of `features`, `init`, `freeze`, `train` and `lora` in use; None if none is."""
         parts = {
             "features": [feature.name for feature in self.features],
             "init": self.init,

@@ -37,7 +37,9 @@ class Task(Protocol):
         ...
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the intermediate scores of a batch, float64, whose sum `metrics` uses.
+        """Return a batch's sums for the metrics, such as the number of correct predictions.
+
+        The result is float64 (m,). `metrics` takes the total of these results over all batches.
 
         Args:
             outputs: the model's outputs (batch, ...).

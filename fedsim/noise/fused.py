@@ -55,7 +55,10 @@ class Demand:
 
 @lru_cache(maxsize=1)
 def kernels() -> Kernels | None:
-    """Return the compiled loops (choose, add); None without numba or on a big-endian processor."""
+    """Return the two compiled loops: one looks up noise values, the other adds them to sums.
+
+    The result is None without numba or on a big-endian processor.
+    """
     if sys.byteorder != "little" or find_spec("numba") is None:
         return None
     from numba import njit
@@ -83,7 +86,8 @@ def release_rows(
     Args:
         compiled: the compiled loops of `kernels`.
         streams: two keystreams of each row: random words, and further random bits for a few values.
-        sums: sums (K, n) in units of the integer grid, contiguous in each row.
+        sums: sums (K, n) in grid steps (2⁻²⁴ standard deviations of the noise), contiguous in each
+            row.
         scales: pairs (slice of the n values, scale of these values for each of the K rows).
         into: the result (K, n), contiguous in each row; it must not share memory with `sums`.
     """

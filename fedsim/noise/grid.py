@@ -30,11 +30,12 @@ class SumRounding:
     within `error` · C of the exact sum, in any order of addition. Batches of at most `rows`
     examples are added in float32 and all larger ones in float64.
 
-    - float32: contributions are added in runs of at most `SUM_HEIGHT` = h examples, and then the at
-      most R / h runs are added. The error is R γ(h + R / h + 2), with γ(m) = m u / (1 − m u) and
-      u = 2⁻²⁴ (Higham 2002, section 3.1). Underflow costs less than 2⁻¹⁰⁰ grid steps.
+    - float32: with R = `rows`, contributions are added in runs of at most `SUM_HEIGHT` = h
+      examples, and then the at most R / h runs are added. The error is R γ(h + R / h + 2), with
+      γ(m) = m u / (1 − m u) and u = 2⁻²⁴ (Higham 2002, section 3.1). Underflow costs less than
+      2⁻¹⁰⁰ grid steps (a step is 2⁻²⁴ standard deviations of the noise).
     - float64: a contribution passes through at most n additions within padded batches, and one more
-      for each padded batch. The error is n (2 n + 16) 2⁻⁵³ (section 4.2).
+      for each padded batch. The error is n (2 n + 16) 2⁻⁵³ (Higham 2002, section 4.2).
 
     Attributes:
         rows: largest number R of examples in a batch that is added in float32. The value 0 means
@@ -49,8 +50,8 @@ class SumRounding:
     def of(cls, examples: int, rows: int) -> Self:
         """Return the bound on the rounding error of sums over a client's batches.
 
-        Float32 lowers the effective noise multiplier by the fraction 2 · error. It is not used if
-        that fraction exceeds 2⁻⁸.
+        Sums in float32 lower the effective noise multiplier by the fraction 2 · error. Float32 is
+        not used if that fraction exceeds 2⁻⁸.
 
         Args:
             examples: public limit n on the number of examples in a batch.

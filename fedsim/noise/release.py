@@ -1,4 +1,4 @@
-"""Release of clipped sums: they are rounded to integers, integer noise is added, then scaled.
+"""Release of clipped sums: they are rounded to integers, get integer noise, and are scaled.
 
 After the noise is added, every operation is a function of the released integers. So the scale, the
 type and the rounding of the result reveal nothing more about the data.
@@ -26,7 +26,8 @@ def release_(
     the draws of its noise source. A row without a noise source is sums · scale and has no privacy.
 
     Args:
-        sums: sums (K, size), float32 or float64, in units of the integer grid; overwritten.
+        sums: sums (K, size), float32 or float64, in grid steps (2⁻²⁴ standard deviations of the
+            noise); overwritten.
         noises: noise source of each row; None for a row without noise.
         scales: pairs (slice of the values, length of a grid step for each row).
         into: the result (K, size), of any floating-point type.

@@ -7,9 +7,9 @@ A value is
 with uᵢ independent, uniform on 0 ... 2¹⁶ - 1, and the centre c a discrete Gaussian on -4095 ...
 4095. The sum of the four uniforms has a cubic B-spline as its distribution. So the distribution of
 Z is a spline that interpolates the normal density between multiples of 2¹⁶. Its probabilities are
-those of rint(N(0, 2⁴⁸)) up to a factor 1 + r, with |r| about 2⁻³² |He₄(x)| / 384 at x standard
-deviations (docs/explain/proofs.md). `fedsim.accountant.sampler_slack` computes the cost of r in ε
-and δ.
+those of rint(N(0, 2⁴⁸)) up to a factor 1 + r. |r| is about 2⁻³² |He₄(x)| / 384 at x standard
+deviations, with the Hermite polynomial He₄ (docs/explain/proofs.md).
+`fedsim.accountant.sampler_slack` computes the cost of r in ε and δ.
 
 The centres are drawn by Walker's alias method. A column of its table holds two centres and a
 threshold between them. A uniform column and a uniform number below the column's capacity select a
@@ -40,9 +40,11 @@ ZERO_COLUMN = MAX_CENTRE + 1  # column i is centre i - ZERO_COLUMN; column 0 has
 class CentreTable:
     """Alias table, with 8,192 columns, from which the sampler draws centres of noise values.
 
+    A noise value is 2¹⁶ times its centre, plus four uniform numbers, minus their mean.
+
     Attributes:
-        packed: uint32 (8192,), read-only, one number for each column. It is the column of the
-            second centre · 2¹⁹ + the first 19 bits of the threshold.
+        packed: uint32 (8192,), read-only, one number for each column: the column of its second
+            centre times 2¹⁹, plus the first 19 bits of its threshold.
         extensions: the last 192 bits of each threshold.
     """
 
@@ -52,10 +54,12 @@ class CentreTable:
 
 @functools.cache
 def centre_table() -> CentreTable:
-    """Return the alias table of the noise values' centres; the first call computes it in 20 ms.
+    """Return the alias table from which the sampler draws the centre of each noise value.
 
-    Guarantee: the total variation distance to the discrete Gaussian, cut off at ±4095, is below
-    2⁻²¹⁰.
+    The first call computes the table in 20 ms.
+
+    Guarantee: the total variation distance of the centres to the discrete Gaussian, cut off at
+    ±4095, is below 2⁻²¹⁰.
     """
     weights = discrete_gaussian(*CENTRE_VARIANCE, MAX_CENTRE, _TOTAL_BITS)
     thresholds, others = alias_columns([0, *weights], 1 << WORD_BITS + EXTENSION_BITS)

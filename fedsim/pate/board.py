@@ -47,7 +47,7 @@ class Agenda:
     """The public rule for which queries each round asks, given the results so far.
 
     Attributes:
-        ballots: numbers of queries and noise of the rounds that check and of those that vote.
+        ballots: the number of queries and the noise of a round that checks, and of one that votes.
         threshold: share of the votes that a query's most frequent label needs to pass the check.
     """
 
@@ -62,8 +62,9 @@ class Agenda:
     def asked(self, round_number: int, shares: NDArray[np.floating]) -> NDArray[np.int64]:
         """Return the number of the query in each row of the board (rows,); -1 for an unused row.
 
-        A vote asks the first queries of a batch that passed the check, at most as many as every
-        client is charged for. (Asking those with the clearest votes would select easy queries.)
+        A round that votes asks only queries that passed the check in the round before: the first
+        ones, at most as many as every client is charged for. (Asking those with the clearest votes
+        would select easy queries.)
 
         Args:
             round_number: number of the round from 1; odd rounds check, even rounds vote.

@@ -16,7 +16,7 @@ class Tally(Algorithm):
 
     Args:
         agenda: the rule for which queries each round asks.
-        is_noisy: whether votes are in units of the noise of their round.
+        is_noisy: whether clients send votes in units of the noise's standard deviation.
     """
 
     takes_weights = False

@@ -106,7 +106,7 @@ class PateSettings(Settings):
         }
 
     def work(self, rounds: int, local: LocalSettings) -> str:
-        """Return a description of the run's work, for the run's headline.
+        """Return a description of the run's work, for the first lines that a run prints.
 
         Args:
             rounds: number of rounds of the run.

@@ -62,8 +62,9 @@ class Ditto:
 class ProximalDescent(LocalOptimizer):
     """An optimizer: gradient descent with a penalty on the distance to the initial values w.
 
-    With gradient g, a step is v ← v − η g, then the minimum of λ/2 ‖u − w‖² + 1/(2η) ‖u − v‖² over
-    u. The minimum is exact, so steps are stable for every λ. λ = 0 is gradient descent.
+    With gradient g, a step takes the values to v ← v − η g, then to the u that minimises
+    λ/2 ‖u − w‖² + 1/(2η) ‖u − v‖². The minimum is exact, so steps are stable for every λ. λ = 0 is
+    gradient descent.
 
     Args:
         lr: learning rate η.

@@ -88,7 +88,7 @@ class PlannedCell:
         return min(values), max(values)
 
     def epsilon(self, observer: str) -> float | None:
-        """Return the largest ε of any client against an observer; None if it is trusted."""
+        """Return the largest ε of any client against an observer; None for a trusted observer."""
         values = [client.epsilon[observer] for client in self.clients if observer in client.epsilon]
         return max(values, default=None)
 

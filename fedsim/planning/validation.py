@@ -4,9 +4,9 @@ An experiment file may come from an untrusted source. The footprint lists the co
 and the files that would be read, so that the user can review them before the run. To find it,
 nothing is imported, and only plug-ins are opened, for their digest.
 
-With `--data` every check is made that `fedsim run` makes before its first round. Values and classes
-are those of the public test set. Only the number of a client's examples is used, and it is shown
-only if it is public.
+With `--data` every check is made that `fedsim run` makes before its first round. The ranges of
+values and the classes that are shown come from the public test set. Of a client's data, only the
+number of examples is used, and it is shown only if it is public.
 """
 
 import hashlib

@@ -24,7 +24,7 @@ def record_of(content: RecordDict, name: str, kind: type[_Record]) -> _Record | 
     """Return the record with a given name and type; None if there is none.
 
     This is faster than Flower's own access. Flower's views copy all records of a type each time.
-    Its `get` raises and catches an error if the name is missing, which is the common case.
+    Flower's `get` raises and catches an error if the name is missing, which is the common case.
 
     Args:
         content: the content of a message, or a client's state.
@@ -134,7 +134,8 @@ class TrainReply:
         clip_norm: the adaptive clip norm after the round, whose release the round was charged for;
             None without adaptive clipping.
         clip_count: the noisy value of b − ½, where the bit b is 1 if the update's norm was within
-            the clip norm. The server adapts the clip norm with it. None if the server does not.
+            the clip norm. The server adapts the clip norm with it. None if the server adapts no
+            clip norm.
         numbers: the metrics that the algorithm declares, by name; empty with privacy.
     """
 

@@ -31,7 +31,8 @@ class SumPlan:
             clients add it.
         divisor: a public number that divides the sum if participation is secret. None means that
             the sum is divided by the participants' total weight.
-        count_unit: the value of one integer step of `CLIP_COUNT`; None if the clip norm is fixed.
+        count_unit: the value of one integer step of `CLIP_COUNT`, the sum that adapts the clip
+            norm; None if the clip norm is fixed.
     """
 
     unit: float

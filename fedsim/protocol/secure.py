@@ -27,7 +27,8 @@ def to_records(
         message: a dataclass of `fedsim.secagg.messages`, or a state with such fields.
         live: whether arrays stay in this process and are shared without a copy; the caller must
             not change them afterwards.
-        name: the name of the record of plain fields. That of the arrays has the suffix "-arrays".
+        name: the name of the record of plain fields. The record of arrays has this name with the
+            suffix "-arrays".
     """
     record = wire.to_record(message)
     records: dict[str, ConfigRecord | ArrayRecord] = {name: ConfigRecord({**record.config})}

@@ -48,7 +48,7 @@ def number_text(value: float) -> str:
 
 
 def ticks(low: float, high: float, most: int = 6, *, whole: bool = False) -> list[float]:
-    """Return up to `most` + 1 round numbers from `low` to `high`; one if they nearly agree."""
+    """Return up to `most` + 1 round numbers from `low` to `high`; `[low]` if these are close."""
     if high - low <= _NEARLY * abs(high):
         return [low]
     rough = (high - low) / most
@@ -62,7 +62,7 @@ def ticks(low: float, high: float, most: int = 6, *, whole: bool = False) -> lis
 
 
 def powers(low: float, high: float, factors: Sequence[float] = (1.0,)) -> list[float]:
-    """Return the numbers factor · 10^k from `low` to `high`; only some k for many decades."""
+    """Return the numbers factor · 10^k from `low` to `high`; over many decades, only some k."""
     exponents = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
     stride = -(-len(exponents) // 7)
     candidates = [factor * 10.0**exponent for exponent in exponents[::stride] for factor in factors]
@@ -263,7 +263,7 @@ class Chart:
 
     @property
     def aside(self) -> float:
-        """Width to the right of the grid lines that the names of lines need, in pixels."""
+        """Width in pixels that the labels of curves need, to the right of the grid lines."""
         return width_of(name for name, _, _ in self.names) + 9 if self.names else 0.0
 
 

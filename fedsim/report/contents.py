@@ -113,7 +113,7 @@ class Scores:
 
     @property
     def is_constant(self) -> bool:
-        """Whether always predicting the same value is at least as good, by accuracy or R²."""
+        """Whether a constant prediction is at least as good as the model, by accuracy or R²."""
         if self.accuracy is not None and self.majority is not None:
             return self.accuracy <= self.majority
         r2 = self.metrics.get("r2")
@@ -167,7 +167,7 @@ def baseline_sentence(scores: Scores) -> str | None:
 
 
 def warnings_of(scores: Scores) -> list[str]:
-    """Return a warning for each class that is never predicted, and for a useless accuracy."""
+    """Return warnings about classes without a hit, and about a model no better than a constant."""
     messages = []
     missed = [score for score in scores.classes if score.is_missed]
     if missed:
@@ -328,7 +328,7 @@ class RunContents(RunFiles):
 
     @property
     def has_times(self) -> bool:
-        """Whether times are recorded; they are not where it is secret which clients took part."""
+        """Whether the run recorded times; it does not if the participants of rounds are secret."""
         return self.summary["seconds"] > 0 or bool(self.summary.get("setup"))
 
     @property

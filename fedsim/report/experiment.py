@@ -10,7 +10,7 @@ _MAX_CHARACTERS = 300
 
 
 def experiment_rows(contents: RunContents) -> list[tuple[str, str]]:
-    """Return (label, text) for each line of the box; settings without a record are left out."""
+    """Return (label, text) for each line of the box "Experiment"; unknown settings are left out."""
     lines = (
         ("Data", _data(contents)),
         ("Partition", _partition(contents)),

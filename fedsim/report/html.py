@@ -193,22 +193,22 @@ _TITLES = {
 
 
 def guarantees(sentences: Sequence[Sentence]) -> list[Sentence]:
-    """Return those of the statement's sentences that claim the guarantee."""
+    """Return the sentences of the privacy statement that claim its guarantee."""
     return [s for s in sentences if s.point == "guarantee" and s.kind == "claim"]
 
 
 def warnings(sentences: Sequence[Sentence]) -> list[Sentence]:
-    """Return those of the statement's sentences that are warnings."""
+    """Return the sentences of the privacy statement that are warnings."""
     return [sentence for sentence in sentences if sentence.kind == "warning"]
 
 
 def limits(sentences: Sequence[Sentence]) -> list[Sentence]:
-    """Return those of the statement's sentences that name a limit of the guarantee."""
+    """Return the sentences of the privacy statement that name a limit of its guarantee."""
     return [sentence for sentence in sentences if sentence.kind == "limit"]
 
 
 def points(sentences: Sequence[Sentence]) -> list[tuple[str, list[Sentence]]]:
-    """Return the other parts of the statement, as (title, claims and facts) in their order."""
+    """Return the other parts of the privacy statement in order, as (title, its sentences)."""
     by_point: dict[str, list[Sentence]] = {}
     for sentence in sentences:
         if sentence.point in _TITLES and sentence.kind in ("claim", "fact"):
@@ -239,7 +239,7 @@ def render_report(contents: RunContents) -> str:
 
 @cache  # compiled once for all pages of a process
 def page_templates() -> jinja2.Environment:
-    """Return the jinja environment of the templates; it escapes text and has `typeset`."""
+    """Return the jinja environment of the templates, which escapes text, with filter `typeset`."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE, encoding="utf-8"),
         autoescape=True,

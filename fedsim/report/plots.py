@@ -153,8 +153,8 @@ class Spend:
 def spend_chart(spends: Sequence[Spend]) -> Chart:
     """Return the chart of every client's ε.
 
-    It has bars; for more than `MAX_BARS` clients, it has a curve sorted by ε. Clients with nearly
-    the same ε need no chart, as `narrow_range` describes them.
+    The chart has a bar for each client; for more than `MAX_BARS` clients, it has a curve sorted by
+    ε. Clients with nearly the same ε need no chart, as `narrow_range` describes them.
     """
     draw = _bars if len(spends) <= MAX_BARS else _ranked
     return draw(spends, "Epsilon spent by each client; the table below has every number")

@@ -201,7 +201,7 @@ _PATIENCE_SECONDS = 5.0  # without a terminal, only a longer phase gets a line
 
 
 class PhaseDisplay:
-    """Display of the current phase: a spinner with its time, or a line if not in a terminal.
+    """Display of the current phase: a spinner with the elapsed time; without a terminal, a line.
 
     Args:
         console: console to print to.

@@ -219,7 +219,7 @@ class RunDirectory:
 
     @property
     def releases(self) -> Path:
-        """Path of `releases.jsonl`, with tags of the values that left clients in each round."""
+        """Path of `releases.jsonl`, with keyed checksums (tags) of the uploads of each round."""
         return self.path / "releases.jsonl"
 
     @property
@@ -417,7 +417,7 @@ class RunFiles:
 
     @cached_property
     def releases(self) -> list[Releases]:
-        """The tags of released values, by finished round, in `releases.jsonl`."""
+        """The records in `releases.jsonl`: checksums of the uploads of each finished round."""
         return read_releases(self.directory.releases)
 
     @cached_property
@@ -449,7 +449,7 @@ class RunFiles:
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether `checkpoint/` is there; who shares a run keeps it back."""
+        """Whether the run has its folder `checkpoint/`, which users leave out of a shared copy."""
         return (self.directory.path / KEPT).is_dir()
 
     @cached_property

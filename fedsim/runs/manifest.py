@@ -169,7 +169,7 @@ def changed_files(
 ) -> Iterator[str]:
     """Yield one line for each file that differs from the manifest: changed, missing or unlisted.
 
-    The files of `checkpoint/` are not missing where the whole folder was kept back.
+    If the whole folder `checkpoint/` is absent, its files do not count as missing.
 
     Args:
         directory: the run directory.

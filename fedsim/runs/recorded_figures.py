@@ -419,8 +419,8 @@ class FigureFile:
 
     Attributes:
         name: name of the file.
-        content: function that returns the content for an ended run, without the schema; None if the
-            run has no such file.
+        content: function that returns the content for an ended run, without the schema number; None
+            if the run has no such file.
         reads: names of the files that `problems` reads, in words.
         problems: function that yields each contradiction between the file and those files, or
             within the file.

@@ -1,9 +1,9 @@
 """Types for the structured files of a run.
 
 After a round `releases.jsonl`, `rounds.jsonl` and the checkpoint are written, in this order. A line
-of `releases.jsonl` has a tag of every value that left a client; `fedsim verify RUN --replay`
-computes the tags again. The line is on disk before its round is in `rounds.jsonl`, so every
-finished round has one. The line of `rounds.jsonl` is on disk before the checkpoint.
+of `releases.jsonl` has a tag (keyed checksum) of every unencrypted upload; `fedsim verify RUN
+--replay` computes the tags again. The line is on disk before its round is in `rounds.jsonl`, so
+every finished round has one. The line of `rounds.jsonl` is on disk before the checkpoint.
 
 The checkpoint has the server's state and digests of the other files at that time. It is one
 safetensors file with a digest of its content, so that a crash leaves no mixture of two states.
@@ -251,7 +251,7 @@ Blocks = Literal["planned", "alone"]
 
 
 class Releases(BaseModel):
-    """The record of one round's releases: tags of the values that left the clients.
+    """The record of one round's releases: tags (keyed checksums) of the clients' uploads.
 
     Attributes:
         round: the round, from 1.

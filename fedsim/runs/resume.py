@@ -42,8 +42,8 @@ def refuse_changes(before: Experiment, after: Experiment) -> None:
 
     `runtime` may change, since it changes no result. `secure_aggregation.on_abort` and
     `protocol.combine_...` may change. `federation.rounds` may grow under a given
-    `noise_multiplier`, and with `input_perturbation`, whose rounds cost nothing. It may not grow
-    with `noise_correlation`, which charges a whole run at its start.
+    `noise_multiplier`, and with `input_perturbation`, whose rounds cost nothing. The rounds may
+    not grow with `noise_correlation`, which charges a whole run at its start.
 
     Args:
         before: the experiment of the run.

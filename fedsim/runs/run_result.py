@@ -66,7 +66,7 @@ class RunResult:
     render_head: Callable[[Path], str] | None = field(default=None, compare=False)
 
     def model(self) -> nn.Module:
-        """Return the final global model, as `fedsim.load_model` does; it takes raw inputs.
+        """Return the final global model in eval mode; it takes inputs as the dataset has them.
 
         Example:
             >>> import tempfile

@@ -21,7 +21,8 @@ from fedsim.secagg.masks import SeedExpander, derive_key, new_seed
 class AdditiveSharing:
     """Additive secret sharing of a vector among the leader (the server) and its helpers.
 
-    Guarantee: seeds are fresh from the operating system in every call and are never derived.
+    Guarantee: seeds come fresh from the operating system in every call. They are never derived
+    from other values.
 
     Args:
         expander: the keystream generator of the helpers' shares.

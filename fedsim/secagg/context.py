@@ -1,4 +1,4 @@
-"""The context of a round, which is part of every envelope and mask so that no other round fits."""
+"""The context of a round, to which every envelope and mask is bound: no other round can use it."""
 
 import hashlib
 from collections.abc import Iterable
@@ -61,7 +61,7 @@ class RoundContext:
 
 
 def pack(fields: Iterable[bytes]) -> bytes:
-    """Return the fields as one byte string, each after its length; no two lists give the same."""
+    """Return fields as one byte string, each after its length; different lists give other bytes."""
     return b"".join(len(field).to_bytes(4, "big") + field for field in fields)
 
 

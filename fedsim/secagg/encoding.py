@@ -96,8 +96,8 @@ class FixedPointEncoder:
             settings: the section `encoding` of the federation; `auto` values are computed here.
             num_clients: the largest number of clients in one round.
             weighted: whether clients have different weights.
-            largest_update: a bound on |x| of all planned uploads, for `value_bound: auto`; None
-                where no bound is known, which stands for 8.
+            largest_update: a bound on the size of every value in the planned uploads, used for
+                `value_bound: auto`; None if no bound is known, which stands for 8.
 
         Raises:
             CapacityError: the largest sum does not fit into the ring, or `num_clients` is larger
@@ -145,27 +145,27 @@ class FixedPointEncoder:
 
     @property
     def capacity(self) -> int:
-        """Largest |sum| that leaves the guard bits unused: 2^(b-1-g) - 1."""
+        """Largest |sum| that leaves the guard bits unused: 2^(ring_bits - 1 - guard_bits) - 1."""
         return _ring_capacity(self.ring_bits, self.guard_bits)
 
     @property
     def max_value(self) -> int:
-        """Largest |q| = ⌈C 2^f⌉ of an encoded value q, before it is multiplied by a weight."""
+        """Largest size of an encoded value before weighting, ⌈value_bound · 2^frac_bits⌉."""
         return _scaled_bound(self.value_bound, self.frac_bits)
 
     @property
     def max_contribution(self) -> int:
-        """Largest |y| = w_max ⌈C 2^f⌉ that one client adds to one coordinate."""
+        """Largest size of what one client adds to a coordinate, `max_weight` · `max_value`."""
         return self.max_weight * self.max_value
 
     @property
     def max_total(self) -> int:
-        """Largest |sum| = n_max w_max ⌈C 2^f⌉ of honest clients in one coordinate."""
+        """Largest |sum| of honest clients in a coordinate, `max_clients` · `max_contribution`."""
         return self.max_clients * self.max_contribution
 
     @property
     def max_abs_error(self) -> float:
-        """Bound on |decoded mean - exact mean| of Guarantee (P2), rounded up.
+        """Bound on |decoded mean - exact mean| in each coordinate, rounded up: Guarantee (P2).
 
         The first term covers the rounding of values: half a step to nearest, a whole step if
         stochastic. The second term covers float64 rounding in encoding and decoding.
@@ -203,12 +203,12 @@ class FixedPointEncoder:
         name: str = "values",
         rng: np.random.Generator | None = None,
     ) -> int:
-        """Write w round((values - minus) 2^f) into `out`; return the number of clipped values.
+        """Write weight · round((values - minus) 2^frac_bits); return the number of clipped values.
 
         Args:
-            out: the ring elements (n,) to overwrite.
+            out: the ring elements (n,) to overwrite with the result.
             values: numbers of any dtype (n,).
-            weight: the client's weight w, already checked.
+            weight: the client's weight, already checked.
             minus: numbers (n,) to subtract in float64; None subtracts nothing.
             name: the name of the values in error messages.
             rng: the generator of stochastic rounding; unused when rounding to nearest.
@@ -216,7 +216,7 @@ class FixedPointEncoder:
         Raises:
             ValueError: rounding is stochastic and `rng` is None.
             NonFiniteUpdateError: a value is NaN or infinite.
-            ValueOutOfRangeError: |x| > C under the policy "error".
+            ValueOutOfRangeError: a value exceeds `value_bound`, and `range_policy` is "error".
         """
         if self.rounding == "stochastic" and rng is None:
             raise ValueError("stochastic rounding needs a generator of its own, got rng=None")
@@ -239,7 +239,7 @@ class FixedPointEncoder:
         return clipped
 
     def decode(self, total: Ring, divisor: int) -> NDArray[np.float64]:
-        """Return the weighted mean sum / (`divisor` 2^f) of each coordinate, float64 (n,).
+        """Return each coordinate's weighted mean, total / (divisor · 2^frac_bits), float64 (n,).
 
         Args:
             total: the sums of encoded values, ring elements (n,).

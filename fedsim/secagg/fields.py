@@ -1,8 +1,8 @@
 """Rules for message fields: ranges of numbers, and lengths of bytes and texts.
 
 The annotation of a field in `messages` holds its rule. A party that receives a message checks all
-rules at once. It then compares values that no rule can know, such as the clients of a round, with
-its own settings and state.
+rules at once. Then the party compares values that no rule can know, such as the clients of a round,
+with its own settings and state.
 """
 
 from dataclasses import dataclass, fields
@@ -21,7 +21,7 @@ from fedsim.secagg.shamir import SHARE_BYTES
 
 @dataclass(frozen=True)
 class Whole:
-    """The rule for a message field that it is a whole number from `least` to `most`."""
+    """The rule that a message field is a whole number from `least` to `most`."""
 
     least: int
     most: int
@@ -36,7 +36,7 @@ class Whole:
 
 @dataclass(frozen=True)
 class Octets:
-    """The rule for a message field that it is bytes whose number is one of `lengths`."""
+    """The rule that a message field is bytes, whose number is one of `lengths`."""
 
     lengths: tuple[int, ...]
 
@@ -50,7 +50,7 @@ class Octets:
 
 @dataclass(frozen=True)
 class Text:
-    """The rule for a message field that it is text of at most `most` ASCII characters."""
+    """The rule that a message field is text of at most `most` ASCII characters."""
 
     most: int
 

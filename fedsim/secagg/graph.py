@@ -94,12 +94,14 @@ class NeighbourGraph:
 def sparse_neighbourhood(
     clients: int, *, corrupt_fraction: float, dropout_fraction: float, security_bits: int
 ) -> Neighbourhood | None:
-    """Return the smallest safe number of neighbours and its threshold; None if none is below n.
+    """Return the smallest safe number of neighbours and the threshold; None if none is safe.
 
-    Guarantee: ⌊γn⌋ corrupt and ⌊δn⌋ dropped clients have random positions. With probability at
-    least 1 - 2^-security_bits no client has `threshold` corrupt neighbours and the honest survivors
-    stay connected. With probability at least 1 - 2^-30 every client keeps `threshold` neighbours.
-    The threshold is above half the number of neighbours.
+    The number is below the number of clients n. Clients that are corrupt or drop out, ⌊γn⌋ and
+    ⌊δn⌋ of them, have random positions in the graph.
+
+    Guarantee: with probability at least 1 - 2^-security_bits no client has `threshold` corrupt
+    neighbours and the honest survivors stay connected. With probability at least 1 - 2^-30 every
+    client keeps `threshold` neighbours. The threshold is above half the number of neighbours.
 
     Args:
         clients: the number n of clients.

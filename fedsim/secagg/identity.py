@@ -25,7 +25,7 @@ _ENVELOPE_PURPOSE = b"fedsim client envelope 1"
 
 
 class IdentityKey:
-    """The lasting private key of a helper or client, which makes Ed25519 signatures (RFC 8032)."""
+    """The long-term private key of a helper or client, for Ed25519 signatures (RFC 8032)."""
 
     def __init__(self, private: Ed25519PrivateKey) -> None:
         self._private = private
@@ -77,7 +77,7 @@ def key_fingerprint(public: bytes) -> str:
 
 
 def verify_helper_key(hello: HelloReply, pin: str, *, params: str, client: int) -> None:
-    """Check that a sealing key comes from the helper whose lasting key a client has pinned.
+    """Check that a sealing key comes from the helper whose long-term key a client has pinned.
 
     Guarantee: the check passes only for a key that the owner of the pinned key signed for this run,
     these parameters and this helper number.

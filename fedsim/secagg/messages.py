@@ -71,8 +71,8 @@ class RoundOffer:
     """Message from server to client, in the train request, with the parameters of a secure upload.
 
     The first eight fields are those of `RoundContext`. The other fields have one entry for each
-    helper: its number, its sealing key, its lasting key, and the signature of the sealing key. They
-    are empty without helpers.
+    helper: its number, its sealing key, its lasting key, and the signature of the sealing key.
+    These other fields are empty without helpers.
     """
 
     run_id: Name
@@ -90,7 +90,7 @@ class RoundOffer:
 
     @property
     def hellos(self) -> tuple[HelloReply, ...]:
-        """The helpers' replies to `Hello`, as the server reports them; it may have changed them.
+        """The helpers' replies to `Hello`, as reported by the server, which may alter them.
 
         Raises:
             ValueError: the fields with one entry for each helper differ in length.

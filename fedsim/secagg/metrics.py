@@ -28,7 +28,9 @@ class MetricGrid:
 
     @classmethod
     def from_bound(cls, name: str, bound: float, encoder: FixedPointEncoder) -> "MetricGrid":
-        """Return the most precise encoding of a metric whose size stays within the encoder's.
+        """Return a metric's encoding with the most fraction bits that fit the encoder's range.
+
+        An encoded metric is then never larger than the largest encoded value of an update.
 
         Args:
             name: the name of the metric.

@@ -239,7 +239,7 @@ class PayloadCodec:
 
     @property
     def length(self) -> int:
-        """Number of ring elements: d + 2, plus the metrics, plus one if clips are counted."""
+        """Number of ring elements: coordinates + 2, plus metrics, plus one if clips are counted."""
         return self._body.stop + 2
 
     def encode(
@@ -292,8 +292,9 @@ class PayloadCodec:
     def decode(self, total: Ring, *, num_clients: int, reference: NamedArrays | None) -> DecodedSum:
         """Return the decoded sum of `num_clients` payloads, after checking its range.
 
-        Guarantee (P3): a wrong or missing mask or share passes with probability at most 2^-b, times
-        2^-g for each further coordinate. The checksums of `digests` find damage inside the range.
+        Guarantee (P3): a wrong or missing mask or share passes the check with probability at most
+        2^-b, times 2^-g for each further coordinate, with b ring bits and g guard bits of the
+        encoder. The checksums of `digests` find damage inside the range.
 
         Args:
             total: the sum of payloads, ring elements (`length`,).

@@ -242,7 +242,7 @@ class SecureAggregationSettings(Settings):
         return self.aggregators - 1 if isinstance(self.protocol, AdditiveSettings) else 0
 
     def plan(self) -> dict[str, Any]:
-        """Return the settings that all parties share, as JSON values, without those per machine."""
+        """Return the settings as JSON values, without those that each machine sets for itself."""
         return self.model_dump(mode="json", exclude=_OF_EACH_MACHINE)
 
     def digest(self) -> str:

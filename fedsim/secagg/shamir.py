@@ -54,7 +54,7 @@ class ShamirSharing:
         ]
 
     def combine(self, shares: Mapping[int, bytes]) -> bytes:
-        """Recover a secret from its shares, which are given by their points.
+        """Return the secret that has the given shares, each keyed by its evaluation point.
 
         If there are more shares than needed, those with the smallest points are used. So the
         secrets of many owners can share one set of Lagrange coefficients.

@@ -7,8 +7,8 @@ Some behaviour that Flower does not specify:
 
 - Node ids are `FIRST_NODE + partition`, in ascending order.
 - Replies are computed one at a time, when they are read, in the order of the requests. So a
-  strategy that reads them as a stream holds one at a time. `push_messages` with `pull_messages`
-  works too.
+  strategy that reads the replies as a stream holds one reply at a time. `push_messages` with
+  `pull_messages` works too.
 - Each client gets separate records; their arrays are shared and read-only.
 - An app that answers many requests at once (`BatchAnswers`) gets all requests of one message type
   when the first reply is read. An app with Flower mods is called once for each message.
@@ -48,7 +48,7 @@ class DirectAnswers(Protocol):
 
     @property
     def takes_batches(self) -> bool:
-        """Whether the app has no mods, so that it may be asked without messages."""
+        """Whether the app has no Flower mods, so that it may be asked without messages."""
         ...
 
     def answer_requests(
@@ -90,7 +90,7 @@ class DirectChannel:
 
 
 class LiveArrayCache:
-    """Cache of the shared, read-only copy of the last record, because many requests share one."""
+    """Cache of one shared, read-only copy of an array record that many requests have in common."""
 
     def __init__(self) -> None:
         self._last: tuple[ArrayRecord, ArrayRecord] | None = None

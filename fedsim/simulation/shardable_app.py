@@ -42,7 +42,7 @@ class ShardableApp(Protocol):
         ...
 
     def shard(self, clients: Sequence[int]) -> ShardFactory:
-        """Return a picklable function that creates, elsewhere, the app of the given clients."""
+        """Return a picklable function that creates the app of the given clients in any process."""
         ...
 
 

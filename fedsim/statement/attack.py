@@ -1,8 +1,8 @@
 """The privacy profile δ(ε) of a ledger, and the upper bounds on attacks that follow from it.
 
 Every figure here is an upper bound. δ(ε) is computed at some points only. Between them it is
-bounded by three facts: the true δ(ε) never increases, is convex in e^ε (Dong, Roth, Su 2019,
-arXiv:1905.02383, Proposition 2.12 and its dual), and so lies below every chord of points above it.
+bounded by two facts: the true δ(ε) never increases, and is convex in e^ε (Dong, Roth, Su 2019,
+arXiv:1905.02383, Proposition 2.12 and its dual). So it lies below every chord of points above it.
 
 The bound on every attack on any client is the pointwise maximum over the clients' profiles. Two
 curves that meet at one pair (ε, δ) may cross elsewhere. So with budgets that are calibrated to one
@@ -48,8 +48,8 @@ class Profile:
         delta: δ of the client's guarantee.
         epsilon: ε of the ledger at `delta`.
         curve: (ε, δ) ascending in ε; the releases are (ε, δ)-DP at every one of these points.
-        mu: a distance μ; None if no useful μ exists. No attack has a true-positive rate more than
-            `slack` above that of the best test of N(0, 1) against N(μ, 1).
+        mu: a distance μ such that no attack has a true-positive rate more than `slack` above that
+            of the best test of N(0, 1) against N(μ, 1). None if no useful μ exists.
         slack: the allowance beside `mu`: δ / 100, or more where the accountant's rounding needs it.
     """
 
@@ -135,7 +135,7 @@ def _profile_of_text(
 
 
 def gaussian_true_positive_rate(mu: float, false_positive_rate: float) -> float:
-    """Return the power of the best test of N(0, 1) against N(μ, 1): 1 - G_μ of Dong et al."""
+    """Return the true-positive rate 1 - G_μ(FPR) of the best test of N(0, 1) against N(μ, 1)."""
     return float(ndtr(mu + ndtri(false_positive_rate)))
 
 
@@ -144,11 +144,11 @@ def smallest_mu(curve: tuple[tuple[float, float], ...], slack: float) -> float |
 
     δ_μ(ε) is the privacy profile of a Gaussian release with distance μ; `slack` is an allowance.
 
-    Guarantee: every test has TPR <= 1 - G_μ(FPR) + slack (by the same duality, with the slack
-    undiminished in both branches). Between two points, δ is below their chord. δ_μ, also convex in
-    e^ε, is above its tangent at the left point. Both bounds are straight lines, so their order at
-    the two ends decides. Beyond the last point δ(ε) <= slack. μ is rounded up by at most 1e-4 of
-    itself.
+    Guarantee: every test has TPR <= 1 - G_μ(FPR) + slack, where G_μ is the trade-off function of
+    N(0, 1) and N(μ, 1) (Dong, Roth, Su 2019, Proposition 2.12: TPR rises by at most `slack` if δ
+    does). Between two points of the curve, δ is below their chord. δ_μ, also convex in e^ε, is
+    above its tangent at the left point. Both bounds are straight lines, so their order at the two
+    ends decides. Beyond the last point δ(ε) <= slack. μ is rounded up by at most 1e-4 of itself.
 
     Args:
         curve: pairs (ε, upper bound on δ(ε)), ascending from ε = 0; the last δ is at most `slack`.
@@ -208,7 +208,7 @@ class AttackBound:
 
     @classmethod
     def from_json(cls, content: object) -> Self | None:
-        """Return the bound that `privacy.json` holds; None if it lacks `FALSE_POSITIVE_RATES`."""
+        """Return the bound in the entry `attack`; None if a rate of `table` is missing in it."""
         if not isinstance(content, dict):
             return None
         lists = content.get("false_alarms"), content.get("detection")

@@ -191,7 +191,10 @@ class Facts:
 
     @cached_property
     def clients_with_large_delta(self) -> tuple[int, ...]:
-        """The clients with δ >= 1 / n: n is their examples, or all clients if they are the unit."""
+        """The clients with δ >= 1 / n, for n examples of the client.
+
+        If the privacy unit is the client, n is the number of clients.
+        """
         if self.protects_clients:
             return tuple(c.client for c in self.clients if c.delta >= 1 / len(self.clients))
         return tuple(client.client for client in self.clients if client.has_large_delta)

@@ -123,7 +123,7 @@ def _is_shared(facts: Facts) -> bool:
     values=lambda facts: _pair(facts.against_server or facts),
 )
 def against_server(facts: Facts) -> str:
-    """Return the second guarantee of distributed trust, by a client's own share of the noise."""
+    """Return the guarantee of distributed trust against the server, by a client's own noise."""
     other = facts.against_server or facts
     simulated = "In the mechanism that this run simulates, e" if other.noise == "seeded" else "E"
     return (
@@ -155,7 +155,7 @@ def no_server_guarantee(facts: Facts) -> str:
     values=lambda facts: {"clients": list(facts.absent_clients)},
 )
 def absent_clients(facts: Facts) -> str:
-    """State which clients spent their ε in vain."""
+    """Return the sentence on clients that spent ε, but whose updates were all lost."""
     absent = facts.absent_clients
     whose = "its" if len(absent) == 1 else "their"
     return (
@@ -322,7 +322,7 @@ def adjacency(facts: Facts) -> str:
 
 
 def certificates_of(facts: Facts) -> list[Certificate]:
-    """Return the guarantee against each adversary; its ε is None if facts do not support it."""
+    """Return the guarantee against each adversary; an ε that facts do not support is None."""
     if not facts.is_private:
         return []
     views = (facts, facts.against_server)

@@ -83,7 +83,7 @@ def collusion(facts: Facts) -> str:
     values=lambda facts: {"unmet": unmet_conditions(facts.secure_aggregation)},
 )
 def active_server(facts: Facts) -> str:
-    """Return whether the guarantee against an observer of sums covers a cheating server."""
+    """Return the sentence that says whether the guarantee for sums covers a cheating server."""
     unmet = unmet_conditions(facts.secure_aggregation)
     if not unmet:
         return (
@@ -165,7 +165,7 @@ def _slack(facts: Facts) -> Mapping[str, Any]:
 
 @limit("Finite precision", values=_slack)
 def floating_point(facts: Facts) -> str:
-    """Return the sentences on the effects of rounding that ε includes, and on others."""
+    """Return the sentences on finite precision: which effects ε includes, and which not."""
     sums, examples = "", ""
     if facts.trust.trust == "distributed":
         sums = "Integers of one grid add up exactly, so a sum has the noise of all its clients. "

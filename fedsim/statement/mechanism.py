@@ -167,7 +167,7 @@ def client_update(facts: Facts) -> str:
 
 
 def row_of(kind: ReleaseKind) -> Row:
-    """Return the entry of the statement for a kind of release that brings its own words.
+    """Return the statement's sentence template for a kind of release that supplies its own text.
 
     Args:
         kind: the kind of release, with a title and a statement; its name is the sentence's id.

@@ -74,7 +74,7 @@ class PrivateClientRow(ClientRow):
 
 
 class Certificate(TypedDict):
-    """A pair (ε, δ) for every client against one adversary; ε is null if nothing supports it."""
+    """A pair (ε, δ) that holds for all clients against one adversary; ε is null if unsupported."""
 
     against: Observer
     epsilon: float | None

@@ -65,8 +65,8 @@ def replay_run(
     """Run a federation again and compare its charges, uploads and models with the run's records.
 
     Guarantee: if no problem is found, this fedsim computes the same records from the experiment,
-    its seed and its data: every charge, the tag of every upload, and the digest of the global model
-    after every round.
+    its seed and its data: every charge, the tag (keyed checksum) of every upload, and the digest of
+    the global model after every round.
 
     Args:
         directory: directory of a run that passed verification.

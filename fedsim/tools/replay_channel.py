@@ -38,7 +38,7 @@ class RecordedRound:
 
     @property
     def uploads(self) -> Mapping[int, str]:
-        """Tag of each unencrypted upload, by client."""
+        """Tag (keyed checksum) of each unencrypted upload, by client."""
         return {} if self.releases is None else self.releases.uploads
 
     @cached_property
@@ -138,7 +138,7 @@ class ReplayChannel:
     def train(
         self, requests: Mapping[int, TrainRequest], *, timeout: float | None
     ) -> Iterator[tuple[int, TrainAnswer]]:
-        """Yield (node, answer) for each client, as `ClientChannel.train` does."""
+        """Yield (node, answer) for each client: a new reply, or the recorded failure."""
         self.failures.clear()
         if not requests:
             return

@@ -39,7 +39,7 @@ class RunCallback(Protocol):
 
 
 def phases_of(callback: RunCallback | None) -> Phases:
-    """Return an object that times phases and announces each to a callback object, if it can."""
+    """Return an object that times phases and announces each to a callback, if it has `phase`."""
     return Phases(partial(tell_phase, callback))
 
 

@@ -141,8 +141,8 @@ class NoisySum(Aggregator[Any]):
         """Add a client's integers to the sum.
 
         Raises:
-            InvalidUpdateError: the integers do not fit the plan, or an earlier process added noise
-                to the sum of this round without the client.
+            InvalidUpdateError: the integers do not fit the plan, or an earlier process already
+                added this round's noise to a sum that lacks the client.
         """
         admissible = None
         if self._plan.server_noise and not self._secret:
@@ -164,7 +164,7 @@ class NoisySum(Aggregator[Any]):
 
         Raises:
             RoundAbortedError: there is no sum, or an earlier process added this round's noise to
-                another one.
+                another sum.
         """
         try:
             result = self._sums.finish()

@@ -103,7 +103,8 @@ def plan_weights(
         units: the largest weight, >= 1.
 
     Raises:
-        WeightingError: only some of the clients add noise, or no weights keep `max_share`.
+        WeightingError: only some of the clients add noise, or no weights keep every client's share
+            of a mean within `max_share`.
     """
     if weighting.is_uniform:
         return uniform_weights(len(clients))

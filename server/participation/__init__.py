@@ -3,7 +3,7 @@
 | module | content |
 |---|---|
 | `settings.py` | `federation.participation`, a class for each scheme; ranges as `1-20, 41-60` |
-| `participation.py` | the participation of an experiment, which plans, charges and blocks read |
+| `participation.py` | who takes part when, as the privacy plan and the charges use it |
 | `schedules.py` | uniform draws, independent draws, groups that take turns, availability traces |
 | `buffered.py` | asynchronous rounds on a simulated clock (FedBuff) |
 """

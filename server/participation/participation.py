@@ -98,7 +98,8 @@ class Participation:
     Attributes:
         seed: the experiment's seed.
         num_clients: the number of clients of the federation, N.
-        clients_per_round: the largest number k of clients in a round; expected for Poisson draws.
+        clients_per_round: the largest number k of clients in a round; for Poisson draws, the
+            expected number.
         rounds: the number of rounds.
         settings: how the clients of a round are drawn.
         is_secret: whether only the server may learn who takes part in a round.
@@ -263,7 +264,7 @@ class Participation:
         return () if self.is_secret else self.in_round(round_number)
 
     def charged_in(self, round_number: int) -> tuple[int, ...]:
-        """Return the clients that may be charged for a round, ascending; all if it is secret."""
+        """Return the clients that may be charged for a round, ascending; all for secret draws."""
         return tuple(range(self.num_clients)) if self.is_secret else self.in_round(round_number)
 
     def rounds_of(self, client: int) -> tuple[int, ...]:

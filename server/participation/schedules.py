@@ -218,7 +218,9 @@ def equal_groups(num_clients: int, groups: int) -> tuple[tuple[int, ...], ...]:
 
 
 def draw_of(clients: np.ndarray, number: int, seed: int, round_number: int) -> tuple[int, ...]:
-    """Draw clients uniformly without replacement, all if too few; return them ascending.
+    """Return `number` clients, drawn uniformly without replacement, or all if there are fewer.
+
+    The result is in ascending order.
 
     Args:
         clients: the client numbers to draw from (n,), ascending.

@@ -1,4 +1,4 @@
-"""Aggregator for secure aggregation: the server learns the sum of updates, no single update."""
+"""Aggregator for secure aggregation: the server learns only the sum of the updates."""
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence

@@ -1,8 +1,8 @@
 """A helper of additive secret sharing, which releases one sum of client shares per round.
 
-Clients send each helper a random seed, encrypted with its key; the seed expands to the helper's
-share of the update. The helper is a state machine without network. Its state is a dictionary of
-plain values, which the node stores.
+Clients send each helper a random seed, encrypted with the helper's key; the seed expands to the
+helper's share of the update. The helper is a state machine without network. The helper's state is a
+dictionary of plain values, which the node stores.
 """
 
 import hashlib
@@ -123,9 +123,9 @@ class Helper:
         state: the stored state; None before the first run.
         identity: the long-term signing key, which signs the helper's key of every run. Clients can
             check its fingerprint. None for a helper without a long-term key.
-        record: function that is called before a sum is released and returns when this is on disk.
-            It raises SecureAggregationError after a release of another sum of this or a later
-            round.
+        record: function that is called before a sum is released; it returns when a record of the
+            release is on disk. It raises SecureAggregationError if another sum of this round, or a
+            sum of a later round, was released before.
         num_clients: the number of clients in the helper's experiment, numbered from 0.
     """
 

@@ -162,8 +162,8 @@ class MaskedSum:
     def mask_requests(self) -> dict[int, MaskRequest]:
         """End the stage of shares and return the encrypted shares for each client, by client.
 
-        A client gets its shares of its neighbours' secrets. It is left out if fewer neighbours than
-        the threshold hold shares of its own secrets, which could then not be recovered.
+        A client gets its shares of its neighbours' secrets. A client is left out if fewer
+        neighbours than the threshold hold shares of its own secrets: these could not be recovered.
 
         Raises:
             ThresholdError, TooFewClientsError: too many clients dropped out.

@@ -17,7 +17,8 @@ class LocalOnly(MrMtl):
     """Baseline without collaboration: MR-MTL with λ = 0, so no pull towards the mean model.
 
     Rounds, steps and charges are those of a federation. A client that trains alone would need no
-    privacy against a server. With the charges, models have equal noise and may be published.
+    privacy against a server. Because clients are charged, the models have the same noise as in a
+    federation and may be published.
     """
 
     name: ClassVar[str] = "local_only"

@@ -36,7 +36,7 @@ class Picture:
     Attributes:
         name: name of the figure in the page and of its files, such as `rounds`.
         caption: the line above the figure.
-        chart: the drawing; if a file's readers must be warned, its heading is the warning.
+        chart: the drawing; a heading in it warns readers of the figure's file, if necessary.
         columns: column names of the figure's CSV.
         rows: the drawn numbers, row by row; None is an empty cell.
     """

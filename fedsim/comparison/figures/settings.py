@@ -53,8 +53,8 @@ class SweepLine:
     """Variants that differ only in one setting, drawn as one line.
 
     Attributes:
-        name: the other settings in which this line differs from the others; "" if there is one
-            line.
+        name: the settings in which this line differs from the figure's other lines; "" if it is
+            the only line.
         points: pairs (text of the setting's value, variant), in the order of the values.
     """
 
@@ -86,7 +86,7 @@ class Sweep:
 
 
 def find_sweeps(results: Results) -> tuple[Sweep, ...]:
-    """Return the lines to draw for each setting that is the only difference of some variants.
+    """Return the lines to draw for each setting that is the only difference between some variants.
 
     A setting whose values are not numbers needs at least three values.
 
@@ -190,7 +190,7 @@ _LEAST_SPREAD = 0.1  # of the ε of a line, for the ε of each point to be writt
 
 
 def against_settings(results: Results) -> tuple[Picture, ...]:
-    """Return a figure for each setting that is the only difference of some variants.
+    """Return a figure for each setting that is the only difference between some variants.
 
     Args:
         results: the results of the variants of one privacy unit.

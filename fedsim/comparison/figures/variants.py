@@ -57,7 +57,7 @@ _QUARTILES = (0, 25, 50, 75, 100)
 
 
 def pictures_of(results: Results) -> dict[str, Picture | None]:
-    """Return the figures of variants of one privacy unit, by name; None for one without data."""
+    """Return the figures of variants of one privacy unit, by name; None if a figure has no data."""
     metric = _client_metric(results)
     return {
         "tradeoff": tradeoff(results),
@@ -101,7 +101,7 @@ def over_rounds(results: Results) -> Picture | None:
 
 
 def over_epsilon(results: Results) -> Picture | None:
-    """Return the figure of the mean metric against the largest ε so far; None without finite ε."""
+    """Return the figure of the mean metric over the ε spent so far; None without a finite ε."""
     curves = [
         _curve(variant, results.metric, "epsilon_max")
         for variant in results.variants

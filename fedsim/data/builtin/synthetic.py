@@ -33,9 +33,9 @@ _LEAST_EXAMPLES = 50
 def load_synthetic_fedprox(args: SyntheticFedproxArgs, context: LoadContext) -> Dataset:
     """Return the dataset Synthetic(α, β) of FedProx; its column `user` names each example's user.
 
-    User k draws x ~ N(v_k, diag(j^-1.2)) and labels it by argmax(W_k x + b_k). The entries of W_k
-    and b_k are N(u_k, 1) with u_k ~ N(0, α²), those of v_k are N(B_k, 1) with B_k ~ N(0, β²). With
-    `iid` all users share W and b ~ N(0, 1), and v is 0.
+    User k draws features x ~ N(v_k, diag(j^-1.2)), j = 1, 2, ..., and labels them by
+    argmax(W_k x + b_k). The entries of W_k and b_k are N(u_k, 1) with u_k ~ N(0, α²), those of v_k
+    are N(B_k, 1) with B_k ~ N(0, β²). With `iid` all users share W and b ~ N(0, 1), and v is 0.
 
     Args:
         args: the setting `data.args`.
@@ -69,7 +69,8 @@ def load_synthetic_fedprox(args: SyntheticFedproxArgs, context: LoadContext) -> 
 def load_synthetic_logistic(args: SyntheticLogisticArgs, context: LoadContext) -> Dataset:
     """Return the dataset Logistic(α, β) of DP-SCAFFOLD; its column `user` names users.
 
-    Unlike in Synthetic(α, β), every entry has a separate mean: entries of W_k and b_k are
+    User k draws features with mean v_k and labels them by a linear model W_k, b_k, as in
+    `load_synthetic_fedprox`. But every entry has a separate mean: entries of W_k and b_k are
     N(0, α + 1) and those of v_k are N(0, β + 1). A share `label_noise` of the labels is drawn at
     random. With `iid` all users share W, b and v ~ N(0, 1).
 

@@ -53,7 +53,7 @@ class Table(Protocol):
         ...
 
     def where(self, place: int) -> str:
-        """Return the file and line (or row) of a row for messages, given its entry in `places`."""
+        """Return file and line (or row) as text, given a row's entry in `TableBlock.places`."""
         ...
 
 

@@ -37,7 +37,7 @@ _GRADIENT = f"or use mechanism: {GRADIENT_PERTURBATION}"
 
 
 def check_perturbation(privacy: PrivacySettings, sections: Sections) -> Iterator[PathMessage]:
-    """Yield (key path, message) for settings that the mechanism's proof does not cover."""
+    """Yield (key path, message) for settings that the proof of a perturbation does not cover."""
     settings = privacy.mechanism
     if settings.name == GRADIENT_PERTURBATION:
         return

@@ -107,7 +107,10 @@ def kappa(found: ClassPredictions) -> float:
 
 
 def top_accuracy(k: int) -> Callable[[ClassPredictions], float]:
-    """Return a function for the share of targets that are among the k largest class scores."""
+    """Return a function that computes top-k accuracy.
+
+    It is the share of examples whose true class is among the `k` classes with the largest scores.
+    """
 
     def top_k(predictions: ClassPredictions) -> float:
         if not np.isfinite(predictions.scores).all():

@@ -87,7 +87,7 @@ def step_schedule(files: RunFiles) -> StepSchedule:
 
 
 def unreadable_clients(files: RunFiles) -> frozenset[int]:
-    """Return the clients whose plan cannot be computed again: a table gave the sampling rate."""
+    """Return the clients whose plan cannot be recomputed, as a table gave their sampling rate."""
     settings = files.experiment.privacy
     if settings is None:
         return frozenset()
@@ -111,7 +111,7 @@ def _plans(
 
 
 def unread_tables(files: RunFiles) -> Iterator[str]:
-    """Yield a line for each table of clients' settings, which cannot be checked."""
+    """Yield a line for each csv file that gave clients' settings; these are not checked."""
     settings = files.experiment.privacy
     for name, entry in ({} if settings is None else settings.clients).items():
         if entry.csv is not None:
@@ -221,7 +221,7 @@ def _is_unreadable(settings: PrivacySettings, client_privacy: ClientPrivacy) -> 
 
 
 def schedule_problems(files: RunFiles) -> Iterator[str]:
-    """Yield a line for each round without all of its scheduled clients, or false withdrawal."""
+    """Yield a line for each round with other clients than scheduled, and false withdrawal."""
     yield from contradictions(files, files.experiment)
     schedule, withdrawn = _schedule(files), set[int]()
     for number, row in enumerate(files.rounds, start=1):

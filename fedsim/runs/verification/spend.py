@@ -116,8 +116,7 @@ def check_spend(files: RunFiles, checked: list[Checked]) -> Iterator[str]:
     """Yield a line for each mistake in the recorded privacy spend of any client.
 
     For each adversary, ε of each client is recomputed by the run's method, client by client, and by
-    other methods for all clients together. Both read only the ledgers in the file, and nothing else
-    of the run.
+    other methods for all clients together. Both read only the ledgers in `privacy.json`.
 
     Args:
         files: the files of the run.
@@ -280,5 +279,5 @@ def number(value: float | None) -> float:
 
 
 def same_number(one: float, other: float) -> bool:
-    """Whether two numbers are equal, up to the differences between machines."""
+    """Whether two numbers are equal, up to rounding differences between machines."""
     return one == other or math.isclose(one, other, rel_tol=_SAME, abs_tol=1e-12)

@@ -48,7 +48,7 @@ _EARLY_ENDS = ("stopped", "interrupted", "failed")
 
 
 def spend_figure_problems(files: RunFiles) -> Iterator[str]:
-    """Yield a line for each repeated ε or δ that differs from the clients' values."""
+    """Yield a line for each summary of ε or δ that differs from the values of the clients."""
     privacy, rows = files.privacy, files.privacy["clients"]
     if privacy["accountant"] is not None:
         epsilons = [number(row["epsilon"]) for row in rows]
@@ -87,7 +87,7 @@ def statement_problems(files: RunFiles) -> Iterator[str]:
 
 
 def environment_problems(files: RunFiles) -> Iterator[str]:
-    """Yield a line for each difference of files in version, seed and privacy settings."""
+    """Yield a line for each version, seed or privacy setting in which two files differ."""
     environment, experiment, privacy = files.environment, files.experiment, files.privacy
     if files.has_checkpoint:
         files.directory.read_inputs()  # refuses an environment.json that did not begin the run

@@ -1,8 +1,8 @@
 """Pool of the Ray engine's workers: the server sends requests and replaces dead workers.
 
 A worker that dies is replaced by a new process for the same clients, with their last recorded
-states. Its open requests are sent again. A client that was already charged for the round finds the
-request in the ledger and gives the same answer at no cost.
+states. The dead worker's open requests are sent again. A client that was already charged for the
+round finds the request in the ledger and gives the same answer at no cost.
 
 A call to a worker contains whole blocks, that is, clients that train together on stacked tensors.
 Fast blocks share a call, because a call and its ledger write take as long as a small client's
@@ -106,7 +106,8 @@ class Worker:
         """Return the next answered requests of a call, and adapt the size of later calls.
 
         Args:
-            call: a key of `jobs_by_call`; it is removed when all requests of the call are answered.
+            call: an open call (a key of `jobs_by_call`); it is removed from there when all of its
+                requests are answered.
             number: the number of requests that have just been answered, ≥ 1.
             seconds: the time that these answers took, in seconds.
         """
@@ -141,7 +142,10 @@ class Worker:
         return jobs
 
     def requeue(self, jobs: Sequence[_Job]) -> None:
-        """Put a dead worker's requests first; each block, a possible cause, is then sent alone."""
+        """Put a dead worker's requests first in the queue; each block is then sent alone.
+
+        Any of the blocks may have caused the worker's death.
+        """
         for job in jobs:
             job.attempts += 1
         self.queue.extendleft(reversed(jobs))

@@ -7,7 +7,7 @@ class Network(nn.Module):
     """Two fully connected layers.
 
     DP-SGD needs the gradient of each example alone. So no layer may mix examples: use GroupNorm or
-    LayerNorm in place of BatchNorm. test_model.py checks it.
+    LayerNorm in place of BatchNorm. test_model.py checks this.
     """
 
     def __init__(self, inputs: int, hidden: int, classes: int) -> None:

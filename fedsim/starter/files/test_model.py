@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 
 
 def test_the_model_keeps_the_contract() -> None:
-    """A run would refuse what fails here; the message has the fix."""
+    """Check the model as a run does before training; a failure's message has the fix."""
     torch.manual_seed(0)
     examples = torch.randn(20, 1, 8, 8)  # a few made-up examples in the shape of yours
     classes = torch.arange(20) % 10  # each class at least once
@@ -20,7 +20,7 @@ def test_the_model_keeps_the_contract() -> None:
 
 
 def test_the_experiment_runs(tmp_path: Path) -> None:
-    """Two rounds are enough to see that data, model and settings fit."""
+    """Run two rounds, which are enough to show that data, model and settings fit."""
     result = fedsim.run(
         HERE / "experiment.yaml", overrides={"federation.rounds": 2}, out=tmp_path / "run"
     )

@@ -3,12 +3,12 @@
 A Poisson-sampled Gaussian has rate q and noise multiplier z. N such releases are close to a single
 Gaussian release with μ = q √(N (e^(1/z²) − 1)) (Bu, Dong, Long, Su 2020, arXiv:1911.11607,
 Corollary 5.4). Solved for z, this is within 3 % of the PLD accountant's noise for the schedules of
-a few rounds that count here. At q = 1 the exact √N / μ takes its place. Nothing is promised by
-these figures: the noise of a proposal comes from `plan_privacy`, as that of a run.
+a few rounds that count here. At q = 1 the exact z = √N / μ is used instead. These figures
+promise nothing: the noise of a proposal comes from `plan_privacy`, as that of a run.
 
 docs/howto/advice.md derives the ratio. With the clipping bound C as the unit of length of a
-gradient, the global model moves by r = lr · C a step along N = rounds · steps steps. Take a
-direction of curvature λ, and h = κ r with the largest curvature κ. The signal after all steps is
+gradient, the global model takes N = rounds · steps steps of length r = lr · C. Let κ be the largest
+curvature and h = κ r. In a direction of curvature λκ, the signal after all steps is
 S(λ) = 1 − (1 − hλ)^N. Independent noise of variance σ² a step has grown to h² σ² (1 − (1 − hλ)^2N)
 / (1 − (1 − hλ)²): the contraction of gradient descent on a quadratic. A classifier's decisions do
 not depend on the length of its weights. So the error is everything but the signal, divided by the
@@ -359,7 +359,7 @@ class NoiseError:
     Attributes:
         noise_multiplier: noise multiplier z of the fresh noise of a step.
         prefix: root mean square error of one coordinate over all prefix sums of clipped sums (steps
-            1 ... T), in units of the clip norm; comparable between equal steps and batches.
+            1 ... T), in units of the clip norm. Compare only plans with equal steps and batches.
     """
 
     noise_multiplier: float

@@ -32,7 +32,7 @@ class SumView:
     """The sum in which an adversary sees one client's integers, with the noise of other parties.
 
     Attributes:
-        part: the client's part of the sum.
+        part: the client's part in the noise of the sum.
         step_length: size of one integer unit, relative to the client's sensitivity.
         others: numbers of the other honest clients in the sum.
         has_server_noise: whether the server adds the noise.
@@ -63,7 +63,7 @@ class Adversary:
 
 
 def adversaries_of(federation: Federation, client: int) -> list[Adversary]:
-    """Return the adversaries against whom a client has a claimed ε; the first is that of its ε.
+    """Return the adversaries against whom a client has a claimed ε, that of the run's ε first.
 
     Args:
         federation: the assembled federation, with privacy.
@@ -115,7 +115,7 @@ class OtherNoise:
         loss: the loss of that model.
 
     Attributes:
-        part: the audited client's part of the sum.
+        part: the audited client's part in the noise of the sum.
         step_length: size of one integer unit, relative to the client's sensitivity.
     """
 

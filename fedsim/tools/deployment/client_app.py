@@ -76,8 +76,8 @@ def empty_ledger_reply(request: Message) -> Message:
 def collect_ledgers(grid: Grid, ledger: Path, *, timeout: float) -> None:
     """Request every node's ledger and update the server's copy.
 
-    A node that does not answer is logged, and so is one whose records do not continue the server's.
-    For such a node, the copy keeps its earlier charges.
+    A node that does not answer is logged, and so is a node whose records do not continue the
+    server's copy. The copy keeps the earlier charges of such a node.
 
     Args:
         grid: the connected nodes.

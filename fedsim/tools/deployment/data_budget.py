@@ -12,8 +12,8 @@ accountant does not hold for such choices. A release is granted if one of these 
 Each rule alone is a filter: if it grants all releases, they are (ε, δ')-DP, with δ' its share of δ.
 For the first rule, this holds since the event is chosen before any answer, and only the number of
 releases is not. For the others, it is shown by Feldman, Zrnic 2021 (arXiv:2008.11193). A rule that
-grants a release granted all releases before it. So the privacy loss at the last release is the loss
-where one of the rules stops, and the sum of their δ bounds that of all.
+grants a release granted all releases before it. So the rule that grants the last release covers all
+releases. Whichever rule that is, the sum of the rules' δ bounds their δ.
 
 A budget holds against everybody whom the node does not trust. An experiment's ε may rely on more
 trust than the node has. Then the node counts the ε that the client's own noise gives without that

@@ -1,8 +1,8 @@
 """Ledger of all charges to one data set of a node, over all experiments, seeds and runs.
 
 Its file is `STATE/data/NAME/ledger.jsonl`. NAME is `data_name` of the node's policy, else the
-SHA-256 of the data file, else `code` for data that a built-in name or a plug-in makes. It is no
-digest of the client's examples. The server chooses the seed of the partition, and the seed selects
+SHA-256 of the data file, else `code` for data that a built-in name or a plug-in makes. NAME is no
+digest of the client's examples: the server chooses the seed of the partition, and the seed selects
 which rows of a file are the client's.
 
 A record is a line of JSON, and its `hash` covers the `previous` one, as in a client's own ledger:
@@ -123,7 +123,7 @@ class DataCharge:
         }
 
     def counted(self, given: Trust) -> Releases:
-        """Return (event, number of releases) to count for a node with the trust `given`."""
+        """Return pairs (event, number of releases) to count if the policy has trust `given`."""
         return counted_releases(
             self.ledger.entries,
             None if self.against_server is None else self.against_server.entries,

@@ -83,9 +83,10 @@ def write_app(loaded: LoadedExperiment, out: Path) -> WrittenApp:
         out: directory of the app; must be new or empty.
 
     Raises:
-        DeploymentError: `out` is not empty, a plug-in is not in the experiment's directory, or the
-            experiment scores personal models, draws private clients in secret, releases noisy
-            examples or counts votes.
+        DeploymentError: `out` is not empty, a plug-in is not in the experiment's directory, or
+            nodes do not support the experiment: it scores personal models, has privacy with
+            Poisson sampling of clients, releases noisy examples, counts votes, names trackers,
+            has one file per client, or leaves the number of clients to the data.
     """
     personal, privacy = loaded.experiment.personalization, loaded.experiment.privacy
     if personal is not None and personal.public_data:

@@ -181,8 +181,8 @@ def check_budget(
 ) -> None:
     """Check that the budget of a policy covers the wanted releases (`data_budget.py`).
 
-    The guarantee is for zero_out. As soon as one charge is under replace_one, all are composed
-    under replace_one, which implies zero_out.
+    The guarantee is for the adjacency zero_out. As soon as one charge is under replace_one, all are
+    composed under replace_one, which implies zero_out.
 
     Args:
         policy: the node's policy.

@@ -90,9 +90,10 @@ def figures_of(searches: Sequence[Search]) -> Figures:
     bounds the selected models and their configurations, together. A search without a selection
     counts in `selected` with all of its charged runs.
 
-    Theorem: a run draws a candidate independently of the data and shows which. Its Rényi divergence
-    is at most the largest of any candidate (quasi-convexity), which the charge of a run bounds. All
-    runs compose; the selection is Theorem 2 or 6 of Papernot, Steinke 2022 (arXiv:2110.03620).
+    Theorem: a run draws a candidate independently of the data and shows it. The run's Rényi
+    divergence is at most the largest of any candidate (quasi-convexity), which the charge of a run
+    bounds. All runs compose. The selection is Theorem 2 or 6 of Papernot, Steinke 2022
+    (arXiv:2110.03620).
     """
     by_runs = [_Part(search, search.charged_runs, is_selection=False) for search in searches]
     seen = [
@@ -216,7 +217,7 @@ def every_run_sentence(figures: Figures) -> str:
 def selection_sentences(searches: Sequence[Search], figures: Figures) -> tuple[str, ...]:
     """Return sentences on the guarantee of the selection, and on who sees only the selection.
 
-    They do not depend on the runs that were not selected.
+    The sentences do not depend on the runs that were not selected.
 
     Args:
         searches: all searches of the directory; the last one has ended.

@@ -82,7 +82,7 @@ def plan_search(
     """Return the plan of a search: the charge for each run.
 
     Guarantee: for every client, the releases of one run of any candidate are post-processing of the
-    charged events. They have the same samplings and counts, and at least the charged noise.
+    charged events: their sampling and counts are equal, with at least the charged noise.
 
     Args:
         comparison: the loaded comparison file.
@@ -178,7 +178,7 @@ def common_charges(candidates: Sequence[SearchCandidate]) -> tuple[ClientCharge,
 
 
 def least_noise(one: Any, other: Any, key: str = "") -> Any:
-    """Merge the JSON forms of two equal events into one, which has the smaller noise multipliers.
+    """Merge the JSON forms of two events into one with the smaller of each noise multiplier.
 
     Noise multipliers may differ by `GRID_SHARE`. The release with less noise is charged, since one
     with more noise is post-processing of it.
@@ -189,7 +189,7 @@ def least_noise(one: Any, other: Any, key: str = "") -> Any:
         key: the key of the part.
 
     Raises:
-        OtherEventError: the events differ in anything else.
+        OtherEventError: the events differ in anything but their noise multipliers.
     """
     if isinstance(one, Mapping) and isinstance(other, Mapping) and set(one) == set(other):
         return {name: least_noise(one[name], other[name], name) for name in one}

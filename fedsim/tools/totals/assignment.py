@@ -24,7 +24,7 @@ def same_clients(sources: Sequence[Source]) -> bool:
 
 
 def aligned(sources: Sequence[Source]) -> list[Source]:
-    """Return the sources with equal keys for equal clients; these must be known."""
+    """Return the sources with one key for each client; clients must match by name or number."""
     several = sum(source.terms is not None for source in sources) > 1
     if not several or not _have_names(sources):
         return list(sources)
@@ -38,7 +38,7 @@ def _have_names(sources: Sequence[Source]) -> bool:
 def every_choice(sources: Sequence[Source]) -> list[Source]:
     """Return the sources with a key for every combination of one client from each source.
 
-    If a client spends no more than another client of its source, its combinations are left out.
+    Combinations are left out with a client that spends no more than another of the same source.
 
     Args:
         sources: the sources, whose clients cannot be matched.
