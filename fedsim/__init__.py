@@ -102,6 +102,8 @@ def __getattr__(name: str) -> object:
         return getattr(_import_module(_public[name]), name)
     if name in _modules:
         return _import_module(f"fedsim.{name}")
+    if name in _import_module("fedsim.clients").__all__:  # as Opacus has it: `from opacus import`
+        raise ImportError(f"write `from fedsim.clients import {name}`")
     raise AttributeError(f"module 'fedsim' has no attribute {name!r}")
 
 

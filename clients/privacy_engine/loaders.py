@@ -253,6 +253,12 @@ class PrivateLoader:
     def __len__(self) -> int:
         return self._batches
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"a private loader has no {name!r}, as the engine draws its batches; with the "
+            "BatchMemoryManager of Opacus, write `from fedsim.clients import BatchMemoryManager`"
+        )
+
     def __iter__(self) -> Iterator[Any]:
         batches = self._feed.schedule.draw_batches(len(self.dataset), self._batches)
         loader = self._loader

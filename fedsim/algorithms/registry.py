@@ -1,7 +1,8 @@
 """Search for the algorithm of an experiment: built in, a user's class, or a Flower strategy."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from fedsim.algorithms.flower_strategy import of_flower
 from fedsim.algorithms.settings import AlgorithmSettings
 from fedsim.algorithms.state import Arrays, ServerState
 from fedsim.core.errors import InputError
-from fedsim.core.plugin_errors import plugin_calls
+from fedsim.core.plugin_errors import error_text, plugin_calls
 from fedsim.core.plugins import PluginError, resolve
 
 _MOST_TRIED = 16  # clients in a check, each with a copy of the model
@@ -89,7 +90,7 @@ def check_algorithm(
         for client in range(min(clients, _MOST_TRIED, algorithm.training.num_clients))
     )
     where = f"federation.strategy {name!r} failed on the initial model"
-    with plugin_calls(where, raises=AlgorithmError):
+    with _memory_hints(algorithm, state.values), plugin_calls(where, raises=AlgorithmError):
         state = algorithm.init(state)
         for number in range(1, 3):
             values = {key: value.copy() for key, value in state.values.items()}
@@ -102,6 +103,33 @@ def check_algorithm(
             after = algorithm.server(state, Update(values, contributions, models))
             _check_layout(after.values, state.values, name)
             state = replace(after, round_number=number)
+
+
+@contextmanager
+def _memory_hints(algorithm: Algorithm, names: Collection[str]) -> Iterator[None]:
+    """Add to the error of a missing name the method that puts it into memory or update.
+
+    Args:
+        algorithm: the algorithm.
+        names: the names of the model's arrays.
+
+    Raises:
+        AlgorithmError: the block raised it.
+    """
+    try:
+        yield
+    except AlgorithmError as error:
+        missing = error.__cause__
+        if not isinstance(missing, KeyError):
+            raise
+        name = error_text(missing)  # quoted, as KeyError has it
+        hint = (
+            "state.memory and state.client_memory begin empty: write init(self, state), which "
+            f"returns state.with_memory({{{name}: array}}, {{name: a row for each client}})"
+        )
+        if name.strip("'") in names and not algorithm.uses_each_update:
+            hint += "; update.models is empty without uses_each_update = True"
+        raise AlgorithmError(f"{error}; {hint}") from missing
 
 
 def _check_sent(algorithm: Algorithm, state: ServerState, client: int) -> None:

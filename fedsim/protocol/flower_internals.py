@@ -1,4 +1,4 @@
-"""Wrappers of Flower's private modules, which no other module of fedsim uses.
+"""The only module that uses Flower's private modules; docs/decisions/flower.md lists what it uses.
 
 They are checked against flwr 1.40 and 1.41. Flower has no public way to:
 

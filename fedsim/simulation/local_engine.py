@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from typing import Protocol, runtime_checkable
 
-from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Message, RecordDict, UserConfigValue
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
@@ -124,10 +124,18 @@ class LocalGrid(VirtualGrid):
         client_app: the app that every node runs.
         num_clients: the number of nodes.
         run_id: Flower's id of the run.
+        run_config: the configuration of the run in the context of every node.
     """
 
-    def __init__(self, client_app: ClientApp, num_clients: int, *, run_id: int = 1) -> None:
-        super().__init__(num_clients, run_id=run_id)
+    def __init__(
+        self,
+        client_app: ClientApp,
+        num_clients: int,
+        *,
+        run_id: int = 1,
+        run_config: Mapping[str, UserConfigValue] | None = None,
+    ) -> None:
+        super().__init__(num_clients, run_id=run_id, run_config=run_config)
         self._client_app = client_app
 
     def direct_channel(self) -> DirectChannel | None:
@@ -194,20 +202,36 @@ def _private_copy(message: Message, live: LiveArrayCache) -> Message:
 class LocalEngine(Engine):
     """Engine that runs all clients in this process, without serialization.
 
+    It runs any Flower app, too, without Ray and without a SuperLink:
+
+        LocalEngine(run_config={"lr": 0.1}).execute(server_app, client_app, num_nodes=10)
+
     Args:
-        grid: function that creates the grid from the nodes' app, the number of nodes and `run_id`.
+        grid: function that creates the grid from the nodes' app, the number of nodes, `run_id` and
+            `run_config`.
+        run_config: the configuration of a Flower app, which every app finds in
+            `context.run_config`.
     """
 
-    def __init__(self, grid: Callable[..., LocalGrid] = LocalGrid) -> None:
-        self._grid = grid
+    def __init__(
+        self,
+        grid: Callable[..., LocalGrid] = LocalGrid,
+        *,
+        run_config: Mapping[str, UserConfigValue] | None = None,
+    ) -> None:
+        self._grid, self._run_config = grid, dict(run_config or {})
 
     def execute(self, server_app: ServerApp, client_app: ClientApp, num_nodes: int) -> None:
         """Run a federation in this process until the server app returns."""
         keep_freed_memory()
         with frozen_objects(), server_identity(_RUN_ID):
             server_app(
-                self._grid(client_app, num_nodes, run_id=_RUN_ID),
+                self._grid(client_app, num_nodes, run_id=_RUN_ID, run_config=self._run_config),
                 Context(
-                    run_id=_RUN_ID, node_id=0, node_config={}, state=RecordDict(), run_config={}
+                    run_id=_RUN_ID,
+                    node_id=0,
+                    node_config={},
+                    state=RecordDict(),
+                    run_config=dict(self._run_config),
                 ),
             )

@@ -19,6 +19,7 @@ from flwr.app import (
     MessageType,
     MetricRecord,
     RecordDict,
+    UserConfigValue,
 )
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
@@ -40,9 +41,17 @@ class NodeContexts(Mapping[int, Context]):
         partitions: the numbers of the nodes, in the order of iteration.
         num_nodes: the number of nodes of the federation.
         run_id: Flower's id of the run.
+        run_config: the configuration of the run, of which each context has a copy.
     """
 
-    def __init__(self, partitions: Iterable[int], *, num_nodes: int, run_id: int) -> None:
+    def __init__(
+        self,
+        partitions: Iterable[int],
+        *,
+        num_nodes: int,
+        run_id: int,
+        run_config: Mapping[str, UserConfigValue] | None = None,
+    ) -> None:
         self._made: dict[int, Context] = {}
         numbers = partitions if isinstance(partitions, range) else tuple(partitions)
         self._partitions: range | frozenset[int] = (
@@ -50,6 +59,7 @@ class NodeContexts(Mapping[int, Context]):
         )
         self._order = numbers
         self._num_nodes, self._run_id = num_nodes, run_id
+        self._run_config = {} if run_config is None else run_config
 
     @property
     def partitions(self) -> range | tuple[int, ...]:
@@ -73,7 +83,7 @@ class NodeContexts(Mapping[int, Context]):
                     "num-partitions": self._num_nodes,
                 },
                 state=RecordDict(),
-                run_config={},
+                run_config=dict(self._run_config),
             )
         return self._made[node]
 
@@ -98,11 +108,20 @@ class VirtualGrid(Grid):
     Args:
         num_clients: the number of nodes.
         run_id: Flower's id of the run.
+        run_config: the configuration of the run in the context of every node.
     """
 
-    def __init__(self, num_clients: int, *, run_id: int) -> None:
+    def __init__(
+        self,
+        num_clients: int,
+        *,
+        run_id: int,
+        run_config: Mapping[str, UserConfigValue] | None = None,
+    ) -> None:
         self._run = empty_run(run_id)
-        self._contexts = NodeContexts(range(num_clients), num_nodes=num_clients, run_id=run_id)
+        self._contexts = NodeContexts(
+            range(num_clients), num_nodes=num_clients, run_id=run_id, run_config=run_config
+        )
         self._ids = count(1)
         self._pushed: dict[str, Message] = {}
 

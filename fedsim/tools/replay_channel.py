@@ -7,6 +7,7 @@ interrupt), so it is taken from the record. A client's computation does not depe
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from flwr.clientapp import ClientApp
 
@@ -172,11 +173,11 @@ class ReplayGrid(LocalGrid):
     Args:
         client_app: the ClientApp of every node.
         num_clients: number of nodes.
-        run_id: Flower's id of the run.
         rounds: the recorded rounds, from the first.
         failures: mapping to which errors of clients that train again are added, by client.
         is_secure: whether updates are summed by secure aggregation.
         is_secret: whether the record names no participants, so that every drawn client trains.
+        options: the other arguments of `LocalGrid`.
     """
 
     def __init__(
@@ -184,13 +185,13 @@ class ReplayGrid(LocalGrid):
         client_app: ClientApp,
         num_clients: int,
         *,
-        run_id: int = 1,
         rounds: Sequence[RecordedRound],
         failures: dict[int, str],
         is_secure: bool,
         is_secret: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(client_app, num_clients, run_id=run_id)
+        super().__init__(client_app, num_clients, **options)
         self._rounds, self._failures = rounds, failures
         self._reply_type = SealedReply if is_secure else TrainReply
         self._is_secret = is_secret

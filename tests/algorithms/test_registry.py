@@ -33,7 +33,7 @@ class Half(Algorithm):
 
 class Fails(Half):
     def server(self, state, update):
-        raise KeyError("moments")
+        return state.with_model(state.memory["moments"])
 
 class Renames(Half):
     def server(self, state, update):
@@ -119,3 +119,20 @@ def test_a_wrong_algorithm_is_refused_in_one_line(
     with pytest.raises(AlgorithmError, match=message) as caught:
         check(strategy, tmp_path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("state.memory['v/w']", r"write init\(self, state\), .* state.with_memory\(\{'v/w': array"),
+        ("update.models['w']", "update.models is empty without uses_each_update = True$"),
+    ],
+)
+def test_a_name_that_is_not_there_is_refused_with_the_line_that_puts_it_there(
+    tmp_path: Path, line: str, hint: str
+) -> None:
+    source = OWN.replace('state.memory["moments"]', line)
+    assert source != OWN
+    (tmp_path / "own.py").write_text(source)
+    with pytest.raises(AlgorithmError, match=hint):
+        check("./own.py:Fails", tmp_path)

@@ -47,7 +47,7 @@ _TIME = re.compile(r"\b\d+(?:\.\d+)? ?(?:µs|ms|s|min|h)\b(?: \d+ (?:s|min)\b)?"
 _LOWEST = re.compile(r"^recall by class, lowest  .*$", re.MULTILINE)
 _ROOT = re.compile(r"^root: [0-9a-f]{64}$", re.MULTILINE)
 _PLACE = re.compile(r"\bbyte \d+\b")
-_FILE = re.compile(r"^# (\S+\.(?:yaml|py|csv|toml))\b.*$", re.MULTILINE)
+_FILE = re.compile(r"^# (\S+\.(?:yaml|py|csv|toml|diff))\b.*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,8 @@ class Terminal:
         self.code = 0
         runpy.run_path(name, run_name="__main__")
         for module, loaded in list(sys.modules.items()):
-            if str(getattr(loaded, "__file__", None) or "").startswith(str(self.directory)):
+            paths = [getattr(loaded, "__file__", None), *getattr(loaded, "__path__", ())]
+            if any(str(path).startswith(str(self.directory)) for path in paths):
                 del sys.modules[module]
         captured = self.capsys.readouterr()
         return captured.out, captured.err
@@ -230,7 +231,9 @@ def run_page(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> RunPage:
         for language, text in blocks_of(page):
             header = _FILE.match(text)
             if header is not None and language != "console":
-                (terminal.directory / header[1]).write_text(text, encoding="utf-8")
+                path = terminal.directory / header[1]
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(text, encoding="utf-8")
             if language != "console":
                 continue
             new, shown = text, list(commands_of(text))

@@ -35,6 +35,14 @@ def test_a_page_prints_what_it_shows(run_page: Callable[[str], None], name: str)
     run_page(f"docs/{name}")
 
 
+@pytest.mark.parametrize("name", ["from_flower.md", "from_opacus.md"])
+def test_from_another_library_to_an_experiment_are_ten_changed_lines(name: str) -> None:
+    page = (ROOT / "docs" / "start" / name).read_text(encoding="utf-8")
+    diffs = re.findall(r"^```diff\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    changed = re.findall(r"^[-+](?!-- |\+\+ ).*$", "\n".join(diffs), re.MULTILINE)
+    assert 5 <= len(changed) <= 10, changed
+
+
 def test_every_link_between_documents_leads_somewhere() -> None:
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     broken = [

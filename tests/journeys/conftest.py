@@ -1,6 +1,7 @@
 """A new user: an empty directory, files that they write, commands that they type."""
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -10,6 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+_FILES = re.compile(r"^```\w+\n(# (\S+)\n.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @dataclass
@@ -31,6 +35,11 @@ class Journey:
         path.write_text(text)
         return path
 
+    def write_page(self, page: str) -> None:
+        """Write the files that a page of the documents shows."""
+        for shown in _FILES.finditer((ROOT / page).read_text()):
+            self.write(shown[2], shown[1])
+
     def type(self, command: str, *, code: int = 0) -> subprocess.CompletedProcess[str]:
         """Run a command line; `fedsim` and `python` are those of the tests.
 
@@ -41,6 +50,7 @@ class Journey:
         program, *arguments = shlex.split(command)
         real = {
             "fedsim": [sys.executable, "-m", "fedsim"],
+            "git": ["git"],
             "python": [sys.executable],
             "pytest": [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"],
         }[program]

@@ -14,6 +14,7 @@ from flwr.app import (
     MessageType,
     MetricRecord,
     RecordDict,
+    UserConfigValue,
 )
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
@@ -74,6 +75,26 @@ def test_every_abstract_member_of_flowers_grid_is_there() -> None:
         "send_and_receive",
     }
     assert not LocalGrid.__abstractmethods__
+
+
+def test_every_app_has_a_copy_of_the_configuration_of_the_run() -> None:
+    seen, client, server = [], ClientApp(), ServerApp()
+
+    @client.train()
+    def train(message: Message, context: Context) -> Message:
+        seen.append(dict(context.run_config))
+        context.run_config["lr"] = 9.0
+        return Message(RecordDict(), reply_to=message)
+
+    @server.main()
+    def run(grid: Grid, context: Context) -> None:
+        seen.append(dict(context.run_config))
+        list(grid.send_and_receive(messages(grid, 2)))
+
+    given: dict[str, UserConfigValue] = {"lr": 0.1, "name": "a"}
+    LocalEngine(run_config=given).execute(server, client, 2)
+    assert seen == [given] * 3
+    assert given["lr"] == 0.1
 
 
 @pytest.mark.parametrize("strategy_type", [FlowerFedAvg, FedMedian])

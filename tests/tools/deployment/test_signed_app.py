@@ -42,7 +42,8 @@ def key_file(path: Path, key: object = None) -> tuple[Path, str]:
 @pytest.fixture
 def address(bundle: Path) -> Iterator[str]:
     server = app_store(bundle.parent, 0)
-    Thread(target=server.serve_forever, daemon=True).start()
+    options = {"poll_interval": 0.01}  # else each shutdown waits for half a second
+    Thread(target=server.serve_forever, kwargs=options, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_address[1]}"
     server.shutdown()
     server.server_close()

@@ -369,3 +369,35 @@ def test_a_lazy_layer_needs_an_example_first() -> None:
         PrivacyEngine(model, 8, 60, noise_multiplier=1.0)
     model(torch.zeros(1, 4))
     PrivacyEngine(model, 8, 60, noise_multiplier=1.0)
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("from fedsim import PrivacyEngine", "PrivacyEngine"),
+        ("from fedsim.clients.utils.batch_memory_manager import *", "BatchMemoryManager"),
+        ("from fedsim.clients.validators import ModuleValidator", "ModuleValidator"),
+    ],
+)
+def test_an_import_by_the_path_of_opacus_names_the_line_to_write(line: str, name: str) -> None:
+    right = f"from fedsim.clients import {name}"
+    with pytest.raises(ImportError, match=f"^write `{right}`$"):
+        exec(line)
+    exec(right)
+
+
+def test_the_memory_manager_of_opacus_is_refused_with_the_line_to_write() -> None:
+    """A script of which one of two import lines was changed."""
+    from opacus.utils.batch_memory_manager import BatchMemoryManager as OfOpacus
+
+    model, optimizer, loader = parts()
+    _, optimizer, loader = PrivacyEngine().make_private(
+        module=model,
+        optimizer=optimizer,
+        data_loader=loader,
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+    )
+    manager = OfOpacus(data_loader=loader, max_physical_batch_size=4, optimizer=optimizer)
+    with pytest.raises(AttributeError, match=r"`from fedsim.clients import BatchMemoryManager`"):
+        manager.__enter__()
