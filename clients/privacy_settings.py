@@ -248,6 +248,14 @@ class PrivacySettings(Settings):
         """Whether the settings fix the noise multiplier, so no noise has to be calibrated."""
         return self.noise_multiplier is not None or has_all_noise(self.clipping.groups)
 
+    @property
+    def adds_noise(self) -> bool:
+        """Whether a client may add noise; without any, clipping alone has no privacy guarantee."""
+        return self.noise_multiplier != 0.0 or any(
+            entry.noise_multiplier or "noise_multiplier" in entry.columns
+            for entry in self.clients.values()
+        )
+
     def choices(
         self,
         *,

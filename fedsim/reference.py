@@ -254,6 +254,8 @@ select.among: [low, high]
 select.search: {law: geometric, mean: 5}
 select.search.mean: 5
 select.search.shape: 0.5
+tune: {keys: {local.optimizer.lr: [0.1, 1, 10]}}
+tune.keys: {local.optimizer.lr: [0.1, 1, 10]}
 max_epsilon: 8.0
 delta: 1.0e-6
 max_rounds: 100

@@ -291,6 +291,22 @@ def test_run_prints_the_result_on_stdout_and_talks_on_stderr(command: Command) -
     assert json.loads(out)["privacy"]["system_epsilon"] <= 8.0
 
 
+@pytest.mark.parametrize(
+    ("override", "is_advised"),
+    [("federation.rounds=1", True), ("privacy=off", False), ("privacy.unit=client", False)],
+)
+def test_a_run_ends_with_the_command_that_compares_schedules_where_it_applies(
+    command: Command, override: str, is_advised: bool
+) -> None:
+    unit = ["privacy.max_grad_norm=null", "privacy.max_update_norm=1"] * ("unit" in override)
+    code, _, talk = command("run", "good.yaml", override, *unit, "--out", "advised")
+    assert code == 0
+    assert (f"next: fedsim plan good.yaml {override} --advise" in talk) is is_advised
+    assert talk.count("--advise") == is_advised
+    if is_advised:
+        assert command("plan", "good.yaml", override, "--advise")[0] == 0
+
+
 def test_run_json_is_for_programs(command: Command) -> None:
     code, out, err = command("run", "good.yaml", "--quiet", "--json", "--out", "r")
     assert code == 0

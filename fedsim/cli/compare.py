@@ -14,7 +14,16 @@ from fedsim.core.errors import ExitCode
 if TYPE_CHECKING:
     from fedsim.comparison.comparison_result import ComparisonResult
 
-_OF_EXPERIMENTS = ("vary", "one_at_a_time", "seeds", "client_metrics", "workers", "select")
+_OF_EXPERIMENTS = (
+    "vary",
+    "one_at_a_time",
+    "seeds",
+    "client_metrics",
+    "tune",
+    "tune_on",
+    "workers",
+    "select",
+)
 
 
 @click.command("compare", short_help="Compare variants of an experiment, or finished runs.")
@@ -38,6 +47,19 @@ _OF_EXPERIMENTS = ("vary", "one_at_a_time", "seeds", "client_metrics", "workers"
     "--client-metrics",
     is_flag=True,
     help="Evaluate final models on every client's own data: private figures without any ε.",
+)
+@click.option(
+    "--tune",
+    multiple=True,
+    metavar="KEY[=V1,V2]",
+    help="Tune a key of every variant before the comparison, on other seeds; without values, "
+    "around each variant's own value.",
+)
+@click.option(
+    "--tune-on",
+    type=click.Choice(["public_test", "public_data"]),
+    help="public_test (default): private clients, every candidate is charged; public_data: every "
+    "example is public.",
 )
 @click.option(
     "--out",
@@ -80,6 +102,9 @@ def compare_command(
     RUN directories are compared without running anything; runs that differ in the seed alone are
     one variant.
 
+    --tune local.optimizer.lr tries several learning rates for every variant, on seeds that are not
+    compared, and compares the best of each. The result says whether that was charged.
+
     --select performs the search that select.search describes: a secret number of runs, drawn and
     charged before the first one, of which the best model alone is kept. It prints two figures, one
     for the server and the clients, and one for an observer of nothing but that model.
@@ -95,6 +120,8 @@ def compare_command(
         raise click.UsageError(
             "--one-at-a-time needs --vary; a variant of a comparison file has a key one_at_a_time"
         )
+    if options["tune_on"] and not options["tune"]:
+        raise click.UsageError("--tune-on needs --tune KEY; in a file, write tune: {on: ...}")
     if select:
         _refuse_options(options, tuple(options), "--select")
         OPTIONS["compare --select"](file, out=out, workers=workers, quiet=quiet, as_json=as_json)
@@ -117,7 +144,7 @@ def _compare_variants(
     from fedsim.comparison.compare import compare as run_comparison
     from fedsim.comparison.results import NothingFinishedError
     from fedsim.comparison.terminal import ComparisonProgress
-    from fedsim.comparison.vary import parse_vary
+    from fedsim.comparison.vary import parse_tune, parse_vary
 
     try:
         result = run_comparison(
@@ -129,6 +156,8 @@ def _compare_variants(
             baseline=options["baseline"],
             metric=options["metric"],
             client_metrics=options["client_metrics"] or None,
+            tune=parse_tune(options["tune"]),
+            tune_on=options["tune_on"],
             out=out,
             workers=workers,
             callback=None if quiet else ComparisonProgress(),

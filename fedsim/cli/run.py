@@ -1,5 +1,6 @@
 """The command `fedsim run`."""
 
+import shlex
 from pathlib import Path
 from time import monotonic
 
@@ -13,6 +14,7 @@ from fedsim.cli.options import (
     print_json,
     verbose_option,
 )
+from fedsim.cli.registry import OPTIONS
 from fedsim.core.commands import Interruption
 from fedsim.core.errors import ExitCode
 
@@ -78,6 +80,17 @@ def run_command(
         print_json({**summary, "path": str(result.path), "root": root_of(directory)})
     else:
         print_result(RunDirectory(result.path), waited=monotonic() - began)
+        if not quiet:
+            _point_to_advice(file, overrides)
     if result.status == "interrupted":
         go_on = resume_command(file, overrides, result.path)
         fail(f"{result.reason}; to go on: {go_on}", ExitCode.INTERRUPTED)
+
+
+def _point_to_advice(file: str, overrides: tuple[str, ...]) -> None:
+    """Print the command that compares other schedules at the same ε, if it applies to FILE."""
+    from fedsim.experiment import load_experiment
+
+    if OPTIONS["why not plan --advise"](load_experiment(file, overrides).experiment) is None:
+        command = shlex.join(["fedsim", "plan", file, *overrides, "--advise"])
+        click.echo(f"next: {command} compares other rounds, steps and batches at this ε", err=True)

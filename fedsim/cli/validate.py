@@ -80,6 +80,8 @@ def _privacy_in_words(experiment: "Experiment") -> str:
     """Return the privacy of an experiment in words; `privacy: null` must be visible here."""
     if experiment.privacy is None:
         return "no differential privacy"
+    if not experiment.privacy.adds_noise:
+        return "no differential privacy: clipping without noise, ε = ∞"
     target = experiment.privacy.target_epsilon
     releases = experiment.release_kind.releases
     if target is None:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,15 +32,18 @@ from fedsim.comparison.jobs import (
 from fedsim.comparison.load import LoadedComparison, load_comparison
 from fedsim.comparison.outcomes import RunOutcome, read_outcome, read_run
 from fedsim.comparison.page import write_page
-from fedsim.comparison.results import ComparisonError, summarise
+from fedsim.comparison.results import ComparisonError, Results, summarise
 from fedsim.comparison.terminal import notebook_comparison
-from fedsim.comparison.tuning import tuning_cost, tuning_of_runs
+from fedsim.comparison.tune import load_candidates, tuned_comparison
+from fedsim.comparison.tuning import TUNING, cost_of_tuned, tuning_cost, tuning_of_runs
 from fedsim.comparison.variants import arm_notes
 from fedsim.comparison.vary import Vary, load_varied
 from fedsim.experiment.errors import did_you_mean
 from fedsim.experiment.overrides import Overrides
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.files import read_yaml_object
+
+_RATE = "local.optimizer.lr"
 
 DEFAULT_SEEDS = 5
 """Default seeds of a comparison made by `--vary`."""
@@ -71,6 +75,8 @@ def compare(
     baseline: str | None = None,
     metric: str | None = None,
     client_metrics: bool | None = None,
+    tune: Mapping[str, Sequence[object] | None] | None = None,
+    tune_on: str | None = None,
     out: str | Path | None = None,
     workers: int | None = None,
     callback: ComparisonCallback | None = None,
@@ -94,6 +100,11 @@ def compare(
         metric: name of the compared metric, replacing the file's.
         client_metrics: whether to evaluate the final model on every client's own data, replacing
             the file's value.
+        tune: values to try by key before the comparison, for every variant by itself, such as
+            `{"local.optimizer.lr": None}` (None: around each variant's own value), replacing the
+            file's.
+        tune_on: `public_test` (default: the candidates are charged) or `public_data` (every example
+            is declared public); with `tune`.
         out: the output directory; default `runs/<name>`.
         workers: number of parallel worker processes with one thread each; default: one per
             processor, at most 16.
@@ -106,8 +117,8 @@ def compare(
         NothingFinishedError: no run finished.
         KeyboardInterrupt: the user interrupted before any run was finished.
         RunDirectoryError: `out` contains other files, or another comparison is running in it.
-        ValueError: `workers` is below 1, or `overrides` or `one_at_a_time` are given without
-            `vary`.
+        ValueError: `workers` is below 1, `overrides` or `one_at_a_time` are given without `vary`,
+            or `tune_on` without `tune`.
     """
     if workers is not None and workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
@@ -116,11 +127,23 @@ def compare(
         "baseline": baseline,
         "metric": metric,
         "client_metrics": client_metrics,
+        "tune": _tune_settings(tune, tune_on),
     }
     changes = {key: value for key, value in given.items() if value is not None}
     comparison = _load(source, vary, overrides, changes, one_at_a_time=one_at_a_time)
     directory = Path(out) if out is not None else Path("runs") / comparison.name
     return _perform(comparison, directory, workers, callback or notebook_comparison())
+
+
+def _tune_settings(
+    tune: Mapping[str, Sequence[object] | None] | None, on: str | None
+) -> dict[str, object] | None:
+    if tune:
+        keys = {key: None if values is None else list(values) for key, values in tune.items()}
+        return {"keys": keys, **({} if on is None else {"on": on})}
+    if on is not None:
+        raise ValueError("tune_on needs tune, the keys to tune")
+    return None
 
 
 def _load(
@@ -159,15 +182,31 @@ def _perform(
     directory: Path,
     workers: int | None,
     callback: ComparisonCallback | None,
+    chosen: Mapping[str, str] | None = None,
 ) -> ComparisonResult:
-    """Run the unfinished jobs of a comparison, write its files and return the result."""
+    """Run the unfinished jobs of a comparison, write its files and return the result.
+
+    Args:
+        comparison: the checked comparison; with `tune` its candidates are performed first.
+        directory: directory of the comparison.
+        workers: number of parallel worker processes; None: one per processor.
+        callback: callback for the progress of the runs, if any.
+        chosen: empty for the candidates of another comparison.
+    """
+    tune = comparison.settings.tune
+    candidates = None if tune is None else load_candidates(comparison, tune)
     check_directory(directory)
     directory.mkdir(parents=True, exist_ok=True)
     write_settings(comparison, directory / MARKER)
     with lock_directory(directory) as locks:
+        if candidates is not None:
+            tried = _perform(candidates.comparison, directory / TUNING, workers, callback, {})
+            if tried.interrupted:
+                raise KeyboardInterrupt
+            comparison, chosen = tuned_comparison(comparison, candidates, tried.results)
         jobs = plan_jobs(comparison, directory)
         failures, interrupted = _run(comparison, jobs, directory, workers, locks, callback)
-        return _conclude(comparison, jobs, directory, failures, interrupted)
+        return _conclude(comparison, jobs, directory, failures, interrupted, chosen)
 
 
 def _conclude(
@@ -176,19 +215,46 @@ def _conclude(
     directory: Path,
     failures: Mapping[int, str],
     interrupted: bool,
+    chosen: Mapping[str, str] | None,
 ) -> ComparisonResult:
-    """Summarise all runs, write the comparison's files and return the result."""
+    """Summarise all runs, write the comparison's files and return the result.
+
+    Args:
+        comparison: the comparison, with its tuned variants.
+        jobs: a job for each run.
+        directory: directory of the comparison.
+        failures: reason of each failed run, by the index of its job.
+        interrupted: whether the user interrupted.
+        chosen: the chosen values of tuned variants; None without tuning, empty for candidates.
+    """
     outcomes = [read_outcome(job, directory, failures.get(index)) for index, job in enumerate(jobs)]
     if interrupted and not any(outcome.is_finished for outcome in outcomes):
         raise KeyboardInterrupt
     results = summarise(comparison, outcomes)
     arms = {variant.name: variant.arm for variant in comparison.variants if variant.arm is not None}
-    results = replace(results, remarks=(*results.remarks, *arm_notes(arms)))
-    tuning = tuning_cost(results, directory, comparison.settings.select)
+    results = replace(
+        results,
+        remarks=(*results.remarks, *arm_notes(arms)),
+        remedy=_remedy(comparison, results, directory) if chosen is None else None,
+    )
+    tune = comparison.settings.tune
+    if tune is not None and chosen:
+        tuning = cost_of_tuned(results, directory, tune, chosen)
+    else:
+        tuning = tuning_cost(results, directory, comparison.settings.select)
     result = ComparisonResult(directory, results, tuning, interrupted)
     write_comparison(result)
     write_page(result)
     return result
+
+
+def _remedy(comparison: LoadedComparison, results: Results, directory: Path) -> str | None:
+    """Return the command that tunes every variant; None if none is unfit, or it does not apply."""
+    rates = [_RATE in variant.settings for variant in comparison.variants]
+    if not results.unfit or not all(rates) or comparison.settings.select is not None:
+        return None
+    place = shlex.quote(str(directory))
+    return f"fedsim compare {place}/{MARKER} --tune {_RATE} --out {place}"
 
 
 def _run(

@@ -16,6 +16,7 @@ from fedsim.comparison.outcomes import RunOutcome
 from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.statistics import Estimate
 from fedsim.comparison.text import (
+    difference_mark,
     difference_text,
     guarantee_text,
     interval_text,
@@ -24,6 +25,7 @@ from fedsim.comparison.text import (
     p_text,
     scores_json,
     seeds_text,
+    unfit_sentences,
 )
 from fedsim.comparison.tuning import Tuning
 from fedsim.core.formatting import delta_text, epsilon_text
@@ -59,6 +61,9 @@ class ComparisonResult:
         content = self.results.to_json()
         for entry, variant in zip(content["variants"], self.results.variants, strict=True):
             entry["scores"] = scores_json(variant)
+        sentences = unfit_sentences(self.results)
+        for entry in content["unfit"]:
+            entry["sentence"] = sentences.get(entry["variant"])
         return {**content, "notes": notes_of(self.results), "tuning": self.tuning.to_json()}
 
     def __repr__(self) -> str:
@@ -83,8 +88,11 @@ class ComparisonResult:
             f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows
         )
         page = f"<code>{escape(str(self.path / 'comparison.html'))}</code>"
+        unfit = "".join(
+            f"<p><b>{escape(text)}</b></p>" for text in unfit_sentences(results).values()
+        )
         return (
-            f"<p><b>{escape(results.name)}</b>: {seeds_text(results)}; the whole report: "
+            f"{unfit}<p><b>{escape(results.name)}</b>: {seeds_text(results)}; the whole report: "
             f"{page}</p><table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>"
         )
 
@@ -96,7 +104,8 @@ class ComparisonResult:
         difference = variant.difference
         if difference is None:
             return "–"
-        return difference_text(self.results.metric, difference.paired.estimate)
+        text = difference_text(self.results.metric, difference.paired.estimate)
+        return text + difference_mark(self.results, variant)
 
 
 _ESCAPES = {
@@ -133,7 +142,7 @@ def _table(results: Results) -> str:
         _line(heads),
         r"\midrule",
         *(
-            _row(variant, metric, deltas=len(deltas) > 1, tests=with_tests)
+            _row(results, variant, deltas=len(deltas) > 1, tests=with_tests)
             for variant in results.variants
         ),
         r"\bottomrule",
@@ -149,13 +158,14 @@ def _comments(results: Results, deltas: set[float]) -> list[str]:
         "p: paired t test against the baseline, adjusted by Holm's method",
         f"epsilon: the largest of any client in one run, unit {unit}" if unit else "",
         f"delta = {delta_text(next(iter(deltas)))}" if len(deltas) == 1 else "",
+        *unfit_sentences(results).values(),
         f"written by fedsim {fedsim.__version__}; needs \\usepackage{{booktabs}}",
     ]
     return [f"% {fact}" for fact in facts if fact]
 
 
-def _row(variant: VariantResult, metric: str, *, deltas: bool, tests: bool) -> str:
-    difference = variant.difference
+def _row(results: Results, variant: VariantResult, *, deltas: bool, tests: bool) -> str:
+    metric, difference = results.metric, variant.difference
     epsilon = _NOTHING
     if variant.is_private and variant.delta is not None:
         finite = variant.epsilon is not None
@@ -165,7 +175,8 @@ def _row(variant: VariantResult, metric: str, *, deltas: bool, tests: bool) -> s
         cells.append(_NOTHING if variant.delta is None else _number(delta_text(variant.delta)))
     cells.append(_estimate(variant.metrics.get(metric), metric, sign=False))
     if tests:
-        cells.append(_estimate(difference and difference.paired.estimate, metric, sign=True))
+        mark = r"$^\dagger$" if difference and difference_mark(results, variant) else ""
+        cells.append(_estimate(difference and difference.paired.estimate, metric, sign=True) + mark)
         p = None if difference is None else difference.holm_p
         cells.append(_NOTHING if p is None else f"${p_text(p)}$")
     return _line(cells)
@@ -227,7 +238,11 @@ def write_settings(comparison: LoadedComparison, path: Path) -> None:
         "metric": settings.metric,
         "client_metrics": settings.client_metrics,
         "select": None if settings.select is None else settings.select.model_dump(),
-        "variants": {variant.name: dict(variant.changes) for variant in comparison.variants},
+        "tune": None if settings.tune is None else settings.tune.model_dump(),
+        "variants": {
+            variant.name: {**({"arm": variant.arm} if variant.arm else {}), **variant.changes}
+            for variant in comparison.variants
+        },
     }
     text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     RunDirectory(path.parent).write_text(path.name, text)

@@ -51,7 +51,8 @@ class LoadedVariant:
     @property
     def is_private(self) -> bool:
         """Whether the variant's clients train with differential privacy."""
-        return self.experiments[0].experiment.privacy is not None
+        privacy = self.experiments[0].experiment.privacy
+        return privacy is not None and privacy.adds_noise
 
     @property
     def unit(self) -> str | None:
@@ -342,7 +343,7 @@ def _unit_rules(comparison: LoadedComparison) -> Iterator[PathMessage]:
     select = comparison.settings.select
     if select is None:
         return
-    if not select.among and not any(units.values()):
+    if not select.among and not any(variant.is_private for variant in comparison.variants):
         yield ("select",), "no variant has privacy; name the candidates in select.among"
     kinds = {unit for name, unit in units.items() if name in (select.among or units)} - {None}
     if len(kinds) > 1:

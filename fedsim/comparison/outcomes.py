@@ -1,6 +1,6 @@
 """Results of the single runs of a comparison, read from the run directories."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,13 @@ class RunOutcome:
         reused: whether an earlier call finished the run.
         metrics: final metrics on the test set by name. Names with `personal_` are metrics of the
             clients' personal models on public data. A value is None if it is not finite.
-        is_private: whether the clients trained with differential privacy.
+        is_private: whether the clients trained with differential privacy; clipping without noise
+            is none.
         epsilon: the largest ε of any client; None if infinite or not private.
         delta: the δ of `epsilon`; None if not private.
         trust: trust model in which `epsilon` holds; None if not private.
-        unit: privacy unit that `epsilon` protects, `example` or `client`; None if not private.
+        unit: privacy unit that `epsilon` protects, `example` or `client`, or whose contribution is
+            clipped without noise; None without privacy settings.
         certificates: the largest ε of any client against each observer (adversary), by the
             observer's name; a value is None if infinite.
         adjacency: adjacency of `epsilon`; None if not private.
@@ -46,6 +48,7 @@ class RunOutcome:
         scores: scores by class on the public test set; None for a failed run.
         main_metric: name of the first of `evaluation.metrics` that is one number, or of the task's
             metric; None if the task is not known.
+        constant_metrics: metrics of the best constant prediction on the test set, where known.
     """
 
     variant: str
@@ -69,6 +72,7 @@ class RunOutcome:
     adjacency: str | None = None
     scores: Scores | None = None
     main_metric: str | None = None
+    constant_metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def is_finished(self) -> bool:
@@ -139,7 +143,9 @@ def read_run(
     summary = _read(directory, "summary.json", {})
     privacy = _read(directory, "privacy.json", {"clients": []})
     settings = experiment.privacy
-    private = settings is not None
+    scores = read_scores(directory)
+    constant = {} if scores is None else scores.constant_metrics(experiment.model.loss)
+    private = settings if settings is not None and settings.adds_noise else None
     return RunOutcome(
         variant=variant,
         seed=experiment.seed,
@@ -148,20 +154,21 @@ def read_run(
         reason=summary.get("reason"),
         reused=True,
         metrics={**_test_metrics(summary), **personal_metrics(summary)},
-        is_private=private,
+        is_private=private is not None,
         epsilon=privacy.get("system_epsilon") if private else None,
-        delta=summary.get("delta"),
+        delta=summary.get("delta") if private else None,
         seconds=summary.get("seconds", 0.0),
         rounds=tuple(directory.read_rounds() if directory.rounds.is_file() else ()),
         clients=tuple(privacy["clients"]),
         client_metrics=tuple(_read(directory, CLIENT_METRICS, {"clients": []})["clients"]),
         pair_digests=pair_digests,
-        trust=None if settings is None else settings.trust.name,
+        trust=None if private is None else private.trust.name,
         unit=None if settings is None else settings.unit,
         certificates=_certificates(privacy) if private else {},
-        adjacency=None if settings is None else settings.adjacency.name,
-        scores=read_scores(directory),
+        adjacency=None if private is None else private.adjacency.name,
+        scores=scores,
         main_metric=_main_metric(experiment),
+        constant_metrics={f"test_{name}": value for name, value in constant.items()},
     )
 
 
@@ -193,3 +200,12 @@ def _read(directory: RunDirectory, name: str, default: dict[str, Any]) -> dict[s
         return directory.read_json(name)
     except RunDirectoryError:  # the run did not get that far
         return default
+
+
+def finite_values(outcomes: Sequence[RunOutcome], metric: str) -> dict[int, float]:
+    """Return a metric's finite values over finished runs, by seed."""
+    return {
+        outcome.seed: value
+        for outcome in outcomes
+        if outcome.is_finished and (value := outcome.metrics.get(metric)) is not None
+    }

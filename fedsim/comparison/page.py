@@ -24,7 +24,9 @@ from fedsim.comparison.jobs import MARKER
 from fedsim.comparison.outcomes import RunOutcome
 from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.text import (
+    OTHER_VALUES,
     common_words,
+    difference_mark,
     difference_text,
     guarantee_text,
     interval_text,
@@ -36,6 +38,7 @@ from fedsim.comparison.text import (
     scores_context,
     seconds_text,
     seeds_text,
+    unfit_sentences,
 )
 from fedsim.comparison.worker import WARNING
 from fedsim.core.formatting import delta_text, duration_text, epsilon_text, metric_text
@@ -116,7 +119,7 @@ def _columns(results: Results) -> Sequence[_Column]:
         (metric_words(metric), lambda variant: _mean(variant, metric)),
         (
             f"minus {baseline}",
-            lambda variant: _difference(variant, metric, variant.name == baseline),
+            lambda variant: _difference(results, variant),
         ),
         ("p (t test)", lambda variant: _p(variant.difference and variant.difference.holm_p)),
         (
@@ -149,11 +152,12 @@ def _mean(variant: VariantResult, metric: str) -> TableCell:
     )
 
 
-def _difference(variant: VariantResult, metric: str, is_baseline: bool) -> TableCell:
+def _difference(results: Results, variant: VariantResult) -> TableCell:
     if variant.difference is None:
-        return TableCell("baseline", None) if is_baseline else _NOTHING
+        return TableCell("baseline", None) if variant.name == results.baseline else _NOTHING
     estimate = variant.difference.paired.estimate
-    return TableCell(difference_text(metric, estimate), estimate.mean)
+    text = difference_text(results.metric, estimate) + difference_mark(results, variant)
+    return TableCell(text, estimate.mean)
 
 
 def _p(value: float | None) -> TableCell:
@@ -257,6 +261,9 @@ def _context(result: ComparisonResult) -> dict[str, Any]:
         "name": results.name,
         "version": fedsim.__version__,
         "metric": metric_words(results.metric),
+        "unfit": unfit_sentences(results),
+        "command": results.remedy,
+        "other_values": OTHER_VALUES,
         "warnings": _warnings(result),
         "cards": [*(card for part in parts for card in _cards(part)), *_run_cards(results)],
         "units": [_unit(part) for part in parts],
@@ -328,7 +335,19 @@ def _cards(results: Results) -> list[Card]:
         )
     ]
     strongest = _strongest(results)
-    if strongest is not None and strongest.difference is not None:
+    if strongest is None:
+        return cards
+    names = [name for name in (results.baseline, strongest.name) if name in results.unfit_names]
+    if names:
+        cards.append(
+            Card(
+                f"{strongest.name} minus {results.baseline}",
+                "no fair comparison",
+                f"compare nothing with {' or '.join(map(str, names))}: see the note above",
+                "unfair",
+            )
+        )
+    elif strongest.difference is not None:
         cards.append(
             Card(
                 f"{strongest.name} minus {results.baseline}",

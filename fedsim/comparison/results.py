@@ -14,7 +14,7 @@ from fedsim.comparison.differences import (
     group_by_unit,
     settings_table,
 )
-from fedsim.comparison.outcomes import RunOutcome
+from fedsim.comparison.outcomes import RunOutcome, finite_values
 from fedsim.comparison.statistics import (
     CONFIDENCE,
     Estimate,
@@ -23,6 +23,7 @@ from fedsim.comparison.statistics import (
     paired_difference,
     t_interval,
 )
+from fedsim.comparison.unfit import UnfitVariant, unfit_variants
 from fedsim.core.errors import FedsimError, InputError
 from fedsim.runs.files import SCHEMAS
 
@@ -129,7 +130,7 @@ class VariantResult:
         outcomes: results of the single runs, one for each seed.
         metrics: mean of each metric over the finished seeds.
         difference: difference from the baseline in the compared metric; None for the baseline
-            itself, or if no seed finished in both.
+            itself, if no seed finished in both, or if the baseline is unfit (see `Results`).
         epsilon: the largest ε of any client in any run of the variant; None if infinite or not
             private.
         delta: the largest δ of any run of the variant; None if not private.
@@ -197,6 +198,9 @@ class Results:
         settings: the settings in which variants differ.
         remarks: additional notes for the reader, such as on runs that were left out.
         has_sibling: whether the comparison has two privacy units, and these are the results of one.
+        unfit: variants with which no other variant should be compared; if the baseline is one of
+            them, there are no differences.
+        remedy: the command that tunes every variant; None for existing runs.
     """
 
     name: str
@@ -208,6 +212,8 @@ class Results:
     settings: SettingsTable = field(default_factory=SettingsTable)
     remarks: tuple[str, ...] = ()
     has_sibling: bool = False
+    unfit: tuple[UnfitVariant, ...] = ()
+    remedy: str | None = None
 
     @property
     def outcomes(self) -> tuple[RunOutcome, ...]:
@@ -222,6 +228,11 @@ class Results:
         )
 
     @property
+    def unfit_names(self) -> tuple[str, ...]:
+        """The names of the variants that no other one should be compared with."""
+        return tuple(entry.variant for entry in self.unfit)
+
+    @property
     def by_unit(self) -> tuple["Results", ...]:
         """The results split by privacy unit: one `Results` for each unit."""
         return tuple(
@@ -230,6 +241,7 @@ class Results:
                 baseline=group.baseline,
                 variants=tuple(variant for variant in self.variants if variant.name in group.names),
                 has_sibling=len(self.groups) > 1,
+                unfit=tuple(entry for entry in self.unfit if entry.variant in group.names),
             )
             for group in self.groups
         )
@@ -246,6 +258,8 @@ class Results:
             "pairing": self.pair_check.to_json(),
             "variants": [variant.to_json() for variant in self.variants],
             "settings": self.settings.to_json(),
+            "unfit": [entry.to_json() for entry in self.unfit],
+            "remedy": self.remedy,
         }
 
 
@@ -270,7 +284,14 @@ def summarise(comparison: Compared, outcomes: Sequence[RunOutcome]) -> Results:
     }
     units = {variant.name: variant.unit for variant in comparison.variants}
     compared = [pair for group in group_by_unit(units, comparison.baseline) for pair in group.pairs]
-    pairs = {name: _paired(by_name[name], by_name[base], metric) for name, base in compared}
+    settings = {variant.name: variant.settings for variant in comparison.variants}
+    unfit = unfit_variants(metric, by_name, settings)
+    useless = {entry.variant for entry in unfit}
+    pairs = {
+        name: _paired(by_name[name], by_name[base], metric)
+        for name, base in compared
+        if base not in useless
+    }
     adjusted = dict(
         zip(pairs, holm([pair and pair[1].t_p for pair in pairs.values()]), strict=True)
     )
@@ -290,9 +311,8 @@ def summarise(comparison: Compared, outcomes: Sequence[RunOutcome]) -> Results:
         seeds=comparison.seeds,
         variants=tuple(variants),
         pair_check=check_pairs(digests, compared),
-        settings=settings_table(
-            {variant.name: variant.settings for variant in comparison.variants}
-        ),
+        settings=settings_table(settings),
+        unfit=unfit,
     )
 
 
@@ -322,15 +342,6 @@ def _nothing_finished(outcomes: Sequence[RunOutcome]) -> str:
     more = [f"and {len(lines) - _MAX_REASONS} more"] if len(lines) > _MAX_REASONS else []
     head = "no run was finished, so there is nothing to compare"
     return "\n".join([head, *lines[:_MAX_REASONS], *more])
-
-
-def finite_values(outcomes: Sequence[RunOutcome], metric: str) -> dict[int, float]:
-    """Return the finite values of a metric over a variant's finished runs, by seed."""
-    return {
-        outcome.seed: value
-        for outcome in outcomes
-        if outcome.is_finished and (value := outcome.metrics.get(metric)) is not None
-    }
 
 
 def _paired(

@@ -85,6 +85,49 @@ class SelectSettings(Settings):
         return _checked(metric, (*TEST_METRICS, *CLIENT_METRICS))
 
 
+_GUARANTEE = (
+    "target_epsilon",
+    "noise_multiplier",
+    "delta",
+    "unit",
+    "trust",
+    "adjacency",
+    "clients",
+)
+_NOT_TUNED = ("seed", "data", "evaluation", "task", *(f"privacy.{key}" for key in _GUARANTEE))
+
+
+class TuneSettings(Settings):
+    """`tune:` in a comparison file: choose settings of every variant before the comparison."""
+
+    keys: dict[str, list[Any] | None] = Field(
+        min_length=1,
+        description="values to try by key, such as {local.optimizer.lr: [0.1, 1]}; null: 1/16, "
+        "1/4, 1, 4 and 16 times each variant's own value",
+    )
+    on: Literal["public_data", "public_test"] = Field(
+        default="public_test",
+        description="public_data: every example of the comparison is public; public_test: models "
+        "of private data, scored on public data, so that the candidates are charged",
+    )
+    seeds: int = Field(
+        default=2, ge=1, le=MAX_SEEDS, description="number of seeds to tune on; none is compared"
+    )
+
+    @field_validator("keys")
+    @classmethod
+    def _values(cls, keys: dict[str, list[Any] | None]) -> dict[str, list[Any] | None]:
+        for key, values in keys.items():
+            if values is not None and len(set(map(repr, values))) < max(len(values), 1):
+                raise ValueError(f"{key}: there must be one value or more, each once")
+            if key == "privacy" or any(f"{key}.".startswith(f"{name}.") for name in _NOT_TUNED):
+                raise ValueError(
+                    f"{key}: tuning must change neither data nor guarantee; tune another key, such "
+                    "as local.optimizer.lr"
+                )
+        return keys
+
+
 def _checked(metric: str, known: Sequence[str]) -> str:
     if metric not in known:
         hint = did_you_mean(metric, known) or f"; choose from {any_of(known)}"
@@ -127,6 +170,10 @@ class ComparisonSettings(Settings):
     select: SelectSettings | None = Field(
         default=None, description="choose a variant by these results; null: choose none"
     )
+    tune: TuneSettings | None = Field(
+        default=None,
+        description="tune keys of every variant before the comparison; null: compare as written",
+    )
 
     @field_validator("metric")
     @classmethod
@@ -163,6 +210,7 @@ _NOT_IN_A_SEARCH = {
     "baseline": "a search compares nothing and keeps one model alone; leave baseline out",
     "client_metrics": "they are private figures of every run, which a search destroys; leave "
     "client_metrics out",
+    "tune": "a search draws its runs from the variants as they are; leave tune out",
     "metric": "a search has one metric, that of select.metric; leave metric out",
 }
 
@@ -176,6 +224,8 @@ def required_problems(settings: ComparisonSettings) -> Iterator[PathMessage]:
             "with fedsim compare FILE --select, or remove select.search",
         )
         return
+    if settings.select is not None and settings.tune is not None:
+        yield ("tune",), "tune and select exclude each other: tune first, then select in a new file"
     fields = ComparisonSettings.model_fields
     for key in ("seeds", "baseline"):
         if getattr(settings, key) is None:

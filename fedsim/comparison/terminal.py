@@ -21,8 +21,10 @@ from fedsim.comparison.jobs import Job
 from fedsim.comparison.load import LoadedComparison
 from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.text import (
+    OTHER_VALUES,
     baseline_note,
     common_words,
+    difference_mark,
     difference_text,
     guarantee_text,
     interval_text,
@@ -33,6 +35,7 @@ from fedsim.comparison.text import (
     scores_table,
     seconds_text,
     seeds_text,
+    unfit_sentences,
 )
 from fedsim.report.progress import notebook_console
 from fedsim.report.terminal import print_sentence, print_table
@@ -60,7 +63,7 @@ class ComparisonProgress:
     def planned(self, comparison: LoadedComparison, jobs: list[Job], workers: int) -> None:
         """Print the plan of the comparison and start the progress bars."""
         pending = [job for job in jobs if job.is_pending]
-        self._pending = len(pending)
+        self._pending, self._done = len(pending), 0
         resumed = sum(job.action == "resume" for job in pending)
         reused = len(jobs) - len(pending)
         facts = [
@@ -100,6 +103,8 @@ class ComparisonProgress:
         """Stop the progress bars."""
         if self._all is not None:
             self._progress.stop()
+            self._progress.remove_task(self._all)  # candidates come first where variants are tuned
+            self._all = None
 
     def _finished(self, job: Job, message: Mapping[str, Any]) -> None:
         self._done += 1
@@ -131,6 +136,12 @@ def print_comparison(result: ComparisonResult, console: Console | None = None) -
         console: console to print to; None means stdout.
     """
     console = console or Console()
+    if result.results.unfit:
+        print_sentence(
+            console, f"warning: {' '.join(unfit_sentences(result.results).values())}", "yellow"
+        )
+        remedy = result.results.remedy or OTHER_VALUES
+        console.print(f"try: {remedy}", highlight=False, markup=False, soft_wrap=True)
     for part in result.results.by_unit:
         console.print(_table(part, unit=len(result.results.groups) > 1))
         settings = part.settings.among(variant.name for variant in part.variants)
@@ -174,7 +185,7 @@ def _table(results: Results, *, unit: bool) -> Table:
     for variant in results.variants:
         cells = [
             variant.name.removeprefix(prefix),
-            *_row(variant, results.metric, trusts=trusts),
+            *_row(results, variant, trusts=trusts),
         ]
         table.add_row(*(cells[:-1] if all_finished else cells))
     return table
@@ -199,7 +210,8 @@ def _settings(settings: SettingsTable) -> Table:
     return table
 
 
-def _row(variant: VariantResult, metric: str, *, trusts: bool) -> list[str]:
+def _row(results: Results, variant: VariantResult, *, trusts: bool) -> list[str]:
+    metric = results.metric
     estimate = variant.metrics.get(metric)
     difference = variant.difference
     guarantee = guarantee_text(variant)
@@ -207,7 +219,10 @@ def _row(variant: VariantResult, metric: str, *, trusts: bool) -> list[str]:
     return [
         observed if trusts else guarantee,
         "–" if estimate is None else interval_text(metric, estimate),
-        "–" if difference is None else difference_text(metric, difference.paired.estimate),
+        "–"
+        if difference is None
+        else difference_text(metric, difference.paired.estimate)
+        + difference_mark(results, variant),
         "–" if difference is None else p_text(difference.holm_p),
         *([] if trusts else [seconds_text(variant.seconds)]),
         f"{len(variant.finished_runs)}/{len(variant.outcomes)}",

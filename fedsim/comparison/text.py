@@ -12,9 +12,10 @@ from typing import Any
 
 from rich.table import Table
 
-from fedsim.comparison.outcomes import RunOutcome
-from fedsim.comparison.results import Results, VariantResult, finite_values
+from fedsim.comparison.outcomes import RunOutcome, finite_values
+from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.statistics import Estimate
+from fedsim.comparison.unfit import UnfitVariant
 from fedsim.core.formatting import delta_text, duration_text, epsilon_text, metric_text
 from fedsim.core.metrics import metric_entry, metric_name
 from fedsim.report.contents import Scores, quoted, recall_text
@@ -77,6 +78,57 @@ def seconds_text(seconds: Estimate | None) -> str:
     return _NOTHING if seconds is None else duration_text(seconds.mean)
 
 
+def unfit_sentences(results: Results) -> dict[str, str]:
+    """Return a sentence for each variant that no other one should be compared with, by name."""
+    by_name = {entry.variant: entry for entry in results.unfit}
+    return {
+        variant.name: f"{variant.name} {' and '.join(_reasons(entry, variant, results.metric))}: "
+        "compare nothing with it."
+        for variant in results.variants
+        if (entry := by_name.get(variant.name)) is not None
+    }
+
+
+def _reasons(entry: UnfitVariant, variant: VariantResult, metric: str) -> Iterator[str]:
+    words, estimate = metric_words(metric), variant.metrics.get(metric)
+    if entry.is_constant:
+        answer = "a constant answer"
+        if entry.answer is not None:
+            answer = f"always answering {quoted(entry.answer)}"
+        figures = ""
+        if entry.constant is not None and estimate is not None:
+            figures = (
+                f" ({words} {metric_text(metric, estimate.mean)}, "
+                f"{metric_text(metric, entry.constant)} by that answer)"
+            )
+        yield f"is no better than {answer}{figures}"
+    if entry.has_useless_loss:
+        loss, other = variant.metrics.get("test_loss"), entry.constant_loss
+        if loss is None or loss.n < len(variant.finished_runs) or other is None:
+            yield "has a test loss that is not finite"
+        else:
+            yield (
+                f"has a test loss of {metric_text('test_loss', loss.mean)}, above "
+                f"{metric_text('test_loss', other)} of a constant answer"
+            )
+    if entry.worse_than and not (entry.is_constant or entry.has_useless_loss):
+        more = len(entry.worse_than) - 1
+        others = f" and {more} more" if more else ""
+        yield (
+            f"is worse than {entry.worse_than[0]}{others}, which had less information (beyond the "
+            "95 % interval of the difference)"
+        )
+
+
+OTHER_VALUES = "other values of local.optimizer.lr, or more rounds, for these variants"
+"""What to try about unfit variants that no command tunes."""
+
+
+def difference_mark(results: Results, variant: VariantResult) -> str:
+    """Return the mark behind the difference of a variant that is unfit; "" for any other."""
+    return " †" if variant.name in results.unfit_names else ""
+
+
 def common_prefix(names: Sequence[str]) -> str:
     """Return the longest common prefix of all names."""
     first, last = min(names), max(names)
@@ -102,6 +154,7 @@ def notes_of(results: Results) -> list[str]:
     """Return the notes of a comparison: sentences on the facts that a reader must know."""
     return [
         *results.remarks,
+        *_on_unfit(results),
         *_on_guarantees(results),
         *_on_seeds(results),
         *_on_tests(results),
@@ -114,6 +167,16 @@ def seeds_text(results: Results) -> str:
     counts = sorted({len(variant.outcomes) for variant in results.variants})
     number = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     return f"{number} {'seed' if counts[-1] == 1 else 'seeds'}"
+
+
+def _on_unfit(results: Results) -> Iterator[str]:
+    bases = [group.baseline for group in results.groups if group.baseline in results.unfit_names]
+    if bases:
+        yield f"There are no differences from {', '.join(bases)}: a difference would say nothing."
+    if any(
+        variant.difference and difference_mark(results, variant) for variant in results.variants
+    ):
+        yield "† marks a difference of a variant that the first warning names."
 
 
 def _on_guarantees(results: Results) -> Iterator[str]:
@@ -298,7 +361,7 @@ def _warnings(results: Results) -> Iterator[str]:
         if len(missed) > _MAX_NAMED:
             yield f"{variant.name} has recall 0% in {len(missed)} classes of some run."
         useless = [run for run in runs if run.is_constant]
-        if useless:
+        if useless and variant.name not in results.unfit_names:
             yield (
                 f"{variant.name} is no better than a constant answer in "
                 f"{len(useless)} of {len(runs)} runs."

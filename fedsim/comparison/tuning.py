@@ -6,7 +6,7 @@ the scored models depend on private data.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,25 @@ from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS
 from fedsim.accountant.rdp.selection import rdp_repeat_and_select
 from fedsim.accountant.trust import CLAIMED_AGAINST, Observer
 from fedsim.comparison.results import Results, VariantResult
-from fedsim.comparison.settings import SelectSettings
+from fedsim.comparison.settings import SelectSettings, TuneSettings
 from fedsim.core.formatting import epsilon_text
-from fedsim.core.metrics import metric_entry
+from fedsim.core.metrics import LOSS, metric_entry
 from fedsim.core.settings import written_name
 from fedsim.runs.directory import RunDirectory, RunFiles
 from fedsim.runs.files import read_yaml_object
 from fedsim.statement.observers import OBSERVER_NAMES
 
+TUNING = "tuning"  # the folder of a comparison's candidates
+
+_DECLARED_PUBLIC = (
+    "The file declares every example of this comparison public. If that is so, the choice "
+    "costs no privacy, and the settings can be used on private data without a charge for "
+    "tuning. If any example is private, this does not hold."
+)
+_PRIVATE_MODELS = (
+    "The scores come from the public test set, but the models that were scored come from the "
+    "clients' private data, so the choice costs privacy."
+)
 _SEES_LEAST_FIRST: tuple[Observer, ...] = tuple(OBSERVER_NAMES)[::-1]
 
 
@@ -87,21 +98,22 @@ class Tuning:
         candidates: cost of the runs of all candidate variants; None without a selection.
         selected: name of the selected variant; None without a selection, or if no candidate
             finished all of its runs.
-        settings: settings of the selection; None without one.
+        on: declared data of the selection, or of the tuning before the comparison; None without
+            either.
         statement: the cost as a sentence.
     """
 
     everything: Composition
     candidates: Composition | None
     selected: str | None
-    settings: SelectSettings | None
+    on: str | None
     statement: str
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry `tuning` of `comparison.json`."""
         return {
             "selected": self.selected,
-            "on": None if self.settings is None else self.settings.on,
+            "on": self.on,
             "everything": vars(self.everything),
             "candidates": None if self.candidates is None else vars(self.candidates),
             "statement": self.statement,
@@ -129,9 +141,35 @@ def tuning_cost(results: Results, out: Path, select: SelectSettings | None) -> T
     candidates = [variant for variant in results.variants if variant.name in names]
     paths = [out / run.path for variant in candidates for run in variant.outcomes]
     composed = _compose(list(_spends(paths)), delta)
-    best = _best(candidates, select.metric)
+    best = best_variant(candidates, select.metric)
     statement = _selection_statement(select, best, candidates, composed, everything)
-    return Tuning(everything, composed, best and best.name, select, statement)
+    return Tuning(everything, composed, best and best.name, select.on, statement)
+
+
+def cost_of_tuned(
+    results: Results, out: Path, tune: TuneSettings, chosen: Mapping[str, str]
+) -> Tuning:
+    """Return the privacy cost of a comparison whose variants were tuned before it (`tune:`).
+
+    Args:
+        results: the results of the comparison.
+        out: directory of the comparison; the candidates are in its folder `tuning`.
+        tune: the settings of the tuning.
+        chosen: the chosen values of each variant as text, by name.
+    """
+    deltas = [variant.delta for variant in results.variants if variant.delta is not None]
+    everything = _compose(list(_spends(_all_runs(out))), max(deltas, default=None))
+    listed = "; ".join(f"{name}: {text}" for name, text in chosen.items())
+    cost = {
+        "public_data": f"On public data: {_DECLARED_PUBLIC}",
+        "public_test": f"On charged data: {_PRIVATE_MODELS} {_together(everything)}",
+    }
+    statement = (
+        f"Tuned before the comparison, each variant by itself: {', '.join(tune.keys)}, by mean "
+        f"{_words(results.metric)} over {tune.seeds} seeds that are not compared. Chosen: "
+        f"{listed}. Each ε of a variant covers one run. {cost[tune.on]}"
+    )
+    return Tuning(everything, None, None, tune.on, statement)
 
 
 def tuning_of_runs(results: Results, paths: Sequence[Path]) -> Tuning:
@@ -148,7 +186,8 @@ def tuning_of_runs(results: Results, paths: Sequence[Path]) -> Tuning:
 
 
 def _all_runs(out: Path) -> list[Path]:
-    runs = [*(out / "runs").glob("*/*"), *(out / "superseded").glob("*/*")]
+    folders = [base / kind for base in (out, out / TUNING) for kind in ("runs", "superseded")]
+    runs = [run for folder in folders for run in folder.glob("*/*")]
     return sorted(path for path in runs if (path / "experiment.yaml").is_file())
 
 
@@ -157,7 +196,7 @@ def _spends(paths: Sequence[Path]) -> Iterator[RunSpend]:
         if not (path / "experiment.yaml").is_file():
             continue  # the run failed before it read any data
         privacy = read_yaml_object(path / "experiment.yaml").get("privacy")
-        if privacy is None:
+        if privacy is None or (privacy.get("noise_multiplier") == 0 and not privacy.get("clients")):
             yield RunSpend(None, np.full(len(DEFAULT_ORDERS), np.inf), None, None)
         else:
             adjacency = check_adjacency(written_name(privacy["adjacency"]))
@@ -204,16 +243,19 @@ def _compose(spends: Sequence[RunSpend], delta: float | None) -> Composition:
     )
 
 
-def _best(candidates: Sequence[VariantResult], metric: str) -> VariantResult | None:
+def best_variant(candidates: Sequence[VariantResult], metric: str) -> VariantResult | None:
+    """Return the variant with the best mean over all its seeds, and of equal ones the least loss.
+
+    None if no variant has the metric for all its seeds.
+    """
+    sign = -1.0 if metric_entry(metric).smaller_is_better else 1.0
     scored = [
-        (score, candidate)
+        ((sign * score, -math.inf if loss is None else -loss), candidate)
         for candidate in candidates
         if (score := _score(candidate, metric)) is not None
+        for loss in (_score(candidate, f"test_{LOSS}"),)
     ]
-    if not scored:
-        return None
-    smaller = metric_entry(metric).smaller_is_better
-    return (min if smaller else max)(scored, key=lambda pair: pair[0])[1]
+    return max(scored, key=lambda pair: pair[0])[1] if scored else None
 
 
 def _score(variant: VariantResult, metric: str) -> float | None:
@@ -261,19 +303,14 @@ def _selection_statement(
         f"{_words(select.metric)}. "
     )
     if select.on == "public_data":
-        return chosen + (
-            "The file declares every example of this comparison public. If that is so, the choice "
-            "costs no privacy, and the settings can be used on private data without a charge for "
-            "tuning. If any example is private, this does not hold. "
-        )
+        return f"{chosen}{_DECLARED_PUBLIC} "
     if select.metric.startswith("client_"):
         return chosen + (
             "The scores were computed on the clients' training data without noise: no ε covers "
             "them, and the choice has no privacy guarantee. " + _together(everything)
         )
     scores = (
-        "The scores come from the public test set, but the models that were scored come from the "
-        "clients' private data, so the choice costs privacy. "
+        f"{_PRIVATE_MODELS} "
         if select.on == "public_test"
         else "The scores come from test examples that the file declares private: the choice gives "
         "these test examples no protection. For the clients' training examples: "

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedsim.algorithms.catalog import algorithms
+from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION
 from fedsim.core.settings import written_name
 from fedsim.experiment.errors import KeyPath, Problem, any_of, did_you_mean, path_text, value_text
 from fedsim.experiment.overrides import Override
@@ -47,6 +48,33 @@ class Arm:
 
 def _plain(base: Mapping[str, Any]) -> Changes:
     return {"privacy": None, **_without_noise_weights(base)}
+
+
+def _clipping_only(base: Mapping[str, Any]) -> Changes:
+    privacy = _section(base, "privacy")
+    if base.get("task") == "pate" or not privacy:
+        raise ArmError(
+            "clipping_only needs privacy settings that bound gradients or updates; set "
+            "privacy.max_grad_norm in the base"
+        )
+    mechanism = written_name(privacy.get("mechanism", GRADIENT_PERTURBATION))
+    if mechanism != GRADIENT_PERTURBATION:
+        raise ArmError(
+            f"clipping_only clips gradients or updates, and mechanism: {mechanism} clips none; set "
+            f"privacy.mechanism: {GRADIENT_PERTURBATION} in the base"
+        )
+    if privacy.get("clients") or _section(privacy, "clipping").get("groups"):
+        raise ArmError(
+            "clipping_only takes the noise from everybody, and the base gives noise or bounds to "
+            "single clients or groups; remove privacy.clients and privacy.clipping.groups there"
+        )
+    without = {"target_epsilon": None, "on_exhausted": "refuse", "noise_correlation": "none"}
+    return {
+        "privacy.noise_multiplier": 0.0,
+        **{f"privacy.{key}": value for key, value in without.items() if key in privacy},
+        **_local_trust(base),
+        **_without_noise_weights(base),
+    }
 
 
 def _local_only(base: Mapping[str, Any]) -> Changes:
@@ -153,6 +181,13 @@ ARMS: dict[str, Arm] = {
         "the same federation without differential privacy",
         "no privacy: nobody's examples are protected from anyone who sees updates or models.",
         _plain,
+    ),
+    "clipping_only": Arm(
+        "the same clipping without noise, which is no privacy: the difference to `plain` is the "
+        "cost of clipping, and that of the base to it the cost of noise",
+        "no privacy: gradients or updates are clipped and get no noise, so ε is infinite and "
+        "nobody's examples are protected from anyone who sees updates or models.",
+        _clipping_only,
     ),
     "pooled": Arm(
         "all examples on one client, which trains by the same steps with batches as large as "

@@ -38,8 +38,12 @@ class _Axis:
     values: tuple[tuple[str, Override], ...]
 
 
-def parse_vary(texts: Sequence[str]) -> dict[str, list[object]]:
+def parse_vary(texts: Sequence[str], *, option: str = "--vary") -> dict[str, list[object]]:
     """Parse `key.path=value,value` into `{"key.path": [value, ...]}`; values are read as YAML.
+
+    Args:
+        texts: the values of the option.
+        option: name of the option, for messages.
 
     Raises:
         ExperimentError: texts cannot be parsed; the error lists all of them.
@@ -49,11 +53,11 @@ def parse_vary(texts: Sequence[str]) -> dict[str, list[object]]:
     for text in texts:
         key, equals, values = text.partition("=")
         if not equals or not values.strip():
-            message = f"--vary {text!r} has no values; write --vary key.path=value,value"
+            message = f"{option} {text!r} has no values; write {option} key.path=value,value"
             problems.append(COMMAND_LINE.problem((), message))
             continue
         if key.strip() in varied:
-            problems.append(COMMAND_LINE.problem((key.strip(),), "is varied twice"))
+            problems.append(COMMAND_LINE.problem((key.strip(),), f"is given twice by {option}"))
             continue
         mistakes: list[Problem] = []
         try:
@@ -65,6 +69,16 @@ def parse_vary(texts: Sequence[str]) -> dict[str, list[object]]:
     if problems:
         raise ExperimentError(problems)
     return varied
+
+
+def parse_tune(texts: Sequence[str]) -> dict[str, list[object] | None]:
+    """Parse `key.path` and `key.path=value,value` into values by key; None without values.
+
+    Raises:
+        ExperimentError: texts cannot be parsed; the error lists all of them.
+    """
+    without = {text.strip(): None for text in texts if "=" not in text}
+    return {**without, **parse_vary([text for text in texts if "=" in text], option="--tune")}
 
 
 def load_varied(

@@ -39,6 +39,8 @@ class MetricEntry:
         smaller_is_better: whether a smaller value is better.
         bounds: the smallest and the largest possible value.
         words: the metric's name in texts for people. "" means that its key is shown, with spaces.
+        constant: value of the best constant prediction, whatever the targets; None if it depends on
+            them.
     """
 
     description: str
@@ -49,6 +51,7 @@ class MetricEntry:
     smaller_is_better: bool = False
     bounds: tuple[float, float] = (-math.inf, math.inf)
     words: str = ""
+    constant: float | None = None
 
 
 def _classes(
@@ -58,10 +61,17 @@ def _classes(
     per_class: bool = False,
     in_percent: bool = False,
     least: float = 0.0,
+    constant: float | None = None,
 ) -> MetricEntry:
     tasks: tuple[TaskName, ...] = ("classification", "labels")
     return MetricEntry(
-        description, tasks, several, per_class, in_percent=in_percent, bounds=(least, 1.0)
+        description,
+        tasks,
+        several,
+        per_class,
+        in_percent=in_percent,
+        bounds=(least, 1.0),
+        constant=constant,
     )
 
 
@@ -72,7 +82,9 @@ def _error(description: str, *tasks: TaskName, words: str = "") -> MetricEntry:
 
 
 def _fit(description: str, words: str = "") -> MetricEntry:
-    return MetricEntry(description, ("regression",), bounds=(-math.inf, 1.0), words=words)
+    return MetricEntry(
+        description, ("regression",), bounds=(-math.inf, 1.0), words=words, constant=0.0
+    )
 
 
 METRICS: dict[str, MetricEntry] = {
@@ -98,6 +110,7 @@ METRICS: dict[str, MetricEntry] = {
         "area under the ROC curve of class 1; of more classes, the mean of each against the rest "
         "(roc_auc_score)",
         several=True,
+        constant=0.5,
     ),
     "average_precision": _classes(
         "average precision of class 1; of more, the mean of each against the rest "
@@ -107,8 +120,12 @@ METRICS: dict[str, MetricEntry] = {
     "log_loss": _error(
         "mean -ln of the true class's probability (log_loss)", "classification", "labels"
     ),
-    "mcc": _classes("Matthews correlation coefficient (matthews_corrcoef)", least=-1.0),
-    "kappa": _classes("Cohen's kappa of predictions and targets (cohen_kappa_score)", least=-1.0),
+    "mcc": _classes(
+        "Matthews correlation coefficient (matthews_corrcoef)", least=-1.0, constant=0.0
+    ),
+    "kappa": _classes(
+        "Cohen's kappa of predictions and targets (cohen_kappa_score)", least=-1.0, constant=0.0
+    ),
     "top_3_accuracy": _classes(
         "share of targets among the 3 best (top_k_accuracy_score)", in_percent=True
     ),

@@ -4,13 +4,14 @@ A high accuracy can hide that a model never predicts a rare class. The report sh
 majority baseline, the recall of each class and a warning.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from fedsim.core.formatting import metric_text
-from fedsim.core.metrics import metric_key
+from fedsim.core.metrics import LOSS, METRICS, TASK_OF_LOSS, metric_key
 from fedsim.core.text_formats import FormatError, parse_plain_yaml
 from fedsim.runs.directory import RunDirectory, RunFiles
 from fedsim.runs.files import DamagedRunError, read_bytes
@@ -120,6 +121,35 @@ class Scores:
         return r2 is not None and r2 <= 0
 
     @property
+    def constant_class(self) -> str | None:
+        """The class that the model predicts for every test example; None if there are two."""
+        predicted = [score.name for score in self.classes if score.predicted]
+        return predicted[0] if len(predicted) == 1 and not self.has_labels else None
+
+    def constant_metrics(self, loss: str) -> dict[str, float]:
+        """Return metrics of the best constant prediction on the test set, where they are known.
+
+        Args:
+            loss: the setting `model.loss`.
+        """
+        values = {name: entry.constant for name, entry in METRICS.items()}
+        if self.majority is not None:
+            values["accuracy"] = self.majority
+        if self.majority_class is not None and self.examples:
+            shares = [score.examples / self.examples for score in self.classes if score.examples]
+            values["balanced_accuracy"] = 1.0 / len(shares)
+            values["log_loss"] = -sum(share * math.log(share) for share in shares)
+            if TASK_OF_LOSS.get(loss) in ("classification", "labels"):
+                values[LOSS] = values["log_loss"]
+        mse, r2 = self.metrics.get("mse"), self.metrics.get("r2")
+        if mse is not None and r2 is not None and r2 < 1.0:
+            variance = mse / (1.0 - r2)
+            values |= {"mse": variance, "rmse": math.sqrt(variance)}
+            if TASK_OF_LOSS.get(loss) == "regression":
+                values[LOSS] = variance
+        return {name: value for name, value in values.items() if value is not None}
+
+    @property
     def by_recall(self) -> list[ClassScore]:
         """The classes that have examples, with ascending recall."""
         known = [score for score in self.classes if score.recall is not None]
@@ -197,20 +227,18 @@ def warnings_of(scores: Scores) -> list[str]:
     return messages
 
 
-def advice_of(scores: Scores, *, private: bool) -> str | None:
-    """Return advice if the model is no better than a constant prediction; None otherwise.
+def advice_of(scores: Scores) -> str | None:
+    """Return advice for a model no better than a constant prediction; None for other models.
 
     Args:
         scores: scores of the run.
-        private: whether the federation has differential privacy.
     """
     if not scores.is_constant:
         return None
-    text = (
+    return (
         "What may help: inputs around 0 (range of a column, model.features: [{center: ...}]), a "
         "larger local.optimizer.lr, more rounds"
     )
-    return f"{text}; fedsim plan FILE --advise compares settings at the same ε" if private else text
 
 
 def recall_line(scores: Scores) -> str | None:

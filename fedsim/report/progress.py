@@ -62,6 +62,8 @@ def headline(federation: Federation) -> list[str]:
         return [first, "no differential privacy"]
     noise = range_text([plan.noise_multiplier for plan in federation.plan.clients], digits=3)
     delta = delta_text(max(plan.delta for plan in federation.plan.clients))
+    if experiment.privacy is not None and not experiment.privacy.adds_noise:
+        return [first, "no differential privacy: clipping without noise, ε = ∞"]
     target = experiment.privacy.target_epsilon if experiment.privacy else None
     goal = f"target ε = {target:g}" if target is not None else "given noise"
     return [first, f"{_mechanism(federation)}: {goal} at δ = {delta}, noise multiplier {noise}"]

@@ -140,7 +140,7 @@ def _print_warnings(contents: RunContents, console: Console) -> None:
         return
     for warning in warnings_of(contents.scores):
         print_sentence(console, f"warning: {warning}", style="yellow")
-    advice = advice_of(contents.scores, private=contents.facts.is_private)
+    advice = advice_of(contents.scores)
     if advice is not None:
         print_sentence(console, advice)
 

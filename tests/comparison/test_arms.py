@@ -1,5 +1,7 @@
 """Arms of a comparison: each is an ordinary experiment, with the batches and steps of the base."""
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import yaml
 
 from fedsim.comparison.compare import compare
 from fedsim.comparison.load import LoadedComparison, load_comparison
+from fedsim.comparison.text import guarantee_text
 from fedsim.comparison.variants import ARMS
 from fedsim.data import load_federated_data
 from fedsim.experiment import Experiment, load_experiment
@@ -55,6 +58,10 @@ def test_each_arm_is_an_experiment_that_fedsim_run_takes(tmp_path: Path) -> None
     for each in found.values():
         assert load_experiment(each.model_dump(mode="json")).experiment == each
     assert found["plain"].privacy is None
+    clipped = found["clipping_only"].privacy
+    assert clipped is not None
+    assert (clipped.noise_multiplier, clipped.adds_noise) == (0.0, False)
+    assert (clipped.max_grad_norm, clipped.trust.name) == (0.5, "local")
     for name in ("pooled", "local_only", "output_perturbation", "input_perturbation"):
         privacy = found[name].privacy
         assert privacy is not None
@@ -96,6 +103,12 @@ def test_a_grid_may_stand_beside_an_arm(tmp_path: Path) -> None:
         ({"arm": 3}, {}, "no such arm"),
         ({"arm": "pooled"}, {"data": {"partition": {"scheme": "./f.py:g"}}}, "may leave some out"),
         ({"arm": "pooled"}, {"privacy": {"clients": {"3": {"delta": 1e-4}}}}, "one client"),
+        ({"arm": "clipping_only"}, {"privacy": {"clients": {"3": {"delta": 1e-4}}}}, "everybody"),
+        (
+            {"arm": "clipping_only"},
+            {"privacy": {"mechanism": {"name": "output_perturbation", "max_feature_norm": 1.0}}},
+            "clips none",
+        ),
         (
             {"arm": "pooled"},
             {"privacy": {"unit": "client", "max_update_norm": 1.0}},
@@ -112,6 +125,38 @@ def test_an_arm_that_there_is_not_is_reported_where_it_stands(
     assert any(
         "variants.own.arm" in str(one) and "c.yaml" in str(one) for one in caught.value.problems
     )
+
+
+def finite_epsilons(content: object, inside: bool = False) -> Iterator[float]:
+    """Yield every number in the JSON value of a key that names an ε."""
+    if isinstance(content, dict):
+        for key, value in content.items():
+            yield from finite_epsilons(value, inside or "epsilon" in key or key == "certificates")
+    elif isinstance(content, list):
+        for value in content:
+            yield from finite_epsilons(value, inside)
+    elif inside and isinstance(content, int | float):
+        yield content
+
+
+@pytest.mark.slow
+def test_clipping_without_noise_is_never_shown_as_a_guarantee(tmp_path: Path) -> None:
+    base = {**BASE, "privacy": {"target_epsilon": 8.0, "delta": 1e-3, "max_grad_norm": 0.5}}
+    base = {**base, "federation": {"rounds": 1}, "secure_aggregation": None}
+    load(tmp_path, {"clipped": {"arm": "clipping_only"}}, base)
+    result = compare(tmp_path / "c.yaml", out=tmp_path / "out", workers=1)
+    private, clipped = result.to_json()["variants"]
+    assert private["private"] is True
+    assert set(finite_epsilons(private)) == {private["epsilon"]}
+    assert clipped["private"] is False
+    assert list(finite_epsilons(clipped)) == []
+    run = tmp_path / "out/runs/clipped/seed-0"
+    written = json.loads((run / "privacy.json").read_text())
+    assert written["private"] is False
+    assert list(finite_epsilons({key: written[key] for key in ("system_epsilon", "clients")})) == []
+    assert guarantee_text(result.results.variants[1]) == "none"
+    assert "the other 1 had no privacy" in result.tuning.statement
+    assert "get no noise" in (result.path / "comparison.html").read_text()
 
 
 @pytest.mark.slow

@@ -106,7 +106,7 @@ def test_the_file_in_the_output_gives_the_same_comparison_again(directory: Path)
         (["local.steps"], "--vary 'local.steps' has no values; write --vary key.path=value,value"),
         (["privcy.delta=1e-5,1e-6"], "privcy: unknown key; did you mean 'privacy'?"),
         (["local.steps=1,1"], "local.steps: 1 is given twice"),
-        (["local.steps=1,2", "local.steps=3,4"], "is varied twice"),
+        (["local.steps=1,2", "local.steps=3,4"], "is given twice by --vary"),
         (["seed=1,2"], "seed: every variant runs with every seed; use --seeds"),
         (["privacy.target_epsilon=8,-1"], "privacy.target_epsilon: must be > 0, got -1"),
         (["local.steps=1"], "there must be at least two variants to compare"),

@@ -258,6 +258,21 @@ def test_a_perfect_model_has_the_best_value_and_a_poor_one_is_on_the_other_side(
     assert least <= worse <= most
 
 
+@pytest.mark.parametrize(
+    "name", [name for name, entry in METRICS.items() if entry.constant is not None]
+)
+def test_a_constant_prediction_has_the_constant_value_of_the_entry(name: str) -> None:
+    if name in CLASSES:
+        targets = RNG.integers(0, 2, size=N)
+        task = task_for("cross_entropy", targets, num_classes=2)
+        constant = np.tile(np.array([1.0, -1.0], dtype=np.float32), (N, 1))
+    else:
+        targets = RNG.normal(size=(N, 1)).astype(np.float32)
+        task, constant = task_for("mse", targets), np.full_like(targets, targets.mean())
+    found = np.mean(score(name, task, constant, targets))
+    assert found == pytest.approx(METRICS[name].constant, abs=1e-6)
+
+
 def test_a_metric_is_read_by_its_entry_whatever_it_was_measured_on() -> None:
     assert metric_entry("client_r2") == METRICS["r2"]
     assert metric_entry("test_loss").smaller_is_better

@@ -314,6 +314,11 @@ def test_distributed_trust_is_named_with_its_gain_and_what_it_needs() -> None:
     assert any(one.startswith("distributed trust cannot run here") for one in refused)
 
 
+def test_clipping_without_noise_has_no_epsilon_to_keep() -> None:
+    with pytest.raises(PrivacyPlanError, match="without noise ε is infinite"):
+        advised(privacy__target_epsilon=None, privacy__noise_multiplier=0)
+
+
 def test_the_advice_is_of_local_trust() -> None:
     with pytest.raises(PrivacyPlanError, match="call it with privacy"):
         advised(privacy__trust="central", local__steps=1)

@@ -1,0 +1,175 @@
+"""Tuning before a comparison (`tune:`): the best values of a few keys for every variant.
+
+Candidates are an ordinary comparison in the folder `tuning/`, over seeds that are not compared.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from fedsim.comparison.differences import Baseline
+from fedsim.comparison.load import LoadedComparison, LoadedVariant, load_comparison
+from fedsim.comparison.results import ComparisonError, Results
+from fedsim.comparison.settings import TuneSettings
+from fedsim.comparison.tuning import best_variant
+from fedsim.comparison.variants import axis_labels, value_label
+from fedsim.core.metrics import metric_name
+from fedsim.experiment import ExperimentError
+from fedsim.experiment.errors import value_text
+from fedsim.experiment.overrides import COMMAND_LINE
+from fedsim.experiment.tree import from_python
+
+FACTORS = (1 / 16, 1 / 4, 1, 4, 16)
+"""Factors of a variant's own value that are tried where `tune:` gives no values."""
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The candidates of every variant.
+
+    Attributes:
+        comparison: the comparison of all candidates, over the seeds to tune on.
+        values: for each variant, the values of its tuned keys by the name of the candidate.
+    """
+
+    comparison: LoadedComparison
+    values: Mapping[str, Mapping[str, Mapping[str, object]]]
+
+
+def load_candidates(comparison: LoadedComparison, tune: TuneSettings) -> Candidates:
+    """Load the candidates of every variant: all combinations of the values of its keys.
+
+    A variant without a key, such as one of privacy in a variant without it, does not tune that key.
+
+    Args:
+        comparison: the comparison to tune.
+        tune: the section `tune` of its settings.
+
+    Raises:
+        ExperimentError: a key or a value does not fit a variant; the error lists all.
+    """
+    values = {variant.name: _candidates(variant, tune) for variant in comparison.variants}
+    variants = {
+        candidate: {
+            **{key: value for key, value in variant.changes.items() if key not in chosen},
+            **chosen,
+        }
+        for variant in comparison.variants
+        for candidate, chosen in values[variant.name].items()
+    }
+    first = {name: next(iter(candidates)) for name, candidates in values.items()}
+    loaded = load_comparison(
+        {
+            "name": f"{comparison.name}-tuning"[-100:].lstrip(".-_"),
+            "base": str(comparison.base),
+            "seeds": _other_seeds(comparison.seeds, tune.seeds),
+            "baseline": _renamed(comparison.baseline, first),
+            "metric": comparison.metric,
+            "variants": variants,
+        }
+    )
+    return Candidates(loaded, values)
+
+
+def tuned_comparison(
+    comparison: LoadedComparison, candidates: Candidates, results: Results
+) -> tuple[LoadedComparison, dict[str, str]]:
+    """Return the comparison of the variants with their best values, and these values as text.
+
+    Args:
+        comparison: the comparison to tune.
+        candidates: its candidates.
+        results: the results of the candidates.
+
+    Raises:
+        ComparisonError: no candidate of a variant has the metric for every seed.
+    """
+    variants, texts = [], {}
+    for variant in comparison.variants:
+        values = candidates.values[variant.name]
+        runs = [result for result in results.variants if result.name in values]
+        best = best_variant(runs, results.metric)
+        if best is None:
+            raise ComparisonError(
+                f"tune: no candidate of {variant.name!r} has a {metric_name(results.metric)} for "
+                f"every seed, of {', '.join(values)}; try other values"
+            )
+        chosen = values[best.name]
+        loaded = next(one for one in candidates.comparison.variants if one.name == best.name)
+        variants.append(_with_seeds(variant, loaded, comparison.seeds))
+        texts[variant.name] = _chosen_text(chosen, list(values.values()))
+    return replace(comparison, variants=tuple(variants)), texts
+
+
+def _with_seeds(
+    variant: LoadedVariant, candidate: LoadedVariant, seeds: Sequence[int]
+) -> LoadedVariant:
+    """Return a candidate with the name and the arm of its variant, and with the compared seeds."""
+    first = candidate.experiments[0]
+    experiments = tuple(
+        replace(first, experiment=first.experiment.model_copy(update={"seed": seed}))
+        for seed in seeds
+    )
+    return replace(variant, changes=candidate.changes, experiments=experiments)
+
+
+def _candidates(variant: LoadedVariant, tune: TuneSettings) -> dict[str, dict[str, object]]:
+    """Return the values of the tuned keys by the name of the candidate."""
+    known = {
+        key: values
+        for key, values in tune.keys.items()
+        if key in variant.settings or variant.settings.get(key.partition(".")[0], "") is not None
+    }
+    axes = [
+        [(key, value) for value in values or _around(variant, key)] for key, values in known.items()
+    ]
+    labels = axis_labels([tuple(key.split(".")) for key in known])
+    candidates: dict[str, dict[str, object]] = {}
+    for point in itertools.product(*(enumerate(axis) for axis in axes)):
+        parts = [
+            f"{label}={value_label(number, from_python(value, COMMAND_LINE, []))}"
+            for label, (number, (_, value)) in zip(labels, point, strict=True)
+        ]
+        candidates["-".join([variant.name, *parts])] = dict(pair for _, pair in point)
+    return candidates
+
+
+def _around(variant: LoadedVariant, key: str) -> list[object]:
+    """Return values around a variant's own value of a key, which must be a positive number.
+
+    Raises:
+        ExperimentError: the variant has no such number.
+    """
+    value = variant.settings.get(key)
+    if not isinstance(value, float) or value <= 0.0:
+        given = value_text(value) if key in variant.settings else "no value"
+        message = (
+            "values are needed: without them only positive decimal numbers are tried, and variant "
+            f"{variant.name!r} has {given}; write {key}=VALUE,VALUE"
+        )
+        raise ExperimentError([COMMAND_LINE.problem(("tune", key), message)])
+    return [float(f"{value * factor:.3g}") for factor in FACTORS]
+
+
+def _other_seeds(seeds: Sequence[int], count: int) -> list[int]:
+    """Return the smallest numbers that are no compared seeds."""
+    return list(itertools.islice((n for n in itertools.count() if n not in seeds), count))
+
+
+def _renamed(baseline: Baseline, first: Mapping[str, str]) -> Baseline:
+    if isinstance(baseline, str):
+        return first[baseline]
+    return {unit: first[name] for unit, name in baseline.items()}
+
+
+def _chosen_text(chosen: Mapping[str, object], candidates: Sequence[Mapping[str, object]]) -> str:
+    """Return the chosen values as text, and say where a value is the first or last of several."""
+    texts = []
+    for key, value in chosen.items():
+        tried = list(dict.fromkeys(candidate[key] for candidate in candidates))
+        numbers = [number for number in tried if isinstance(number, int | float)]
+        edge = ""
+        if len(numbers) == len(tried) > 1 and value in (min(numbers), max(numbers)):
+            edge = f" (the {'smallest' if value == min(numbers) else 'largest'} tried)"
+        texts.append(f"{key.rpartition('.')[2]} {value_text(value)}{edge}")
+    return ", ".join(texts) or "nothing to tune"

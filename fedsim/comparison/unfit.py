@@ -1,0 +1,252 @@
+"""Variants that are no fair measure for another one: useless, or worse than they can be.
+
+A difference to a model that learnt nothing, or diverged, says nothing about the other model. Three
+facts show it:
+
+- its metric is not above that of the best constant answer, or it predicts one class for everything;
+- its loss is not finite; or it is above that of the best constant answer in every run, and the
+  metric is not clearly better than a constant one. Loss alone shows nothing: a model of one
+  client's labels is sure of itself, and has a large loss at a useful accuracy;
+- a variant with less information is better, beyond the interval of their difference. No privacy is
+  at least as much information as clipping without noise, which is as much as any ε, and a larger ε
+  as a smaller one; pooled data are as much as a federation, and a federation as a client alone.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from statistics import fmean
+from typing import Any
+
+from fedsim.comparison.outcomes import RunOutcome, finite_values
+from fedsim.comparison.statistics import CONFIDENCE, paired_difference, t_interval
+from fedsim.core.metrics import LOSS, metric_entry
+
+# Metrics of predicted classes whose value for a constant answer is not known.
+_OF_CLASSES = tuple(
+    f"test_{name}" for name in ("f1", "precision", "recall", "f1_macro", "f1_weighted")
+)
+_SAME_EPSILON = 0.02  # relative: calibration leaves as much
+_MISSING = object()
+
+# Keys that may differ between variants of which one has more information than the other.
+_TUNED = ("local.optimizer", "local.lr_schedule", "federation.weighting", "secure_aggregation")
+_OF_NOISE = (
+    *(f"privacy.{key}" for key in ("target_epsilon", "noise_multiplier", "on_exhausted", "noise")),
+    *(f"privacy.{key}" for key in ("max_grad_norm", "max_update_norm")),
+)
+_OF_CLIPPING_ALONE = ("privacy.trust", "privacy.noise_correlation")
+_OF_POOLING = (
+    "data.partition",
+    "federation.clients_per_round",
+    "federation.participation",
+    "federation.strategy",
+    "federation.ema_decay",
+    "local.batch_size",
+    "privacy.sampling.rate",
+    "privacy.trust",
+    "faults",
+)
+
+
+@dataclass(frozen=True)
+class UnfitVariant:
+    """A variant that no other one should be compared with, and why.
+
+    Attributes:
+        variant: name of the variant.
+        constant: metric of a constant answer, which the variant's mean is not above; None where
+            the mean is above it, or where the metric of a constant answer is not known.
+        answer: the class of a constant answer; None in regression, or with several labels.
+        is_constant: whether the variant is no better than a constant answer.
+        has_useless_loss: whether its test loss is not finite in some run, or is above that of a
+            constant answer in every run: it diverged, or did not get anywhere.
+        constant_loss: mean test loss of the best constant answer; None where it is not known.
+        worse_than: variants with less information and a clearly better metric, the best one first.
+    """
+
+    variant: str
+    constant: float | None
+    answer: str | None
+    is_constant: bool
+    has_useless_loss: bool
+    constant_loss: float | None
+    worse_than: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the variant's entry in `unfit` of `comparison.json`."""
+        return {**vars(self), "worse_than": list(self.worse_than)}
+
+
+def unfit_variants(
+    metric: str,
+    runs: Mapping[str, Sequence[RunOutcome]],
+    settings: Mapping[str, Mapping[str, object]],
+) -> tuple[UnfitVariant, ...]:
+    """Return the variants that no other one should be compared with.
+
+    Guarantee: if no variant is worse than one with less information, all of them are free of
+    `worse_than` with probability 95 %, for normal differences: intervals are those of all ordered
+    pairs together (Bonferroni).
+
+    Args:
+        metric: name of the compared metric.
+        runs: outcomes of the runs of each variant by name.
+        settings: all settings of each variant by name, as `{"key.path": value}`.
+    """
+    worse = _worse_than(metric, runs, settings)
+    every = (
+        _unfit(name, metric, [run for run in outcomes if run.is_finished], worse.get(name, ()))
+        for name, outcomes in runs.items()
+    )
+    return tuple(
+        variant
+        for variant in every
+        if variant.is_constant or variant.has_useless_loss or variant.worse_than
+    )
+
+
+def _unfit(
+    name: str, metric: str, finished: Sequence[RunOutcome], worse_than: tuple[str, ...]
+) -> UnfitVariant:
+    scores = [run.scores for run in finished if run.scores is not None]
+    predicted = {scored.constant_class for scored in scores}
+    single = predicted.pop() if len(predicted) == 1 else None
+    most = next((scored.majority_class for scored in scores), None)
+    pairs = _against_constant(metric, finished)
+    losses = [other for _, other in _against_constant(f"test_{LOSS}", finished)]
+    constant = None
+    if pairs and fmean(_gains(metric, pairs)) <= 0.0:
+        constant = fmean([value for _, value in pairs])
+    return UnfitVariant(
+        variant=name,
+        constant=constant,
+        answer=single if constant is None else most,
+        is_constant=constant is not None or (metric in _OF_CLASSES and single is not None),
+        has_useless_loss=_has_useless_loss(metric, finished),
+        constant_loss=fmean(losses) if losses else None,
+        worse_than=worse_than,
+    )
+
+
+def _has_useless_loss(metric: str, finished: Sequence[RunOutcome]) -> bool:
+    loss = f"test_{LOSS}"
+    if any(run.metrics.get(loss, 0.0) is None for run in finished):
+        return True
+    losses = _against_constant(loss, finished)
+    if (
+        not losses
+        or not metric.startswith("test_")
+        or len(losses) < len(finished)
+        or max(_gains(loss, losses)) >= 0.0
+    ):
+        return False
+    pairs = _against_constant(metric, finished) or _against_constant("test_accuracy", finished)
+    gain = t_interval(_gains(metric, pairs)) if pairs else None
+    return gain is None or (gain.mean if gain.low is None else gain.low) <= 0.0
+
+
+def _against_constant(metric: str, finished: Sequence[RunOutcome]) -> list[tuple[float, float]]:
+    """Return (value, value of the best constant answer) of each run that has both."""
+    values = [(run.metrics.get(metric), run.constant_metrics.get(metric)) for run in finished]
+    return [(value, other) for value, other in values if value is not None and other is not None]
+
+
+def _gains(metric: str, pairs: Sequence[tuple[float, float]]) -> list[float]:
+    """Return how much better each value is than the constant answer's."""
+    sign = -1.0 if metric_entry(metric).smaller_is_better else 1.0
+    return [sign * (value - constant) for value, constant in pairs]
+
+
+def _worse_than(
+    metric: str,
+    runs: Mapping[str, Sequence[RunOutcome]],
+    settings: Mapping[str, Mapping[str, object]],
+) -> dict[str, tuple[str, ...]]:
+    """Return for each variant those with less information that are clearly better."""
+    pairs = [
+        (more, less)
+        for more, less in permutations(runs, 2)
+        if _has_more(runs[more], runs[less], settings[more], settings[less])
+    ]
+    found: dict[str, list[tuple[float, str]]] = {}
+    for more, less in pairs:
+        mine, other = finite_values(runs[more], metric), finite_values(runs[less], metric)
+        seeds = [seed for seed in mine if seed in other]
+        if len(seeds) < 2:
+            continue
+        sign = -1.0 if metric_entry(metric).smaller_is_better else 1.0
+        gain = paired_difference(
+            [sign * other[seed] for seed in seeds],
+            [sign * mine[seed] for seed in seeds],
+            confidence=1.0 - (1.0 - CONFIDENCE) / len(pairs),
+        ).estimate
+        if gain.low is not None and gain.low > 0.0:
+            found.setdefault(more, []).append((gain.mean, less))
+    return {
+        name: tuple(less for _, less in sorted(better, reverse=True))
+        for name, better in found.items()
+    }
+
+
+def _has_more(
+    more: Sequence[RunOutcome],
+    less: Sequence[RunOutcome],
+    mine: Mapping[str, object],
+    other: Mapping[str, object],
+) -> bool:
+    """Return whether the first variant has more information than the second, all else equal."""
+    noise, pooling = _privacy_order(more, less, mine, other), _pooling(mine) - _pooling(other)
+    if noise is None or min(noise, pooling) < 0 or max(noise, pooling) == 0:
+        return False
+    free = [*_TUNED, *(_OF_POOLING if pooling else ())]
+    if mine.get("privacy", _MISSING) is None:
+        free.append("privacy")
+    elif noise:
+        free += [*_OF_NOISE, *(() if more[0].is_private else _OF_CLIPPING_ALONE)]
+    return all(
+        any(key == name or key.startswith(f"{name}.") for name in free)
+        for key in _different(mine, other)
+    )
+
+
+def _privacy_order(
+    more: Sequence[RunOutcome],
+    less: Sequence[RunOutcome],
+    mine: Mapping[str, object],
+    other: Mapping[str, object],
+) -> int | None:
+    """Return 1, 0 or -1: whether the first has more, as much or less of its noise removed."""
+    first, second = _privacy_level(more, mine), _privacy_level(less, other)
+    if first is None or second is None:
+        return None
+    (kind, epsilon), (kind_other, epsilon_other) = first, second
+    if kind != kind_other:
+        return 1 if kind > kind_other else -1
+    if abs(epsilon - epsilon_other) <= _SAME_EPSILON * max(epsilon, epsilon_other):
+        return 0
+    return 1 if epsilon > epsilon_other else -1
+
+
+def _privacy_level(
+    outcomes: Sequence[RunOutcome], settings: Mapping[str, object]
+) -> tuple[int, float] | None:
+    """Return (2, 0) without privacy, (1, 0) with clipping alone, (0, ε); None for an infinite ε."""
+    if not outcomes[0].is_private:
+        return (2, 0.0) if settings.get("privacy", _MISSING) is None else (1, 0.0)
+    epsilons = [run.epsilon for run in outcomes if run.is_finished]
+    known = [epsilon for epsilon in epsilons if epsilon is not None]
+    return (0, max(known)) if known and len(known) == len(epsilons) else None
+
+
+def _pooling(settings: Mapping[str, object]) -> int:
+    """Return 2 for one client with all examples, 1 for a federation, 0 for each client alone."""
+    if settings.get("data.partition.num_clients") == 1:
+        return 2
+    return 0 if settings.get("federation.strategy") == "local_only" else 1
+
+
+def _different(mine: Mapping[str, object], other: Mapping[str, object]) -> Iterator[str]:
+    for key in {**mine, **other}:
+        if mine.get(key, _MISSING) != other.get(key, _MISSING):
+            yield key
