@@ -18,7 +18,11 @@ from fedsim.accountant import checks
 from fedsim.accountant.composition import Mechanism, UnsupportedEventError, break_down, sort_steps
 from fedsim.accountant.events import Adjacency, Event, append_event, check_adjacency
 from fedsim.accountant.pld.distribution import pld_delta, pld_epsilon
-from fedsim.accountant.pld.privacy_profile import composed_delta, composed_epsilon, few_guarantees
+from fedsim.accountant.pld.privacy_profile import (
+    composed_delta,
+    composed_epsilon,
+    exactly_composable,
+)
 from fedsim.accountant.rdp.conversion import (
     ConversionName,
     check_conversion,
@@ -270,7 +274,7 @@ class RdpAccountant(_RenyiAccountant):
 
     Guarantee: all composed events are jointly (epsilon, delta)-DP, as for every `Accountant`.
     Epsilon is an upper bound, typically 8 to 15 % above the exact one. A few EpsilonDelta events
-    without other events are composed exactly (`few_guarantees`).
+    without other events are composed exactly (`exactly_composable`).
 
     Args:
         orders: Rényi orders to try, each in (1, 65536]. More orders can only lower epsilon.
@@ -302,7 +306,7 @@ class RdpAccountant(_RenyiAccountant):
         self.refine = refine
 
     def _epsilon(self, delta: float) -> tuple[float, float | None]:
-        kinds = few_guarantees(self._steps.items())
+        kinds = exactly_composable(self._steps.items())
         if kinds is not None:
             return composed_epsilon(kinds, delta), None
         epsilon, order = super()._epsilon(delta)
@@ -324,7 +328,7 @@ class RdpAccountant(_RenyiAccountant):
         return min((epsilon, order), (float(minimum.fun), float(minimum.x)))
 
     def _delta(self, epsilon: float) -> float:
-        kinds = few_guarantees(self._steps.items())
+        kinds = exactly_composable(self._steps.items())
         return super()._delta(epsilon) if kinds is None else composed_delta(kinds, epsilon)
 
     def _epsilon_at(self, order: float, delta: float) -> float:

@@ -13,7 +13,7 @@ from fedsim.accountant.checks import Floats
 from fedsim.accountant.composition import Breakdown, Mechanism, break_down
 from fedsim.accountant.events import SCHEMA_VERSION, Adjacency, Event, event_from_dict, to_dict
 from fedsim.accountant.pld.fleet import MechanismCurves, pld_epsilons
-from fedsim.accountant.pld.privacy_profile import composed_epsilon, few_guarantees
+from fedsim.accountant.pld.privacy_profile import composed_epsilon, exactly_composable
 from fedsim.accountant.rdp.curves import epsilons_from_rdp, leak, rdp_table
 from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS
 
@@ -278,6 +278,6 @@ class FleetAccountant:
         leaks = np.array([leak(steps.items()) for steps in clients])
         epsilons = epsilons_from_rdp(self._orders, rdp, delta, leaks)
         for place, steps in enumerate(clients):
-            if (kinds := few_guarantees(steps.items())) is not None:
+            if (kinds := exactly_composable(steps.items())) is not None:
                 epsilons[place] = composed_epsilon(kinds, delta)
         return epsilons

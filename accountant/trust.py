@@ -45,7 +45,9 @@ CLAIMED_AGAINST: Mapping[str, Observer] = {trust: seen[0] for trust, seen in OBS
 _ROUNDED = 1e-9  # relative: square roots and the noise of groups
 
 
-def is_explained_by_shares(claimed: PrivacyLedger, own: PrivacyLedger, *, honest: int) -> bool:
+def is_explained_by_shares(
+    claimed: PrivacyLedger, server_ledger: PrivacyLedger, *, honest: int
+) -> bool:
     """Whether a client's claimed noise in sums of uploads follows from its own share of the noise.
 
     The joint noise of h honest clients with equal shares is √h times one share. So each claimed
@@ -54,13 +56,15 @@ def is_explained_by_shares(claimed: PrivacyLedger, own: PrivacyLedger, *, honest
 
     Args:
         claimed: ledger of a client against an adversary that sees sums.
-        own: ledger of the same client against a server that sees its uploads.
+        server_ledger: ledger of the same client against a server that sees its uploads.
         honest: h, the fewest honest clients in a sum that the server opens, >= 1.
     """
     factor = math.sqrt(honest) * (1.0 + _ROUNDED)
-    return len(claimed) == len(own) and all(
+    return len(claimed) == len(server_ledger) and all(
         count == other and _is_explained(event, share, factor)
-        for (event, count), (share, other) in zip(claimed.entries, own.entries, strict=True)
+        for (event, count), (share, other) in zip(
+            claimed.entries, server_ledger.entries, strict=True
+        )
     )
 
 

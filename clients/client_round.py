@@ -266,7 +266,7 @@ def _charge(entries: list[ClientRound | Answer]) -> list[ClientRound | Answer]:
         if isinstance(entry, ClientRound) and entry.charge is not None and entry.account is not None
     ]
     if not proposed:
-        return [_strike(entry) for entry in entries]
+        return [_inject_fault(entry) for entry in entries]
     journal = proposed[0][0].task.journal
     try:
         if any(_ends_run(entry) for entry in entries):
@@ -278,7 +278,7 @@ def _charge(entries: list[ClientRound | Answer]) -> list[ClientRound | Answer]:
         return [failed.get(id(entry), entry) for entry in entries]
     for entry, charge, account in proposed:
         entry.account = account.commit(charge, entry.asked.context.state)
-    return [_strike(entry) for entry in entries]
+    return [_inject_fault(entry) for entry in entries]
 
 
 def _ends_run(entry: ClientRound | Answer) -> bool:
@@ -298,7 +298,7 @@ def _write(journal: Journal, charges: Sequence[Charge]) -> None:
         raise LedgerUnwritableError(str(error)) from error
 
 
-def _strike(entry: ClientRound | Answer) -> ClientRound | Answer:
+def _inject_fault(entry: ClientRound | Answer) -> ClientRound | Answer:
     """Return a charged round, or the failure of a client with an injected fault in training."""
     if isinstance(entry, ClientRound):
         try:

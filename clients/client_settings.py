@@ -55,7 +55,7 @@ class ClientPrivacySettings(OwnPrivacySettings):
     )
 
     @property
-    def own(self) -> OwnPrivacySettings:
+    def changes(self) -> OwnPrivacySettings:
         """Privacy settings of the entry, without the keys that name its clients."""
         return OwnPrivacySettings.model_validate(
             {name: getattr(self, name) for name in OwnPrivacySettings.model_fields}

@@ -182,16 +182,16 @@ class FaultPlan:
             client: number of the client.
             round_number: the round ≥ 1.
         """
-        for entry, strikes in zip(
-            self.faults, self._draw_strikes(client, round_number), strict=True
+        for entry, occurs in zip(
+            self.faults, self._draw_occurrences(client, round_number), strict=True
         ):
             named = entry.clients is None or client in entry.clients
             due = entry.rounds is None or round_number in entry.rounds
-            if named and due and strikes:
+            if named and due and occurs:
                 return _make_fault(entry)
         return Fault()
 
-    def _draw_strikes(self, client: int, round_number: int) -> Sequence[bool]:
+    def _draw_occurrences(self, client: int, round_number: int) -> Sequence[bool]:
         if not self.faults:
             return ()
         generator = stream(self.seed, Purpose.FAULT, client=client, round_number=round_number)

@@ -316,13 +316,13 @@ class PrivacySettings(Settings):
         values = {**vars(self), "sampling_rate": self.sampling.rate}
         return tuple(values[name] for name in OwnPrivacySettings.model_fields)
 
-    def with_own(self, own: OwnPrivacySettings) -> "PrivacySettings":
+    def with_own(self, changes: OwnPrivacySettings) -> "PrivacySettings":
         """Return the settings of one client.
 
         Args:
-            own: the client's own settings. A value of None keeps the common setting.
+            changes: the client's own settings. A value of None keeps the common setting.
         """
-        given = {name: value for name, value in own if value is not None}
+        given = {name: value for name, value in changes if value is not None}
         rate = given.pop("sampling_rate", None)
         settings = self if rate is None else self.with_choice("sampling", rate=rate)
         return settings.model_copy(update=given)

@@ -55,7 +55,7 @@ class Voter(Protocol):
         client: int,
         data: tuple[Tensor, Tensor],
         round_number: int,
-        board: Mapping[str, np.ndarray],
+        answers: Mapping[str, np.ndarray],
     ) -> NDArray[np.int64]:
         """Return a client's label for each row of a ballot; `NO_LABEL` means no vote.
 
@@ -67,7 +67,7 @@ class Voter(Protocol):
             client: number of the client.
             data: the client's features and targets (n, ...).
             round_number: the round, from 1.
-            board: public results of earlier rounds, arrays by name.
+            answers: public results of earlier rounds, arrays by name.
         """
         ...
 

@@ -251,7 +251,7 @@ metric: test_accuracy
 select: {metric: test_accuracy, on: public_test}
 select.metric: test_accuracy
 select.among: [low, high]
-select.search: {law: geometric, mean: 5}
+select.search: {distribution: geometric, mean: 5}
 select.search.mean: 5
 select.search.shape: 0.5
 tune: {keys: {local.optimizer.lr: [0.1, 1, 10]}}

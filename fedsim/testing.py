@@ -135,7 +135,7 @@ def check_model(
         checks.run("keeps examples independent", trial.keeps_examples_apart)
         checks.run("has per-example gradients", trial.has_gradients)
     checks.run("trains reproducibly", lambda: trial.trains(private=private))
-    contract = Contract(tuple(checks.found))
+    contract = Contract(tuple(checks.checks))
     if not contract.kept:
         raise ContractError(contract)
     return contract
@@ -147,21 +147,21 @@ class _Checks:
     _NEEDED = ("builds a module", "fits data and loss")
 
     def __init__(self) -> None:
-        self.found: list[Check] = []
+        self.checks: list[Check] = []
 
     def run(self, name: str, action: Callable[[], str]) -> None:
         """Run one check and record its outcome; a plug-in may raise any exception."""
-        missing = [c.name for c in self.found if c.outcome == "failed" and c.name in self._NEEDED]
+        missing = [c.name for c in self.checks if c.outcome == "failed" and c.name in self._NEEDED]
         if missing:
-            self.found.append(Check(name, "skipped", f"needs: {missing[0]}"))
+            self.checks.append(Check(name, "skipped", f"needs: {missing[0]}"))
             return
         try:
             with contained_exits():
-                self.found.append(Check(name, "ok", action()))
+                self.checks.append(Check(name, "ok", action()))
         except Exception as error:  # noqa: BLE001 - every failure of a plug-in is a result
             text = error_text(error) or "no message"
             kind = "" if isinstance(error, ValueError) else f"{type_name(error)}: "
-            self.found.append(Check(name, "failed", kind + text))
+            self.checks.append(Check(name, "failed", kind + text))
 
 
 class _Trial:

@@ -56,7 +56,7 @@ from fedsim.accountant.pld.privacy_profile import (
     PrivacyProfile,
     composed_delta,
     composed_epsilon,
-    few_guarantees,
+    exactly_composable,
 )
 from fedsim.accountant.rdp.conversion import delta_from_rdp, epsilon_from_rdp
 from fedsim.accountant.rdp.curves import leak, total_rdp
@@ -130,7 +130,7 @@ def _normalise(steps: Mapping[Mechanism, int]) -> _Counts:
 
 @lru_cache(maxsize=1 << 12)
 def _epsilon(counts: _Counts, delta: float) -> float:
-    kinds = few_guarantees(counts)
+    kinds = exactly_composable(counts)
     if kinds is not None:
         return composed_epsilon(kinds, delta)
     steps = _dominated(counts)
@@ -155,7 +155,7 @@ def _epsilon(counts: _Counts, delta: float) -> float:
 
 @lru_cache(maxsize=1 << 12)
 def _delta(counts: _Counts, epsilon: float) -> float:
-    kinds = few_guarantees(counts)
+    kinds = exactly_composable(counts)
     if kinds is not None:
         return composed_delta(kinds, epsilon)
     steps = _dominated(counts)

@@ -28,7 +28,7 @@ _LAST_DIGITS = 1e-15  # relative, of sums of losses and of logarithms
 _Kinds = tuple[tuple[Approximate, int], ...]
 
 
-def few_guarantees(steps: Iterable[tuple[Mechanism, int]]) -> _Kinds | None:
+def exactly_composable(steps: Iterable[tuple[Mechanism, int]]) -> _Kinds | None:
     """Return the steps sorted, if all are (epsilon, delta) guarantees and few enough; else None.
 
     Args:
@@ -52,7 +52,7 @@ def composed_epsilon(kinds: _Kinds, delta: float) -> float:
     probability that a release reveals everything.
 
     Args:
-        kinds: the guarantees and their counts, from `few_guarantees`.
+        kinds: the guarantees and their counts, from `exactly_composable`.
         delta: in (0, 1).
     """
     (first, count), *others = kinds
@@ -82,7 +82,7 @@ def composed_delta(kinds: _Kinds, epsilon: float) -> float:
     Guarantee: the composition is (epsilon, delta)-DP.
 
     Args:
-        kinds: the guarantees and their counts, from `few_guarantees`.
+        kinds: the guarantees and their counts, from `exactly_composable`.
         epsilon: >= 0, finite.
     """
     losses, log_p = _losses(kinds)

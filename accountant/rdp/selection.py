@@ -97,7 +97,7 @@ TAIL = 1e-50  # probability of more than `most_runs` runs
 
 _CONTEXT = Context(prec=100, Emin=-(10**9), Emax=10**9)
 _NEVER = Decimal("1e-90")  # probabilities below it are no longer added up
-_BELOW = 1.0 - 1e-11  # log_inverse_gamma is rounded up by 1e-12; the drawn law has at most its mean
+_BELOW = 1.0 - 1e-11  # log_inverse_gamma is rounded up by 1e-12: the drawn mean is not larger
 
 DrawBits = Callable[[int], int]
 
@@ -182,7 +182,7 @@ class RunCountDistribution:
             runs += 1
 
 
-def law_text(mean: float, shape: float | None) -> str:
+def distribution_text(mean: float, shape: float | None) -> str:
     """Return a description in words of the distribution of the number of runs.
 
     Args:
@@ -191,5 +191,5 @@ def law_text(mean: float, shape: float | None) -> str:
     """
     names = {None: "Poisson", 0.0: "logarithmic", 1.0: "geometric"}
     if shape in names:
-        return f"the {names[shape]} law of mean {mean:g}"
-    return f"the truncated negative binomial law of mean {mean:g} and shape {shape:g}"
+        return f"the {names[shape]} distribution of mean {mean:g}"
+    return f"the truncated negative binomial distribution of mean {mean:g} and shape {shape:g}"

@@ -164,14 +164,14 @@ class _RunUnit(torch.autograd.Function):
 
         result: Any = vjp(run, copies, *(stacked[i] for i in smooth))
         outputs, ctx.gradients_of = result
-        ctx.use, ctx.recording, ctx.smooth, ctx.each = use, recording, smooth, size
+        ctx.use, ctx.recording, ctx.smooth, ctx.rows_each = use, recording, smooth, size
         ctx.set_materialize_grads(True)
         return tuple(value.flatten(0, 1) for value in outputs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        stacked = tuple(g.unflatten(0, (-1, ctx.each)) for g in gradients)
+        stacked = tuple(g.unflatten(0, (-1, ctx.rows_each)) for g in gradients)
         parameter_gradients, *given = ctx.gradients_of(stacked)
         use: ExampleUse = ctx.use
         held = (value.flatten(0, 1) for value in parameter_gradients)

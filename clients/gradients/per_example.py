@@ -320,20 +320,20 @@ class PerExampleGradients(ABC):
         return batch_statistics(clip, *norms_and_dropped)
 
 
-def by_example(found: Mapping[int, ExampleUse], views: int) -> dict[int, ExampleUse]:
+def by_example(uses: Mapping[int, ExampleUse], views: int) -> dict[int, ExampleUse]:
     """Return the gradient of each example: the sum of the gradients of its augmented views.
 
     Args:
-        found: gradients of n · views rows by parameter; an example's views are successive rows.
+        uses: gradients of n · views rows by parameter; an example's views are successive rows.
         views: number of views of each example.
 
     Source: De et al. 2022, "Unlocking High-Accuracy Differentially Private Image Classification
     through Scale" (arXiv 2204.13650), section 3.2, up to the factor 1 / views.
     """
     if views == 1:
-        return dict(found)
-    joined = {id(use): use.joined_views(views) for use in found.values()}
-    return {index: joined[id(use)] for index, use in found.items()}
+        return dict(uses)
+    joined = {id(use): use.joined_views(views) for use in uses.values()}
+    return {index: joined[id(use)] for index, use in uses.items()}
 
 
 @dataclass(frozen=True)
@@ -346,14 +346,14 @@ class ClippedRows:
     and on no other row. Only the rounding of a sum depends on other rows: `SumRounding` bounds it.
 
     Attributes:
-        found: the gradients by parameter index.
+        uses: the gradients by parameter index.
         members: parameter indices of each of the m groups.
         norms: gradient norms by group, float64 (n, m), NaN for dropped examples.
         factors: factors of the rows (R for each of K clients), float64 (K, R), for each group.
         dropped: booleans (n,), true for dropped examples; it may be None if none was dropped.
     """
 
-    found: Mapping[int, ExampleUse]
+    uses: Mapping[int, ExampleUse]
     members: Sequence[Sequence[int]]
     norms: Tensor
     factors: Sequence[Tensor]
@@ -379,8 +379,8 @@ class ClippedRows:
             run = part if rows == part.rows else Part(part.client, rows)
             for group, column in zip(self.members, factors, strict=True):
                 for index in group:
-                    if index in self.found:
-                        self.found[index].add_weighted(index, column, into[index], run)
+                    if index in self.uses:
+                        self.uses[index].add_weighted(index, column, into[index], run)
 
 
 def _runs(rows: slice, every: int) -> Iterator[slice]:
@@ -395,7 +395,7 @@ def _runs(rows: slice, every: int) -> Iterator[slice]:
 
 @torch.no_grad()
 def clipped_rows(
-    found: Mapping[int, ExampleUse],
+    uses: Mapping[int, ExampleUse],
     clip: ClipBounds,
     *,
     clients: int = 1,
@@ -404,23 +404,23 @@ def clipped_rows(
     """Return scale_i · clip(times · gradient_i) for each of n rows i: clipped, scaled gradients.
 
     Args:
-        found: the gradients by parameter index; a parameter without gradients is absent.
+        uses: the gradients by parameter index; a parameter without gradients is absent.
         clip: clipping norms and scales of the rows.
         clients: number of clients K.
         times: factor of each gradient before clipping, such as n for gradients of a mean over rows.
     """
     n, like = clip.scales.shape[0], clip.scales
-    squared = {index: of.squared_norms(index) for index, of in sorted(found.items())}
+    squared = {index: of.squared_norms(index) for index, of in sorted(uses.items())}
     norms = group_norms(squared, n, clip.members, like)
     if times != 1:
         norms *= times
         clip = replace(clip, scales=clip.scales * times)
     factors, dropped = clip_rows(norms, clip)
     if dropped is not None:
-        for of in {id(of): of for of in found.values()}.values():
+        for of in {id(of): of for of in uses.values()}.values():
             of.drop(dropped)
     columns = [factor.view(clients, -1) for factor in factors]
-    return ClippedRows(found, clip.members, norms, columns, dropped)
+    return ClippedRows(uses, clip.members, norms, columns, dropped)
 
 
 def batch_statistics(clip: ClipBounds, norms: Tensor, dropped: Tensor | None) -> BatchStatistics:

@@ -143,11 +143,11 @@ def _own(
     """Return the settings of a client, or those of its group if `client` is None."""
     resolved = privacy
     if group is not None:
-        resolved = resolved.with_own(privacy.clients[group].own)
+        resolved = resolved.with_own(privacy.clients[group].changes)
         if group in tables and client is not None:
             resolved = resolved.with_own(tables[group][client])
     single = privacy.clients.get(str(client))
-    return resolved if single is None else resolved.with_own(single.own)
+    return resolved if single is None else resolved.with_own(single.changes)
 
 
 _CLIENTS_OVER_COUNT_NOISE = 20.0

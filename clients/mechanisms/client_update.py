@@ -211,19 +211,19 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
             return None
         return self.max_update_norm * (1.0 + normal_tail(chance) * self.update_noise)
 
-    def with_share(self, own: float, honest: int) -> Self:
+    def with_share(self, share: float, honest: int) -> Self:
         """Return the mechanism with one client's share of the noise in a sum.
 
         Args:
-            own: noise multiplier of the client's weighted update alone: the standard deviation of
+            share: noise multiplier of the client's weighted update alone: the standard deviation of
                 its noise divided by its sensitivity, `sum_scale`.
             honest: number h of noise shares in the smallest sum; a share of the bit's noise is σ_b
                 / √h, with σ_b = `count_noise`.
         """
         if self.count_noise is None:
-            return replace(self, noise_multiplier=own)
+            return replace(self, noise_multiplier=share)
         count = self.count_noise / math.sqrt(honest)
-        together = group_noise_multiplier((own, count / COUNT_SENSITIVITY))
+        together = group_noise_multiplier((share, count / COUNT_SENSITIVITY))
         return replace(self, noise_multiplier=together, count_noise=count)
 
     @property

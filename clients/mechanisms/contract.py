@@ -253,15 +253,15 @@ class SummedMechanism(Mechanism):
         """Noise multiplier of the released values, without the noisy count of adaptive clipping."""
         return self.noise_multiplier
 
-    def with_share(self, own: float, honest: int) -> Self:
+    def with_share(self, share: float, honest: int) -> Self:
         """Return the mechanism with one client's share of the noise in a sum.
 
         Args:
-            own: noise multiplier of the client's upload alone: the standard deviation of its noise
-                divided by its sensitivity, `sum_scale`.
+            share: noise multiplier of the client's upload alone: standard deviation of its noise
+                over its sensitivity, `sum_scale`.
             honest: number of noise shares in the smallest sum.
         """
-        return replace(cast(Any, self), noise_multiplier=own)
+        return replace(cast(Any, self), noise_multiplier=share)
 
     @property
     @abstractmethod

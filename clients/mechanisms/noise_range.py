@@ -15,7 +15,7 @@ class NoiseRangeError(ValueError):
 
 
 def check_deviations(
-    deviations: Iterable[float], dtype: torch.dtype, what: str = "the standard deviation of noise"
+    deviations: Iterable[float], dtype: torch.dtype, name: str = "the standard deviation of noise"
 ) -> None:
     """Check that a dtype can represent noise of the given standard deviations, and sums of it.
 
@@ -25,7 +25,7 @@ def check_deviations(
     Args:
         deviations: standard deviations of noise, or other magnitudes that the tensor must hold.
         dtype: dtype of the tensor.
-        what: name of the deviations, with which the error message starts.
+        name: name of the deviations, with which the error message starts.
 
     Raises:
         NoiseRangeError: a deviation is outside the range; the message names the deviation and the
@@ -36,7 +36,7 @@ def check_deviations(
     for deviation in deviations:
         if not (low <= deviation <= high or deviation == 0.0):
             raise NoiseRangeError(
-                f"{what} is {deviation:.3g}; {str(dtype).removeprefix('torch.')} keeps the "
+                f"{name} is {deviation:.3g}; {str(dtype).removeprefix('torch.')} keeps the "
                 f"normal distribution from {low:.2g} to {high:.2g} only"
             )
 

@@ -170,7 +170,7 @@ class BatchSchedule:
             raise EpochError(
                 "begin_epoch() is for sampling='shuffle'; Poisson samples are charged step by step"
             )
-        self._begin_pass(own=False)
+        self._begin_pass(drawn=False)
 
     def draw_batches(self, num_examples: int, steps: int) -> Iterator[Batch]:
         """Yield the batches of the next `steps` steps; each must be released, in this order.
@@ -263,8 +263,8 @@ class BatchSchedule:
         self._seen, self._own_pass = int(state["seen"]), bool(state["own_pass"])
         self.outside.restore(state["outside"])
 
-    def _begin_pass(self, *, own: bool) -> None:
-        self._passes, self._place, self._seen, self._own_pass = self._passes + 1, 0, 0, own
+    def _begin_pass(self, *, drawn: bool) -> None:
+        self._passes, self._place, self._seen, self._own_pass = self._passes + 1, 0, 0, drawn
 
     def _next_own(self, batches: int) -> tuple[int, int]:
         """Return the pass, and the position in it, of the next batch that the engine draws."""
@@ -283,7 +283,7 @@ class BatchSchedule:
                 )
             if batch.place == 0:
                 self._refuse_beyond_plan(sampling)
-                self._begin_pass(own=True)
+                self._begin_pass(drawn=True)
             return
         if not self._passes or self._own_pass or self._place == sampling.batches:
             raise EpochError(

@@ -312,18 +312,18 @@ def call_in_padded_batches(
         yield map_tensors((args, kwargs), cut)
 
 
-def join_outputs(found: Sequence[Any], n: int, rows: int) -> Any:
+def join_outputs(parts_outputs: Sequence[Any], n: int, rows: int) -> Any:
     """Join the outputs for all padded batches into the outputs of one call with n rows.
 
     Args:
-        found: outputs for each padded batch.
+        parts_outputs: outputs for each padded batch.
         n: number of rows of the whole call.
         rows: number of rows of a padded batch.
 
     Raises:
         UnsafeModelError: an output tensor does not have one row for each row of the input.
     """
-    flat = [pytree.tree_flatten(outputs) for outputs in found]
+    flat = [pytree.tree_flatten(outputs) for outputs in parts_outputs]
     joined = [_join(parts, n, rows) for parts in zip(*(leaves for leaves, _ in flat), strict=True)]
     return pytree.tree_unflatten(joined, flat[0][1])
 

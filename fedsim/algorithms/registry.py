@@ -169,7 +169,7 @@ def _check_layout(values: Mapping[str, np.ndarray], reference: Arrays, name: str
 
 def _own_class(name: str, base: Path) -> type[Algorithm]:
     try:
-        plugin = resolve(name, base=base, what="federation.strategy")
+        plugin = resolve(name, base=base, setting="federation.strategy")
     except PluginError as error:
         raise AlgorithmError(str(error)) from error
     if isinstance(plugin, type) and issubclass(plugin, FlowerStrategy):

@@ -26,35 +26,45 @@ PERSONAL_METRICS = ("personal_accuracy", "personal_loss", "personal_mse")
 CLIENT_METRICS = ("client_accuracy", "client_loss", "client_mse", "client_r2")
 MOST_EXPECTED_RUNS = 100
 
-LawName = Literal["geometric", "logarithmic", "negative_binomial", "poisson"]
-_SHAPES: dict[LawName, float | None] = {"geometric": 1.0, "logarithmic": 0.0, "poisson": None}
+DistributionName = Literal["geometric", "logarithmic", "negative_binomial", "poisson"]
+_SHAPES: dict[DistributionName, float | None] = {
+    "geometric": 1.0,
+    "logarithmic": 0.0,
+    "poisson": None,
+}
 
 
 class SearchSettings(Settings):
     """`select.search:` in a comparison file: a search whose number of runs is drawn and secret."""
 
-    law: LawName = Field(
+    distribution: DistributionName = Field(
         default="geometric",
-        description="law of the number of runs, of which one number is drawn; "
+        description="distribution of the number of runs, of which one number is drawn; "
         "negative_binomial: the truncated one, with a shape",
     )
     mean: float = Field(ge=1, le=MOST_EXPECTED_RUNS, description="expected number of runs")
     shape: float | None = Field(
-        default=None, ge=0, le=1000, description="η of law negative_binomial, and of no other"
+        default=None,
+        ge=0,
+        le=1000,
+        description="η of distribution negative_binomial, and of no other",
     )
 
     @property
     def eta(self) -> float | None:
         """Shape η of the negative binomial distribution of the number of runs; None for Poisson."""
-        return self.shape if self.law == "negative_binomial" else _SHAPES[self.law]
+        return (
+            self.shape if self.distribution == "negative_binomial" else _SHAPES[self.distribution]
+        )
 
     @model_validator(mode="after")
-    def _shape_of_the_law(self) -> Self:
-        if self.law == "negative_binomial" and self.shape is None:
-            raise ValueError("law negative_binomial needs a shape: shape: 0.5, for example")
-        if self.law != "negative_binomial" and self.shape is not None:
+    def _shape_of_the_distribution(self) -> Self:
+        if self.distribution == "negative_binomial" and self.shape is None:
+            raise ValueError("negative_binomial needs a shape: shape: 0.5, for example")
+        if self.distribution != "negative_binomial" and self.shape is not None:
             raise ValueError(
-                f"shape belongs to law negative_binomial, got law {self.law}; leave shape out"
+                "shape belongs to distribution negative_binomial, got distribution "
+                f"{self.distribution}; leave shape out"
             )
         return self
 

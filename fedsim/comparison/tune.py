@@ -95,7 +95,7 @@ def tuned_comparison(
                 f"every seed, of {', '.join(values)}; try other values"
             )
         chosen = values[best.name]
-        loaded = next(one for one in candidates.comparison.variants if one.name == best.name)
+        loaded = next(v for v in candidates.comparison.variants if v.name == best.name)
         variants.append(_with_seeds(variant, loaded, comparison.seeds))
         texts[variant.name] = _chosen_text(chosen, list(values.values()))
     return replace(comparison, variants=tuple(variants)), texts

@@ -169,7 +169,7 @@ def _worse_than(
         for more, less in permutations(runs, 2)
         if _has_more(runs[more], runs[less], settings[more], settings[less])
     ]
-    found: dict[str, list[tuple[float, str]]] = {}
+    better: dict[str, list[tuple[float, str]]] = {}
     for more, less in pairs:
         mine, other = finite_values(runs[more], metric), finite_values(runs[less], metric)
         seeds = [seed for seed in mine if seed in other]
@@ -182,10 +182,10 @@ def _worse_than(
             confidence=1.0 - (1.0 - CONFIDENCE) / len(pairs),
         ).estimate
         if gain.low is not None and gain.low > 0.0:
-            found.setdefault(more, []).append((gain.mean, less))
+            better.setdefault(more, []).append((gain.mean, less))
     return {
         name: tuple(less for _, less in sorted(better, reverse=True))
-        for name, better in found.items()
+        for name, better in better.items()
     }
 
 

@@ -85,7 +85,7 @@ class plugin_calls:
     Errors that fedsim raises for people pass unchanged.
 
     Args:
-        what: start of the message, which names the failed action, such as
+        action: start of the message, which names the failed action, such as
             `model.name './net.py:build': failed`.
         raises: class of the raised error.
         fix: end of the message, which says how to fix the error.
@@ -95,13 +95,13 @@ class plugin_calls:
 
     def __init__(
         self,
-        what: str,
+        action: str,
         *,
         raises: type[FedsimError] = PluginError,
         fix: str | None = None,
         mixed: bool = False,
     ) -> None:
-        self._what, self._raises, self._mixed = what, raises, mixed
+        self._action, self._raises, self._mixed = action, raises, mixed
         self._fix = "" if fix is None else f"; {fix}"
 
     def __enter__(self) -> None: ...
@@ -125,7 +125,7 @@ class plugin_calls:
         is_elsewhere = self._mixed and issubclass(kind, Exception) and plugin_place(trace) is None
         if is_ours or is_elsewhere:
             return
-        raise self._raises(f"{self._what} with {describe_error(error)}{self._fix}") from error
+        raise self._raises(f"{self._action} with {describe_error(error)}{self._fix}") from error
 
 
 def refuse_replaced_functions() -> None:

@@ -193,19 +193,19 @@ def _content(path: Path) -> bytes | None:
 _FORMS = "package.module:callable or ./file.py:callable"
 
 
-def resolve(reference: str, *, base: Path, what: str) -> Callable[..., Any]:
+def resolve(reference: str, *, base: Path, setting: str) -> Callable[..., Any]:
     """Return the function or class that a plug-in reference names.
 
     Args:
         reference: `package.module:callable`, or `file.py:callable` with the file's path relative
             to `base` (or absolute). The callable may be an attribute of a class, `Class.method`.
         base: the directory of the experiment file.
-        what: name of the setting with the reference (`model.name`), with which messages start.
+        setting: name of the setting with the reference (`model.name`), with which messages start.
 
     Raises:
         PluginError: the reference cannot be resolved; one line says why and how to fix it.
     """
-    where = f"{what} {reference!r}"
+    where = f"{setting} {reference!r}"
     location, colon, attribute = reference.rpartition(":")
     if not (colon and location and attribute):
         raise PluginError(f"{where}: not a reference; write {_FORMS}")

@@ -22,7 +22,7 @@ BYTE_SCALE = 255.0
 _CHANNELS = (1, 3, 4)  # grey, RGB, RGB with transparency
 
 
-def as_images(array: NDArray[Any], settings: ImageSettings | None, what: str) -> NDArray[Any]:
+def as_images(array: NDArray[Any], settings: ImageSettings | None, name: str) -> NDArray[Any]:
     """Return images as scaled arrays (n, channels, height, width); other features stay unchanged.
 
     | array                               | without `data.images`                               |
@@ -35,17 +35,17 @@ def as_images(array: NDArray[Any], settings: ImageSettings | None, what: str) ->
     Args:
         array: features (n, ...) of any real number type.
         settings: the setting `data.images`; None applies the rules of the table.
-        what: name of the array in messages.
+        name: name of the array in messages.
 
     Raises:
         DataError: the layout is ambiguous, or the settings do not fit the array.
     """
     settings = ImageSettings() if settings is None else settings
     if settings.channels == "none" and array.ndim != 3:
-        raise DataError(_misfit(array, what, "none", "(n, height, width)"))
+        raise DataError(_misfit(array, name, "none", "(n, height, width)"))
     if settings.channels in ("first", "last") and array.ndim != 4:
-        raise DataError(_misfit(array, what, settings.channels, "of four dimensions"))
-    layout = settings.channels or _layout(array, what)
+        raise DataError(_misfit(array, name, settings.channels, "of four dimensions"))
+    layout = settings.channels or _layout(array, name)
     if layout == "none":
         array = array[:, None]
     elif layout == "last":

@@ -122,7 +122,7 @@ def _built_in(name: str, settings: DataSettings, seed: int, base: Path) -> Datas
 def _call(reference: str, args: dict[str, Any], base: Path, settings: DataSettings) -> Dataset:
     key = "data.dataset"
     try:
-        load = resolve(reference, base=base, what=key)
+        load = resolve(reference, base=base, setting=key)
     except PluginError as error:
         raise DataError(str(error)) from error
     where = f"{key} {reference!r}"

@@ -46,6 +46,7 @@ MOVED_KEYS = {
     "evaluation.every": "evaluation.every_rounds",
     "local.cohort": "local.vectorized_clients",
     "local.augment": "local.augmentations",
+    "local.gradient.law": "local.gradient.distribution",
     "privacy.perturbation": "privacy.mechanism",
     "privacy.max_feature_norm": "privacy.mechanism.max_feature_norm",
     "privacy.max_target_norm": "privacy.mechanism.max_target_norm",

@@ -76,7 +76,7 @@ class NameOrMapping:
 class ModelCollection:
     """The shape of a list, or of a mapping with free keys, with items of one settings class."""
 
-    each: "Model | NameOrMapping"
+    item: "Model | NameOrMapping"
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def locate_error(root: Model, location: tuple[int | str, ...]) -> ErrorPlace:
 def child_shape(shape: Shape, key: str) -> Shape:
     """Return the shape of the value at a key; None if the key is unknown."""
     if isinstance(shape, ModelCollection):
-        return shape.each
+        return shape.item
     if isinstance(shape, type) and key in shape.model_fields:
         return shape_of(shape.model_fields[key])
     return None

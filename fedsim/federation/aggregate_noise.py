@@ -31,18 +31,18 @@ from fedsim.protocol.noisy_sums import AdaptiveClipNorm, SumPlan, whole_bound
 from fedsim.server.aggregation.weights import ClientWeights
 
 
-def sum_scale(own: ClientPrivacy, plan: PrivacyPlan, weight: int, lr: float) -> float:
+def sum_scale(client_privacy: ClientPrivacy, plan: PrivacyPlan, weight: int, lr: float) -> float:
     """Return the largest change of a client's weighted update by one privacy unit, as an L2 norm.
 
     It is a_k C_k: the clipping norm C_k of client k times the factor a_k of its update in the sum.
 
     Args:
-        own: the client's privacy settings.
+        client_privacy: the client's privacy settings.
         plan: the client's privacy plan.
         weight: the client's weight.
         lr: the learning rate of the single local step; unused where the privacy unit is the client.
     """
-    clip_norm = own.privacy.max_grad_norm or 0.0
+    clip_norm = client_privacy.privacy.max_grad_norm or 0.0
     return summed(plan).sum_scale(weight, lr=lr, clip_norm=clip_norm)
 
 

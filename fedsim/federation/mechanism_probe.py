@@ -171,7 +171,7 @@ def _is_too_small(total: _Sum, miss: float) -> bool:
 def _is_correlated(first: Floats, second: Floats, miss: float) -> bool:
     """Whether two vectors are too correlated to be independent Gaussian noise, by an exact test.
 
-    The squared correlation of independent Gaussian vectors has the law Beta(1/2, (n − 1) / 2).
+    The squared correlation of independent Gaussian vectors is Beta(1/2, (n − 1) / 2).
 
     Args:
         first: a vector (n,).

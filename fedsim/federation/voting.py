@@ -18,7 +18,7 @@ from fedsim.experiment import Experiment
 from fedsim.federation.conditions import digest_examples
 from fedsim.federation.public_scores import Models
 from fedsim.federation.trained_model import TrainedParts
-from fedsim.pate.board import NOT_CHECKED, Agenda, Board, labels_of, shares_of
+from fedsim.pate.public_answers import NOT_CHECKED, Agenda, PublicAnswers, labels_of, shares_of
 from fedsim.pate.queries import with_queries
 from fedsim.pate.server import Tally
 from fedsim.pate.settings import PateSettings
@@ -109,7 +109,7 @@ class Goal:
 class Voting(Goal):
     """The goal of `task: pate`: teachers vote on public queries, and a student learns the labels.
 
-    In place of a model, rounds update a record of the answers so far (the board).
+    In place of a model, rounds update a record of the answers so far (`PublicAnswers`).
 
     Attributes:
         settings: the `pate:` section of the experiment.
@@ -162,16 +162,16 @@ class Voting(Goal):
         )
         private = experiment.privacy is not None
         voting = cls(settings, agenda, queries, classes, teachers, private)
-        return voting, SharedModel(voting.board().to(device))
+        return voting, SharedModel(voting.public_answers().to(device))
 
     @property
     def public_queries(self) -> Examples:
         """The public queries that clients vote on."""
         return self.queries
 
-    def board(self) -> Board:
+    def public_answers(self) -> PublicAnswers:
         """Return the record of answers before the first round, which holds no answers."""
-        return Board(self.agenda.rows, len(self.queries), self.classes)
+        return PublicAnswers(self.agenda.rows, len(self.queries), self.classes)
 
     def algorithm(self) -> Algorithm:
         """Return the algorithm that tallies the votes."""
@@ -202,16 +202,16 @@ class Voting(Goal):
         """Return the student model, which is the model to evaluate."""
         return self.student(state.model)
 
-    def student(self, board: ArrayRecord) -> ArrayRecord:
+    def student(self, answers: ArrayRecord) -> ArrayRecord:
         """Return the student model that is trained on the answers in a record of answers."""
-        known = digest(board)
+        known = digest(answers)
         if known not in self.students:
             self.students.clear()
             teachers = self.teachers
             student = Student(
                 teachers.trainer, self.settings.student.local, teachers.seed, teachers.queries
             )
-            self.students[known] = student.arrays(labels_of(to_numpy(board)))
+            self.students[known] = student.arrays(labels_of(to_numpy(answers)))
         return self.students[known]
 
     def counts(self, models: Models) -> dict[str, float]:

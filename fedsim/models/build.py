@@ -212,7 +212,7 @@ def _built_in_args(settings: ModelSettings) -> Settings:
 
 def _call(reference: str, args: dict[str, Any], base: Path) -> nn.Module:
     try:
-        build = resolve(reference, base=base, what="model.name")
+        build = resolve(reference, base=base, setting="model.name")
     except PluginError as error:
         raise ModelError(str(error)) from error
     fix = "it is called with model.args and nothing else"

@@ -101,7 +101,7 @@ def bce(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(outputs, targets, reduction="none").mean(dim=1)
 
 
-def to_columns(outputs: Tensor, targets: Tensor, what: str) -> tuple[Tensor, Tensor]:
+def to_columns(outputs: Tensor, targets: Tensor, name: str) -> tuple[Tensor, Tensor]:
     """Return outputs and targets in the shape (batch, k) and in the type of the outputs.
 
     An array (batch,) becomes one column.
@@ -109,7 +109,7 @@ def to_columns(outputs: Tensor, targets: Tensor, what: str) -> tuple[Tensor, Ten
     Args:
         outputs: outputs of the model, (batch,) or (batch, ...).
         targets: targets of the examples, (batch,) or (batch, ...).
-        what: name of the loss or metric in the message.
+        name: name of the loss or metric in the message.
 
     Raises:
         ModelError: the two differ in their number of columns.
@@ -117,7 +117,7 @@ def to_columns(outputs: Tensor, targets: Tensor, what: str) -> tuple[Tensor, Ten
     flat = [t.unsqueeze(1) if t.ndim == 1 else t.flatten(1) for t in (outputs, targets)]
     if flat[0].shape != flat[1].shape:
         raise ModelError(
-            f"{what}: outputs of shape {tuple(outputs.shape)} do not fit targets of shape "
+            f"{name}: outputs of shape {tuple(outputs.shape)} do not fit targets of shape "
             f"{tuple(targets.shape)}; the model must give one output per target"
         )
     return flat[0], flat[1].to(outputs.dtype)
@@ -149,7 +149,7 @@ def resolve_loss(name: str, base: Path) -> PerExampleLoss:
         return _BUILT_IN[name]
     if ":" in name:
         try:
-            return resolve(name, base=base, what="model.loss")
+            return resolve(name, base=base, setting="model.loss")
         except PluginError as error:
             raise ModelError(str(error)) from error
     close = get_close_matches(name, LOSSES, n=1)

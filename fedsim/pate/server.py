@@ -4,7 +4,7 @@ import numpy as np
 
 from fedsim.algorithms.algorithm import Algorithm, Update
 from fedsim.algorithms.state import ServerState
-from fedsim.pate.board import LABELS, SHARES, VOTES, Agenda
+from fedsim.pate.public_answers import LABELS, SHARES, VOTES, Agenda
 
 
 class Tally(Algorithm):
@@ -26,18 +26,18 @@ class Tally(Algorithm):
         self._agenda, self._is_noisy = agenda, is_noisy
 
     def server(self, state: ServerState, update: Update) -> ServerState:
-        """Return the server's state after the round, with the results of the round on the board.
+        """Return the server's state after the round, with the results of the round.
 
         Args:
-            state: the state before the round, with the board that clients received.
+            state: the state before the round, with the public answers that clients received.
             update: the mean of the clients' uploads, which are their votes.
         """
-        board, number = state.values, state.round_number + 1
+        answers, number = state.values, state.round_number + 1
         unit = self._agenda.ballots.of_round(number).deviation if self._is_noisy else 1.0
         shares = update.mean[VOTES].astype(np.float64) * unit
-        asked = self._agenda.asked(number, board[SHARES])
+        asked = self._agenda.asked(number, answers[SHARES])
         rows = np.flatnonzero(asked >= 0)
-        values = {name: np.array(value) for name, value in board.items()}
+        values = {name: np.array(value) for name, value in answers.items()}
         if number % 2:
             values[SHARES][asked[rows]] = shares[rows].max(axis=1)
         else:

@@ -19,7 +19,7 @@ from fedsim.clients.training.streams import StreamKey
 from fedsim.core.streams import Purpose, stream_key
 from fedsim.data import Examples
 from fedsim.models.tasks import eval_mode
-from fedsim.pate.board import Agenda, shares_of
+from fedsim.pate.public_answers import Agenda, shares_of
 from fedsim.protocol.arrays import to_arrays
 
 _BATCH = 1024  # queries in one forward pass
@@ -111,7 +111,7 @@ class Teachers:
         client: int,
         data: tuple[Tensor, Tensor],
         round_number: int,
-        board: Mapping[str, np.ndarray],
+        answers: Mapping[str, np.ndarray],
     ) -> NDArray[np.int64]:
         """Return a client's label for each query that a round asks (rows,); `NO_LABEL` for no vote.
 
@@ -119,9 +119,9 @@ class Teachers:
             client: number of the client.
             data: the client's features (n, ...) and targets (n,).
             round_number: number of the round.
-            board: the public results so far, by name.
+            answers: the public results so far, by name.
         """
-        asked = self.agenda.asked(round_number, shares_of(board))
+        asked = self.agenda.asked(round_number, shares_of(answers))
         labels = self._teacher_labels(client, data)[asked]
         return np.where(asked >= 0, labels, NO_LABEL)
 

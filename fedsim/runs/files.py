@@ -42,16 +42,16 @@ class DamagedRunError(RunDirectoryError):
     exit_code = ExitCode.FAILED
 
     @classmethod
-    def of(cls, path: Path, what: str) -> "DamagedRunError":
+    def of(cls, path: Path, problem: str) -> "DamagedRunError":
         """Return the error of a damaged file; its message names the fix.
 
         Args:
             path: the file.
-            what: what is wrong with the file.
+            problem: what is wrong with the file.
         """
         return cls(
-            f"{path}: {what}; nothing was changed: restore the run directory from a copy, or start "
-            "a new run in another --out"
+            f"{path}: {problem}; nothing was changed: restore the run directory from a copy, or "
+            "start a new run in another --out"
         )
 
 
@@ -167,12 +167,12 @@ def checked(path: Path, model: type[_Model], content: object, where: str = "the 
         raise DamagedRunError.of(path, problem) from error
 
 
-def alike(one: Any, other: Any, *, relative: float, absolute: float = 0.0) -> bool:
+def alike(first: Any, second: Any, *, relative: float, absolute: float = 0.0) -> bool:
     """Whether two JSON values are equal, up to rounding of their floating-point numbers.
 
     Args:
-        one: the first value.
-        other: the second value.
+        first: the first value.
+        second: the second value.
         relative: the largest relative difference of two floats that count as equal.
         absolute: the largest absolute difference of two floats that always count as equal.
     """
@@ -180,13 +180,13 @@ def alike(one: Any, other: Any, *, relative: float, absolute: float = 0.0) -> bo
     def same(a: Any, b: Any) -> bool:
         return alike(a, b, relative=relative, absolute=absolute)
 
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, float) and isinstance(other, float):
-        return one == other or math.isclose(one, other, rel_tol=relative, abs_tol=absolute)
-    return type(one) is type(other) and one == other
+    if isinstance(first, dict) and isinstance(second, dict):
+        return first.keys() == second.keys() and all(same(first[key], second[key]) for key in first)
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
+        return len(first) == len(second) and all(map(same, first, second))
+    if isinstance(first, float) and isinstance(second, float):
+        return first == second or math.isclose(first, second, rel_tol=relative, abs_tol=absolute)
+    return type(first) is type(second) and first == second
 
 
 class LinesFile:
@@ -257,12 +257,12 @@ def arrays_bytes(arrays: Mapping[str, np.ndarray], metadata: dict[str, str] | No
     return save({name: np.asarray(array, order="C") for name, array in arrays.items()}, metadata)
 
 
-def read_arrays(path: Path, what: str = "the file") -> tuple[dict[str, np.ndarray], dict[str, str]]:
+def read_arrays(path: Path, name: str = "the file") -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Return the arrays in a safetensors file by name, and its metadata.
 
     Args:
         path: the file.
-        what: name of the file in the error message.
+        name: name of the file in the error message.
 
     Raises:
         DamagedRunError: the file is missing or damaged.
@@ -273,7 +273,7 @@ def read_arrays(path: Path, what: str = "the file") -> tuple[dict[str, np.ndarra
         header = parse_json(data[8 : 8 + int.from_bytes(data[:8], "little")])
         return arrays, header.get("__metadata__", {})
     except (KeyError, SafetensorError, TypeError, ValueError) as error:
-        raise DamagedRunError.of(path, f"{what} is damaged: {error}") from error
+        raise DamagedRunError.of(path, f"{name} is damaged: {error}") from error
 
 
 SCHEMAS: Mapping[str, int] = {

@@ -60,9 +60,9 @@ def private_digest(arrays: Iterable[np.ndarray]) -> str:
     return f"{_name_of(key)}:{state.hexdigest()}"
 
 
-def have_one_key(one: str, other: str) -> bool:
+def have_one_key(first: str, second: str) -> bool:
     """Whether two keyed digests have the same key; only then can they be compared."""
-    return one.partition(":")[0] == other.partition(":")[0]
+    return first.partition(":")[0] == second.partition(":")[0]
 
 
 def _name_of(key: bytes) -> str:

@@ -32,7 +32,7 @@ from fedsim.federation.federation import Federation
 from fedsim.models.scores.metrics import class_names
 from fedsim.models.scores.predictions import ClassPredictions, predictions_of
 from fedsim.models.tasks import evaluate_with_outputs
-from fedsim.pate.board import NOT_CHECKED, labels_of, shares_of
+from fedsim.pate.public_answers import NOT_CHECKED, labels_of, shares_of
 from fedsim.pate.settings import PateSettings
 from fedsim.protocol.arrays import to_numpy
 from fedsim.protocol.errors import FederationError
@@ -117,14 +117,14 @@ def _contradicted_answers(
         yield f"{ANSWERS}: shares or labels are not those of the checkpoint"
 
 
-def _rows(board: Mapping[str, np.ndarray], true: np.ndarray) -> list[dict[str, Any]]:
+def _rows(answers: Mapping[str, np.ndarray], true: np.ndarray) -> list[dict[str, Any]]:
     """Return one mapping for each query.
 
     Args:
-        board: arrays of the board of answers, by name.
+        answers: arrays of the public answers, by name.
         true: public label of each query (queries,).
     """
-    shares, labels = shares_of(board), labels_of(board)
+    shares, labels = shares_of(answers), labels_of(answers)
     return [
         {
             "query": query,

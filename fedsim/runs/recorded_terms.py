@@ -29,18 +29,18 @@ def recorded_terms(experiment: ExperimentWithClients) -> dict[str, Any]:
 
 
 def recorded_client_terms(
-    own: ClientPrivacy, plan: PrivacyPlan, clip_norm: AdaptiveClipNorm | None
+    client_privacy: ClientPrivacy, plan: PrivacyPlan, clip_norm: AdaptiveClipNorm | None
 ) -> dict[str, Any]:
     """Return the values of one client in `privacy.json` that follow from its settings.
 
     Values that do not apply to the client are left out.
 
     Args:
-        own: privacy settings of the client.
+        client_privacy: privacy settings of the client.
         plan: privacy plan of the client. Its noise is left out, since it depends on the model.
         clip_norm: adaptive clip norm at the end of the run; None if the clip norm is fixed.
     """
-    privacy = own.privacy
+    privacy = client_privacy.privacy
     is_client = privacy.release_kind.protects_client
     terms: dict[str, Any] = {
         "against": OBSERVERS[privacy.trust.name][0],
@@ -49,7 +49,7 @@ def recorded_client_terms(
         "target_epsilon": plan.target_epsilon,
         "sampling_rate": plan.release.sampling_rate,
         "max_grad_norm": privacy.example_bound,
-        "group": own.group,
+        "group": client_privacy.group,
         "clip_norm": None if clip_norm is None else whole_bound(clip_norm),
     }
     if isinstance(clip_norm, tuple):

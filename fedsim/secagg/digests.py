@@ -35,7 +35,7 @@ def vector_tag(vector: Ring, info: bytes) -> bytes:
 
 
 def verify_and_add(
-    total: Ring, vector: Ring, info: bytes, tag: bytes, *, what: str, client: int | None
+    total: Ring, vector: Ring, info: bytes, tag: bytes, *, name: str, client: int | None
 ) -> None:
     """Add a vector to `total`, in place, if it matches its checksum.
 
@@ -47,7 +47,7 @@ def verify_and_add(
         vector: the received ring elements (d,).
         info: the `info` bytes of the vector, as its sender computed them.
         tag: the received checksum, 16 bytes.
-        what: the name of the vector in error messages.
+        name: the name of the vector in error messages.
         client: the client that error messages name; None if no client sent the vector.
 
     Raises:
@@ -61,7 +61,7 @@ def verify_and_add(
     if not hmac.compare_digest(mac.tag, tag):
         np.subtract(total, vector, out=total)
         raise ShareMismatchError(
-            f"{what} does not match its digest; it was damaged on the way or is of another round",
+            f"{name} does not match its digest; it was damaged on the way or is of another round",
             client=client,
         )
 

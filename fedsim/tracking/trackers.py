@@ -71,7 +71,7 @@ def _watcher(name: str, base: Path) -> RunCallback:
     """Return the callback object of a named tracker or plug-in."""
     if name in TRACKERS:
         return _TrackerObserver(TRACKERS[name]())
-    make = resolve(name, base=base, what="runtime.trackers")
+    make = resolve(name, base=base, setting="runtime.trackers")
     with plugin_calls(f"runtime.trackers {name!r}: calling it without arguments failed"):
         made = make()
     if _has(made, _OBSERVER):

@@ -54,7 +54,7 @@ class Directions:
     def _drawn(self, round_number: int, step: int, number: int) -> NDArray[np.float32]:
         generator = stream(self.seed, Purpose.DIRECTIONS, round_number=round_number)
         restart_at(generator, step, number)
-        if self.settings.law == "gaussian":
+        if self.settings.distribution == "gaussian":
             return generator.standard_normal(self.size).astype(np.float32)
         bits = np.unpackbits(generator.integers(0, 256, -(-self.size // 8), dtype=np.uint8))
         return bits[: self.size].astype(np.float32) * np.float32(2) - np.float32(1)

@@ -55,7 +55,7 @@ class ZerothOrderSettings(Settings):
         gt=0,
         description="φ: a slope is (loss(w + φ v) − loss(w − φ v)) / 2 φ",
     )
-    law: Literal["signs", "gaussian"] = Field(
+    distribution: Literal["signs", "gaussian"] = Field(
         default="signs",
         description="entries of a direction v: signs, ±1, so that its length is the root of the "
         "number of trained values; gaussian, standard normals",

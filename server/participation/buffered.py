@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedsim.core.streams import Purpose, stream
-from fedsim.server.participation.settings import DurationLaw
+from fedsim.server.participation.settings import DurationDistribution
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class BufferedSchedule:
     num_clients: int
     concurrency: int
     buffer_size: int
-    durations: DurationLaw | tuple[float, ...] = "half_normal"
+    durations: DurationDistribution | tuple[float, ...] = "half_normal"
     _clock: list["_Clock"] = field(default_factory=list, init=False, repr=False, compare=False)
 
     has_all = False

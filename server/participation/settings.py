@@ -80,7 +80,7 @@ PARTICIPATIONS = {
 MAX_AVAILABILITY_CHARACTERS = 2 << 20
 """The most characters of an availability trace, as the experiment of a run holds it whole."""
 
-DurationLaw = Literal["half_normal", "exponential", "constant"]
+DurationDistribution = Literal["half_normal", "exponential", "constant"]
 _Duration = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
 
 
@@ -218,7 +218,7 @@ class BufferedParticipation(Settings):
     buffer_size: int = Field(
         default=10, ge=1, le=MAX_CLIENTS, description="updates that the server waits for"
     )
-    durations: DurationLaw | DurationTable = Field(
+    durations: DurationDistribution | DurationTable = Field(
         default="half_normal",
         description="simulated duration of a training: half_normal (the absolute value of a "
         "standard normal), exponential (mean 1), constant (1), or a mapping with a public number "

@@ -124,7 +124,7 @@ class Leader:
             upload.share,
             leader_share_info(self._context, upload.client),
             upload.tag,
-            what="the upload",
+            name="the upload",
             client=upload.client,
         )
         self._envelopes[upload.client] = upload.envelopes
@@ -178,7 +178,7 @@ class Leader:
             reply.total,
             total_info(self._context, reply.helper),
             reply.tag,
-            what=f"the share of helper {reply.helper}",
+            name=f"the share of helper {reply.helper}",
             client=None,
         )
         self._summed_helpers.add(reply.helper)

@@ -199,7 +199,7 @@ class MaskedSum:
             reply.masked,
             masked_info(self._context, reply.client),
             reply.tag,
-            what="the masked payload",
+            name="the masked payload",
             client=reply.client,
         )
         self._summed_clients.add(reply.client)

@@ -306,7 +306,9 @@ def test_no_file_is_left_but_the_declared_ones(
 
 
 def test_no_run_drawn_selects_nothing(file: Path, drawn: Callable[[list[int]], None]) -> None:
-    (file.parent / "compare.yaml").write_text(FILE.replace("mean: 3", "mean: 3, law: poisson"))
+    (file.parent / "compare.yaml").write_text(
+        FILE.replace("mean: 3", "mean: 3, distribution: poisson")
+    )
     drawn([])
     result = perform_search(file)
     assert result.variant is None

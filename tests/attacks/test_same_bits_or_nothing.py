@@ -188,7 +188,7 @@ def test_a_module_that_the_process_has_imported_is_not_run_in_its_old_version(
     __import__("edited")  # as a notebook does
     try:
         edit(base)
-        loss = resolve("./p.py:loss", base=base, what="x")
+        loss = resolve("./p.py:loss", base=base, setting="x")
         assert loss.__globals__["edited"].FACTOR == 3.0
         assert sys.modules["edited"].FACTOR == 1.0, "the notebook's own module is left alone"
     finally:
@@ -198,9 +198,9 @@ def test_a_module_that_the_process_has_imported_is_not_run_in_its_old_version(
 def test_an_experiment_that_is_loaded_keeps_its_code(tmp_path: Path) -> None:
     """An import inside the loss runs for the first time after the edit."""
     base = write(tmp_path, "in a function")
-    old = resolve("./p.py:loss", base=base, what="x")
+    old = resolve("./p.py:loss", base=base, setting="x")
     edit(base)
-    new = resolve("./p.py:loss", base=base, what="x")
+    new = resolve("./p.py:loss", base=base, setting="x")
     outputs, targets = torch_of(np.zeros((1, 3), np.float32)), torch_of(np.zeros(1, np.int64))
     assert new(outputs, targets).item() == pytest.approx(3.0 * old(outputs, targets).item())
 
@@ -208,7 +208,7 @@ def test_an_experiment_that_is_loaded_keeps_its_code(tmp_path: Path) -> None:
 def test_a_module_named_in_no_import_statement_is_refused(tmp_path: Path) -> None:
     (tmp_path / "edited.py").write_text(FACTOR)
     (tmp_path / "p.py").write_text("def load(seed=0):\n    return __import__('edi' + 'ted')\n")
-    load = resolve("./p.py:load", base=tmp_path, what="x")
+    load = resolve("./p.py:load", base=tmp_path, setting="x")
     with pytest.raises(ImportError, match="no import statement of the plug-in names it"):
         load()
 
@@ -218,10 +218,10 @@ def test_a_module_that_appears_later_is_seen(tmp_path: Path) -> None:
     text = "try:\n    from edited import FACTOR\nexcept ImportError:\n    FACTOR = 1.0\n"
     (tmp_path / "p.py").write_text(text + "def loss():\n    return FACTOR\n")
     before = read(tmp_path)
-    assert resolve("./p.py:loss", base=tmp_path, what="x")() == 1.0
+    assert resolve("./p.py:loss", base=tmp_path, setting="x")() == 1.0
     (tmp_path / "edited.py").write_text(EDITED)
     assert read(tmp_path) != before
-    assert resolve("./p.py:loss", base=tmp_path, what="x")() == 3.0
+    assert resolve("./p.py:loss", base=tmp_path, setting="x")() == 3.0
 
 
 def read(base: Path, *references: str) -> Any:
@@ -253,15 +253,15 @@ def test_own_modules_outside_of_the_directory_count_too(
     monkeypatch.syspath_prepend(project)
     for reference in ("./p.py:loss", "lib_of_a_project.edited:FACTOR.as_integer_ratio"):
         before = read(base, reference)
-        loaded = resolve(reference, base=base, what="x")
+        loaded = resolve(reference, base=base, setting="x")
         loaded()
-        resolve(reference, base=base, what="x")
+        resolve(reference, base=base, setting="x")
         edited = edit(project)
         assert read(base, reference).digest != before.digest
         with pytest.raises(
             PluginError, match=r"edited\.py was edited after .* restart the process"
         ):
-            resolve(reference, base=base, what="x")
+            resolve(reference, base=base, setting="x")
         edited.write_text(edited.read_text().replace(EDITED, FACTOR))
     for name in ("lib_of_a_project", "lib_of_a_project.edited"):
         del sys.modules[name]
@@ -333,5 +333,5 @@ def test_modules_are_shared_by_the_plugins_of_an_experiment(tmp_path: Path) -> N
     (tmp_path / "kinds.py").write_text("class Kind: ...\n")
     for name in "ab":
         (tmp_path / f"{name}.py").write_text("from kinds import Kind\ndef f(): return Kind\n")
-    kinds = {resolve(f"./{name}.py:f", base=tmp_path, what="x")() for name in "ab"}
+    kinds = {resolve(f"./{name}.py:f", base=tmp_path, setting="x")() for name in "ab"}
     assert len(kinds) == 1

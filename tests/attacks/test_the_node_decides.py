@@ -65,7 +65,7 @@ plan = plan_privacy(PlanRequest(privacy, local, examples=100, planned_rounds=20)
 def child(seed, start, results):
     own = FileJournal(home / f"own-{seed}.jsonl")
     journal = NodeJournal(
-        own=own,
+        run_journal=own,
         data=home / "state" / "data" / "code",
         policy=NodePolicy(max_epsilon=2.0, delta=1e-5),
         plan=plan,

@@ -16,7 +16,7 @@ def write(folder: Path, text: str, name: str = "mine.py") -> Path:
 
 def refusal(reference: str, base: Path) -> str:
     with pytest.raises(PluginError) as caught:
-        resolve(reference, base=base, what="model.name")
+        resolve(reference, base=base, setting="model.name")
     message = str(caught.value)
     assert "\n" not in message
     assert message.startswith(f"model.name {reference!r}: ")
@@ -24,22 +24,24 @@ def refusal(reference: str, base: Path) -> str:
 
 
 def test_a_module_attribute_is_found(tmp_path):
-    assert resolve("collections:OrderedDict.fromkeys", base=tmp_path, what="x")("a") == {"a": None}
+    assert resolve("collections:OrderedDict.fromkeys", base=tmp_path, setting="x")("a") == {
+        "a": None
+    }
 
 
 def test_a_file_is_found_relative_to_base_and_absolute(tmp_path):
     path = write(tmp_path, "def load():\n    return 3\n")
-    assert resolve("./mine.py:load", base=tmp_path, what="x")() == 3
-    assert resolve("mine.py:load", base=tmp_path, what="x")() == 3
-    assert resolve(f"{path}:load", base=Path("/"), what="x")() == 3
+    assert resolve("./mine.py:load", base=tmp_path, setting="x")() == 3
+    assert resolve("mine.py:load", base=tmp_path, setting="x")() == 3
+    assert resolve(f"{path}:load", base=Path("/"), setting="x")() == 3
 
 
 def test_a_file_loads_once_until_it_changes(tmp_path):
     write(tmp_path, "class Net:\n    version = 1\n")
-    first = resolve("./mine.py:Net", base=tmp_path, what="x")
-    assert resolve("./mine.py:Net", base=tmp_path, what="x") is first
+    first = resolve("./mine.py:Net", base=tmp_path, setting="x")
+    assert resolve("./mine.py:Net", base=tmp_path, setting="x") is first
     write(tmp_path, "class Net:\n    version = 2\n")  # same size, same second
-    second = resolve("./mine.py:Net", base=tmp_path, what="x")
+    second = resolve("./mine.py:Net", base=tmp_path, setting="x")
     assert getattr(second, "version") == 2  # noqa: B009
     assert first is not second
     assert not (tmp_path / "__pycache__").exists()
@@ -49,7 +51,7 @@ def test_equal_files_in_two_places_are_two_modules(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         write(tmp_path / name, "def load():\n    return __file__\n")
-    found = [resolve("./mine.py:load", base=tmp_path / name, what="x")() for name in "ab"]
+    found = [resolve("./mine.py:load", base=tmp_path / name, setting="x")() for name in "ab"]
     assert found == [str(tmp_path / name / "mine.py") for name in "ab"]
 
 
@@ -58,7 +60,7 @@ def test_objects_of_a_file_can_be_pickled_and_inspected(tmp_path):
         tmp_path,
         "from dataclasses import dataclass\n@dataclass\nclass Point:\n    x: int\n",
     )
-    point = resolve("./mine.py:Point", base=tmp_path, what="x")
+    point = resolve("./mine.py:Point", base=tmp_path, setting="x")
     assert pickle.loads(pickle.dumps(point(3))).x == 3
     assert "x: int" in inspect.getsource(point)
 

@@ -52,7 +52,7 @@ def summed(
 
 def exact_sum(rows: ClippedRows, dtype: torch.dtype) -> list[Fraction]:
     """Return the sum of the products that were added, in rational arithmetic."""
-    (use,) = {id(one): one for one in rows.found.values()}.values()
+    (use,) = {id(one): one for one in rows.uses.values()}.values()
     factors = rows.factors[0].to(dtype).flatten()
     g = use.output_gradient.to(dtype) * factors.unsqueeze(1)  # type: ignore[attr-defined]
     left = [[Fraction(v) for v in row] for row in g.tolist()]

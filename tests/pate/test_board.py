@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsim.clients.mechanisms.votes.ballots import Ballot, Ballots
-from fedsim.pate.board import NOT_CHECKED, Agenda
+from fedsim.pate.public_answers import NOT_CHECKED, Agenda
 
 AGENDA = Agenda(Ballots(Ballot(6, 3.0), Ballot(2, 1.0)), threshold=0.5)
 

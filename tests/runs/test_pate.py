@@ -124,11 +124,11 @@ def test_test_scores_leave_the_queries_out() -> None:
 def test_labels_of_queries_change_no_student(tmp_path: Path) -> None:
     federation = assemble(load_experiment(EXPERIMENT), ledger=None)
     assert federation.voting is not None
-    board = federation.initial_arrays()
-    before = federation.voting.student(board)
+    answers = federation.initial_arrays()
+    before = federation.voting.student(answers)
     federation.voting.queries.targets[:] = 0
     federation.voting.students.clear()
-    after = federation.voting.student(board)
+    after = federation.voting.student(answers)
     assert all(np.array_equal(after[name].numpy(), before[name].numpy()) for name in before)
 
 

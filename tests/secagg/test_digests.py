@@ -23,11 +23,11 @@ def test_length_and_context_count() -> None:
     vector = np.arange(3, dtype=np.uint64)
     tag = vector_tag(vector, b"a")
     total = np.full(3, 9, np.uint64)
-    verify_and_add(total, vector, b"a", tag, what="it", client=None)
+    verify_and_add(total, vector, b"a", tag, name="it", client=None)
     assert total.tolist() == [9, 10, 11]
     for info, other in ((b"b", tag), (b"a", tag[:-1]), (b"a", bytes(16))):
         with pytest.raises(ShareMismatchError, match="client 3: it does not match"):
-            verify_and_add(total, vector, info, other, what="it", client=3)
+            verify_and_add(total, vector, info, other, name="it", client=3)
     assert total.tolist() == [9, 10, 11]  # refused vectors change nothing
     assert (
         len({vector_tag(v, b"a") for v in (vector, vector[:2], np.append(vector, vector[:1]))}) == 3

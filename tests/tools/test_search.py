@@ -99,7 +99,12 @@ def test_every_run_has_the_seed_of_the_base(file: Path) -> None:
         ),
         ("{mean: 2}", "{mean: 0.5}", "6:59: select.search.mean", "must be >= 1"),
         ("{mean: 2}", "{mean: 2, shape: 1.0}", "6:50: select.search", "leave shape out"),
-        ("{mean: 2}", "{mean: 2, law: fixed}", "select.search.law", "must be one of 'geometric'"),
+        (
+            "{mean: 2}",
+            "{mean: 2, distribution: fixed}",
+            "select.search.distribution",
+            "must be one of 'geometric'",
+        ),
         (", search: {mean: 2}", "", "6:1: select", "--select performs a search"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Public directions: the same everywhere, independent, of the promised law."""
+"""Public directions: the same everywhere, independent, of the promised distribution."""
 
 from typing import Any
 
@@ -9,17 +9,17 @@ from fedsim.zeroth_order.directions import Directions
 from fedsim.zeroth_order.settings import ZerothOrderSettings
 
 
-def directions(law: Any = "signs", *, seed: int = 3, size: int = 4001) -> Directions:
-    settings = ZerothOrderSettings(name="zeroth_order", directions=4, law=law)
+def directions(distribution: Any = "signs", *, seed: int = 3, size: int = 4001) -> Directions:
+    settings = ZerothOrderSettings(name="zeroth_order", directions=4, distribution=distribution)
     return Directions(seed, size, settings)
 
 
-@pytest.mark.parametrize("law", ["signs", "gaussian"])
-def test_directions_repeat_and_differ_in_every_number_of_their_key(law: str) -> None:
-    one, two = directions(law), directions(law)
+@pytest.mark.parametrize("distribution", ["signs", "gaussian"])
+def test_directions_repeat_and_differ_in_every_number_of_their_key(distribution: str) -> None:
+    one, two = directions(distribution), directions(distribution)
     keys = [(1, 0, 0), (2, 0, 0), (1, 1, 0), (1, 0, 1)]
     found = [one.direction(*key) for key in keys]
-    found.append(directions(law, seed=4).direction(1, 0, 0))
+    found.append(directions(distribution, seed=4).direction(1, 0, 0))
     assert all(np.array_equal(two.direction(*key), v) for key, v in zip(keys, found, strict=False))
     products = np.corrcoef(np.stack(found))
     assert np.abs(products - np.eye(5)).max() < 5 / np.sqrt(4001)

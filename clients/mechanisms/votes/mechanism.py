@@ -242,8 +242,8 @@ def votes_of(task: ClientTask, request: TrainRequest) -> NDArray[np.generic]:
     number, voter = request.round_number, task.training.voter
     if voter is None:
         raise ValueError("the client trains, it does not vote")
-    board = to_numpy(request.arrays)
-    labels = voter.labels(task.client, task.data.tensors(), number, board)
+    answers = to_numpy(request.arrays)
+    labels = voter.labels(task.client, task.data.tensors(), number, answers)
     key = StreamKey(task.run.seed, task.client, number)
     return noisy_votes(labels, voter.classes, task.privacy, key)
 

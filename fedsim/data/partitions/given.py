@@ -93,7 +93,7 @@ def assign_by_function(
     """
     where = f"{_WHAT} {settings.scheme!r}"
     try:
-        function = resolve(settings.scheme, base=base, what=_WHAT)
+        function = resolve(settings.scheme, base=base, setting=_WHAT)
     except PluginError as error:
         raise DataError(str(error)) from error
     args = {"seed": seed, **settings.args}

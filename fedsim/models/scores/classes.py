@@ -20,90 +20,90 @@ _NONE = float("nan")
 _SMALLEST = np.finfo(np.float64).eps  # smaller probabilities are raised to it, as in log_loss
 
 
-def accuracy(found: ClassPredictions) -> float:
+def accuracy(predictions: ClassPredictions) -> float:
     """Return the share of correct predictions."""
-    return float(found.hits.sum() / len(found.targets))
+    return float(predictions.hits.sum() / len(predictions.targets))
 
 
-def balanced_accuracy(found: ClassPredictions) -> float:
+def balanced_accuracy(predictions: ClassPredictions) -> float:
     """Return the mean recall over the classes that occur in the test set."""
-    there = found.examples > 0
-    return float((found.hits[there] / found.examples[there]).mean())
+    there = predictions.examples > 0
+    return float((predictions.hits[there] / predictions.examples[there]).mean())
 
 
-def recall_per_class(found: Counted) -> list[float]:
+def recall_per_class(predictions: Counted) -> list[float]:
     """Return the recall of each class: the share of its examples that are predicted correctly."""
-    return _ratio(found.hits, found.examples, empty=_NONE).tolist()
+    return _ratio(predictions.hits, predictions.examples, empty=_NONE).tolist()
 
 
-def precision_per_class(found: Counted) -> list[float]:
+def precision_per_class(predictions: Counted) -> list[float]:
     """Return the precision of each class: the share of its predictions that are correct."""
-    return _ratio(found.hits, found.predictions, empty=_NONE).tolist()
+    return _ratio(predictions.hits, predictions.predictions, empty=_NONE).tolist()
 
 
-def f1_per_class(found: Counted) -> list[float]:
+def f1_per_class(predictions: Counted) -> list[float]:
     """Return the F1 of each class: the harmonic mean of precision and recall."""
-    return _f1(found, empty=_NONE).tolist()
+    return _f1(predictions, empty=_NONE).tolist()
 
 
-def recall(found: Counted) -> float:
+def recall(predictions: Counted) -> float:
     """Return the recall of class 1 if there are two classes, otherwise the mean over classes."""
-    return _class_1_or_mean(found, _ratio(found.hits, found.examples))
+    return _class_1_or_mean(predictions, _ratio(predictions.hits, predictions.examples))
 
 
-def precision(found: Counted) -> float:
+def precision(predictions: Counted) -> float:
     """Return the precision of class 1 if there are two classes, otherwise the mean over classes."""
-    return _class_1_or_mean(found, _ratio(found.hits, found.predictions))
+    return _class_1_or_mean(predictions, _ratio(predictions.hits, predictions.predictions))
 
 
-def f1(found: Counted) -> float:
+def f1(predictions: Counted) -> float:
     """Return the F1 of class 1 if there are two classes, otherwise the mean over classes."""
-    return _class_1_or_mean(found, _f1(found))
+    return _class_1_or_mean(predictions, _f1(predictions))
 
 
-def f1_macro(found: Counted) -> float:
+def f1_macro(predictions: Counted) -> float:
     """Return the mean F1 over all classes that occur or are predicted."""
-    return _mean(found, _f1(found))
+    return _mean(predictions, _f1(predictions))
 
 
-def f1_weighted(found: Counted) -> float:
+def f1_weighted(predictions: Counted) -> float:
     """Return the mean F1 over all classes, weighted by the classes' numbers of examples."""
-    total = found.examples.sum()
-    return float((_f1(found) * found.examples).sum() / total) if total else 0.0
+    total = predictions.examples.sum()
+    return float((_f1(predictions) * predictions.examples).sum() / total) if total else 0.0
 
 
-def auc(found: Counted) -> float:
+def auc(predictions: Counted) -> float:
     """Return the area under the ROC curve; for several classes the mean of one against the rest."""
-    return _one_against_rest(found, _area_under_roc)
+    return _one_against_rest(predictions, _area_under_roc)
 
 
-def average_precision(found: Counted) -> float:
+def average_precision(predictions: Counted) -> float:
     """Return the average precision; for several classes the mean of one class against the rest."""
-    return _one_against_rest(found, _average_precision)
+    return _one_against_rest(predictions, _average_precision)
 
 
-def log_loss(found: ClassPredictions) -> float:
+def log_loss(predictions: ClassPredictions) -> float:
     """Return the mean of -ln(probability of the true class) over all examples."""
-    if found.probabilities is None:
+    if predictions.probabilities is None:
         return _NONE
-    true = found.probabilities[np.arange(len(found.targets)), found.targets]
+    true = predictions.probabilities[np.arange(len(predictions.targets)), predictions.targets]
     return float(-np.log(np.maximum(true, _SMALLEST)).mean())
 
 
-def matthews(found: ClassPredictions) -> float:
+def matthews(predictions: ClassPredictions) -> float:
     """Return the Matthews correlation coefficient; 0 if targets or predictions are one class."""
-    n, correct = len(found.targets), float(found.hits.sum())
-    true, chosen = found.examples.astype(float), found.predictions.astype(float)
+    n, correct = len(predictions.targets), float(predictions.hits.sum())
+    true, chosen = predictions.examples.astype(float), predictions.predictions.astype(float)
     covariance = correct * n - true @ chosen
     spread = (n**2 - chosen @ chosen) * (n**2 - true @ true)
     return float(covariance / np.sqrt(spread)) if spread > 0 else 0.0
 
 
-def kappa(found: ClassPredictions) -> float:
+def kappa(predictions: ClassPredictions) -> float:
     """Return Cohen's kappa of targets and predictions; NaN if both have the same single class."""
-    n = len(found.targets)
-    by_chance = found.examples.astype(float) @ found.predictions / n**2
-    return float((accuracy(found) - by_chance) / (1 - by_chance)) if by_chance < 1 else _NONE
+    n = len(predictions.targets)
+    by_chance = predictions.examples.astype(float) @ predictions.predictions / n**2
+    return float((accuracy(predictions) - by_chance) / (1 - by_chance)) if by_chance < 1 else _NONE
 
 
 def top_accuracy(k: int) -> Callable[[ClassPredictions], float]:

@@ -34,33 +34,33 @@ MetricValue = float | list[float]
 OwnMetric = Callable[[Tensor, Tensor], Any]
 
 
-def rmse(found: NumberPredictions) -> float:
+def rmse(predictions: NumberPredictions) -> float:
     """Return the root of the mean squared error, averaged over columns."""
-    return float(np.sqrt(np.square(_errors(found)).mean(axis=0)).mean())
+    return float(np.sqrt(np.square(_errors(predictions)).mean(axis=0)).mean())
 
 
-def mae(found: NumberPredictions) -> float:
+def mae(predictions: NumberPredictions) -> float:
     """Return the mean absolute error over all columns."""
-    return float(np.abs(_errors(found)).mean())
+    return float(np.abs(_errors(predictions)).mean())
 
 
-def median_absolute_error(found: NumberPredictions) -> float:
+def median_absolute_error(predictions: NumberPredictions) -> float:
     """Return the median absolute error, averaged over columns."""
-    return float(np.median(np.abs(_errors(found)), axis=0).mean())
+    return float(np.median(np.abs(_errors(predictions)), axis=0).mean())
 
 
-def max_error(found: NumberPredictions) -> float:
+def max_error(predictions: NumberPredictions) -> float:
     """Return the largest absolute error of any column."""
-    return float(np.abs(_errors(found)).max())
+    return float(np.abs(_errors(predictions)).max())
 
 
-def explained_variance(found: NumberPredictions) -> float:
+def explained_variance(predictions: NumberPredictions) -> float:
     """Return the mean over columns of 1 - var(errors) / var(targets).
 
     The value of a column with constant targets is 1 if its errors are constant, else 0.
     """
-    rest = _errors(found).var(axis=0)
-    spread = found.targets.var(axis=0)
+    rest = _errors(predictions).var(axis=0)
+    spread = predictions.targets.var(axis=0)
     values = np.where(rest == 0, 1.0, 0.0)
     values[spread > 0] = 1 - rest[spread > 0] / spread[spread > 0]
     return float(values.mean())
@@ -102,12 +102,12 @@ class ChosenMetrics:
 
     Attributes:
         names: names of the metrics, in the order of the experiment file.
-        own: the functions of user-defined metrics, by name.
+        functions: the functions of user-defined metrics, by name.
         task: the task, which says what the outputs mean.
     """
 
     names: tuple[str, ...]
-    own: Mapping[str, OwnMetric]
+    functions: Mapping[str, OwnMetric]
     task: Task
 
     def __call__(
@@ -126,8 +126,8 @@ class ChosenMetrics:
         predictions = predictions_of(self.task, outputs, targets)
         values: dict[str, MetricValue] = {}
         for name in self.names:
-            if name in self.own:
-                values[metric_key(name)] = _own_value(name, self.own[name], outputs, targets)
+            if name in self.functions:
+                values[metric_key(name)] = _own_value(name, self.functions[name], outputs, targets)
             elif name in known:
                 values[name] = known[name]
             else:
@@ -151,7 +151,7 @@ def choose_metrics(names: Sequence[str], task: Task, *, base: Path) -> ChosenMet
     functions = {}
     for name in names:
         if ":" in name:
-            functions[name] = resolve(name, base=base, what="evaluation.metrics")
+            functions[name] = resolve(name, base=base, setting="evaluation.metrics")
         elif (problem := wrong_task(name, task.name)) is not None:
             raise MetricError(f"evaluation.metrics: {problem}")
     return ChosenMetrics(tuple(names), functions, task)
@@ -187,12 +187,12 @@ MAX_CONFUSION_CLASSES = 100  # a larger matrix is left out
 
 
 def summarise_scores(
-    found: Predictions, names: Sequence[str] | None, metrics: Mapping[str, Any]
+    predictions: Predictions, names: Sequence[str] | None, metrics: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the content of `scores.json`: confusion matrix, majority class, results by class.
 
     Args:
-        found: predictions on the whole test set.
+        predictions: predictions on the whole test set.
         names: names of the classes; None names them by their numbers.
         metrics: the metrics of the last round, by name.
     """
@@ -203,22 +203,22 @@ def summarise_scores(
         "by_class": [],
         "metrics": dict(metrics),
     }
-    if isinstance(found, ClassPredictions):
-        classes = class_names(found.num_classes, names)
-        most = int(found.examples.argmax())
-        share = float(found.examples[most] / len(found.targets))
+    if isinstance(predictions, ClassPredictions):
+        classes = class_names(predictions.num_classes, names)
+        most = int(predictions.examples.argmax())
+        share = float(predictions.examples[most] / len(predictions.targets))
         content["classes"] = classes
         content["majority"] = {"class": classes[most], "share": share}
-        if found.num_classes <= MAX_CONFUSION_CLASSES:
-            content["confusion"] = found.confusion().tolist()
-        content["by_class"] = _by_class(found, classes)
-    elif isinstance(found, LabelPredictions):
-        labels = class_names(found.targets.shape[1], names)
-        with_label = found.targets.mean(axis=0)
+        if predictions.num_classes <= MAX_CONFUSION_CLASSES:
+            content["confusion"] = predictions.confusion().tolist()
+        content["by_class"] = _by_class(predictions, classes)
+    elif isinstance(predictions, LabelPredictions):
+        labels = class_names(predictions.targets.shape[1], names)
+        with_label = predictions.targets.mean(axis=0)
         share = float(np.maximum(with_label, 1 - with_label).mean())
         content["classes"] = labels
         content["majority"] = {"class": None, "share": share}
-        content["by_class"] = _by_class(found, labels)
+        content["by_class"] = _by_class(predictions, labels)
     return content
 
 

@@ -278,6 +278,6 @@ def number(value: float | None) -> float:
     return math.inf if value is None else value
 
 
-def same_number(one: float, other: float) -> bool:
+def same_number(first: float, second: float) -> bool:
     """Whether two numbers are equal, up to rounding differences between machines."""
-    return one == other or math.isclose(one, other, rel_tol=_SAME, abs_tol=1e-12)
+    return first == second or math.isclose(first, second, rel_tol=_SAME, abs_tol=1e-12)

@@ -160,18 +160,18 @@ def distance_to_normal(noise: Floats, deviation: float, *, miss: float) -> Inter
     return Interval(distance, max(0.0, distance - margin), min(1.0, distance + margin))
 
 
-def correlation_interval(one: Floats, other: Floats, *, miss: float) -> Interval:
+def correlation_interval(first: Floats, second: Floats, *, miss: float) -> Interval:
     """Return the correlation of two samples of noise, with an approximate interval.
 
     Args:
-        one: the first sample (n,).
-        other: the second sample (n,); for independent samples, the standard error is 1 / √n.
+        first: the first sample (n,).
+        second: the second sample (n,); for independent samples, the standard error is 1 / √n.
         miss: probability that an end of the interval is wrong, the same for both ends.
     """
-    if one.size == 0:
+    if first.size == 0:
         return Interval(math.nan, -1.0, 1.0)
-    estimate = float(np.vdot(one, other)) / math.sqrt(
-        max(float(np.vdot(one, one)) * float(np.vdot(other, other)), 1e-300)
+    estimate = float(np.vdot(first, second)) / math.sqrt(
+        max(float(np.vdot(first, first)) * float(np.vdot(second, second)), 1e-300)
     )
-    margin = -float(ndtri(miss)) / math.sqrt(one.size)
+    margin = -float(ndtri(miss)) / math.sqrt(first.size)
     return Interval(estimate, estimate - margin, estimate + margin)

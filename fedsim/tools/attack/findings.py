@@ -166,15 +166,15 @@ def _epsilon_of_runs(seen: Observations, claim: Claim, *, round_steps: int, miss
     return run_lower_bound(testing, inside, thresholds, delta=claim.delta, miss=miss)
 
 
-def noise_correlation(one: Floats, other: Floats, *, miss: float) -> Interval:
+def noise_correlation(first: Floats, second: Floats, *, miss: float) -> Interval:
     """Return the correlation of two tables of noise (steps, coordinates).
 
     Args:
-        one: the first table of noise, in units of the clip norm.
-        other: the second table, of the same shape.
+        first: the first table of noise, in units of the clip norm.
+        second: the second table, of the same shape.
         miss: probability that an end of the interval is wrong, in (0, 1/2).
     """
-    return correlation_interval(one.ravel(), other.ravel(), miss=miss)
+    return correlation_interval(first.ravel(), second.ravel(), miss=miss)
 
 
 def _sampling_rate(seen: Observations, *, miss: float) -> Interval:
@@ -224,32 +224,33 @@ def _scale(interval: Interval, unit: float) -> Interval:
     return Interval(interval.estimate / unit, interval.low / unit, interval.high / unit)
 
 
-def violations(found: Findings, claim: Claim) -> Iterator[str]:
+def violations(findings: Findings, claim: Claim) -> Iterator[str]:
     """Yield a message for each measurement that contradicts the claim."""
-    if found.epsilon > claim.epsilon:
-        spent, claimed = least_epsilon_text(found.epsilon), epsilon_text(claim.epsilon)
+    if findings.epsilon > claim.epsilon:
+        spent, claimed = least_epsilon_text(findings.epsilon), epsilon_text(claim.epsilon)
         yield f"at least ε = {spent} is spent, and {claimed} is claimed"
-    if found.epsilon_of_runs > claim.epsilon:
-        shown, claimed = least_epsilon_text(found.epsilon_of_runs), epsilon_text(claim.epsilon)
+    if findings.epsilon_of_runs > claim.epsilon:
+        shown, claimed = least_epsilon_text(findings.epsilon_of_runs), epsilon_text(claim.epsilon)
         yield f"uploads of a run show at least ε = {shown}, and {claimed} is claimed"
-    if found.noise.high < 1.0:
-        yield f"the noise is {found.noise.estimate:.3g} of what is charged"
-    if found.noise_distance.low > 0.0:
+    if findings.noise.high < 1.0:
+        yield f"the noise is {findings.noise.estimate:.3g} of what is charged"
+    if findings.noise_distance.low > 0.0:
         yield (
             "the noise is not Gaussian: its distribution function is off by "
-            f"{found.noise_distance.estimate:.2g}"
+            f"{findings.noise_distance.estimate:.2g}"
         )
-    if math.inf > found.contribution.high > found.contribution_limit:
-        yield f"an example contributes {found.contribution.high:.4g} times the clipping bound"
-    if found.sampling_rate.low > 1.0:
-        yield f"batches hold {found.sampling_rate.low:.3g} times the charged sampling rate, or more"
-    if found.count_variance.high < 1.0:
+    if math.inf > findings.contribution.high > findings.contribution_limit:
+        yield f"an example contributes {findings.contribution.high:.4g} times the clipping bound"
+    if findings.sampling_rate.low > 1.0:
+        rate = findings.sampling_rate.low
+        yield f"batches hold {rate:.3g} times the charged sampling rate, or more"
+    if findings.count_variance.high < 1.0:
         yield (
             "batches are not drawn independently: examples' counts vary "
-            f"{found.count_variance.estimate:.3g} times as much as charged"
+            f"{findings.count_variance.estimate:.3g} times as much as charged"
         )
     for interval, where in zip(
-        found.noise_correlations, ("step to step", "round to round"), strict=True
+        findings.noise_correlations, ("step to step", "round to round"), strict=True
     ):
         if interval.excludes(0.0):
             yield f"noise repeats from {where}: correlation {interval.estimate:.3g}"

@@ -197,7 +197,7 @@ def noise_of_rounds(
 
 
 def estimate_views(
-    law: UploadDistribution,
+    distribution: UploadDistribution,
     own_rounds: Iterable[int],
     weight: float,
     rounds: Sequence[RoundNoise],
@@ -207,7 +207,7 @@ def estimate_views(
     """Return the estimated ε of one client against each of three adversaries.
 
     Args:
-        law: distribution of the client's uploads.
+        distribution: distribution of the client's uploads.
         own_rounds: indices of the client's rounds in `rounds`.
         weight: weight of the client's update in a sum.
         rounds: the noise of every round of the run.
@@ -220,16 +220,16 @@ def estimate_views(
         round_noise.variance / share**2 for round_noise, share in zip(joined, shares, strict=True)
     )
     return ObservedViews(
-        uploads=law.epsilon(ones, law.noise * len(joined), delta=delta),
-        sums=law.epsilon(ones, scaled, delta=delta),
-        final_model=law.epsilon(
+        uploads=distribution.epsilon(ones, distribution.noise * len(joined), delta=delta),
+        sums=distribution.epsilon(ones, scaled, delta=delta),
+        final_model=distribution.epsilon(
             shares, sum(round_noise.variance for round_noise in rounds), delta=delta
         ),
     )
 
 
 def views_of(
-    federation: Federation, laws: Mapping[int, UploadDistribution | None]
+    federation: Federation, distributions: Mapping[int, UploadDistribution | None]
 ) -> dict[int, ObservedViews]:
     """Return the estimated ε of every audited client whose uploads were measured.
 
@@ -240,9 +240,14 @@ def views_of(
 
     Args:
         federation: the assembled federation, with plans.
-        laws: distribution of the uploads by client; None for a client without a measured canary.
+        distributions: distribution of the uploads by client; None for a client without a
+            measured canary.
     """
-    known = {client: law for client, law in laws.items() if law is not None}
+    known = {
+        client: distribution
+        for client, distribution in distributions.items()
+        if distribution is not None
+    }
     plans = federation.plan.clients
     if plans is None or not known:
         return {}
@@ -255,13 +260,13 @@ def views_of(
     )
     views = {
         client: estimate_views(
-            law,
+            distribution,
             [number - 1 for number in own_rounds[client]],
             weights[client],
             rounds,
             delta=plans[client].delta,
         )
-        for client, law in known.items()
+        for client, distribution in known.items()
     }
     if _is_sum_of_rounds(federation):
         return views
@@ -299,6 +304,6 @@ def _noise(
         for plan, client in zip(plans, terms, strict=True)
         for release in (plan.release_as(DpSgdMechanism),)
     ]
-    ratio = float(np.mean([law.noise / charged[client] for client, law in known.items()]))
-    measured = {client: law.noise for client, law in known.items()}
+    ratio = float(np.mean([uploads.noise / charged[client] for client, uploads in known.items()]))
+    measured = {client: distribution.noise for client, distribution in known.items()}
     return {client: ratio * variance for client, variance in enumerate(charged)} | measured

@@ -206,7 +206,7 @@ class _GuardedTasks:
         trust = experiment.privacy.trust.name
         check_plan(self.policy, task.privacy, trust=trust, digest=task.run.plan_digest)
         journal = NodeJournal(
-            own=task.journal,
+            run_journal=task.journal,
             data=data,
             policy=self.policy,
             plan=task.privacy,

@@ -33,7 +33,7 @@ class NodeJournal:
     chooses each experiment after it saw the earlier answers. A refused charge is in no ledger.
 
     Attributes:
-        own: the client's ledger of the experiment.
+        run_journal: the client's ledger of the experiment.
         data: directory of the ledger of the data.
         policy: the node's policy.
         plan: the client's privacy plan.
@@ -44,7 +44,7 @@ class NodeJournal:
         claim: function that reserves the seed for the experiment, called before the first charge.
     """
 
-    own: Journal
+    run_journal: Journal
     data: Path
     policy: NodePolicy
     plan: PrivacyPlan
@@ -56,7 +56,7 @@ class NodeJournal:
 
     def history(self, client: int, *, after: int = 0) -> tuple[Charge, ...]:
         """Return the charges of a client, oldest first, without the first `after` charges."""
-        return self.own.history(client, after=after)
+        return self.run_journal.history(client, after=after)
 
     def append(self, charge: Charge) -> None:
         """Append a charge to both ledgers, if the policy allows it.
@@ -82,7 +82,7 @@ class NodeJournal:
             with open_data_ledger(self.data) as ledger:
                 for charge in charges:
                     self._spend(charge, ledger)
-                self.own.append_all(charges)
+                self.run_journal.append_all(charges)
         except PolicyRefusalError as error:
             logger.warning("%s", error)
             raise
@@ -90,7 +90,7 @@ class NodeJournal:
             raise ChargeRefusedError(str(error)) from error
 
     def _spend(self, charge: Charge, ledger: DataLedger) -> None:
-        history = self.own.history(charge.client)
+        history = self.run_journal.history(charge.client)
         self._check_plan(charge, history)
         self._add_missing(history, ledger)
         new = self._data_charge(charge)
@@ -168,7 +168,7 @@ class NodeJournal:
         return bool(before)
 
     def _check_budget(self, wanted: Releases, ledger: DataLedger, subject: str) -> None:
-        check_budget(self.policy, ledger.charges, wanted, adjacency=self.adjacency, what=subject)
+        check_budget(self.policy, ledger.charges, wanted, adjacency=self.adjacency, subject=subject)
 
 
 def check_budget(
@@ -177,7 +177,7 @@ def check_budget(
     wanted: Releases,
     *,
     adjacency: Adjacency,
-    what: str,
+    subject: str,
 ) -> None:
     """Check that the budget of a policy covers the wanted releases (`data_budget.py`).
 
@@ -189,7 +189,7 @@ def check_budget(
         spent: all earlier charges to the data.
         wanted: pairs (event, number of releases).
         adjacency: adjacency of the wanted releases.
-        what: name of the wanted releases in the message.
+        subject: name of the wanted releases in the message.
 
     Raises:
         PolicyRefusalError: the releases exceed the budget, or have no privacy bound under the
@@ -213,11 +213,11 @@ def check_budget(
             adjacency="replace_one" if "replace_one" in adjacencies else "zero_out",
         )
     except UnsupportedEventError as error:
-        raise PolicyRefusalError(f"{limit}, and {what} has no rule for them: {error}") from error
+        raise PolicyRefusalError(f"{limit}, and {subject} has no rule for them: {error}") from error
     needed = sum(count for _, count in wanted)
     if fit < needed:
         raise PolicyRefusalError(
-            f"{limit}, and {what} would exceed it: of {needed} releases {fit} fit; plan fewer "
+            f"{limit}, and {subject} would exceed it: of {needed} releases {fit} fit; plan fewer "
             "steps or more noise, or let the node's operator raise max_epsilon"
         )
 

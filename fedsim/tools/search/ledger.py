@@ -101,7 +101,7 @@ class Drawn(Settings):
         return len(self.configurations)
 
     @property
-    def law(self) -> RunCountDistribution:
+    def run_counts(self) -> RunCountDistribution:
         """The distribution from which the number of runs was drawn."""
         return RunCountDistribution(self.mean, self.shape)
 

@@ -25,7 +25,7 @@ from fedsim.accountant import (
 )
 from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.events import Adjacency
-from fedsim.accountant.rdp.selection import law_text
+from fedsim.accountant.rdp.selection import distribution_text
 from fedsim.accountant.sampler_slack import MAX_DRAWS, epsilon_with_slack
 from fedsim.core.durable import sync_directory
 from fedsim.core.formatting import delta_text, epsilon_text
@@ -97,7 +97,7 @@ def figures_of(searches: Sequence[Search]) -> Figures:
     """
     by_runs = [_Part(search, search.charged_runs, is_selection=False) for search in searches]
     seen = [
-        _Part(search, search.drawn.law.most_runs, is_selection=True)
+        _Part(search, search.drawn.run_counts.most_runs, is_selection=True)
         if search.is_selection
         else part
         for search, part in zip(searches, by_runs, strict=True)
@@ -242,9 +242,9 @@ def selection_sentences(searches: Sequence[Search], figures: Figures) -> tuple[s
         f"example of every client (Papernot, Steinke 2022, {theorem}, by Rényi DP). The figure "
         "covers every number of runs that could have been drawn, so it may be above that of the "
         "runs that were.",
-        f"The number of runs was drawn once from {law_text(drawn.mean, drawn.shape)} by the "
-        "operating system and charged before the first run. Every run drew its configuration anew, "
-        "uniformly and with replacement. All other runs and scores are destroyed.",
+        f"The number of runs was drawn once from {distribution_text(drawn.mean, drawn.shape)} by "
+        "the operating system and charged before the first run. Every run drew its configuration "
+        "anew, uniformly and with replacement. All other runs and scores are destroyed.",
         _CONDITIONS,
     )
 
@@ -308,7 +308,7 @@ def selection_json(searches: Sequence[Search], *, score: float | None) -> dict[s
         "fedsim": drawn.fedsim,
         "search": drawn.search,
         "candidates": drawn.candidates,
-        "law": {"mean": drawn.mean, "shape": drawn.shape},
+        "distribution": {"mean": drawn.mean, "shape": drawn.shape},
         "metric": drawn.metric,
         "selected": end.variant if isinstance(end, Selected) else None,
         "score": score,
@@ -402,7 +402,7 @@ def _search_json(search: Search) -> dict[str, Any]:
     end = search.end
     return {
         "search": search.drawn.search,
-        "law": {"mean": search.drawn.mean, "shape": search.drawn.shape},
+        "distribution": {"mean": search.drawn.mean, "shape": search.drawn.shape},
         "candidates": search.drawn.candidates,
         "runs": search.drawn.runs,
         "charged_runs": search.charged_runs,

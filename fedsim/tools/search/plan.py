@@ -109,7 +109,11 @@ def plan_search(
     clients = common_charges(candidates)
     draws = max(candidate.draws for candidate in candidates)
     _check_draws(draws, RunCountDistribution(search.mean, search.eta))
-    content = {"candidates": prints, "metric": select.metric, "law": [search.mean, search.eta]}
+    content = {
+        "candidates": prints,
+        "metric": select.metric,
+        "distribution": [search.mean, search.eta],
+    }
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     return SearchPlan(digest, first.data, first.adjacency, draws, clients)
 
@@ -145,13 +149,13 @@ def _check_metric(name: str, federation: Federation, metric: str) -> None:
         )
 
 
-def _check_draws(draws: int, law: RunCountDistribution) -> None:
+def _check_draws(draws: int, run_counts: RunCountDistribution) -> None:
     """Refuse a search in which a client may draw more noise than the sampler's slack covers."""
-    if law.most_runs * draws > MAX_DRAWS // 2:
+    if run_counts.most_runs * draws > MAX_DRAWS // 2:
         raise SearchError(
-            f"a client would draw up to {law.most_runs * draws:.2g} values of noise (up to "
-            f"{law.most_runs:,} runs of {draws:.2g}), and the proof covers {MAX_DRAWS // 2:.0e}: "
-            "lower select.search.mean, the rounds or the size of the model"
+            f"a client would draw up to {run_counts.most_runs * draws:.2g} values of noise (up to "
+            f"{run_counts.most_runs:,} runs of {draws:.2g}), and the proof covers "
+            f"{MAX_DRAWS // 2:.0e}: lower select.search.mean, the rounds or the size of the model"
         )
 
 
@@ -177,29 +181,29 @@ def common_charges(candidates: Sequence[SearchCandidate]) -> tuple[ClientCharge,
     return tuple(charges)
 
 
-def least_noise(one: Any, other: Any, key: str = "") -> Any:
+def least_noise(first: Any, second: Any, key: str = "") -> Any:
     """Merge the JSON forms of two events into one with the smaller of each noise multiplier.
 
     Noise multipliers may differ by `GRID_SHARE`. The release with less noise is charged, since one
     with more noise is post-processing of it.
 
     Args:
-        one: the first event, or a part of it.
-        other: the second event, or the same part of it.
+        first: the first event, or a part of it.
+        second: the second event, or the same part of it.
         key: the key of the part.
 
     Raises:
         OtherEventError: the events differ in anything but their noise multipliers.
     """
-    if isinstance(one, Mapping) and isinstance(other, Mapping) and set(one) == set(other):
-        return {name: least_noise(one[name], other[name], name) for name in one}
-    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        return [least_noise(*pair, key) for pair in zip(one, other, strict=True)]
-    if isinstance(one, float) and isinstance(other, float) and key in _NOISE:
-        return _least(one, other)
-    if one != other:
+    if isinstance(first, Mapping) and isinstance(second, Mapping) and set(first) == set(second):
+        return {name: least_noise(first[name], second[name], name) for name in first}
+    if isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
+        return [least_noise(*pair, key) for pair in zip(first, second, strict=True)]
+    if isinstance(first, float) and isinstance(second, float) and key in _NOISE:
+        return _least(first, second)
+    if first != second:
         raise OtherEventError
-    return one
+    return first
 
 
 def _least(noise: float, other: float) -> float:

@@ -32,8 +32,9 @@ from fedsim.tools.search.outputs import (
 )
 
 UNCHECKED = (
-    "that the number of runs was drawn from the stated law and that no other ledger was thrown "
-    "away: no record can show it; the root of a ledger that was kept elsewhere shows later changes",
+    "that the number of runs was drawn from the stated distribution and that no other ledger was "
+    "thrown away: no record can show it; the root of a ledger that was kept elsewhere shows later "
+    "changes",
     "that the score is that of the model: it takes the test set",
 )
 _ENTRIES = {".lock", MARKER, ACCOUNT, PUBLIC}

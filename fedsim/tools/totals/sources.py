@@ -380,7 +380,7 @@ def without_repetitions(sources: Iterable[Source]) -> list[Source]:
     return kept
 
 
-def repeats(one: Source, other: Source) -> bool:
+def repeats(first: Source, second: Source) -> bool:
     """Return whether every release of a run is also a release of another run.
 
     Equal charges alone do not show this. Under secure noise, or if clients are drawn in secret, no
@@ -389,18 +389,18 @@ def repeats(one: Source, other: Source) -> bool:
     equal charges suffice where they imply equal releases.
 
     Args:
-        one: the run whose releases are looked up.
-        other: the run that may have all of these releases.
+        first: the run whose releases are looked up.
+        second: the run that may have all of these releases.
     """
-    if one.terms is None or other.terms is None or not one.terms.chains:
+    if first.terms is None or second.terms is None or not first.terms.chains:
         return False
-    releases, known = one.terms.releases, other.terms.releases
-    is_recorded = one.terms.charged_rounds <= len(releases)
-    if releases != known[: len(releases)] or not (is_recorded or one.terms.follows_request):
+    releases, known = first.terms.releases, second.terms.releases
+    is_recorded = first.terms.charged_rounds <= len(releases)
+    if releases != known[: len(releases)] or not (is_recorded or first.terms.follows_request):
         return False
     return all(
-        other.terms.chains.get(client, ())[: len(chain)] == chain
-        for client, chain in one.terms.chains.items()
+        second.terms.chains.get(client, ())[: len(chain)] == chain
+        for client, chain in first.terms.chains.items()
     )
 
 

@@ -1,4 +1,4 @@
-"""The number of runs has the stated law: its probabilities, its mean, and what is drawn."""
+"""The number of runs has the stated distribution: probabilities, mean, and drawn numbers."""
 
 import math
 import random
@@ -14,16 +14,16 @@ from fedsim.accountant.rdp.selection import (
     DRAW_BITS,
     TAIL,
     RunCountDistribution,
-    law_text,
+    distribution_text,
     log_inverse_gamma,
 )
 
 LAWS = [(5.0, 1.0), (5.0, 0.0), (5.0, 0.5), (3.0, 1e3), (5.0, None), (1.0, 0.3), (1.0, None)]
 
 
-def probabilities(law: RunCountDistribution, count: int) -> list[float]:
+def probabilities(distribution: RunCountDistribution, count: int) -> list[float]:
     with localcontext(prec=100):
-        return [float(value) for value in islice(law.probabilities(), count)]
+        return [float(value) for value in islice(distribution.probabilities(), count)]
 
 
 @pytest.mark.parametrize(("mean", "shape"), LAWS)
@@ -53,10 +53,12 @@ def test_the_geometric_law_is_the_first_success() -> None:
 def test_the_mean_is_at_most_the_stated_one_and_the_tail_is_as_stated(
     mean: float, shape: float | None
 ) -> None:
-    law = RunCountDistribution(mean, shape)
+    distribution = RunCountDistribution(mean, shape)
     with localcontext(prec=100):
         total = expected = Decimal(0)
-        for runs, probability in zip(range(law.most_runs + 1), law.probabilities(), strict=False):
+        for runs, probability in zip(
+            range(distribution.most_runs + 1), distribution.probabilities(), strict=False
+        ):
             total += probability
             expected += runs * probability
         assert 0 <= 1 - total <= Decimal(TAIL)
@@ -68,12 +70,14 @@ def fixed(runs: int) -> Callable[[Callable[[int], int]], int]:
 
 
 def misfit(
-    law: RunCountDistribution, draw: Callable[[Callable[[int], int]], int], count: int = 1500
+    distribution: RunCountDistribution,
+    draw: Callable[[Callable[[int], int]], int],
+    count: int = 1500,
 ) -> float:
-    """Return the p value of a chi-square test of drawn numbers against the law."""
+    """Return the p value of a chi-square test of drawn numbers against the distribution."""
     source = random.Random(7)
     drawn = Counter(draw(source.getrandbits) for _ in range(count))
-    weights = probabilities(law, 200)
+    weights = probabilities(distribution, 200)
     statistic, cells, rest, others = 0.0, 0, 1.0, count
     for runs, weight in enumerate(weights):
         if weight * count >= 10:
@@ -88,12 +92,12 @@ def misfit(
 )
 def test_what_is_drawn_has_the_law_and_a_wrong_law_is_seen(shape: float | None) -> None:
     # The source is seeded, so there are no false alarms; a fresh one would have one in 1,000.
-    law = RunCountDistribution(3.0, shape)
-    assert misfit(law, law.draw) > 1e-3
-    assert misfit(law, fixed(3)) < 1e-12
-    assert misfit(law, RunCountDistribution(3.6, shape).draw) < 1e-3
+    distribution = RunCountDistribution(3.0, shape)
+    assert misfit(distribution, distribution.draw) > 1e-3
+    assert misfit(distribution, fixed(3)) < 1e-12
+    assert misfit(distribution, RunCountDistribution(3.6, shape).draw) < 1e-3
     other = RunCountDistribution(3.0, 1.0 if shape is None else None)
-    assert misfit(law, other.draw) < 1e-12
+    assert misfit(distribution, other.draw) < 1e-12
 
 
 def test_a_draw_is_the_quantile_of_256_random_bits() -> None:
@@ -111,9 +115,12 @@ def test_a_draw_is_the_quantile_of_256_random_bits() -> None:
 
 
 def test_laws_have_names_and_bad_ones_are_refused() -> None:
-    assert law_text(5.0, 1.0) == "the geometric law of mean 5"
-    assert law_text(5.0, None) == "the Poisson law of mean 5"
-    assert law_text(5.0, 0.5) == "the truncated negative binomial law of mean 5 and shape 0.5"
+    assert distribution_text(5.0, 1.0) == "the geometric distribution of mean 5"
+    assert distribution_text(5.0, None) == "the Poisson distribution of mean 5"
+    assert (
+        distribution_text(5.0, 0.5)
+        == "the truncated negative binomial distribution of mean 5 and shape 0.5"
+    )
     with pytest.raises(ValueError, match="mean must be finite and >= 1"):
         RunCountDistribution(0.5, 1.0)
     with pytest.raises(ValueError, match="shape must be finite and >= 0"):

@@ -13,7 +13,11 @@ from hypothesis import strategies as st
 from fedsim.accountant import EpsilonDelta, FleetAccountant, Gaussian, make_accountant
 from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.composition import Approximate, SampledGaussian
-from fedsim.accountant.pld.privacy_profile import composed_delta, composed_epsilon, few_guarantees
+from fedsim.accountant.pld.privacy_profile import (
+    composed_delta,
+    composed_epsilon,
+    exactly_composable,
+)
 from fedsim.accountant.textbook.classical import (
     basic_composition,
     kov_composition,
@@ -60,7 +64,7 @@ def exact_delta(kinds: Kinds, epsilon: float) -> Any:
 def test_guarantee_the_composition_is_exact_and_never_below(
     given_kinds: Kinds, delta: float, share: float
 ) -> None:
-    kinds = few_guarantees(given_kinds)
+    kinds = exactly_composable(given_kinds)
     assert kinds is not None
     total = sum(n * kind.epsilon for kind, n in kinds)
     with mpmath.workdps(60):
@@ -76,7 +80,7 @@ def test_guarantee_the_composition_is_exact_and_never_below(
 
 
 def test_a_sum_of_losses_that_is_rounded_down_has_its_delta() -> None:
-    kinds = few_guarantees([(Approximate(1.037 * 1e-6, 0.0), 5)])
+    kinds = exactly_composable([(Approximate(1.037 * 1e-6, 0.0), 5)])
     assert kinds is not None
     total = 5 * (1.037 * 1e-6)
     with mpmath.workdps(60):
@@ -115,10 +119,10 @@ def test_two_guarantees_cost_at_most_their_sum(name: AccountantName) -> None:
 
 def test_other_mechanisms_and_many_guarantees_are_left_to_the_accountants() -> None:
     known = Approximate(1.0, 0.0)
-    assert few_guarantees({}.items()) is None
-    assert few_guarantees([(known, 1), (SampledGaussian(0.1, 1.0), 1)]) is None
-    assert few_guarantees([(known, 200), (Approximate(2.0, 0.0), 200)]) is None
-    assert few_guarantees([(Approximate(0.0, 1e-9), 10**9), (known, 3)]) is not None
+    assert exactly_composable({}.items()) is None
+    assert exactly_composable([(known, 1), (SampledGaussian(0.1, 1.0), 1)]) is None
+    assert exactly_composable([(known, 200), (Approximate(2.0, 0.0), 200)]) is None
+    assert exactly_composable([(Approximate(0.0, 1e-9), 10**9), (known, 3)]) is not None
     rising = [
         make_accountant("rdp").compose(EpsilonDelta(0.01, 0.0), count).get_epsilon(1e-5)
         for count in (16_000, 16_383, 16_384, 20_000)

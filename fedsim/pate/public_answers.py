@@ -1,8 +1,8 @@
-"""The public tensors of a PATE run, called the board, which the server sends to clients for a vote.
+"""The public answers of a PATE run: the tensors that the server sends to clients for a vote.
 
-The board takes the place of the global model. Its trained tensor `votes` has one row for each query
+They take the place of the global model. Its trained tensor `votes` has one row for each query
 that a round asks (a ballot), and is 0 at the start of every round. So a client's update is its
-votes. The other tensors are the results so far. All values on the board follow from charged
+votes. The other tensors are the results so far. All these values follow from charged
 releases and are public.
 """
 
@@ -22,7 +22,7 @@ NOT_CHECKED = -1e30
 """The share of votes of a query before its check, which is below every threshold."""
 
 
-class Board(nn.Module):
+class PublicAnswers(nn.Module):
     """The public tensors of a PATE run (votes, shares and labels), as a torch module.
 
     Args:
@@ -38,7 +38,7 @@ class Board(nn.Module):
         self.register_buffer(LABELS, torch.full((queries,), NO_LABEL, dtype=torch.int64))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the votes; it is never called in training, as clients do not train a board."""
+        """Return the votes; it is never called in training, as clients do not train them."""
         return self.votes
 
 
@@ -56,11 +56,11 @@ class Agenda:
 
     @property
     def rows(self) -> int:
-        """Largest number of queries that a round asks, which is the board's number of rows."""
+        """Largest number of queries that a round asks, which is the number of rows of `votes`."""
         return max(self.ballots.check.queries, self.ballots.vote.queries)
 
     def asked(self, round_number: int, shares: NDArray[np.floating]) -> NDArray[np.int64]:
-        """Return the number of the query in each row of the board (rows,); -1 for an unused row.
+        """Return the number of the query in each row of `votes` (rows,); -1 for an unused row.
 
         A round that votes asks only queries that passed the check in the round before: the first
         ones, at most as many as every client is charged for. (Asking those with the clearest votes
@@ -82,10 +82,10 @@ class Agenda:
 
 
 def shares_of(arrays: Mapping[str, np.ndarray]) -> NDArray[np.floating]:
-    """Return the noisy vote share of each query's top label (queries,), from the board's arrays."""
+    """Return the noisy vote share of each query's top label (queries,), from the public arrays."""
     return arrays[SHARES]
 
 
 def labels_of(arrays: Mapping[str, np.ndarray]) -> NDArray[np.int64]:
-    """Return each query's label (queries,), from the board's arrays; `NO_LABEL` if it has none."""
+    """Return each query's label (queries,), from the public arrays; `NO_LABEL` if it has none."""
     return arrays[LABELS]
