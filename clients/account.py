@@ -266,8 +266,8 @@ class AnswerInputs:
         block: numbers of the clients that are planned to train together, ascending.
         padded_rows: number of rows of each client in a padded batch of the block; None if it is the
             same number as when the client trains alone.
-        places: number of slots in a padded batch, each with the rows of any one client; None if
-            each client has a fixed slot.
+        places: number of slots in a padded batch, if a slot may hold the rows of any one client;
+            None if each client has a fixed slot.
         model: digest of the request's global model.
         clip_norm: adaptive clip norm in the request; None if the request has none.
         mechanism: the client's mechanism as text, with noise, clipping and sampling.

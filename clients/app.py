@@ -46,8 +46,8 @@ class BatchAnswers(Protocol):
     def answer_batch(self, requests: Sequence[Request]) -> Iterator[AnswerGroup]:
         """Yield the answers to train requests in groups, in the order of the requests.
 
-        A group is an iterator over answers, whose clients train while it is read. Read a group to
-        its end before the next one.
+        A group is an iterator over answers; the clients of the group train while it is read. Read
+        a group to its end before the next one.
 
         Guarantee: each answer equals the app's reply to a call with the message alone.
 
@@ -88,7 +88,9 @@ class BatchClientApp(ClientApp):
             self.query(stage)(_stage_handler(stage, task_of))
 
     def answer_batch(self, requests: Sequence[Request]) -> Iterator[AnswerGroup]:
-        """Yield the answers to train requests block by block, in the order of the requests.
+        """Yield the answers to train requests in the order of the requests, one group per block.
+
+        A block is the clients that train together. A group is an iterator over answers.
 
         Guarantee: all charges of a block are on disk before the block trains. Each answer equals
         the reply that the app gives when called with the message alone.
@@ -104,7 +106,7 @@ class BatchClientApp(ClientApp):
     def answer_requests(
         self, requests: Iterable[tuple[TrainRequest, Context]]
     ) -> Iterator[Iterator[Answer]]:
-        """Yield answers block by block, for requests that did not come as Flower messages.
+        """Yield the same groups of answers as `answer_batch`, for requests without Flower messages.
 
         Args:
             requests: pairs of a train request and its client's context, all of one round, in

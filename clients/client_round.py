@@ -80,7 +80,8 @@ class ClientRound:
         model_digest: digest of the request's global model.
         start: trained parameters (size,) of the global model, flat.
         fixed_digest: digest of the arrays of the global model that are not trained.
-        account: the client's account, with the charge once that is on disk; None without privacy.
+        account: the client's privacy account, which includes the charge as soon as the charge is on
+            disk; None without privacy.
         charge: the charge of the round; None without privacy or for a request charged before.
     """
 
@@ -104,7 +105,7 @@ class ClientRound:
 
     @cached_property
     def member(self) -> BlockMember:
-        """The client as a member of its block, with its data, steps and privacy mechanism."""
+        """The client as a member of its block (clients that train together), ready to train."""
         task, spend = self.task, self.spend
         number = self.asked.request.round_number
         key, planned = StreamKey(task.run.seed, task.client, number), task.planned_steps(number)
@@ -126,7 +127,7 @@ class ClientRound:
 
     @property
     def shared(self) -> tuple[object, ...]:
-        """Key that is equal for clients with one model, loss and settings, which train together."""
+        """Key that is equal for two clients if they have one model, loss and local settings."""
         how = self.task.training
         return id(how.shared_model), id(how.loss), how.local, self.fixed_digest
 
@@ -139,7 +140,8 @@ class TrainedClient:
         values: flat trained parameters (size,); with distributed or central trust, the integers
             (size,) that the client adds to the noisy sum.
         adapted_clip_norm: the client's adaptive clip norm after the round; None if it is fixed.
-        count: the client's noisy count for adaptive clipping; None without adaptive clipping.
+        count: the noisy bit that says whether the client's whole update was clipped, from which the
+            server adapts the clip norm; None if the server adapts none.
     """
 
     values: np.ndarray
@@ -148,10 +150,10 @@ class TrainedClient:
 
 
 def answer_rounds(requests: Iterable[ClientRequest | Exception]) -> Iterator[Iterator[Answer]]:
-    """Yield the answers to train requests block by block, in the order of the requests.
+    """Yield one iterator of answers for each block, in the order of the train requests.
 
-    The answers of a block (clients that train together) are an iterator. The clients train while
-    the iterator is read. Read it to its end before the next block.
+    A block is the clients that train together. They train while the iterator is read. Read each
+    iterator to its end before the next one.
 
     Guarantee: all charges of a block are on disk before the block trains. An answer depends on the
     planned members of the block, never on which of them got a request.

@@ -38,8 +38,8 @@ class NoiseCorrelation:
 
     Guarantee: suppose that an example can be in at most one of any `bands` successive batches. Then
     the run costs this example one release for each batch that may contain it. Each has noise
-    multiplier z / ‖c‖, with z that of the fresh noise and c the coefficients
-    (docs/howto/correlated_noise.md). `charges` returns these releases.
+    multiplier z / ‖c‖, where z is the noise multiplier of the fresh noise and c are the
+    coefficients (docs/howto/correlated_noise.md). `charges` returns these releases.
 
     Attributes:
         coefficients: c_0 = 1, c_1, ..., one for each band, each a multiple of 2⁻¹⁶.
@@ -78,21 +78,22 @@ class NoiseCorrelation:
 
     @cached_property
     def column_norm(self) -> float:
-        """L2 norm ‖c‖ of the coefficients, the first column of the mechanism's matrix C.
+        """L2 norm ‖c‖ of the coefficients, which form the first column of the matrix C.
 
-        With x the sums of all steps, an example of norm 1 in one batch moves C x by at most ‖c‖.
+        Let x be the sums of clipped gradients of all steps. An example of norm 1 in one batch
+        changes C x by at most ‖c‖ in L2 norm.
         """
         return math.hypot(*self.coefficients)
 
     @cached_property
     def noise_growth(self) -> float:
-        """Largest standard deviation of any step's noise, divided by that of the fresh noise."""
+        """Largest standard deviation of a step's noise, in standard deviations of fresh noise."""
         return float(np.linalg.norm(inverse_coefficients(self.coefficients, self.planned_steps)))
 
     def charges(self, cycle: Charges, first_step: int, steps: int) -> Charges:
         """Return the (event, count) pairs to charge for some steps.
 
-        Step 0 is charged for the whole run, and later steps cost nothing.
+        The whole run is charged at step 0, and later steps cost nothing.
 
         Args:
             cycle: (event, count) pairs that would charge the whole run with independent noise.
@@ -179,7 +180,7 @@ class NoiseStates:
         self._states: dict[object, NoiseState] = {}
 
     def take(self, owner: object, step: int) -> NoiseState | None:
-        """Remove a client's state and return it; None if its next step is not the given one.
+        """Remove and return a client's state for the given step; None if it is not in the cache.
 
         Args:
             owner: the client's key in the cache, (seed, client).

@@ -57,42 +57,42 @@ class _Schedule(Settings):
 
 
 class ConstantLr(_Schedule):
-    """The learning rate is lr · factor for `total_iters` rounds, then lr (torch's `ConstantLR`)."""
+    """Schedule with learning rate lr · factor for `total_iters` rounds, then lr (`ConstantLR`)."""
 
     name: Literal["constant"] = Field(description="the schedule")
     factor: _Factor = Field(default=1.0, description="factor of the first total_iters rounds")
     total_iters: _Rounds = Field(default=5, description="number of rounds with the factor")
 
     def after_warmup(self, lr: float, t: int) -> float:
-        """Return the learning rate of round t after the warmup, from t = 0."""
+        """Return the learning rate of round t, with t = 0 for the first round after the warmup."""
         return lr * self.factor if t < self.total_iters else lr
 
 
 class StepLr(_Schedule):
-    """The learning rate is lr · gamma^⌊t / step_size⌋ (torch's `StepLR`)."""
+    """Schedule with learning rate lr · gamma^⌊t / step_size⌋ in round t after warmup (`StepLR`)."""
 
     name: Literal["step"] = Field(description="the schedule")
     step_size: _Rounds = Field(description="rounds between two decays")
     gamma: _Factor = Field(default=0.1, description="factor of a decay")
 
     def after_warmup(self, lr: float, t: int) -> float:
-        """Return the learning rate of round t after the warmup, from t = 0."""
+        """Return the learning rate of round t, with t = 0 for the first round after the warmup."""
         return lr * self.gamma ** (t // self.step_size)
 
 
 class ExponentialLr(_Schedule):
-    """The learning rate is lr · gamma^t (torch's `ExponentialLR`)."""
+    """Schedule with learning rate lr · gamma^t in round t after warmup (`ExponentialLR`)."""
 
     name: Literal["exponential"] = Field(description="the schedule")
     gamma: _Factor = Field(description="factor of each round")
 
     def after_warmup(self, lr: float, t: int) -> float:
-        """Return the learning rate of round t after the warmup, from t = 0."""
+        """Return the learning rate of round t, with t = 0 for the first round after the warmup."""
         return lr * self.gamma**t
 
 
 class LinearLr(_Schedule):
-    """The learning rate is lr times a factor that changes linearly (torch's `LinearLR`)."""
+    """Schedule of lr times a factor, linear from start_factor to end_factor (`LinearLR`)."""
 
     name: Literal["linear"] = Field(description="the schedule")
     start_factor: _Factor = Field(default=1.0, description="factor of the first round")
@@ -100,20 +100,20 @@ class LinearLr(_Schedule):
     total_iters: _Rounds = Field(description="rounds from the first factor to the last")
 
     def after_warmup(self, lr: float, t: int) -> float:
-        """Return the learning rate of round t after the warmup, from t = 0."""
+        """Return the learning rate of round t, with t = 0 for the first round after the warmup."""
         share = min(t, self.total_iters) / self.total_iters
         return lr * (self.start_factor + (self.end_factor - self.start_factor) * share)
 
 
 class CosineLr(_Schedule):
-    """The learning rate falls from lr to eta_min by half a cosine (torch's `CosineAnnealingLR`)."""
+    """Schedule that falls from lr to eta_min by half a cosine (torch's `CosineAnnealingLR`)."""
 
     name: Literal["cosine"] = Field(description="the schedule")
     T_max: _Rounds = Field(description="rounds from lr to eta_min, which all later rounds keep")
     eta_min: float = Field(default=0.0, ge=0, description="learning rate after T_max rounds")
 
     def after_warmup(self, lr: float, t: int) -> float:
-        """Return the learning rate of round t after the warmup, from t = 0."""
+        """Return the learning rate of round t, with t = 0 for the first round after the warmup."""
         if t >= self.T_max:
             return self.eta_min
         return self.eta_min + (lr - self.eta_min) * (1 + math.cos(math.pi * t / self.T_max)) / 2
@@ -198,7 +198,7 @@ class SgdSettings(Settings):
     weight_decay: float = Field(default=0.0, ge=0, description="L2 penalty")
 
     def largest_change(self, largest_gradient: float, steps: int) -> float | None:
-        """Return a bound on how far the steps of a round move each parameter.
+        """Return a bound on how far all steps of a round together move any single parameter.
 
         Args:
             largest_gradient: upper bound of each value of each step's gradient.
@@ -220,7 +220,7 @@ class AdamSettings(Settings):
     weight_decay: float = Field(default=0.0, ge=0, description="L2 penalty")
 
     def largest_change(self, largest_gradient: float, steps: int) -> float | None:
-        """Return a bound on how far the steps of a round move each parameter.
+        """Return a bound on how far all steps of a round together move any single parameter.
 
         A step moves a parameter by lr · |m| / √v, with Adam's moments m and v and decay rates β₁
         and β₂. By Cauchy and Schwarz, |m| / √v is at most (1 − β₁) / √((1 − β₂)(1 − β₁² / β₂)) =
@@ -409,7 +409,7 @@ class LocalSettings(Settings):
         return DEFAULT_VIEWS if self.augmentation_multiplicity > 1 else None
 
     def with_equal_views(self) -> Self:
-        """Return the settings with as many views, but each view equal to its example.
+        """Return the settings with the same number of views, but each view equals its example.
 
         Checks of the privacy mechanism use these settings to measure what one example contributes.
         """

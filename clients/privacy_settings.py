@@ -80,7 +80,7 @@ class PrivateSizeSettings(Settings):
 
 
 class PlainAccountantSettings(Settings):
-    """An accountant without settings."""
+    """Settings of an accountant that has no settings besides its name."""
 
     name: Literal["pld", "moments"] = Field(description="the accountant; see `privacy.accountant`")
     orders: ClassVar[None] = None
@@ -213,7 +213,7 @@ class PrivacySettings(Settings):
 
     @property
     def accounting(self) -> "AccountantChoice":
-        """Accountant that computes ε, with its Rényi `orders` if they are set."""
+        """Accountant that computes ε, by the Rényi orders of the settings if they give any."""
         # Imported here: numpy and scipy are slow to import, and reading a file needs neither.
         from fedsim.accountant.accountants import choose_accountant
 
@@ -297,7 +297,7 @@ class PrivacySettings(Settings):
 
     @property
     def recorded_clipping(self) -> str:
-        """Name of the clipping in `privacy.json`.
+        """Name under which `privacy.json` records the clipping.
 
         If the settings list groups of parameters, the name is `groups` or `adaptive_groups`.
         """
@@ -307,12 +307,12 @@ class PrivacySettings(Settings):
 
     @property
     def counts_in_sums(self) -> bool:
-        """Whether the count of adaptive clipping is sent as one of the values of a noisy sum."""
+        """Whether noisy sums also contain adaptive clipping's count of unclipped updates."""
         return self.release_kind.protects_client and self.trust.name != "local"
 
     @property
     def own_values(self) -> tuple[object, ...]:
-        """Values of the settings that `privacy.clients` can change for single clients."""
+        """Tuple of the values that `privacy.clients` can change for single clients."""
         values = {**vars(self), "sampling_rate": self.sampling.rate}
         return tuple(values[name] for name in OwnPrivacySettings.model_fields)
 

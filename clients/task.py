@@ -47,7 +47,7 @@ class Voter(Protocol):
 
     @property
     def classes(self) -> int:
-        """Number of classes."""
+        """Number of classes, which are the possible labels."""
         ...
 
     def labels(
@@ -73,21 +73,21 @@ class Voter(Protocol):
 
 
 class BlockShapes(Protocol):
-    """Shapes of the padded batches of a block (clients that train together), from public facts."""
+    """Shapes of the padded batches of a block (clients that train together); all are public."""
 
     @property
     def places(self) -> int | None:
-        """Number of slots of a padded batch, each with the rows of any one client.
+        """Number of slots of a padded batch, if a slot may hold the rows of any one client.
 
         The value is None if each client has a fixed slot.
         """
         ...
 
     def rows(self, members: Sequence[int]) -> int | None:
-        """Return the planned number of rows of each client in a padded batch of a block.
+        """Return the planned number of rows that each client of a block has in a padded batch.
 
-        The result is None if nothing is planned: the clients that are present then determine the
-        number.
+        A block is the clients that train together; the number is the same for all of them. The
+        result is None if no number is planned. Then the clients that are present determine it.
 
         Args:
             members: numbers of the clients that are planned for the block, ascending.
@@ -95,7 +95,9 @@ class BlockShapes(Protocol):
         ...
 
     def check(self, members: Sequence[int]) -> None:
-        """Check that no example changes any bit of another example's gradient in a block.
+        """Check that no example of a block changes any bit of another example's gradient.
+
+        A block is the clients that train together.
 
         Args:
             members: numbers of the clients that are planned for the block, ascending.
@@ -339,7 +341,7 @@ class ClientTask:
         return request_digest(inputs, seed=self.run.seed, client=self.client)
 
     def failure(self, error: Exception) -> Exception:
-        """Return an error in a form that may leave the client: under privacy without its text."""
+        """Return an error that may be sent to the server: with privacy, its text is removed."""
         if self.privacy is not None:
             return redact_error(error)
         known = isinstance(error, FedsimError)
@@ -347,5 +349,5 @@ class ClientTask:
 
     @property
     def examples(self) -> int:
-        """Public number of examples in the client's privacy plan; without privacy the real one."""
+        """Client's public number of examples by the privacy plan; without privacy, the real one."""
         return self.privacy.examples if self.privacy else self.data.size

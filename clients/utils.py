@@ -1,3 +1,3 @@
-"""Stands where Opacus has a module of this name, and says where its class is here."""
+"""Module at the path of an Opacus module; its ImportError names the import to use here."""
 
 raise ImportError("write `from fedsim.clients import BatchMemoryManager`")

@@ -119,9 +119,9 @@ class ClientLedgers:
             raise ProtocolError(f"client {client} reports a release: {error}") from error
 
     def look_up(self, client: int) -> None:
-        """Record a client's spend from the ledger on disk, for a client whose reply was lost.
+        """Record a client's privacy spend from the ledger on disk, as the client's reply was lost.
 
-        If the client itself has reported a later round, that spend stays.
+        If the client itself has reported a later round, the reported spend stays.
         """
         if self._recorded is None:
             return

@@ -59,9 +59,9 @@ class ClientEvaluation:
         return round_number % self.settings.every_rounds == 0 or round_number == self.rounds
 
     def clients(self, round_number: int, num_clients: int) -> tuple[int, ...]:
-        """Return the clients to ask in a round: all, or a random sample of `settings.clients`.
+        """Return the clients to ask in a round, in ascending order.
 
-        They are in ascending order.
+        These are all clients, or `settings.clients` of them at random if that is set.
         """
         wanted = self.settings.clients
         if wanted is None or wanted >= num_clients:

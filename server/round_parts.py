@@ -77,7 +77,7 @@ class RoundPart:
         return state
 
     def scored(self, state: ServerState, metrics: Metrics) -> ServerState:
-        """Return the state after the evaluation of the new model, with the changes of this part."""
+        """Return the server state after the new model's evaluation, as changed by this part."""
         return state
 
     def complete(self, report: RoundReport, aggregate: Aggregate) -> RoundReport:
@@ -115,7 +115,7 @@ class Charges(RoundPart):
                 self.ledgers.record(spend)
 
     def take(self, client: int, answer: ClientAnswer) -> ClientAnswer:
-        """Record the spend that a client's reply reports.
+        """Record the privacy spend that a client's reply reports.
 
         Raises:
             ProtocolError: the reply has no spend, or the spend of another client.
@@ -211,7 +211,7 @@ class OwnBounds(RoundPart):
         return answer
 
     def after(self, state: ServerState, aggregate: Aggregate) -> ServerState:
-        """Return the state with the new clip norms of the clients in the aggregate."""
+        """Return the server state with the new clip norms of the clients in the aggregate."""
         new = {k: self._adapted[k] for k in aggregate.clients if k in self._adapted}
         return replace(state, clip_norms=dict(sorted({**state.clip_norms, **new}.items())))
 
@@ -265,7 +265,7 @@ class SharedBound(RoundPart):
         return answer
 
     def after(self, state: ServerState, aggregate: Aggregate) -> ServerState:
-        """Return the state with the clip norm of the next round."""
+        """Return the server state with the clip norm of the next round."""
         bound = self.of(state.clip_norms)
         if self._unit is None:
             bits = [self._bits[client] for client in aggregate.clients]
@@ -320,7 +320,7 @@ class NoiseLength(RoundPart):
 
     Args:
         expected: function of each client's steps, the clip norms and the round; it returns the
-            norm.
+            expected norm.
     """
 
     def __init__(self, expected: ExpectedNoise) -> None:
@@ -353,7 +353,7 @@ class IterateAverage(RoundPart):
     decay: float
 
     def after(self, state: ServerState, aggregate: Aggregate) -> ServerState:
-        """Return the state with the average updated by the new global model."""
+        """Return the server state with the average updated by the new global model."""
         average = next_average(
             state.average, state.arrays, round_number=state.round_number, decay=self.decay
         )
@@ -365,8 +365,8 @@ def next_average(
 ) -> dict[str, np.ndarray]:
     """Return the exponential moving average of the global models of rounds 1 to t.
 
-    The model of round i has weight decay^(t − i) over the sum of weights; the initial model has
-    none.
+    The weight of the model of round i is decay^(t − i), divided by the sum of all weights. The
+    initial model has weight 0.
 
     Args:
         average: the average before the round, float64 arrays by name; empty before the first round.
@@ -394,11 +394,11 @@ class EarlyStopping(RoundPart):
     settings: EarlyStoppingSettings
 
     def scored(self, state: ServerState, metrics: Metrics) -> ServerState:
-        """Return the state with the best value of the metric so far.
+        """Return the server state with the best value of the metric so far.
 
         Raises:
-            FederationError: the test metrics lack this metric, or it is a list with a value per
-                class.
+            FederationError: the test metrics lack this metric, or the metric is a list with a
+                value per class.
         """
         value = metrics.get(f"test_{self.settings.metric}")
         if not isinstance(value, float):

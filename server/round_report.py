@@ -70,7 +70,7 @@ class ClientSteps(TypedDict):
 
 
 class Spread(TypedDict):
-    """The smallest, the median and the largest of several values."""
+    """Summary of several values by the smallest, the median and the largest of them."""
 
     min: float
     median: float

@@ -25,7 +25,7 @@ Best = tuple[float, int]
 
 
 class EarlyStoppingSettings(Settings):
-    """`federation.early_stopping`: ends the run when a metric no longer improves."""
+    """Settings of early stopping, which ends the run when a metric no longer improves."""
 
     metric: str = Field(
         default="loss",
@@ -87,7 +87,7 @@ _Power = Annotated[float, Field(ge=0, le=4)]
 
 
 class WeightingSettings(Settings):
-    """`federation.weighting`: a client's weight is n^size_power / z^noise_power.
+    """Settings of the clients' weights (`federation.weighting`): n^size_power / z^noise_power.
 
     n is the client's public number of examples, z its noise multiplier over its sampling rate.
     """
@@ -136,7 +136,7 @@ class WeightingSettings(Settings):
 
 
 class FederationSettings(Settings):
-    """`federation:` in an experiment file."""
+    """The section `federation:` of an experiment file: rounds, clients per round, algorithm."""
 
     rounds: int = Field(ge=1, le=MAX_ROUNDS, description="federated rounds")
     clients_per_round: int | None = Field(
@@ -194,13 +194,13 @@ class FederationSettings(Settings):
 
     @property
     def weights(self) -> WeightingSettings:
-        """Settings of the weighting; if the file gives only its name, they are the defaults."""
+        """Settings of the weighting; the defaults if the file gives only the weighting's name."""
         named = self.weighting
         return WeightingSettings(name=named) if isinstance(named, str) else named
 
     @property
     def algorithm(self) -> AlgorithmSettings:
-        """Settings of the algorithm; if the file gives only its name, they are the defaults."""
+        """Settings of the algorithm; the defaults if the file gives only the algorithm's name."""
         named = self.strategy
         return AlgorithmSettings(name=named) if isinstance(named, str) else named
 
@@ -223,7 +223,7 @@ class FederationSettings(Settings):
 
 
 class EvaluationSettings(Settings):
-    """`evaluation:` in an experiment file: metrics on the public test set, and clients' scores."""
+    """The section `evaluation:`: metrics on the public test set, and on clients' own examples."""
 
     metrics: list[str] | None = Field(
         default=None,

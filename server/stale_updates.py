@@ -104,7 +104,7 @@ class StaleUpdates(RoundPart):
         return as_current(answer, self.start(client), self._state, version)
 
     def after(self, state: ServerState, aggregate: Aggregate) -> ServerState:
-        """Return the state with the older global models that clients still train from."""
+        """Return the server state with the older global models that clients still train from."""
         return replace(state, versions=kept_versions(self._state, self._round.pending))
 
     def complete(self, report: RoundReport, aggregate: Aggregate) -> RoundReport:

@@ -59,10 +59,10 @@ class RoundSetup:
         clients: the client number of each node, by node id.
         aggregator: the object that aggregates the updates of each round.
         evaluate: function that returns the metrics of one or several models on the public test set.
-        weights: the weights of all clients, which train requests contain; None for requests
-            without weights.
-        steps: the planned local steps. None counts one step per round, and the report does not
-            name clients that took fewer steps than planned.
+        weights: the aggregation weight of each client, sent with every train request; None if
+            requests contain no weights.
+        steps: the planned number of local steps of each client in each round. If None, a round
+            counts as one step, and no client is reported as having taken too few steps.
         deadline: the simulated seconds after which a reply is too late; None for no deadline.
         evaluation: the evaluation on clients' held-out examples; None without it.
         parts: the optional parts of a round, in the order in which their hooks are called.
@@ -132,7 +132,7 @@ class TrainRound:
 
     @cached_property
     def aggregate(self) -> Aggregate:
-        """Clients in the aggregate and their numbers of steps, known after `finish`."""
+        """Clients in the aggregate, each with its number of charged steps; known after `finish`."""
         clients, planned = sorted(self._contributions), self._setup.steps
         steps = {
             client: self._shortened.get(

@@ -191,5 +191,5 @@ def distribution_text(mean: float, shape: float | None) -> str:
     """
     names = {None: "Poisson", 0.0: "logarithmic", 1.0: "geometric"}
     if shape in names:
-        return f"the {names[shape]} distribution of mean {mean:g}"
-    return f"the truncated negative binomial distribution of mean {mean:g} and shape {shape:g}"
+        return f"the {names[shape]} distribution with mean {mean:g}"
+    return f"the truncated negative binomial distribution with mean {mean:g} and shape {shape:g}"

@@ -2,7 +2,7 @@
 
 A clipping norm C bounds the L2 norm of the whole gradient, or of a group of parameters. Adaptive
 clipping moves it to a private quantile of the gradient norms (Andrew et al. 2021). Automatic
-clipping has a constant γ > 0 besides.
+clipping also has a constant γ > 0.
 
 Edge cases of the clip factor, by the L2 norm of a per-example gradient:
 
@@ -324,7 +324,7 @@ class AdaptiveClipping(FlatClipping):
         quantile: float = 0.5,
         learning_rate: float = 0.2,
     ) -> Self:
-        """Return adaptive clipping whose count noise is the expected batch size over 20.
+        """Return adaptive clipping whose count gets noise of deviation `expected_batch` / 20.
 
         Args:
             expected_batch: public expected batch size.

@@ -33,7 +33,7 @@ class PatternClipping(Clipping):
 
     Attributes:
         patterns: name pattern of each group.
-        bounds: clipping norm of each group; under adaptive clipping that of the next batch.
+        bounds: clipping norm of each group; under adaptive clipping, the norm for the next batch.
         count_noise: σ_b, standard deviation of the noise on the count of each group, or None if the
             clipping norms are fixed.
         quantile: target share of unclipped gradients in each group.
@@ -103,7 +103,7 @@ class PatternClipping(Clipping):
             ) from error
 
     def whole_noise(self, gradient_noise: float) -> float:
-        """Return the noise multiplier of the whole step, given that of the gradients.
+        """Return the noise multiplier of the whole step, given the gradients' noise multiplier.
 
         Args:
             gradient_noise: noise multiplier of the gradients, as `gradient_noise` returns it.

@@ -194,7 +194,7 @@ class OneAtATime(PerExampleGradients):
     """Gradient method that computes per-example gradients in a loop, one example at a time."""
 
     def row_gradients(self, values: Tensor, padded: PaddedBatch) -> Mapping[int, ExampleUse]:
-        """Return the gradients of each parameter, by its index, for each row of a padded batch.
+        """Return the gradients for each row of a padded batch, by index of the parameter.
 
         Args:
             values: not used, as the model holds the client's parameters.

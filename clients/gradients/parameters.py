@@ -70,7 +70,7 @@ class FlatParameters:
         return [self._places[index] for index in indices]
 
     def group_slices(self, groups: Sequence[Sequence[int]]) -> list[tuple[slice, int]]:
-        """Return slices that cover the flat tensor, with the group of each; as few as possible.
+        """Return as few slices as possible that cover the flat tensor, each with its group.
 
         Args:
             groups: indices of the parameters in each group; together these are all parameters.

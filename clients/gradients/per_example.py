@@ -161,7 +161,7 @@ class PaddedBatch:
 
     @property
     def keyed(self) -> AbstractContextManager[object]:
-        """Context of a forward pass; random numbers are keyed by example if `randomness` is set."""
+        """Context manager for forward passes; with `randomness`, random numbers follow examples."""
         return nullcontext() if self.randomness is None else self.randomness
 
     @property
@@ -221,7 +221,7 @@ class PerExampleGradients(ABC):
 
     @abstractmethod
     def row_gradients(self, values: Tensor, padded: PaddedBatch) -> Mapping[int, ExampleUse]:
-        """Return the gradients of each parameter, by its index, for each row of a padded batch.
+        """Return the gradients for each row of a padded batch, by index of the parameter.
 
         A parameter that has no gradient is absent.
 

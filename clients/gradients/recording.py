@@ -174,7 +174,7 @@ class RuledModel:
 
     @cached_property
     def unit_modules(self) -> frozenset[nn.Module]:
-        """Modules that run through `torch.func`."""
+        """Set of the modules that run through `torch.func`."""
         return frozenset(self.model.get_submodule(name) for name in self.units)
 
     def start(self, values: Tensor, rows: int) -> Recording:

@@ -116,7 +116,7 @@ class RuleGradients(PerExampleGradients):
         return self.ruled.units
 
     def row_gradients(self, values: Tensor, padded: PaddedBatch) -> Mapping[int, ExampleUse]:
-        """Return the gradients of each parameter, by its index, for each row of a padded batch."""
+        """Return the gradients for each row of a padded batch, by index of the parameter."""
         return by_parameter(self.record(values, padded))
 
     def add_sums(self, values: Tensor, padded: PaddedBatch, into: Tensor) -> None:
@@ -170,7 +170,7 @@ class RuleGradients(PerExampleGradients):
 
 
 def by_parameter(uses: Sequence[ExampleUse]) -> dict[int, ExampleUse]:
-    """Return the per-example gradients of each parameter that was used, by its index.
+    """Return the per-example gradients of all used parameters, by index of the parameter.
 
     Several calls of one linear layer (in a recurrent cell) are joined to one call on a longer
     sequence. For other parameters that are used several times, the gradients are added.

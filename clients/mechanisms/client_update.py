@@ -107,12 +107,12 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
 
     @property
     def mechanism(self) -> Event:
-        """Privacy event of a round of the client: noisy update, with any adaptive-clipping bit."""
+        """Privacy event of one round: the noisy update and any noisy bit of adaptive clipping."""
         return self._release(1.0)
 
     @property
     def effective_noise_multiplier(self) -> float:
-        """Noise multiplier of update and bit together that is left after rounding to the grid."""
+        """Noise multiplier of update and bit together, as reduced by rounding to integers."""
         return group_noise_multiplier(self._part_multipliers())
 
     @property
@@ -182,7 +182,8 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
         """Return the plan for a sum of updates, and of the bits of adaptive clipping if any.
 
         Args:
-            sums: plan for a sum of gradients: `unit` is the value of an integer step, with a sign.
+            sums: plan for a sum of gradients. Its `unit` is the value of an integer-grid step, with
+                the sign of a descent step; in the plan for updates the sign is the opposite.
         """
         if self.count_noise is None:
             return replace(sums, unit=-sums.unit)
@@ -194,7 +195,7 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
         )
 
     def against_server(self) -> Self:
-        """Return the mechanism with participation rate 1: the server knows who takes part."""
+        """Return the mechanism with participation rate 1, as the server knows who takes part."""
         return replace(self, participation_rate=1.0)
 
     def release_variance(
@@ -217,8 +218,8 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
         Args:
             share: noise multiplier of the client's weighted update alone: the standard deviation of
                 its noise divided by its sensitivity, `sum_scale`.
-            honest: number h of noise shares in the smallest sum; a share of the bit's noise is σ_b
-                / √h, with σ_b = `count_noise`.
+            honest: number h of noise shares in the smallest sum that may be opened. A share of the
+                bit's noise is σ_b / √h, with σ_b = `count_noise`.
         """
         if self.count_noise is None:
             return replace(self, noise_multiplier=share)

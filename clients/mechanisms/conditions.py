@@ -84,7 +84,7 @@ class Choices:
 
     @property
     def sums_steps(self) -> bool:
-        """Whether noise protects a sum over clients, to which each adds a single gradient step."""
+        """Whether noise protects a sum over clients to which each client adds one gradient step."""
         return self.trust in ("distributed", "central") and not protects_client(self.unit)
 
 

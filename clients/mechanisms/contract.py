@@ -69,7 +69,7 @@ class Mechanism(ABC):
     @property
     @abstractmethod
     def effective_noise_multiplier(self) -> float:
-        """Noise multiplier that is left after rounding to a grid, at most `noise_multiplier`."""
+        """Noise multiplier, reduced by rounding to an integer grid; at most `noise_multiplier`."""
 
     @property
     def adapted_clip_norm(self) -> AdaptiveClipNorm | None:
@@ -121,11 +121,11 @@ class Mechanism(ABC):
         return 1
 
     def steps_of_round(self, planned: range, charged: range, *, has_examples: bool) -> range:
-        """Return the numbers of a client's local steps in a round, which key its random streams.
+        """Return the step numbers of a client's round; a step's number selects its random numbers.
 
         Args:
-            planned: numbers of the local steps within the round, from 0.
-            charged: numbers of the round's releases, counted over the whole run of the client.
+            planned: the steps of the round, numbered from 0 in each round.
+            charged: the releases of the round, numbered from 0 over the whole run of the client.
             has_examples: whether the client has any example.
         """
         return planned
@@ -152,13 +152,13 @@ class Mechanism(ABC):
             steps: number of planned releases.
 
         Returns:
-            The sampling of examples, the number of Gaussian releases, and the ratio of this
-            mechanism's noise multiplier to theirs.
+            The sampling of examples, the number of Gaussian releases, and the noise
+            multiplier of this mechanism divided by that of these releases.
         """
         return PoissonSampling(self.sampling_rate), steps, 1.0
 
     def of_round(self, round_number: int) -> Self:
-        """Return the mechanism for one round; only that of votes differs from round to round."""
+        """Return the mechanism for one round: `self`, except for votes, whose ballots alternate."""
         return self
 
     def resume(self, clip_norm: AdaptiveClipNorm | None) -> Self:
@@ -259,7 +259,7 @@ class SummedMechanism(Mechanism):
         Args:
             share: noise multiplier of the client's upload alone: standard deviation of its noise
                 over its sensitivity, `sum_scale`.
-            honest: number of noise shares in the smallest sum.
+            honest: number of noise shares in the smallest sum that may be opened.
         """
         return replace(cast(Any, self), noise_multiplier=share)
 
@@ -272,13 +272,13 @@ class SummedMechanism(Mechanism):
         """Return the plan for a sum of such releases over clients.
 
         Args:
-            sums: plan for a sum of gradients: its unit is the value of an integer-grid step in the
-                model, with the sign of a descent step.
+            sums: plan for a sum of gradients. Its `unit` is the value of an integer-grid step in
+                the model, with the sign of a descent step.
         """
         return sums
 
     def against_server(self) -> Self:
-        """Return the mechanism as it protects from a server that knows which clients take part."""
+        """Return the mechanism whose events hold against a server that knows who takes part."""
         return self
 
 
@@ -390,7 +390,7 @@ class SumPart:
 
     @property
     def noise_factor(self) -> float:
-        """Standard deviation of a sum's noise over that of one draw: √honest, rounded down."""
+        """Standard deviation of a sum's noise, relative to one draw: √honest, rounded down."""
         return math.sqrt(self.honest) * _ROUNDED_DOWN if self.honest > 1 else 1.0
 
 

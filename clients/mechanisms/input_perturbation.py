@@ -35,7 +35,7 @@ class InputMechanism(Mechanism):
 
     Guarantee: for each example of a client, all noisy examples together have the privacy event
     `mechanism`, under zero_out and replace_one. They are released once, before the first round.
-    Every round is a function of them, and costs nothing.
+    Rounds use only the noisy examples, so no round costs anything more.
 
     Proof. An example changes one noisy row alone. A row of d values is rint(x) plus noise of
     deviation 2²⁴, x = v · min(1, R / ‖v‖) · 2²⁴ / (√2 z R). In float64 ‖x‖ ≤ (1 + e) 2²⁴ / (√2 z)
@@ -65,7 +65,7 @@ class InputMechanism(Mechanism):
 
     @property
     def part_multipliers(self) -> tuple[float, float]:
-        """Noise multipliers of the features and of the targets that are left after rounding."""
+        """Noise multipliers of the features and of the targets, as reduced by rounding."""
         nominal = math.sqrt(2.0) * self.noise_multiplier
         if self.bounds is None:
             return nominal, nominal
@@ -77,7 +77,7 @@ class InputMechanism(Mechanism):
 
     @property
     def effective_noise_multiplier(self) -> float:
-        """Noise multiplier of features and targets together that is left after rounding."""
+        """Noise multiplier of features and targets together, as reduced by rounding."""
         return group_noise_multiplier(self.part_multipliers)
 
     def charges(self, first_step: int, steps: int, *, noise_factor: float = 1.0) -> Charges:

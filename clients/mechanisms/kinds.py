@@ -133,9 +133,9 @@ _OUTPUT = ReleaseKind(
     title="Noise on the trained model",
     statement="A client scales features down to L2 norm R and takes a fixed number of gradient "
     "steps without noise on a linear model, whose loss is strongly convex by its weight decay. One "
-    "example moves the result by at most Δ, for the steps that run and not for their limit (Wu et "
-    "al. 2017). Then it adds Gaussian noise of standard deviation z · Δ and releases the model, "
-    "once a round. Here R = {max_feature_norm}, z = {z}, {rounds}.",
+    "example moves the result of these steps by at most Δ (Wu et al. 2017). Then the client adds "
+    "Gaussian noise of standard deviation z · Δ and releases the model, once a round. Here R = "
+    "{max_feature_norm}, z = {z}, {rounds}.",
 )
 _INPUT = ReleaseKind(
     name="input_perturbation",

@@ -236,7 +236,7 @@ class OutputMechanism(ModelRelease):
 
     @property
     def effective_noise_multiplier(self) -> float:
-        """Noise multiplier that is left after rounding to the grid, at most `noise_multiplier`."""
+        """Noise multiplier, reduced by rounding to an integer grid; at most `noise_multiplier`."""
         if self.descent is None:
             return self.noise_multiplier
         relative = self.descent.error / self.descent.sensitivity

@@ -67,7 +67,7 @@ class PrivacyPlan:
     def charges(self, first_step: int, steps: int) -> Charges:
         """Return the privacy events of further steps that the client's ε counts.
 
-        Guarantee: in a noisy sum, the counted noise is that of the smallest sum that may be opened.
+        Guarantee: in a noisy sum, the counted noise is that in the smallest sum that may be opened.
 
         Args:
             first_step: number of steps that the client took before.
@@ -95,7 +95,7 @@ class PrivacyPlan:
         return self.release.charges(first_step, steps)
 
     def of_round(self, round_number: int) -> "PrivacyPlan":
-        """Return the plan for one round; only that of votes differs from round to round.
+        """Return the plan for one round; only for votes does it differ from round to round.
 
         Args:
             round_number: number of the round, from 1.
@@ -116,14 +116,14 @@ class PrivacyPlan:
 
     @cached_property
     def mechanism_text(self) -> str:
-        """Text of `release` and `part`: two plans with equal text have equal mechanisms."""
+        """Text that describes the mechanism: two plans with equal text have equal mechanisms."""
         return repr(self.release) if self.part is None else repr((self.release, self.part))
 
     @property
     def noise_multiplier(self) -> float:
         """Noise multiplier behind the client's ε.
 
-        In noisy sums, it is that of the smallest sum that may be opened.
+        In noisy sums, this is the noise multiplier of the smallest sum that may be opened.
         """
         factor = 1.0 if self.part is None else self.part.noise_factor
         return factor * self.release.noise_multiplier
@@ -242,7 +242,7 @@ def draft_of_bounded(
 
 
 def delta_of(privacy: PrivacySettings, public_size: int) -> float:
-    """Return δ: that of the settings, or for `auto` the largest power of ten ≤ 1 / (10 · size).
+    """Return δ: the given one, or for `auto` the largest power of ten ≤ 1 / (10 · size).
 
     δ must be well below 1 / size. At 1 / size, publishing one random example is (0, δ)-private.
 

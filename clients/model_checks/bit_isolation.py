@@ -89,7 +89,7 @@ class RowIsolation(_Isolation):
             unit: factor from `rows` to rows of the padded batch, such as the views of an example.
 
         Raises:
-            UnsafeModelError: no number passes; the message is that of `check` for `rows`.
+            UnsafeModelError: no number passes; the message says why `rows` rows do not pass.
         """
         for tried in _heights(rows, most):
             if tried == 1 < rows and clients > 1:  # all rows are watched: no other row could change

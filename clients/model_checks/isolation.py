@@ -37,7 +37,7 @@ class ProbeBatch:
         return len(self.features)
 
     def only(self, i: int) -> "ProbeBatch":
-        """Return a batch that holds example i alone."""
+        """Return the batch that has example i of this batch as its only example."""
         return ProbeBatch(self.features[i : i + 1], self.targets[i : i + 1])
 
     def replaced(self, j: int, features: Tensor, targets: Tensor) -> "ProbeBatch":
@@ -221,7 +221,7 @@ class Probe:
         )
 
     def first_different_alone(self, batch: ProbeBatch) -> int | None:
-        """Return the index of the first example with another gradient alone than in the batch.
+        """Return the index of the first example whose gradient changes if it is alone in a batch.
 
         The result is None if there is no such example.
         """

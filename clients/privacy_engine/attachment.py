@@ -112,7 +112,7 @@ class AttachedModel:
             vars(parameter)["grad_sample"] = NoGradSample()
 
     def detach(self) -> None:
-        """Restore the model, and drop gradients that no batch has used yet."""
+        """Restore the model, and drop the gradients that no clipped sum contains yet."""
         if self._forward is not None:
             self._forward.restore()
         for hook in self._hooks:
@@ -124,7 +124,7 @@ class AttachedModel:
         self.discard()
 
     def discard(self) -> None:
-        """Drop the gradients of backward passes that no batch has used yet."""
+        """Drop the gradients of backward passes that no clipped sum contains yet."""
         for recorded in self.passes.pending:
             recorded.clear()
         self.passes.pending.clear()
@@ -382,9 +382,9 @@ def _without_examples(
 def check_own_rows(losses: Tensor, outputs: Sequence[Tensor]) -> None:
     """Check that each loss depends on the outputs of one example only.
 
-    If so, the gradient of Σ w_i loss_i at the rows of example i is w_i times that of Σ loss_i, for
-    any weights w. Two backward passes to the outputs test this for random weights. A dependence
-    without a gradient is not detected.
+    If so, the gradient of Σ w_i loss_i at the rows of example i is w_i times the gradient of Σ
+    loss_i, for any weights w. Two backward passes to the outputs test this for random weights. A
+    dependence without a gradient is not detected.
 
     Args:
         losses: losses of n examples (n,).

@@ -32,7 +32,7 @@ class BudgetExhaustedError(FedsimError, RuntimeError):
 class EngineStreams:
     """Random streams of an engine: one samples each batch, one draws each step's noise.
 
-    A stream depends only on seed and step number, so a resumed engine needs only these.
+    A stream depends only on the seed and the step number, so a resumed engine needs no more.
 
     Args:
         seed: seed of sampling and noise; None for a seed from the operating system.
@@ -58,11 +58,11 @@ class EngineStreams:
         self._noise_key: bytes | None = None
 
     def of_batch(self, number: int) -> np.random.Generator:
-        """Return the random generator that samples batch `number`, or shuffles pass `number`."""
+        """Return the generator for batch `number`, or for the shuffle of pass `number`."""
         return np.random.Generator(np.random.PCG64DXSM(self._sequence(Purpose.SAMPLING, number)))
 
     def noise(self, step: int) -> NoiseSource:
-        """Return the noise source of a step."""
+        """Return the noise source of the step with the given number."""
         if self._secure is not None:
             return self._secure
         if self._repeatable and not self._warned:
@@ -128,7 +128,8 @@ class BatchSchedule:
 
     Guarantee: `charges` counts every privacy event before the release that it pays for. A pass over
     shuffled data is charged at its first step. Every step is in a pass, and batches of two shuffles
-    are never in one pass. With a target ε, counted events never exceed the calibrated ones.
+    are never in one pass. With a target ε, at most as many events are counted as the noise was
+    calibrated for.
 
     Attributes:
         steps: number of steps taken so far.
@@ -151,7 +152,7 @@ class BatchSchedule:
 
     @property
     def steps_paid(self) -> int:
-        """Number of charged steps that the current pass over the data still has.
+        """Number of steps of the current pass over the data that are charged but not yet taken.
 
         The value is 0 under Poisson sampling, where each step is charged.
         """
@@ -245,7 +246,7 @@ class BatchSchedule:
         return [(event, 1)]
 
     def state(self) -> dict[str, Any]:
-        """Return the counters that a resumed engine needs."""
+        """Return the counts of steps, passes and charges that a resumed engine needs."""
         return {
             "steps": self.steps,
             "passes": self._passes,
@@ -257,7 +258,7 @@ class BatchSchedule:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the counters that `state` returned."""
+        """Restore the counts that `state` returned."""
         self.steps, self._paid = int(state["steps"]), int(state["paid"])
         self._passes, self._place = int(state["passes"]), int(state["place"])
         self._seen, self._own_pass = int(state["seen"]), bool(state["own_pass"])

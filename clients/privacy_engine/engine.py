@@ -350,8 +350,8 @@ class PrivacyEngine(OpacusStyle):
     def backward(self, losses: Tensor) -> None:
         """Run the backward pass through one loss for each example, instead of `loss.backward()`.
 
-        Each per-example gradient is that of one loss, so no reduction over the batch can scale it
-        wrongly. A loss must depend on one example only.
+        Each per-example gradient is the gradient of one loss, so no reduction over the batch can
+        scale it wrongly. A loss must depend on one example only.
 
         Args:
             losses: losses of the n examples (n,), as with reduction="none". With
@@ -495,9 +495,10 @@ class PrivacyEngine(OpacusStyle):
     def remaining(self, target_epsilon: float, delta: float | None = None) -> int:
         """Return the number of further steps for which ε at δ stays at most `target_epsilon`.
 
-        The number is at most that of the remaining calibrated steps. A value of 10^12 or more means
-        that there is no limit. Further batches are assumed to be drawn by the engine. After a batch
-        from another loader that was not declared a Poisson sample, all are assumed to be like it.
+        If the noise is calibrated for a number of steps, the result is at most the steps left of
+        these. A value of 10^12 or more means that there is no limit. Further batches are assumed to
+        be drawn by the engine. After a batch from another loader that was not declared a Poisson
+        sample, all further batches are assumed to be like that batch.
 
         Args:
             target_epsilon: the privacy budget.
@@ -542,7 +543,7 @@ class PrivacyEngine(OpacusStyle):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from the `state_dict` of an engine that was made with the same arguments.
 
-        Guarantee: with a seed, all further steps are bitwise equal to those of that engine. No
+        Guarantee: with a seed, all further steps are bitwise equal to the steps of that engine. No
         charge of this engine is lost.
 
         Raises:

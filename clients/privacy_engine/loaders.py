@@ -40,7 +40,7 @@ class BatchFeed:
     Args:
         schedule: object that draws the batches.
         max_physical_batch: largest number of examples in a part; None to leave batches whole.
-        drop: function that drops the sum of a batch within which the loop stops.
+        drop: function that drops an unfinished sum; called if the loop stops within a batch.
 
     Attributes:
         schedule: object that draws the batches.
@@ -64,7 +64,7 @@ class BatchFeed:
         self._drawn = self._used = 0  # numbers of examples of the current part
 
     def take(self) -> Batch | None:
-        """Return the current batch, only once; None if the batch came from another loader."""
+        """Return the current batch, which is then used up; None if another loader made it."""
         batch, self._current = self._current, None
         if not self._is_looping:
             self.part = 0
@@ -123,7 +123,7 @@ class BatchFeed:
         """Check that all examples of the current part passed through backward passes.
 
         Raises:
-            BatchReuseError: there were fewer: some were left out, or one row holds several.
+            BatchReuseError: some examples were left out, or one row holds several examples.
         """
         if self.part and self._used != self._drawn:
             raise BatchReuseError(

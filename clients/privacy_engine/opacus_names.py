@@ -89,9 +89,9 @@ _ACCOUNTANTS = {"prv": "pld"}
 
 
 def without_opacus_arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments without those of Opacus that have no effect in fedsim.
+    """Return the arguments, leaving out arguments of Opacus that have no effect in fedsim.
 
-    Those describe what fedsim does anyway. The engine later refuses unknown names among the rest.
+    Left-out arguments describe what fedsim does anyway. The engine refuses unknown names later.
 
     Args:
         settings: arguments by name.

@@ -157,7 +157,7 @@ class OutsideBatchError(FedsimError, RuntimeError):
 
 
 class OutsideBatches:
-    """Checks and charges of batches that the engine did not draw.
+    """Record of batches that the engine did not draw, with checks and privacy events.
 
     Guarantee: unless declared a Poisson sample, a batch is charged as a release on a known batch.
 
@@ -232,11 +232,11 @@ class OutsideBatches:
         return mechanism.mechanism
 
     def state(self) -> Mapping[str, object]:
-        """Return the counters that a resumed engine needs."""
+        """Return the counts of batch sizes, and `are_amplified`, for a resumed engine."""
         return {"sizes": self._sizes.counts, "are_amplified": self.are_amplified}
 
     def restore(self, state: Mapping[str, object]) -> None:
-        """Restore the counters that `state` returned."""
+        """Restore the values that `state` returned."""
         sizes = state["sizes"]
         if not isinstance(sizes, Mapping):
             raise TypeError(f"sizes of batches must be a map, got {sizes!r}")

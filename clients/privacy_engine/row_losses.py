@@ -29,7 +29,7 @@ from fedsim.clients.model_checks.safety import UnsafeModelError, preserve_state
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """Forward pass of an attached model, as its outputs refer to it.
+    """Forward pass of an attached model, to which the model's output tensors refer.
 
     Attributes:
         rows: number of rows of the model's input and outputs.

@@ -117,7 +117,7 @@ def affordable_events(
     target_epsilon: float,
     delta: float | None,
 ) -> int | None:
-    """Return how often an event can be repeated within a budget; None if ε is already above it.
+    """Return how often an event can be repeated within a budget; None if ε already exceeds it.
 
     Args:
         ledger: the ledger with all charges so far.

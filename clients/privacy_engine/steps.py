@@ -93,7 +93,7 @@ class LossEvidence:
             )
 
     def state(self) -> dict[str, bool]:
-        """Return the attributes that a resumed engine needs."""
+        """Return the attributes by name, for the state of a resumed engine."""
         return {"has_plain_backward": self.has_plain_backward, "is_checked": self.is_checked}
 
     def restore(self, state: Mapping[str, bool]) -> None:

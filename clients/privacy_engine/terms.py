@@ -44,7 +44,7 @@ class PrivacyTerms:
         planned_steps: number of steps for which the noise was calibrated; None if it was given.
         max_physical_batch: largest number of examples in a forward pass; None without a limit.
         batches: "poisson" if the caller declares that batches of its own loader are Poisson
-            samples; "engine" if only batches that the engine draws are.
+            samples; otherwise "engine".
         augmentation_multiplicity: number of views (changed copies) of each example.
         alphas: Rényi orders of the accountant; None stands for the accountant's default orders.
     """

@@ -1,4 +1,4 @@
-"""Sampling classes by their names in `privacy.sampling`."""
+"""Table of the sampling classes, by their names in `privacy.sampling`."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Samplings that divide the examples into batches: anew in every epoch, or once for all."""
+"""Samplings (ways to draw batches) that divide the examples: anew in every epoch, or once."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class ShuffledEpochs(EpochBatches):
     has_even_batches: ClassVar[bool] = True
 
     def divide(self, num_examples: int, generator: np.random.Generator) -> list[np.ndarray]:
-        """Return the example indices of each batch of an epoch; sizes differ by at most one."""
+        """Return the example indices of each batch of an epoch; batch sizes differ by at most 1."""
         return np.array_split(generator.permutation(num_examples), self.batches)
 
     def event(self, mechanism: Event) -> EpochShuffled:
@@ -57,7 +57,7 @@ class BallsAndBins(EpochBatches):
     scheme: ClassVar[SamplingScheme] = BALLS_AND_BINS
 
     def divide(self, num_examples: int, generator: np.random.Generator) -> list[np.ndarray]:
-        """Return the ascending example indices of each batch of an epoch; sizes are random."""
+        """Return the ascending example indices of each batch of an epoch; the sizes are random."""
         bins = generator.integers(self.batches, size=num_examples)
         ends = np.cumsum(np.bincount(bins, minlength=self.batches))
         return np.split(np.argsort(bins, kind="stable"), ends[:-1])
@@ -160,7 +160,7 @@ class CyclicBatches(EpochBatches):
         return self.batches
 
     def divide(self, num_examples: int, generator: np.random.Generator) -> list[np.ndarray]:
-        """Return the example indices of each batch of a cycle; sizes differ by at most one."""
+        """Return the example indices of each batch of a cycle; batch sizes differ by at most 1."""
         return np.array_split(generator.permutation(num_examples), self.batches)
 
     def event(self, mechanism: Event) -> EpochShuffled:
@@ -226,7 +226,7 @@ class CyclicPoisson(Sampling):
 
     @property
     def sampling_rate(self) -> float:
-        """Expected share of the examples in a batch: rate / groups."""
+        """Expected share of the client's examples that a batch contains: rate / groups."""
         return self.rate / self.groups
 
     @property

@@ -55,7 +55,7 @@ class Sampling(ABC):
     @property
     @abstractmethod
     def sampling_rate(self) -> float:
-        """Expected share of the examples in a batch."""
+        """Expected share of the client's examples that a batch contains."""
 
     def within_rounds(self, steps: int) -> "Sampling":
         """Return the sampling for batches that cannot be drawn again in a later round.
@@ -210,7 +210,7 @@ class EpochBatches(Sampling):
 
     @property
     def sampling_rate(self) -> float:
-        """Expected share of the examples in a batch: 1 / batches."""
+        """Expected share of the client's examples that a batch contains: 1 / batches."""
         return 1.0 / self.batches
 
     def num_events(self, steps: int) -> int:
@@ -288,7 +288,7 @@ class PoissonSampling(IndependentBatches):
 
     @property
     def sampling_rate(self) -> float:
-        """Expected share of the examples in a batch: `rate`."""
+        """Expected share of the client's examples that a batch contains: `rate`."""
         return self.rate
 
     def draw_batch(self, num_examples: int, generator: np.random.Generator) -> np.ndarray:
@@ -341,7 +341,7 @@ class FixedSizeSampling(IndependentBatches):
 
     @property
     def sampling_rate(self) -> float:
-        """Share of the examples in a batch, which is batch / population."""
+        """Share of the client's examples that a batch contains: batch / population."""
         return self.batch / self.population
 
     def draw_batch(self, num_examples: int, generator: np.random.Generator) -> np.ndarray:

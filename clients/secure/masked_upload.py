@@ -184,7 +184,7 @@ class MaskedUpload:
         return KeysReply(client=self.client, sealing_key=sealing.public, masking_key=masking.public)
 
     def share(self, roster: Roster) -> SharesReply:
-        """Return shares of a new self-mask seed and the masking key, encrypted for the neighbours.
+        """Return shares of a new self-mask seed and of the masking key, encrypted for neighbours.
 
         Args:
             roster: the neighbours that get shares, with their keys and Shamir evaluation points.

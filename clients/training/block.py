@@ -69,9 +69,9 @@ def block_of(
         local: settings with batch size and optimizer.
         members: the planned members in ascending order of clients; None for an absent client.
         rows: rows of each member in a padded batch; None for as many as the present members need.
-        places: number of slots in a padded batch, each with the rows of any one member. This is
-            allowed without privacy only; still no bit of a member's result depends on other
-            members. None if each member has a fixed slot.
+        places: number of slots in a padded batch, if a slot may hold the rows of any one member;
+            None if each member has a fixed slot. Slots for any member are for training without
+            privacy; still no bit of a member's result depends on other members.
         rule: rule by which the algorithm changes the (noisy) gradient of a step, or None.
 
     Raises:

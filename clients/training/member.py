@@ -1,4 +1,4 @@
-"""Member of a block: one client's data, random streams and privacy mechanism, and results."""
+"""Members and results of a block (clients that train together on stacked tensors)."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,8 @@ class BlockMember:
         features: features of the client's examples (n, ...).
         targets: targets of the client's examples (n, ...).
         key: key of the client's random streams in this round.
-        steps: numbers of the steps to take; steps are counted over all rounds of the run.
+        steps: numbers of the steps to take, counted over the whole run with DP-SGD, else from 0 in
+            each round.
         release: privacy mechanism of the client. It releases each step, or once a round the update
             or the model. None without privacy, or if the examples are already noisy.
         secure: whether batches and noise come from the operating system.
@@ -96,9 +97,9 @@ class Block(ABC):
     def train(self, on_step: StepCallback | None = None) -> BlockResult:
         """Train the members and return their results; a block can train only once.
 
-        Guarantee: a private member's values and clip norm depend only on the global model and its
-        releases. These are `len(steps)` releases of its mechanism, or one release of its whole
-        update or model. The bits do not depend on which other planned members are present.
+        Guarantee: a private member's values and clip norm depend only on the global model and on
+        the member's releases: one release for each step, or one release of the whole update or
+        model. The bits do not depend on which other planned members are present.
 
         Args:
             on_step: function that is called after each step of private members, for an audit.
@@ -106,7 +107,7 @@ class Block(ABC):
 
 
 def member_rows(member: BlockMember, local: LocalSettings) -> int:
-    """Return the number of rows of a member's padded batch when it trains alone.
+    """Return the number of rows of a padded batch when the member trains alone.
 
     Args:
         member: the client.

@@ -23,7 +23,7 @@ class LocalOptimizer(ABC):
 
     @abstractmethod
     def step(self, values: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-        """Take one step in place; `gradients` may be overwritten.
+        """Update the parameters in place by one step; `gradients` may be overwritten.
 
         Args:
             values: the parameters; they must be the same tensors in every step.
@@ -43,7 +43,7 @@ class Sgd(LocalOptimizer):
 
     @torch.no_grad()
     def step(self, values: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-        """Take one step in place; `gradients` may be overwritten."""
+        """Update the parameters in place by one step; `gradients` may be overwritten."""
         settings = self._settings
         if settings.weight_decay:
             for value, gradient in zip(values, gradients, strict=True):
@@ -60,7 +60,7 @@ class Sgd(LocalOptimizer):
 
 
 class Adam(LocalOptimizer):
-    """Adam (Kingma and Ba 2015), or AdamW with decoupled weight decay, as in torch.optim."""
+    """Optimizer Adam (Kingma and Ba 2015), or AdamW with decoupled weight decay, as in torch."""
 
     def __init__(self, settings: AdamSettings) -> None:
         self._settings = settings
@@ -69,7 +69,7 @@ class Adam(LocalOptimizer):
 
     @torch.no_grad()
     def step(self, values: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-        """Take one step in place; `gradients` may be overwritten."""
+        """Update the parameters in place by one step; `gradients` may be overwritten."""
         if not self._moments:
             self._moments = [(torch.zeros_like(v), torch.zeros_like(v)) for v in values]
         self._steps += 1

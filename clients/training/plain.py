@@ -151,7 +151,7 @@ def shuffled_batches(
 
 
 class TorchBlock(Block):
-    """Block of one client, which torch's autograd trains without privacy."""
+    """Block of a single client, which is trained without privacy by torch's autograd."""
 
     def __init__(
         self,

@@ -55,7 +55,7 @@ class SharedModel:
 
     @property
     def tied_names(self) -> dict[str, str]:
-        """First name of each tied tensor, by each of the tensor's other names."""
+        """Map from each further name of a tied tensor to the tensor's first name."""
         first: dict[tuple[int, int], str] = {}
         owners = {
             name: first.setdefault((place.start, place.stop), name)

@@ -33,7 +33,7 @@ class _Coefficients(nn.Module):
 
 
 def coefficients_of(*shape: int, like: Tensor) -> FlatParameters:
-    """Return the flat parameters of a model that has only one tensor, zero coefficients.
+    """Return the flat parameters of a model that consists of one tensor of zero coefficients.
 
     Args:
         shape: shape of the coefficients.
@@ -67,13 +67,13 @@ class Slopes(PerExampleGradients):
         self._before: tuple[slice, Tensor] | None = None
 
     def begin_step(self, round_number: int, step: int, values: Tensor) -> slice:
-        """Move the model by the last step's coefficients, and return the slice of this step.
+        """Move the model by the last step's coefficients; return the columns of the new step.
 
         Args:
             round_number: the round, from 1.
             step: number of the step in the round, from 0.
             values: coefficients of the round's K steps of P directions, (1, K · P). The result is
-                the slice of its columns with this step's P coefficients.
+                the slice of the columns with the new step's P coefficients.
         """
         size = self.parameters.size
         if step and self._before is not None:

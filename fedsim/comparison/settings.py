@@ -39,15 +39,12 @@ class SearchSettings(Settings):
 
     distribution: DistributionName = Field(
         default="geometric",
-        description="distribution of the number of runs, of which one number is drawn; "
+        description="distribution of the number of runs, from which one number is drawn; "
         "negative_binomial: the truncated one, with a shape",
     )
     mean: float = Field(ge=1, le=MOST_EXPECTED_RUNS, description="expected number of runs")
     shape: float | None = Field(
-        default=None,
-        ge=0,
-        le=1000,
-        description="η of distribution negative_binomial, and of no other",
+        default=None, ge=0, le=1000, description="η of negative_binomial, and of no other"
     )
 
     @property
@@ -60,10 +57,10 @@ class SearchSettings(Settings):
     @model_validator(mode="after")
     def _shape_of_the_distribution(self) -> Self:
         if self.distribution == "negative_binomial" and self.shape is None:
-            raise ValueError("negative_binomial needs a shape: shape: 0.5, for example")
+            raise ValueError("negative_binomial needs a shape, for example shape: 0.5")
         if self.distribution != "negative_binomial" and self.shape is not None:
             raise ValueError(
-                "shape belongs to distribution negative_binomial, got distribution "
+                "shape belongs to distribution: negative_binomial, got distribution: "
                 f"{self.distribution}; leave shape out"
             )
         return self

@@ -360,11 +360,11 @@ def _ties(contents: RunContents) -> str | None:
     shared = narrow_range(spends_of(contents))
     if shared is None:
         return None
-    who, against = f"all {len(contents.clients):,} clients", _against(facts)
+    who, against = f"All {len(contents.clients):,} clients", _against(facts)
     if len(facts.worst_clients) == len(facts.clients):
-        return f"ε ties: {who} spent ε = {epsilon_text(shared[1])}{against}."
+        return f"{who} spent the same ε = {epsilon_text(shared[1])}{against}."
     low, high = least_epsilon_text(shared[0]), epsilon_text(shared[1])
-    return f"ε nearly ties: {who} spent between ε = {low} and {high}{against}."
+    return f"{who} spent nearly the same ε, from {low} to {high}{against}."
 
 
 def _spend_plot(contents: RunContents) -> Markup | None:

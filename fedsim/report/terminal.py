@@ -127,7 +127,7 @@ def print_result(
     lines = [f"report: {directory.report}"]
     if (root := root_of(directory)) is not None:
         lines.append(f"root: {root}")
-        lines.append("to keep: the root, elsewhere; fedsim verify --root then finds any change")
+        lines.append("to keep elsewhere: the root; fedsim verify --root finds any later change")
     if contents.facts.is_private:
         lines.append(f"to share: everything but {KEPT}")
     for line in lines:
@@ -165,7 +165,7 @@ def _privacy_table(contents: RunContents) -> Table:
         notes += [
             f"ε ({observer}): against {OBSERVER_NAMES[observer]}" for observer in trust.observers
         ]
-        notes.append(f"each ε is for {unit_text(contents.facts)}")
+        notes.append(f"each ε protects {unit_text(contents.facts)}")
     if "delta" not in places:
         notes.append(f"δ = {delta_text(clients[0]['delta'])} for all")
     if "withdrawn_round" in places:

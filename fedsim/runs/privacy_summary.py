@@ -334,11 +334,12 @@ def secure_summary(
 IMPLEMENTATION = "fedsim.secagg 1"
 ENVELOPE = "RFC 9180 X25519/HKDF-SHA256/AES-256-GCM"
 _TRUST = {
-    "additive": "one of leader and helpers follows the protocol and colludes with no other",
+    "additive": "at least one of the server and the helpers follows the protocol and colludes with "
+    "no other of them",
     "secagg": "the server follows the protocol and colludes with fewer clients than the threshold",
     "secagg_plus": "the server follows the protocol; corrupt and dropped clients stay within the "
     "configured fractions",
-    "quantized": "none: the server sees every update (control arm)",
+    "quantized": "none: the server sees every update (for comparison only)",
 }
 
 

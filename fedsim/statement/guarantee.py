@@ -83,8 +83,8 @@ def _largest(facts: Facts) -> str:
     if len(deltas) > 1:
         at = f"δ ≤ {delta_text(facts.delta)}, each client having a δ of its own"
     return (
-        f"The largest ε_k is {epsilon_text(facts.epsilon)} at {at}; it is the guarantee of the "
-        "federation."
+        f"The largest ε_k is {epsilon_text(facts.epsilon)} at {at}; this pair is the guarantee of "
+        "the federation."
     )
 
 
@@ -127,8 +127,8 @@ def against_server(facts: Facts) -> str:
     other = facts.against_server or facts
     simulated = "In the mechanism that this run simulates, e" if other.noise == "seeded" else "E"
     return (
-        f"{simulated}ach client's own share of the noise protects it alone, whatever the other "
-        "parties do, also if they all collude, make clients up or open single updates: "
+        f"{simulated}ach client is also protected by its own share of the noise alone, whatever "
+        "the other parties do, even if they all collude, invent clients or open single updates: "
         f"{core_text(other)}. The largest ε_k is {epsilon_text(other.epsilon)} at δ = "
         f"{delta_text(other.delta)}. Both guarantees hold at once, each against its own "
         "observer; never add or compare their ε."
@@ -178,8 +178,8 @@ def threat_model(facts: Facts) -> str:
     )
     if trust.trust == "distributed":
         return (
-            f"{adversary}. It knows every setting and all participants. Trusted are the parties of "
-            f"secure aggregation ({_privacy_requires(facts)}), and all but "
+            f"{adversary}. It knows every setting and all participants. The guarantee relies on "
+            f"the parties of secure aggregation ({_privacy_requires(facts)}), and on all but "
             f"{count_text(trust.colluding_clients or 0, 'client')} of each sum. {itself}"
         )
     if trust.trust == "central":
@@ -208,28 +208,29 @@ def released(facts: Facts) -> str:
     trust = facts.trust
     mask = " (masked, so that only sums can be opened)" if facts.hides_updates else ""
     noise = "with its share of the noise" if trust.trust == "distributed" else "without noise"
-    failed = "If a client fails, its error message leaves it too."
+    failed = "If a client fails, it also sends its error message."
     if facts.counts_votes:
         noise_words = noise if trust.trust in ("distributed", "central") else "with its noise"
         return (
-            f"A client sends the votes of its teacher on public queries, {noise_words}{mask}, its "
-            "settings and its ledger. Teachers, their training losses and all that they predict "
-            "beside these votes stay on the clients. The student is trained on public queries and "
-            f"the answers alone. {failed}"
+            f"A client sends the votes of its teacher on public queries, {noise_words}{mask}. It "
+            "also sends its settings and its ledger. Teachers, their training losses and all that "
+            "they predict beside these votes stay on the clients. The student is trained on public "
+            f"queries and the answers alone. {failed}"
         )
     upload, source = "its model", "these models"
     if trust.trust != "local":
         clipped = "whole update" if facts.protects_clients else "clipped gradients"
-        upload = f"the integers of its {clipped}, on a public grid and {noise},"
+        upload = f"its {clipped} as integers on a public grid, {noise}"
         source = "these integers"
     if facts.hides_updates:
         source = "these sums"
     rounds = "is charged for" if trust.participation_rate is None else "takes part in"
     bound = ", its adapted clipping bound" if facts.clipping in COUNTING_CLIPPINGS else ""
     return (
-        f"A client sends {upload} after every round that it {rounds}{mask}{bound}, its settings "
-        f"and its ledger. The server computes the global models from {source} alone. Per-example "
-        f"gradients, training losses and batch sizes stay on the client. {failed}"
+        f"After every round that it {rounds}, a client sends {upload}{mask}. It also sends its "
+        f"settings{bound} and its ledger. The server computes the global models from {source} "
+        "alone. Per-example gradients, training losses and batch sizes stay on the client. "
+        f"{failed}"
     )
 
 
@@ -242,9 +243,9 @@ def released(facts: Facts) -> str:
 def unit(facts: Facts) -> str:
     """Return what one ε protects, for a run whose privacy unit is the example."""
     return (
-        "The unit is one training example of one client. A person with several examples on "
-        "one client is protected less. For a person with examples on several clients, the "
-        "spends of these clients compose. Neither case is computed here."
+        "The unit of privacy is one training example of one client. A person with several examples "
+        "on one client is protected less. For a person with examples on several clients, the "
+        "privacy losses of these clients accumulate. Neither case is computed here."
     )
 
 
@@ -257,9 +258,10 @@ def unit(facts: Facts) -> str:
 def client_unit(facts: Facts) -> str:
     """Return what one ε protects, for a run whose privacy unit is the client."""
     return (
-        "The unit is everything that one client has: all of its examples together, and their "
-        "number. For a person with data on several clients, the spends of these clients compose, "
-        "which is not computed here. An ε of this unit and an ε of one example are not comparable."
+        "The unit of privacy is everything that one client has: all of its examples together, and "
+        "their number. For a person with data on several clients, the privacy losses of these "
+        "clients accumulate, which is not computed here. An ε of this unit and an ε of one example "
+        "are not comparable."
     )
 
 
@@ -276,8 +278,8 @@ _ADJACENCIES = {
     "are public",
 }
 _VOTE_ADJACENCY = (
-    "zero-out adjacency, where one client votes for nothing, and by replacement, where everything "
-    "that one client has is replaced; the charge covers both"
+    "zero-out adjacency, where one client votes for nothing, and under replacement, where "
+    "everything that one client has is replaced; the charge covers both"
 )
 
 
@@ -302,7 +304,7 @@ def adjacency(facts: Facts) -> str:
     meaning, sensitivity = _neighbours(facts)
     if facts.counts_votes:
         return (
-            f"Data sets are neighbours by {meaning}, and who takes part is public. The L2 "
+            f"Two data sets are neighbours under {meaning}, and who takes part is public. The L2 "
             "sensitivity of the votes on a query is at most √2: another teacher moves two counts "
             "by 1, and a client that is zeroed out moves one count. All settings, the planned "
             "number of clients, the queries and the server's test set are public as well."
@@ -310,14 +312,15 @@ def adjacency(facts: Facts) -> str:
     if facts.protects_clients:
         taking_part = "public" if facts.trust.participation_rate is None else "secret"
         return (
-            f"Data sets are neighbours by {meaning}, and who takes part is {taking_part}. The L2 "
-            f"sensitivity of a sum of clipped updates is then at most {sensitivity}. All settings, "
-            "the planned number of clients and the server's test set are public as well."
+            f"Two data sets are neighbours under {meaning}, and who takes part is {taking_part}. "
+            f"The L2 sensitivity of a sum of clipped updates is then at most {sensitivity}. All "
+            "settings, the planned number of clients and the server's test set are public as well."
         )
     return (
-        f"Data sets are neighbours by {meaning}. The L2 sensitivity of {facts.kind.sensitivity_of} "
-        f"is then at most {sensitivity}. All settings, the participation schedule, sampling rates, "
-        "step counts and the server's test set are public as well."
+        f"Two data sets are neighbours under {meaning}. The L2 sensitivity of "
+        f"{facts.kind.sensitivity_of} is then at most {sensitivity}. All settings, the "
+        "participation schedule, sampling rates, step counts and the server's test set are public "
+        "as well."
     )
 
 

@@ -66,14 +66,14 @@ def collusion(facts: Facts) -> str:
     if trust.colluding_clients:
         allowed = (
             f"Up to {count_text(trust.colluding_clients, 'client')} of a sum may collude with its "
-            "observer, or add no noise; every client knows its own noise, so a curious client is "
-            "one"
+            "observer, or add no noise; every client knows its own noise, so a curious client "
+            "counts as one of them"
         )
     return (
         f"{allowed}. The guarantee counts the noise of "
         f"{count_text(trust.honest_clients, 'honest client')} of a sum, and no sum of fewer than "
-        f"{trust.min_clients} clients is opened. Where more clients collude, the guarantee against "
-        "the server holds alone."
+        f"{trust.min_clients} clients is opened. Where more clients collude, only the guarantee "
+        "against the server holds."
     )
 
 
@@ -89,12 +89,12 @@ def active_server(facts: Facts) -> str:
         return (
             "The guarantee against an observer of sums covers a server that departs from the "
             "protocol: keys are pinned, every upload is bound to one run, round, model, client "
-            "set and plan of the noise, and enters one sum. Every client must hold the plan "
-            "that its operator reviewed, which no file of the server proves."
+            "set and plan of the noise, and enters one sum only. Every client must hold the plan "
+            "that its operator reviewed; no file of the server proves this."
         )
     return (
         "The guarantee against an observer of sums is for a server that follows the protocol. "
-        "Against one that departs from it, the guarantee against the server holds alone: "
+        "Against one that departs from it, only the guarantee against the server holds: "
         f"{'; '.join(UNMET_CONDITIONS[name] for name in unmet)}."
     )
 
@@ -125,7 +125,7 @@ def no_amplification(facts: Facts) -> str:
     if facts.trust.trust == "distributed":
         return (
             "No amplification by client selection or shuffling is claimed. Secure aggregation "
-            "lowers the ε against an observer of sums alone, by the noise of other clients."
+            "lowers only the ε against an observer of sums, through the noise of other clients."
         )
     return (
         "No amplification by client selection, shuffling or secure aggregation is claimed: "
@@ -140,8 +140,8 @@ def no_amplification(facts: Facts) -> str:
 def seeded_noise(facts: Facts) -> str:
     """Return the sentence that anyone who knows the seed can remove the noise."""
     return (
-        "The noise comes from seeded streams, so that the simulation is reproducible. It gives no "
-        "protection against anyone who knows the seed, which is among the settings of this run."
+        "The noise is computed from a seed, so that the simulation is reproducible. It gives no "
+        "protection against anyone who knows the seed, and the settings of this run contain it."
     )
 
 
@@ -171,15 +171,15 @@ def floating_point(facts: Facts) -> str:
         sums = "Integers of one grid add up exactly, so a sum has the noise of all its clients. "
     if facts.kind.draws_batches:
         examples = (
-            "The proof assumes that what an example adds depends on the model and the example "
-            "alone, which a test before the first round checks. "
+            "The proof assumes that what an example adds depends only on the model and the "
+            "example; a test before the first round checks this. "
         )
-    simulated = ", which seeded noise simulates," if facts.noise == "seeded" else ""
+    simulated = ", which seeded noise simulates" if facts.noise == "seeded" else ""
     return (
-        "Every release is made of integers: sums rounded to a public grid, and noise on it. "
-        "The cost of the grid is in the noise multipliers of the ledger; that of the sampler"
-        f"{simulated} is in ε: {_slack(facts)['epsilon']:.2g} at most (docs/explain/proofs.md). "
-        f"{sums}{examples}Timing is not hidden."
+        "Every release is made of integers: sums rounded to a public grid, and noise on the same "
+        "grid. The noise multipliers of the ledger include the cost of this grid. ε includes the "
+        f"cost of the noise sampler{simulated}: {_slack(facts)['epsilon']:.2g} at most "
+        f"(docs/explain/proofs.md). {sums}{examples}No ε covers what timing reveals."
     )
 
 
@@ -238,7 +238,7 @@ def parties_on_one_host(facts: Facts) -> str:
     """Return the sentence that a simulation has one operator, who could combine all shares."""
     return (
         "All parties of secure aggregation ran in one simulation. Every message of the "
-        "protocol was real; the non-collusion of its parties was simulated."
+        "protocol was real; that its parties do not collude was only simulated."
     )
 
 

@@ -25,14 +25,14 @@ class _Clipping(NamedTuple):
 
 _OF_GROUPS = "of each group's own standard deviation, together with the effect of z · C"
 _CLIPPINGS = {
-    "flat": _Clipping("clipped to L2 norm C as a whole"),
+    "flat": _Clipping("clipped as a whole to L2 norm C"),
     "per_layer": _Clipping(
         "clipped layer by layer, to bounds whose squares add up to C²",
         "divided among the layers with the effect of standard deviation z · C",
     ),
     "automatic": _Clipping("normalised to L2 norm below C"),
     "adaptive": _Clipping(
-        "clipped to L2 norm C as a whole",
+        "clipped as a whole to L2 norm C",
         "of standard deviation above z · C",
         " A count of the batch's examples with norm below C, with Gaussian noise, moves C towards "
         "a "
@@ -59,7 +59,8 @@ _CLIENT_ADAPTATION = (
 )
 _ADDS = {
     "local": "Gaussian noise {noise} is added once to the sum",
-    "distributed": "the client adds its share of the noise, Gaussian {noise}, once to the sum",
+    "distributed": "the client adds its share of the noise, which is Gaussian {noise}, once to the "
+    "sum",
     "central": "the server adds Gaussian noise {noise} once to the sum of all clients",
 }
 _ADDS_TO_UPDATE = {
@@ -73,7 +74,7 @@ _ADDS_TO_VOTES = {
     "central": "the server adds, once to the sum of all votes,",
 }
 _METHODS = {
-    "pld": "privacy loss distributions, discretised by connect-the-dots so that the result is an "
+    "pld": "privacy loss distributions, discretised (connect-the-dots) so that the result is an "
     "upper bound (Doroshenko et al. 2022)",
     "rdp": "Rényi differential privacy (Mironov 2017) with the conversion of Canonne, Kamath and "
     "Steinke 2020, an upper bound, usually about 10% above the exact value",
@@ -133,9 +134,9 @@ def dp_sgd(facts: Facts) -> str:
     bound = "initial C" if adaptation else "C"
     adds = _ADDS.get(facts.trust.trust, _ADDS["local"]).format(noise=noise + _of_share(facts))
     return (
-        f"In each step every per-example gradient is {how}, {adds}, and the result is divided by a "
-        f"public constant.{adaptation} Here z = {range_text(values['noise_multiplier'])}, {bound} "
-        f"= {_bound_text(values['max_grad_norm'])}, sampling rate q = "
+        f"In each step every per-example gradient is {how}. Then {adds}, and the result is divided "
+        f"by a public constant.{adaptation} Here z = {range_text(values['noise_multiplier'])}, "
+        f"{bound} = {_bound_text(values['max_grad_norm'])}, sampling rate q = "
         f"{range_text(values['sampling_rate'])}, {_counts(values['steps'], 'step')} in "
         f"{_counts(values['rounds'], 'round')}."
     )
@@ -234,10 +235,10 @@ def shared_noise(facts: Facts) -> str:
     return (
         f"A sum has the noise of at least {count_text(honest, 'honest client')}, with equal "
         "standard deviations on one public grid: integers add up exactly, and nothing is "
-        "clipped after the noise. Against an observer of sums, the noise multiplier of a "
+        "clipped after noise is added. Against an observer of sums, the noise multiplier of a "
         f"client is z = {range_text(noise['noise_multiplier'])}, √{honest} times that of its own "
-        "share. Weights act before the grid. The charge is that of the smallest sum that "
-        "may be opened, however many clients came."
+        "share. Weights are applied before values are rounded to the grid. The charge is that of "
+        "the smallest sum that may be opened, however many clients take part."
     )
 
 
@@ -287,8 +288,8 @@ def public_constants(facts: Facts) -> str:
     sizes = "declared sizes" if facts.sizes_are_declared else "public client sizes"
     return (
         f"Divisor, sampling rate, noise and number of steps follow from settings and {sizes}: "
-        "no private number of examples enters them, as it does where a library derives them "
-        "from its data (arXiv:2605.15648)."
+        "no private number of examples enters them. This differs from libraries that derive them "
+        "from the data (arXiv:2605.15648)."
     )
 
 
@@ -332,10 +333,11 @@ def drawn_clients(facts: Facts) -> str:
     return (
         "In each round the server draws each client independently with probability p = "
         f"{facts.trust.participation_rate or 0.0:.4g}, and charges the round to every "
-        "client as that Poisson sample, drawn or not. The sum is divided by p · N, no number "
-        "of clients ends a round, and a round without clients releases noise. The list and the "
-        "number of participants stay with the server: they are in no report, record or ledger. "
-        "There is no such guarantee against a party that sees who takes part, as on a network."
+        "client as that Poisson sample, drawn or not. The sum is divided by p · N, the end of a "
+        "round does not depend on its number of clients, and a round without clients releases "
+        "noise. The list and the number of participants stay with the server: they are in no "
+        "report, record or ledger. There is no such guarantee against a party that sees who takes "
+        "part, as on a network."
     )
 
 
@@ -361,7 +363,7 @@ def accounting(facts: Facts) -> str:
         method = _METHODS[mechanism.accountant] + orders
     return (
         f"Every ε was computed{by} with {method}. {facts.kind.fixed} were fixed "
-        "before the run, so the releases compose."
+        "before the run, so one ε can be computed for all releases together."
     )
 
 
@@ -393,8 +395,8 @@ def public_parts(facts: Facts) -> str:
     if names := parts.get("features"):
         sentences.append(
             f"Examples are transformed before training ({', '.join(map(str, names))}). The "
-            "transforms are fixed, per example and public, so they cost no ε. Choosing them by "
-            "looking at private data is tuning, which no ε of this run covers."
+            "transforms are fixed and public, and each uses one example at a time, so they cost no "
+            "ε. Choosing them by looking at private data is tuning, which no ε of this run covers."
         )
     if parts.get("init"):
         sentences.append(

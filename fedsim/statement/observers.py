@@ -39,20 +39,20 @@ _UPDATES = {
     "local": View(
         OBSERVER_NAMES["server"],
         "all updates of one client",
-        "the updates of each client k over all of its rounds are together",
+        "the updates of each client k over all of its rounds, taken together, are",
         "The adversary is the server, or any other party that sees every update of a client",
     ),
     "distributed": View(
         f"{OBSERVER_NAMES['sums']}, who sees no single update",
         "every sum of updates and every global model",
-        "all sums and all global models of the run are together",
-        "The adversary sees every sum that is opened and every global model, the final one "
-        "included",
+        "all sums and all global models of the run, taken together, are",
+        "The adversary sees every sum of updates that is opened, and every global model, the final "
+        "one included",
     ),
     "central": View(
         f"{OBSERVER_NAMES['models']}, who sees neither updates nor sums without noise",
         "every global model",
-        "all global models of the run are together",
+        "all global models of the run, taken together, are",
         "The adversary sees every global model, the final one included",
     ),
 }
@@ -61,19 +61,19 @@ _VOTES = {
     "local": View(
         "a server that sees the noisy votes of every client",
         "all noisy votes of one client",
-        "the noisy votes of each client k over all ballots are together",
+        "the noisy votes of each client k over all ballots, taken together, are",
         "The adversary is the server, or any other party that sees every noisy vote of a client",
     ),
     "distributed": View(
         f"{OBSERVER_NAMES['sums']}, who sees the noisy sums of votes and no single client's votes",
         _SUMS_OF_VOTES,
-        "all noisy sums of votes, all answers and the student are together",
+        "all noisy sums of votes, all answers and the student, taken together, are",
         f"The adversary sees {_SUMS_OF_VOTES}",
     ),
     "central": View(
         "an observer of the answers, who sees neither votes nor sums without noise",
         _SUMS_OF_VOTES,
-        "all noisy sums of votes, all answers and the student are together",
+        "all noisy sums of votes, all answers and the student, taken together, are",
         f"The adversary sees {_SUMS_OF_VOTES}",
     ),
 }

@@ -53,9 +53,9 @@ def delta_below_one_in_n(facts: Facts) -> str:
             "would allow a client to publish one of them. Keep it far below 100%."
         )
     return (
-        f"Every client's δ is below 1 / its examples: δ · examples is at most {share}. With "
-        "this probability, δ alone would allow a client to publish one of its examples. Keep "
-        "it far below 100%."
+        "Every client's δ is below 1 / examples: δ times its number of examples is at most "
+        f"{share}. With this probability, δ alone would allow a client to publish one of its "
+        "examples. Keep it far below 100%."
     )
 
 
@@ -91,7 +91,7 @@ def spread(facts: Facts) -> str:
     """Return the largest ε, which is the guarantee, and the median and minimum, which are not."""
     largest, median, smallest = map(epsilon_text, _spread(facts).values())
     return (
-        f"The guarantee for all clients is the maximum over "
+        f"The guarantee for all clients is the largest ε of "
         f"{count_text(len(facts.clients), 'client')}: ε = {largest} of client "
         f"{facts.worst.client}. The median ({median}) and the minimum ({smallest}) are "
         "statistics, not guarantees."
@@ -124,11 +124,11 @@ def attack_bound(facts: Facts) -> str:
         (f"{100 * rate:.4g}%", f"at most {percent_text(bound)}") for rate, bound in _bounds(facts)
     )
     others = "; ".join(f"at {rate}, {top}" for rate, top in rest)
-    reach = "Each is the largest bound of any client, from the client's whole curve δ(ε)."
+    reach = "Each is the largest such bound of any client, from the client's whole curve δ(ε)."
     if len(facts.clients) == 1:
         reach = "This follows from the client's whole curve δ(ε)."
     elif len(tied := facts.worst_clients) > 1:
-        reach += f" ε ties for {clients_text(tied)}, and their curves may cross."
+        reach += f" The largest ε is that of {clients_text(tied)}; their curves may cross."
     return (
         f"An attacker sees {view_of(facts).sees}, and guesses {question_of(facts)}. "
         f"At a false-positive rate of {rate}, the true-positive rate is {top}; {others}. {reach}"
@@ -156,8 +156,8 @@ def gaussian_bound(facts: Facts) -> str:
     return (
         f"With μ = {epsilon_text(values['mu'])}, no attack on client {facts.worst.client} has a "
         f"true-positive rate more than {delta_text(values['slack'])} above that of the best test "
-        "between two normal distributions that lie μ standard deviations apart. This is proved "
-        f"from δ(ε), without a fit or a central limit theorem.{others}"
+        "that distinguishes two normal distributions whose means are μ standard deviations apart. "
+        f"This is proved from the curve δ(ε), not by a fit or a central limit theorem.{others}"
     )
 
 
@@ -165,9 +165,9 @@ _NOT_DP = "Secure aggregation is not differential privacy: "
 _ON_ITS_OWN = f"{_NOT_DP}the ε of each client comes from its own noise and is not lowered by it."
 _ROLES = {
     "local": _ON_ITS_OWN,
-    "distributed": f"{_NOT_DP}it hides each client's part, so that the noise of the other clients "
-    "of a sum protects it as well. The guarantee against an observer of sums needs it; the one "
-    "against the server does not.",
+    "distributed": f"{_NOT_DP}it hides the upload of each client, so that the noise of the other "
+    "clients of a sum protects this upload as well. The guarantee against an observer of sums "
+    "needs secure aggregation; the guarantee against the server does not.",
     "central": f"{_NOT_DP}the noise comes from the server, and no ε is lowered by the protocol.",
 }
 
@@ -208,8 +208,8 @@ def _assumption(recorded: Mapping[str, Any]) -> list[str]:
     texts = [f"This requires: {trust['privacy_requires']}."]
     if trust.get("forged_clients") == "undetected":
         texts.append(
-            "The minimum number of clients in a sum is a count: a server that makes clients up can "
-            "open a sum with a single real client."
+            "The protocol only counts the clients of a sum: a server that invents clients can open "
+            "a sum with a single real client."
         )
     return texts
 
@@ -249,7 +249,7 @@ def nothing_hidden(facts: Facts) -> str:
     """Return the sentence that secure aggregation ran without cryptography, as a baseline."""
     return (
         f"Updates were quantised and summed in plaintext (protocol "
-        f"{_recorded(facts).get('protocol')}, a control arm): the server saw each of them. "
+        f"{_recorded(facts).get('protocol')}, for comparison only): the server saw each of them. "
         f"{_ON_ITS_OWN}"
     )
 
@@ -370,14 +370,14 @@ def tuning_declared(facts: Facts) -> str:
 )
 def ledger(facts: Facts) -> str:
     """Return the sentence on where charges are recorded, with the digest of all ledgers."""
-    who = "Each client writes its charge for a round to ledger.jsonl before it trains."
+    who = "Before a client trains in a round, it writes the round's privacy cost to ledger.jsonl."
     if facts.trust.participation_rate is not None:
         who = "The server writes every client's charge to ledger.jsonl before it adds noise."
     if facts.trust.trust == "distributed":
-        who += " A record has a ledger for each of the two observers."
+        who += " A record holds the cost against each of the two observers."
     return (
         f"{who} Records are chained by SHA-256. The last hash of a client is its ledger_head; "
-        f"the digest of all heads is {facts.digest}. In the run directory, "
+        f"the digest of all these is {facts.digest}. In the run directory, "
         "`fedsim verify .` recomputes every ε and every hash."
     )
 

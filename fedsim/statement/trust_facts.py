@@ -9,8 +9,9 @@ from fedsim.clients.mechanisms.kinds import protects_client
 
 UNITS = ("example", "client")
 UNMET_CONDITIONS: Mapping[str, str] = {
-    "pinned_keys": "the keys of helpers and clients are not pinned, so parties can be made up",
-    "opened_once": "no helper keeps an upload from two sums, or its noise can be repeated",
+    "pinned_keys": "the keys of helpers and clients are not fixed in advance, so parties can be "
+    "invented",
+    "opened_once": "no helper keeps an upload from entering two sums, or its noise can be repeated",
     "agreed_plan": "uploads are not bound to a plan of the noise that each client checks",
     "fixed_set": "the client set of a sum may depend on values of uploads",
 }

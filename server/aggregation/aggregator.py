@@ -299,7 +299,7 @@ class PlainAggregator(Aggregator[TrainReply]):
     Guarantee: a client has its planned weight, whatever the client reports.
 
     Args:
-        weights: the weights of all clients.
+        weights: the aggregation weights of all clients.
         keeps_models: whether the result of a round also holds every client's model.
     """
 
@@ -348,7 +348,7 @@ class PlainAggregator(Aggregator[TrainReply]):
         self._current.skip(client)
 
     def finish(self) -> AggregationResult:
-        """Return the mean; it has no arrays if no client with a positive weight was added."""
+        """Return the round's weighted mean, without arrays if no client had a positive weight."""
         mean, self._mean = self._current.result(), None
         kept = [self._models[client] for client in sorted(self._models)]
         models = {name: np.stack([model[name] for model in kept]) for name in (kept or [{}])[0]}

@@ -58,7 +58,7 @@ class ServerNoise:
         return SeededNoise(stream_key(self.seed, Purpose.SERVER_NOISE, round_number=round_number))
 
     def digest(self, round_number: int, sums: Integers) -> str:
-        """Return a keyed digest of a round's sums, or "" if the noise cannot be drawn again.
+        """Return a keyed digest of a round's sums, or "" if the noise never repeats.
 
         Args:
             round_number: the round, from 1.
@@ -93,7 +93,7 @@ class NoisySum(Aggregator[Any]):
     Args:
         sums: the aggregator that adds up the clients' integers.
         plan: the value of an integer step, the divisor of the sum, and who adds the noise.
-        weights: the weights of all clients.
+        weights: the aggregation weights of all clients.
         noise: the server's noise; unused if clients add the noise.
         opened_sums: the record of sums that already got noise, in this or an earlier process.
         secret: whether only the server may know the participants; then no record names a client.
@@ -295,7 +295,7 @@ class IntegerSum(Aggregator[TrainReply]):
         """Leave a client out of the sum."""
 
     def finish(self) -> AggregationResult:
-        """Return the sums; `sums` of the result is None if no client was added."""
+        """Return the clients' summed integers as `sums` of the result; None without clients."""
         return AggregationResult(None, sums=self._sums if self._added else None)
 
 

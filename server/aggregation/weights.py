@@ -1,9 +1,9 @@
 """Clients' weights in the mean of a round: whole numbers, fixed by the public plan before round 1.
 
-With n examples and noise z, a client's weight is n^a / z^b (`WeightingSettings` has a and b).
-Weights depend on no report of a client and on nothing private, so weighting is post-processing of
-the uploads. They are whole numbers, so plain sums, secure sums and all machines use the same
-weights.
+With n examples and noise z (noise multiplier over sampling rate), a client's weight is n^a / z^b.
+`WeightingSettings` has a and b. Weights depend on no report of a client and on nothing private, so
+weighting is post-processing of the uploads. They are whole numbers, so plain sums, secure sums and
+all machines use the same weights.
 """
 
 import math
@@ -59,7 +59,7 @@ class ClientWeights:
         return all(value == 1 for value in self.values)
 
     def announced(self, client: int) -> int | None:
-        """Return the weight that train requests to a client state; None if all weights are 1."""
+        """Return a client's weight for its train requests, or None if all clients have weight 1."""
         return None if self.is_uniform else self.values[client]
 
     def check_examples(self, client: int, examples: int) -> None:

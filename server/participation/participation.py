@@ -260,7 +260,7 @@ class Participation:
         return tuple(client for client in clients if client not in left_out)
 
     def on_record(self, round_number: int) -> tuple[int, ...]:
-        """Return the participants that the run's records name; none if participation is secret."""
+        """Return a round's participants as the run's records name them; none for secret draws."""
         return () if self.is_secret else self.in_round(round_number)
 
     def charged_in(self, round_number: int) -> tuple[int, ...]:

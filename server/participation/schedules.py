@@ -66,7 +66,9 @@ class UniformSchedule:
 
 @dataclass(frozen=True)
 class PoissonSchedule:
-    """Poisson sampling: each client is in a round independently with probability exactly k / N.
+    """Schedule by Poisson sampling of the clients of each round.
+
+    Each client is in a round independently, with probability exactly k / N.
 
     Attributes:
         seed: the experiment's seed.

@@ -1,4 +1,4 @@
-"""Settings of `federation.participation`, a class for each scheme, and number ranges."""
+"""Settings of `federation.participation`, with one class for each scheme; ranges such as `1-20`."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -85,19 +85,19 @@ _Duration = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
 
 
 class UniformParticipation(Settings):
-    """Each round has a uniform sample of `clients_per_round` clients, without replacement."""
+    """Settings of rounds that draw `clients_per_round` clients uniformly, without replacement."""
 
     scheme: Literal["uniform"] = Field(default="uniform", description=PARTICIPATIONS["uniform"])
 
 
 class PoissonParticipation(Settings):
-    """Each round has each client independently with probability clients_per_round / N."""
+    """Settings of Poisson draws: each of N clients is in a round at rate clients_per_round / N."""
 
     scheme: Literal["poisson"] = Field(default="poisson", description=PARTICIPATIONS["poisson"])
 
 
 class CyclicParticipation(Settings):
-    """Groups of clients take turns; `clients_per_round` clients are drawn from the group."""
+    """Settings of groups that take turns; `clients_per_round` clients are drawn from a group."""
 
     scheme: Literal["cyclic"] = Field(default="cyclic", description=PARTICIPATIONS["cyclic"])
     groups: int | None = Field(
@@ -138,7 +138,7 @@ class CyclicParticipation(Settings):
 
 
 class TraceParticipation(Settings):
-    """Each round has a uniform sample of the clients that a public trace lists as available."""
+    """Settings of rounds that draw uniformly from the clients that a trace lists as available."""
 
     scheme: Literal["trace"] = Field(default="trace", description=PARTICIPATIONS["trace"])
     path: str | None = Field(
@@ -189,7 +189,7 @@ class TraceParticipation(Settings):
 
 
 class DurationTable(Settings):
-    """Public durations of the clients' training, a number for each client."""
+    """Settings of public training times, one number for each client."""
 
     path: str | None = Field(
         default=None,
@@ -209,7 +209,7 @@ class DurationTable(Settings):
 
 
 class BufferedParticipation(Settings):
-    """Asynchronous rounds on a simulated clock (FedBuff): a full buffer of updates is a round."""
+    """Settings of asynchronous rounds on a simulated clock (FedBuff); a full buffer is a round."""
 
     scheme: Literal["buffered"] = Field(default="buffered", description=PARTICIPATIONS["buffered"])
     concurrency: int = Field(
@@ -227,7 +227,7 @@ class BufferedParticipation(Settings):
 
 
 class PartialWorkSettings(Settings):
-    """`federation.partial_work`: stragglers do only a part of their local work."""
+    """Settings of stragglers, which do a part of their local work (`federation.partial_work`)."""
 
     share: Share = Field(
         description="share of the clients of each round that straggle, drawn by the seed; each "

@@ -160,7 +160,7 @@ class MaskedSum:
         self._shares[reply.client] = reply
 
     def mask_requests(self) -> dict[int, MaskRequest]:
-        """End the stage of shares and return the encrypted shares for each client, by client.
+        """End the stage of shares; return the encrypted secret shares for each client, by client.
 
         A client gets its shares of its neighbours' secrets. A client is left out if fewer
         neighbours than the threshold hold shares of its own secrets: these could not be recovered.

@@ -114,7 +114,7 @@ def test_sentence_page_and_plot_say_the_maximum_and_name_the_tie(file: dict[str,
     assert len(tied) > 1
     names = ", ".join(map(str, tied))
     for text in (sentence.text, page):
-        assert f"ε ties for clients {names}" in text
+        assert f"The largest ε is that of clients {names}" in text
     assert f"FPR {100 * 0.01:.2g}%: TPR at most {printed[1]:g}%" in page, "the plot's tip"
 
 

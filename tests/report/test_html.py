@@ -455,15 +455,15 @@ def columns_of(page: Page) -> dict[str, list[Any]]:
 def test_the_same_epsilon_of_all_is_said_and_not_drawn(make_run, private_client):
     near = [private_client(number, 100, 7.99999 + number * 1e-8, 5) for number in range(3)]
     page = Page(report_of(make_run(clients=near, rounds=5)))
-    assert "ε ties: all 3 clients spent ε = 8." in page.text
-    assert "ε ties for all 3 clients" in page.text
+    assert "All 3 clients spent the same ε = 8." in page.text
+    assert "The largest ε is that of all 3 clients" in page.text
     assert columns_of(page)["notes"] == ["–", "–", "–"]
     near[1] = private_client(1, 100, 7.95, 5)
     page = Page(report_of(make_run(clients=near, rounds=5)))
-    assert "ε nearly ties: all 3 clients spent between ε = 7.95 and 8." in page.text
+    assert "All 3 clients spent nearly the same ε, from 7.95 to 8." in page.text
     near[1] = private_client(1, 100, 7.0, 5)
     page = Page(report_of(make_run(clients=near, rounds=5)))
-    assert "ties: all" not in page.text
+    assert "clients spent" not in page.text
     assert columns_of(page)["notes"] == ["largest ε", "–", "largest ε"]
 
 

@@ -111,7 +111,7 @@ def test_the_statement_names_public_features_weights_and_frozen_parts(base: Path
         "freeze": ["1.*"],
     }
     (point,) = [one for one in content["statement_points"] if one["id"] == "public_parts"]
-    assert "fixed, per example and public" in point["text"]
+    assert "fixed and public, and each uses one example at a time" in point["text"]
     assert "is tuning" in point["text"]
     assert "the file public.safetensors" in point["text"]
     assert "1.* are not trained" in point["text"]

@@ -37,7 +37,7 @@ class AffineUse(LayerUse):
         return (rows * self._spread(self.weight.values, g)).flatten(0, 1)
 
     def compute(self, index: int) -> Tensor:
-        """Return the per-example gradients (n, *shape) of the scale or shift, given by index."""
+        """Return the per-example gradients (n, *shape) of the scale or shift with this index."""
         g = self.output_gradient
         values = g * self.input if index == self.weight_index else g
         last = g.ndim - self._after

@@ -139,7 +139,7 @@ class ExampleUse:
         self.parameters = list(held)
 
     def rows(self, index: int) -> Tensor:
-        """Return the per-example gradients (n, ...) of a parameter, given by index.
+        """Return the per-example gradients (n, ...) of the parameter with the given index.
 
         The layer may order the values in another way; `in_shape` restores the parameter's order.
         """
@@ -155,7 +155,7 @@ class ExampleUse:
         return rows
 
     def per_example(self, index: int) -> Tensor:
-        """Return the per-example gradients (n, *shape) of a parameter, given by index."""
+        """Return the per-example gradients (n, *shape) of the parameter with the given index."""
         return self.in_shape(self.rows(index), index)
 
     def squared_norms(self, index: int) -> Tensor:
@@ -253,10 +253,10 @@ class LayerUse(ExampleUse, ABC):
 
     @abstractmethod
     def compute(self, index: int) -> Tensor:
-        """Compute the per-example gradients (n, ...) of a parameter, given by index."""
+        """Compute the per-example gradients (n, ...) of the parameter with the given index."""
 
     def rows(self, index: int) -> Tensor:
-        """Return the per-example gradients (n, ...) of a parameter, given by index.
+        """Return the per-example gradients (n, ...) of the parameter with the given index.
 
         The layer may order the values in another way; `in_shape` restores the parameter's order.
         """

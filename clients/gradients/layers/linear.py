@@ -49,7 +49,7 @@ class LinearUse(LayerUse):
         return use
 
     def joined_views(self, views: int) -> "LinearUse":
-        """Return the call with the augmented views of each example joined to a longer sequence."""
+        """Return the call in which the augmented views of an example are one longer sequence."""
         use = LinearUse(self.operand, self.bias)
         use.output_gradient = _sequences(self.output_gradient.unflatten(0, (-1, views)))
         if self.needs_input:
@@ -110,7 +110,7 @@ class LinearUse(LayerUse):
         return known[2]
 
     def compute(self, index: int) -> Tensor:
-        """Compute the per-example gradients (n, *shape) of a parameter, given by index."""
+        """Compute the per-example gradients (n, *shape) of the parameter with the given index."""
         g = _sequences(self.output_gradient)
         if index == self.weight_index:
             return row_products(g.transpose(1, 2), _sequences(self.input))

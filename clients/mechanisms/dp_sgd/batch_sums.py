@@ -60,7 +60,7 @@ class BatchSums:
         }
 
     def add(self, rows: ClippedRows | None) -> Iterator[tuple[slice, Tensor]]:
-        """Add a padded batch to the sums, and yield the sums of the batches that it completes.
+        """Add a padded batch to the sums, and yield those sums that are now complete.
 
         Args:
             rows: the clipped gradients of the padded batch, or None to add nothing.

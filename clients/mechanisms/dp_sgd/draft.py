@@ -181,7 +181,7 @@ def _allocation(privacy: PrivacySettings) -> NoiseAllocation:
 
 
 def chosen_noise(privacy: PrivacySettings) -> ChosenNoise:
-    """Return given noise multipliers and relative noise of the groups in `clipping.groups`."""
+    """Return the given noise multiplier and the relative noise of each group in the settings."""
     groups = privacy.clipping.groups.values()
     return ChosenNoise(
         given=tuple(group.noise_multiplier for group in groups),
@@ -190,7 +190,7 @@ def chosen_noise(privacy: PrivacySettings) -> ChosenNoise:
 
 
 def given_noise(privacy: PrivacySettings, expected_batch: float) -> float | None:
-    """Return the noise multiplier of a step that the settings give, or None if they give none.
+    """Return the noise multiplier of a step from the settings, or None if they give none.
 
     Args:
         privacy: the client's privacy settings.

@@ -112,7 +112,7 @@ class DpSgdMechanism(SummedMechanism):
     def mechanism(self) -> Event:
         """Privacy event of a step given its batch: one Gaussian, or one for several groups jointly.
 
-        The noise multipliers are those that are left after rounding to the integer grid. Before
+        The noise multipliers are reduced by the effect of rounding to the integer grid. Before
         `for_model` they are the nominal ones. With correlated noise the event covers everything
         that the run releases about one use of an example.
         """
@@ -121,7 +121,7 @@ class DpSgdMechanism(SummedMechanism):
 
     @property
     def sampling_rate(self) -> float:
-        """Expected share of a client's examples in a batch."""
+        """Expected share of a client's examples that a batch contains."""
         return self.sampling.sampling_rate
 
     @property
@@ -131,7 +131,7 @@ class DpSgdMechanism(SummedMechanism):
 
     @property
     def effective_noise_multiplier(self) -> float:
-        """Noise multiplier of all groups and counts together that is left after rounding."""
+        """Noise multiplier of all groups and counts together, as reduced by rounding."""
         return group_noise_multiplier(self._part_multipliers())
 
     def charges(self, first_step: int, steps: int, *, noise_factor: float = 1.0) -> Charges:
@@ -166,7 +166,7 @@ class DpSgdMechanism(SummedMechanism):
         return self.largest_batch
 
     def steps_of_round(self, planned: range, charged: range, *, has_examples: bool) -> range:
-        """Return `charged`, the numbers of the round's releases, as each step is a release."""
+        """Return the step numbers of a round: `charged`, as each step is one charged release."""
         return charged
 
     def releases_of(self, steps: int) -> int:

@@ -22,7 +22,7 @@ class ChosenNoise:
 
     @property
     def together(self) -> float | None:
-        """Noise multiplier of all groups together, or None if not every group has a given one."""
+        """Noise multiplier of all groups together; None unless it is given for every group."""
         known = [z_m for z_m in self.given if z_m is not None]
         return group_noise_multiplier(known) if len(known) == len(self.given) else None
 
@@ -64,7 +64,7 @@ _ROUNDING_TOLERANCE = 1e-9  # relative
 
 
 def check_allocation(allocation: NoiseAllocation, noise_multiplier: float) -> None:
-    """Check that explicit noise multipliers of groups combine to that of the whole step.
+    """Check that the explicit noise multipliers of groups fit the noise of the whole step.
 
     Args:
         allocation: noise multiplier z_m of all or some groups, or the name of a rule, which passes

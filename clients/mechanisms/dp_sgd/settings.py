@@ -17,7 +17,7 @@ from fedsim.core.settings import Choice, Settings, Share
 
 
 class SamplingSettings(Settings):
-    """How batches are drawn from a client's examples."""
+    """Settings of how batches are drawn from a client's examples."""
 
     name: SamplingName = Field(description="which sampling; see `privacy.sampling`")
     rate: Share | None = Field(
@@ -33,7 +33,7 @@ class SamplingSettings(Settings):
 
 
 class GroupSettings(Settings):
-    """Clip norm and noise of one group of parameters, which a pattern of names selects."""
+    """Settings of clip norm and noise of one group of parameters, which a name pattern selects."""
 
     max_grad_norm: float = Field(
         gt=0, description="clip norm C_m of a per-example gradient in the group"
@@ -75,21 +75,21 @@ _NO_GROUPS: Groups = MappingProxyType({})
 
 
 class FlatClippingSettings(Settings):
-    """A fixed clip norm of the gradient, of each group, or of a client's whole update."""
+    """Settings of clipping to fixed norms: of the gradient, of each group, or of a whole update."""
 
     name: Literal["flat"] = Field(description="which clipping; see `privacy.clipping`")
     groups: _OwnGroups = Field(default={})
 
 
 class AutomaticClippingSettings(Settings):
-    """Each per-example gradient is normalised (automatic clipping)."""
+    """Settings of automatic clipping, which normalises each per-example gradient."""
 
     name: Literal["automatic"] = Field(description="which clipping; see `privacy.clipping`")
     groups: ClassVar[Groups] = _NO_GROUPS
 
 
 class LayerClippingSettings(Settings):
-    """A clip norm for each layer."""
+    """Settings of clipping with a separate clip norm for each layer."""
 
     name: Literal["per_layer"] = Field(description="which clipping; see `privacy.clipping`")
     rule: Literal["equal", "by_dimension"] = Field(
@@ -102,7 +102,7 @@ class LayerClippingSettings(Settings):
 
 
 class AdaptiveClippingSettings(Settings):
-    """An adaptive clip norm that follows a quantile of the norms, by a noisy count."""
+    """Settings of adaptive clipping: a noisy count moves the clip norm to a quantile of norms."""
 
     name: Literal["adaptive"] = Field(description="which clipping; see `privacy.clipping`")
     quantile: float = Field(
@@ -184,7 +184,7 @@ _REASONS = {
 
 
 class ToeplitzSettings(Settings):
-    """Correlated noise by a banded Toeplitz matrix, the square root of the prefix sums."""
+    """Settings of correlated noise: the banded Toeplitz square root of the prefix-sum matrix."""
 
     name: Literal["toeplitz"] = Field(description="the kind of correlation")
     bands: int = Field(

@@ -86,16 +86,16 @@ class VoteMechanism(UpdateMechanism):
 
     @property
     def mechanism(self) -> Event:
-        """Privacy event of one query of the ballot."""
+        """Privacy event of a client's noisy votes on one query of the ballot."""
         return self._event(self.ballots.of_round(self.round_number or 1), 1.0)
 
     @property
     def effective_noise_multiplier(self) -> float:
-        """Noise multiplier of one Gaussian release that costs as much as a check and a vote."""
+        """Noise multiplier of one Gaussian release that costs as much as the first two ballots."""
         return self.noise_multiplier / math.sqrt(self.cost(2))
 
     def cost(self, rounds: int) -> float:
-        """Return the privacy cost of the first ballots: Σ 2 / σ² over all of their queries.
+        """Return the privacy cost of the first `rounds` ballots: Σ 2 / σ² over all their queries.
 
         Here σ is the standard deviation of the noise on a count at noise multiplier 1, in votes.
         With noise multiplier z, all releases compose to one Gaussian release with noise multiplier
@@ -134,7 +134,7 @@ class VoteMechanism(UpdateMechanism):
         """Return the mechanism, after a check that the integer grid can hold the noise on a count.
 
         Args:
-            parameters: the counts, one for each query and class.
+            parameters: the vote counts, one for each query and class.
 
         Raises:
             NoiseRangeError: the noise on a count is too small or too large for the grid.
@@ -160,7 +160,7 @@ class VoteMechanism(UpdateMechanism):
 
     @property
     def largest_integer(self) -> int:
-        """Largest released integer before noise."""
+        """Largest integer that a client releases in a ballot, before noise is added."""
         return max(self.vote_steps(number) for number in (1, 2))
 
     def _event(self, ballot: Ballot, noise_factor: float) -> Event:
@@ -177,7 +177,7 @@ def release_votes(
         labels: the class that the client votes for in each row (query) of the ballot (rows,);
             `NO_LABEL` where it does not vote.
         classes: number of classes.
-        vote: number of grid steps that a vote adds to its count.
+        vote: number of integer-grid steps that a vote adds to its count.
         noise: the client's noise source; it gives zeros where another party adds the noise.
     """
     votes = torch.zeros(len(labels), classes, dtype=torch.float64)
@@ -192,7 +192,7 @@ def draft(request: PlanRequest) -> Draft:
 
     Args:
         request: the client's settings and rounds; its `problem` is the `Ballots`, and its
-            `parameters` are the counts.
+            `parameters` are the vote counts.
 
     Raises:
         TypeError: the `problem` of the request is not of type `Ballots`.

@@ -60,7 +60,7 @@ def _epsilon_notes(audit: Audit, *, shows_views: bool) -> list[str]:
     """Return the notes below the table of ε."""
     notes = [
         f"certified: at least so much is spent (confidence {audit.confidence:g}), by single steps;",
-        "of runs: the same by whole runs, without a distribution of the noise;",
+        "of runs: the same by whole runs, whatever the distribution of the noise;",
     ]
     if shows_views:
         notes += [

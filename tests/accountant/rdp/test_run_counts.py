@@ -115,11 +115,11 @@ def test_a_draw_is_the_quantile_of_256_random_bits() -> None:
 
 
 def test_laws_have_names_and_bad_ones_are_refused() -> None:
-    assert distribution_text(5.0, 1.0) == "the geometric distribution of mean 5"
-    assert distribution_text(5.0, None) == "the Poisson distribution of mean 5"
+    assert distribution_text(5.0, 1.0) == "the geometric distribution with mean 5"
+    assert distribution_text(5.0, None) == "the Poisson distribution with mean 5"
     assert (
         distribution_text(5.0, 0.5)
-        == "the truncated negative binomial distribution of mean 5 and shape 0.5"
+        == "the truncated negative binomial distribution with mean 5 and shape 0.5"
     )
     with pytest.raises(ValueError, match="mean must be finite and >= 1"):
         RunCountDistribution(0.5, 1.0)

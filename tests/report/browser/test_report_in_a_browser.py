@@ -370,7 +370,7 @@ def test_folded_parts_are_open_on_paper(make_run, page_of):
 def test_equal_epsilons_are_words_and_no_bars(make_run, page_of, private_client):
     spends = [private_client(number, 100 + number, 7.99999, 5) for number in range(4)]
     page = page_of(make_run(clients=spends, rounds=5))
-    assert page.texts("#spends > p")[0] == "ε ties: all 4 clients spent ε = 8."
+    assert page.texts("#spends > p")[0] == "All 4 clients spent the same ε = 8."
     assert page.texts("#spends figure") == []
     assert set(column(page, 11)) == {"–"}
 
