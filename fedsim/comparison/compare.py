@@ -26,6 +26,7 @@ from fedsim.comparison.jobs import (
     check_directory,
     default_workers,
     execute,
+    execute_here,
     lock_directory,
     plan_jobs,
 )
@@ -40,6 +41,7 @@ from fedsim.comparison.variants import arm_notes
 from fedsim.comparison.vary import Vary, load_varied
 from fedsim.experiment.errors import did_you_mean
 from fedsim.experiment.overrides import Overrides
+from fedsim.experiment.tree import Node
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.files import read_yaml_object
 
@@ -87,8 +89,8 @@ def compare(
     are resumed, so a second call continues an interrupted comparison.
 
     Args:
-        source: path of a comparison file, or its content as a mapping; with `vary` the path of an
-            experiment file.
+        source: path of a comparison file, or its content as a mapping, whose `base` is a path or
+            the content of an experiment; with `vary` an experiment, as `fedsim.run` takes it.
         vary: values by key, such as `{"privacy.target_epsilon": [None, 8, 2]}`: the variants are
             all combinations, and the first one is the baseline. None here means no privacy.
         one_at_a_time: with `vary`, whether a variant changes only one key to one value; the
@@ -107,7 +109,7 @@ def compare(
             is declared public); with `tune`.
         out: the output directory; default `runs/<name>`.
         workers: number of parallel worker processes with one thread each; default: one per
-            processor, at most 16.
+            processor, at most 16. Experiments with Python objects run in this process, in turn.
         callback: callback for the progress of the runs; with None, a notebook shows progress bars,
             and a script shows nothing.
 
@@ -155,8 +157,6 @@ def _load(
     one_at_a_time: bool,
 ) -> LoadedComparison:
     if vary:
-        if isinstance(source, Mapping):
-            raise ValueError("vary needs the path of an experiment file, got a mapping")
         return load_varied(
             source,
             vary,
@@ -253,6 +253,8 @@ def _remedy(comparison: LoadedComparison, results: Results, directory: Path) -> 
     rates = [_RATE in variant.settings for variant in comparison.variants]
     if not results.unfit or not all(rates) or comparison.settings.select is not None:
         return None
+    if isinstance(comparison.base, Node):  # no file can be named
+        return f"fedsim.compare(..., tune={{{_RATE!r}: None}})"
     place = shlex.quote(str(directory))
     return f"fedsim compare {place}/{MARKER} --tune {_RATE} --out {place}"
 
@@ -267,7 +269,8 @@ def _run(
 ) -> tuple[dict[int, str], bool]:
     """Run the pending jobs; return (failure reasons by job, whether the user interrupted)."""
     pending = [index for index, job in enumerate(jobs) if job.is_pending]
-    count = min(workers or default_workers(), max(len(pending), 1))
+    here = any(jobs[index].loaded.experiment.objects for index in pending)
+    count = 1 if here else min(workers or default_workers(), max(len(pending), 1))
     failures: dict[int, str] = {}
     if callback is not None:
         callback.planned(comparison, jobs, count)
@@ -282,7 +285,10 @@ def _run(
     messages = [jobs[index].to_message() for index in pending]
     try:
         log = directory / "workers.log"
-        execute(messages, workers=count, log=log, on_message=on_message, inherited=locks)
+        if here:
+            execute_here(messages, log=log, on_message=on_message)
+        else:
+            execute(messages, workers=count, log=log, on_message=on_message, inherited=locks)
     except KeyboardInterrupt:
         return failures, True
     finally:

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
-
-import yaml
+from typing import TYPE_CHECKING, Any
 
 import fedsim
+from fedsim.comparison.figures import Picture
 from fedsim.comparison.figures.settings import against_settings
 from fedsim.comparison.figures.variants import pictures_of
 from fedsim.comparison.load import LoadedComparison
@@ -28,11 +27,17 @@ from fedsim.comparison.text import (
     unfit_sentences,
 )
 from fedsim.comparison.tuning import Tuning
+from fedsim.core.errors import InputError
 from fedsim.core.formatting import delta_text, epsilon_text
 from fedsim.core.metrics import metric_entry
 from fedsim.core.text_formats import csv_text
-from fedsim.report.drawing import file_svg
+from fedsim.experiment.schema import yaml_text
+from fedsim.report.drawing import ChartFigure, file_svg
 from fedsim.runs.directory import RunDirectory
+from fedsim.runs.run_result import import_pandas
+
+if TYPE_CHECKING:
+    import pandas
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,6 +60,30 @@ class ComparisonResult:
     def failed(self) -> tuple[RunOutcome, ...]:
         """The results of the runs that failed."""
         return tuple(outcome for outcome in self.results.outcomes if outcome.status == "failed")
+
+    def frame(self) -> "pandas.DataFrame":
+        """Return a data frame with a row for each variant and seed, as in `comparison.csv`.
+
+        Raises:
+            MissingPandasError: pandas is not installed.
+        """
+        columns, rows = _table_of_runs(self.results)
+        return import_pandas("comparison.csv").DataFrame(rows, columns=columns)
+
+    def figure(self, name: str | None = None) -> ChartFigure:
+        """Return a figure of the variants, which a notebook shows.
+
+        Args:
+            name: name of a file in `figures/`, such as `rounds`; None means the first one.
+
+        Raises:
+            InputError: the comparison has no such figure.
+        """
+        pictures = {picture.name: picture for picture in _pictures(self.results)}
+        chosen = next(iter(pictures), "") if name is None else name
+        if chosen not in pictures:
+            raise InputError(f"there is no figure {chosen!r}; there are {', '.join(pictures)}")
+        return ChartFigure(pictures[chosen].chart)
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of `comparison.json`."""
@@ -232,7 +261,7 @@ def write_settings(comparison: LoadedComparison, path: Path) -> None:
     settings = comparison.settings
     content = {
         "name": comparison.name,
-        "base": str(comparison.base.absolute()),
+        "base": comparison.written_base,
         "seeds": list(comparison.seeds),
         "baseline": settings.baseline,
         "metric": settings.metric,
@@ -244,7 +273,7 @@ def write_settings(comparison: LoadedComparison, path: Path) -> None:
             for variant in comparison.variants
         },
     }
-    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    text = yaml_text(content)
     RunDirectory(path.parent).write_text(path.name, text)
 
 
@@ -252,7 +281,7 @@ def write_comparison(result: ComparisonResult) -> None:
     """Write the results of a comparison as JSON, CSV, LaTeX tables and figures."""
     directory = RunDirectory(result.path)
     directory.write_json("comparison.json", result.to_json())
-    directory.write_text("comparison.csv", _csv(result.results))
+    directory.write_text("comparison.csv", csv_text(*_table_of_runs(result.results)))
     directory.write_text("comparison.tex", latex_tables(result.results))
     write_figures(result.results, result.path)
 
@@ -266,9 +295,7 @@ def write_figures(results: Results, directory: Path) -> None:
     """
     folder = directory / FIGURES
     folder.mkdir(exist_ok=True)
-    drawn = [picture for part in results.by_unit for picture in pictures_of(part).values()]
-    pictures = [picture for picture in drawn if picture is not None]
-    pictures += [picture for part in results.by_unit for picture in against_settings(part)]
+    pictures = _pictures(results)
     files = {f"{picture.name}.{kind}" for picture in pictures for kind in ("svg", "csv")}
     for path in sorted(folder.iterdir()):
         if path.suffix in (".svg", ".csv") and path.name not in files:
@@ -279,10 +306,16 @@ def write_figures(results: Results, directory: Path) -> None:
         writer.write_text(f"{picture.name}.csv", picture.to_csv())
 
 
-def _csv(results: Results) -> str:
-    """Return a CSV with one line per run, from which all results can be recomputed."""
+def _pictures(results: Results) -> list[Picture]:
+    drawn = [picture for part in results.by_unit for picture in pictures_of(part).values()]
+    pictures = [picture for picture in drawn if picture is not None]
+    return pictures + [picture for part in results.by_unit for picture in against_settings(part)]
+
+
+def _table_of_runs(results: Results) -> tuple[list[str], list[list[object]]]:
+    """Return columns and rows, a row for each run, from which all results can be recomputed."""
     metrics = list(dict.fromkeys(name for outcome in results.outcomes for name in outcome.metrics))
-    columns = (*_FACTS, *metrics, *_SPENT)
+    columns = [*_FACTS, *metrics, *_SPENT]
     rows: list[list[object]] = []
     for outcome in results.outcomes:
         against_server = outcome.certificates.get("server")
@@ -292,4 +325,4 @@ def _csv(results: Results) -> str:
             "epsilon_against_server": against_server,
         }
         rows.append([row.get(name) for name in columns])
-    return csv_text(columns, rows)
+    return columns, rows

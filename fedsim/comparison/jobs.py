@@ -15,24 +15,27 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, Literal
 
 import numpy as np
+import torch
 
 import fedsim
 from fedsim.comparison.load import LoadedComparison
-from fedsim.comparison.worker import CLIENT_METRICS, RECORD
+from fedsim.comparison.worker import CLIENT_METRICS, RECORD, answer
+from fedsim.core.python_objects import PythonObject
+from fedsim.data.sources import load_dataset
 from fedsim.experiment import LoadedExperiment
 from fedsim.federation.conditions import plugin_sources
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.files import find_object
-from fedsim.runs.inputs import private_digest
+from fedsim.runs.inputs import objects_digest, private_digest
 
 # Keys that change no number of a run.
 _WITHOUT_EFFECT = ("name", "runtime")
@@ -63,6 +66,7 @@ def run_fingerprint(loaded: LoadedExperiment) -> str:
             for name, path in sorted(_named_files(settings, loaded.base))
         },
         "plug-ins": plugin_sources(loaded.experiment, loaded.base).digest,
+        **_object_digests(loaded),
         "fedsim": fedsim.__version__,
         "source": _source_digest(),
         "packages": {name: _version(name) for name in _PACKAGES},
@@ -82,6 +86,17 @@ def _named_files(settings: object, base: Path) -> Iterator[tuple[str, Path]]:
         path = base / Path(settings).expanduser()
         if path.is_file():
             yield settings, path
+
+
+def _object_digests(loaded: LoadedExperiment) -> dict[str, str]:
+    """Return keyed digests of Python objects: of given arrays, and of what other objects use."""
+    data, digests = loaded.experiment.data, objects_digest(loaded.experiment)
+    if not (isinstance(data.dataset, PythonObject) and data.dataset.arrays is not None):
+        return digests
+    dataset = load_dataset(data, seed=loaded.experiment.seed, base=loaded.base)
+    parts = [part for part in (dataset.train, dataset.test) if part is not None]
+    arrays = [array for part in parts for array in (part.features, part.targets)]
+    return {**digests, "arrays": private_digest(arrays)}
 
 
 @lru_cache(maxsize=256)
@@ -149,11 +164,12 @@ class Job:
         return self.action != "reuse" or self.measure
 
     def to_message(self) -> dict[str, Any]:
-        """Return the job as a JSON message for a worker."""
+        """Return the job as a message for a worker, in JSON unless it has Python objects."""
+        mode = "python" if self.loaded.experiment.objects else "json"
         return {
             "action": self.action,
             "measure": self.measure,
-            "experiment": self.loaded.experiment.model_dump(mode="json"),
+            "experiment": self.loaded.experiment.model_dump(mode=mode),
             "base": str(self.loaded.base),
             "directory": str(self.directory.absolute()),
             "record": {
@@ -284,6 +300,30 @@ def execute(
     if jobs:
         with log.open("ab") as errors:
             _WorkerPool(jobs, min(workers, len(jobs)), errors, on_message, inherited).work()
+
+
+def execute_here(
+    jobs: Sequence[Mapping[str, Any]], *, log: Path, on_message: MessageHandler
+) -> None:
+    """Run all jobs in this process in turn, as other processes do not have its Python objects.
+
+    Args:
+        jobs: the jobs as messages for `fedsim.comparison.worker`.
+        log: path of the file for tracebacks and warnings.
+        on_message: called with (index of a job, message), as by `execute`.
+
+    Raises:
+        KeyboardInterrupt: the user interrupted; the run has written its files.
+    """
+    threads = torch.get_num_threads()
+    try:
+        with log.open("a", encoding="utf-8") as errors, redirect_stderr(errors):
+            for index, job in enumerate(jobs):
+                ended = answer(job, partial(on_message, index))
+                if ended.get("status") == "interrupted":
+                    raise KeyboardInterrupt
+    finally:
+        torch.set_num_threads(threads)
 
 
 class _WorkerPool:

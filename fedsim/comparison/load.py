@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -68,7 +69,7 @@ class LoadedComparison:
     Attributes:
         settings: the content of the file.
         name: name of the comparison.
-        base: path of the base experiment.
+        base: path of the base experiment, or its tree if it was given as a mapping.
         seeds: the seeds; every variant runs once with each of them. A search uses only the seed of
             the base experiment.
         variants: all variants in the order of the file; each combination of a grid's values is one
@@ -77,7 +78,7 @@ class LoadedComparison:
 
     settings: ComparisonSettings
     name: str
-    base: Path
+    base: Path | Node
     seeds: tuple[int, ...]
     variants: tuple[LoadedVariant, ...]
 
@@ -96,6 +97,11 @@ class LoadedComparison:
         if self.settings.baseline is None:
             raise ValueError("a search has no baseline")
         return self.settings.baseline
+
+    @property
+    def written_base(self) -> object:
+        """The path of the base experiment, or its content if it was given as a mapping."""
+        return to_python(self.base) if isinstance(self.base, Node) else str(self.base.absolute())
 
     @property
     def candidates(self) -> tuple[LoadedVariant, ...]:
@@ -117,7 +123,8 @@ def load_comparison(
     variant and seed, so all experiments are checked before the first run.
 
     Args:
-        source: path of the file, or its content as a mapping.
+        source: path of the file, or its content as a mapping, whose `base` may be the content of
+            the base experiment.
         search: whether to load the file for a search (`select.search`) instead of a comparison.
         changes: new values of keys of the comparison file, such as `{"seeds": 3}`.
 
@@ -126,13 +133,31 @@ def load_comparison(
     """
     problems: list[Problem] = []
     if isinstance(source, Mapping):
-        tree = from_python(source, Location(""), problems)
-        return load_tree(tree, Path(), "comparison", problems, search=search)
+        content = source.get("base")
+        base = read_base(content, problems) if isinstance(content, Mapping) else None
+        named = source if base is None else {**source, "base": BASE}
+        tree = from_python(named, Location(""), problems)
+        _refuse_experiment(tree, problems, "give vary={KEY: [VALUE, VALUE]}", "fedsim.run")
+        return load_tree(tree, Path(), "comparison", problems, search=search, given=base)
     tree = read_yaml(source, problems)
-    _refuse_experiment(tree, problems)
+    _refuse_experiment(tree, problems, "add --vary KEY=VALUE,VALUE", "fedsim run")
     overrides = parse_overrides(dict(changes), problems)
     tree = apply_overrides(tree, overrides, None, problems)
     return load_tree(tree, Path(source).parent, Path(source).stem, problems, search=search)
+
+
+BASE = "base"
+"""Source of the mistakes in a base that is given as a mapping."""
+
+
+def read_base(content: Mapping[Any, Any], problems: list[Problem]) -> Node:
+    """Return the tree of a base experiment that is given as a mapping.
+
+    Args:
+        content: the content of the experiment.
+        problems: list to which mistakes are appended.
+    """
+    return from_python(content, Location(BASE), problems)
 
 
 def load_tree(
@@ -143,6 +168,7 @@ def load_tree(
     *,
     search: bool = False,
     centre: str | None = None,
+    given: Node | None = None,
 ) -> LoadedComparison:
     """Load a comparison from the parsed YAML of its file.
 
@@ -153,13 +179,14 @@ def load_tree(
         problems: mistakes that were already found.
         search: whether to load the file for a search (`select.search`) instead of a comparison.
         centre: name of the variant that is kept if others have the same settings; None keeps all.
+        given: the tree of the base; None reads the file that the comparison names.
 
     Raises:
         ExperimentError: there are mistakes; the error lists all, including `problems`.
     """
     settings = _settings(tree, problems)
-    base = _base(tree, directory, problems)
-    base_tree = None if base is None else _read_base(base, problems)
+    base = given or _base(tree, directory, problems)
+    base_tree = _read_base(base, problems) if isinstance(base, Path) else base
     entries = _child(tree, "variants")
     variants = []
     if entries is not None and isinstance(entries.node.value, dict):
@@ -199,16 +226,16 @@ def load_tree(
     return comparison
 
 
-def _refuse_experiment(tree: Node, problems: list[Problem]) -> None:
-    """Raise if the file is an experiment file, whose keys would all be unknown.
+def _refuse_experiment(tree: Node, problems: list[Problem], fix: str, run: str) -> None:
+    """Raise if the content is that of an experiment, whose keys would all be unknown.
 
     Raises:
-        ExperimentError: the file is an experiment file; the message says what to do.
+        ExperimentError: the content is that of an experiment; the message says what to do.
     """
     if _child(tree, "model") and not _child(tree, "base") and not _child(tree, "variants"):
         message = (
-            "this is an experiment, not a comparison: add --vary KEY=VALUE,VALUE to compare "
-            "variants of it, or run it with fedsim run"
+            f"this is an experiment, not a comparison: {fix} to compare variants of it, or run it "
+            f"with {run}"
         )
         raise ExperimentError([*problems, tree.location.problem((), message)])
 
@@ -244,7 +271,7 @@ def _read_base(base: Path, problems: list[Problem]) -> Node | None:
 
 
 def _load_variants(
-    base: Path,
+    base: Path | Node,
     variants: list[Variant],
     seeds: tuple[int | None, ...],
     tree: Node,
@@ -268,7 +295,8 @@ def _load_variants(
             for seed in seeds
         )
         loaded.append(LoadedVariant(variant.name, variant.changes, experiments, variant.arm))
-    problems += _in_words(mistakes, len(variants), str(base), tree.location.source)
+    source = base.location.source if isinstance(base, Node) else str(base)
+    problems += _in_words(mistakes, len(variants), source, tree.location.source)
     return tuple(loaded)
 
 

@@ -309,5 +309,8 @@ def _problems(experiment: Experiment) -> Iterator[PathMessage]:
             ("runtime", "engine"),
             f"engine {experiment.runtime.engine} leaves logs of every run; use engine: local",
         )
+    if experiment.objects:
+        named = ", ".join(experiment.objects)
+        yield (), f"a search runs in other processes, which do not have {named}; use files"
     if experiment.runtime.trackers:
         yield ("runtime", "trackers"), "trackers keep figures of every run; leave trackers out"

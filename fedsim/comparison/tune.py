@@ -61,7 +61,7 @@ def load_candidates(comparison: LoadedComparison, tune: TuneSettings) -> Candida
     loaded = load_comparison(
         {
             "name": f"{comparison.name}-tuning"[-100:].lstrip(".-_"),
-            "base": str(comparison.base),
+            "base": comparison.written_base,
             "seeds": _other_seeds(comparison.seeds, tune.seeds),
             "baseline": _renamed(comparison.baseline, first),
             "metric": comparison.metric,

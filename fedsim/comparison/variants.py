@@ -14,6 +14,7 @@ from typing import Any
 
 from fedsim.algorithms.catalog import algorithms
 from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION
+from fedsim.core.python_objects import PythonObject
 from fedsim.core.settings import written_name
 from fedsim.experiment.errors import KeyPath, Problem, any_of, did_you_mean, path_text, value_text
 from fedsim.experiment.overrides import Override
@@ -489,10 +490,13 @@ def value_label(number: int, node: Node) -> str:
     parts = value if isinstance(value, list) else [value]
     if any(isinstance(part, dict | list) for part in parts):
         return str(number)
-    return "x".join(
-        _NOT_IN_NAMES.sub("_", part if isinstance(part, str) else value_text(part))
-        for part in parts
-    )
+    return "x".join(_NOT_IN_NAMES.sub("_", _name_of(part)) for part in parts)
+
+
+def _name_of(value: object) -> str:
+    if isinstance(value, PythonObject):
+        return value.name
+    return value if isinstance(value, str) else value_text(value)
 
 
 def _ambiguous_names(expanded: list[Variant], entries: Mapping[str, Entry]) -> Iterator[Problem]:

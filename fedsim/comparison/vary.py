@@ -9,8 +9,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from fedsim.comparison.load import LoadedComparison, load_tree
+from fedsim.comparison.load import BASE, LoadedComparison, load_tree, read_base
 from fedsim.comparison.variants import axis_labels, value_label
 from fedsim.experiment import ExperimentError, Problem
 from fedsim.experiment.errors import value_text
@@ -82,7 +83,7 @@ def parse_tune(texts: Sequence[str]) -> dict[str, list[object] | None]:
 
 
 def load_varied(
-    path: str | Path,
+    source: str | Path | Mapping[str, Any],
     vary: Vary,
     *,
     overrides: Overrides = (),
@@ -92,7 +93,7 @@ def load_varied(
     """Load a comparison whose variants are one experiment with varied values.
 
     Args:
-        path: the experiment file.
+        source: path of the experiment file, or its content as a mapping.
         vary: values by key; every combination of values is a variant. None as value of
             `privacy.target_epsilon` or `privacy.noise_multiplier` means no privacy.
         overrides: settings for all variants.
@@ -105,7 +106,9 @@ def load_varied(
         ExperimentError: the experiment or a variant has mistakes; the error lists all.
     """
     problems: list[Problem] = []
-    base = read_yaml(path, problems)
+    given = read_base(source, problems) if isinstance(source, Mapping) else None
+    path = Path(BASE if isinstance(source, Mapping) else source)
+    base = given or read_yaml(path, problems)
     fixed = parse_overrides(overrides, problems)
     axes = _axes(vary, problems)
     _refuse_comparison(base, problems)
@@ -113,7 +116,7 @@ def load_varied(
         raise ExperimentError(problems)
     variants = _variants(_points(axes, one_at_a_time, problems), fixed, base)
     content: dict[str, object] = {
-        "name": _name(base, Path(path), axes),
+        "name": _name(base, path, axes),
         "base": str(path),
         "baseline": next(iter(variants), None),
         **changes,
@@ -129,7 +132,7 @@ def load_varied(
     whole = {**_entries(tree), "variants": Entry(COMMAND_LINE, replace(tree, value=entries))}
     centre = _BASE if one_at_a_time else None
     whole_tree = replace(tree, value=whole)
-    return load_tree(whole_tree, Path(), "comparison", problems, centre=centre)
+    return load_tree(whole_tree, Path(), "comparison", problems, centre=centre, given=given)
 
 
 def _axes(vary: Vary, problems: list[Problem]) -> list[_Axis]:

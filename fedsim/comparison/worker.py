@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsim.core.plugin_errors import contained_exits, error_text, type_name
+from fedsim.core.python_objects import callable_of
 
 if TYPE_CHECKING:
     from fedsim.federation.federation import Federation
@@ -44,22 +45,30 @@ def serve_jobs() -> None:
 
     try:
         for line in sys.stdin:
-            _answer(json.loads(line), send)
+            answer(json.loads(line), send)
     except KeyboardInterrupt:
         return
 
 
-def _answer(job: Mapping[str, Any], send: SendMessage) -> None:
+def answer(job: Mapping[str, Any], send: SendMessage) -> Mapping[str, Any]:
+    """Run a job, and return the last message that was sent of it.
+
+    Args:
+        job: the job, `Job.to_message`.
+        send: called with every message; the last one is `finished` or `failed`.
+    """
     try:
         with contained_exits():
             status = _execute(job, send)
-        send({"event": "finished", "status": status})
+        last = {"event": "finished", "status": status}
     except KeyboardInterrupt:  # before or after the rounds; within them, the run handles it
-        send({"event": "finished", "status": "interrupted"})
+        last = {"event": "finished", "status": "interrupted"}
     # A plug-in may raise any exception, and the other runs must continue.
     except Exception as error:  # noqa: BLE001
         traceback.print_exc()
-        send({"event": "failed", "reason": error_text(error) or type_name(error)})
+        last = {"event": "failed", "reason": error_text(error) or type_name(error)}
+    send(last)
+    return last
 
 
 def _execute(job: Mapping[str, Any], send: SendMessage) -> str:
@@ -152,7 +161,8 @@ def write_client_metrics(federation: "Federation", directory: "RunDirectory") ->
     trained = federation.model
     model = trained.module
     if federation.experiment.saves_derived_model:
-        model = load_core(directory.path, base=federation.base).to(trained.device)
+        build = callable_of(federation.experiment.model.name)
+        model = load_core(directory.path, base=federation.base, build=build).to(trained.device)
     else:
         path = directory.path / "model.safetensors"
         model.load_state_dict(load_file(str(path), device=str(trained.device)))

@@ -13,6 +13,8 @@ node.
 | fedsim, torch, numpy                           | nothing: a run records their versions anyway |
 | by a computed name; a compiled extension       | nothing                                      |
 | a file that it opens                           | nothing; the examples have their own digest  |
+
+A plug-in that is a Python object has no file: `fedsim.core.python_objects` reads its code.
 """
 
 import ast
@@ -26,6 +28,8 @@ from functools import cached_property
 from importlib.machinery import PathFinder
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
+
+from fedsim.core.python_objects import PythonObject, is_object_name
 
 _CONDITIONS = {"fedsim", "torch", "numpy"}  # their versions are conditions of every run
 _INSTALLED = {"site-packages", "dist-packages"}
@@ -85,7 +89,10 @@ class PluginSources:
     @property
     def entries(self) -> dict[str, str]:
         """All digests and versions, by the names that error messages use for them."""
-        files = {f"plug-in file {place}": digest for place, digest in self.files.items()}
+        files = {
+            f"{'Python object' if is_object_name(place) else 'plug-in file'} {place}": digest
+            for place, digest in self.files.items()
+        }
         return files | {f"plug-in's package {name}": v for name, v in self.packages.items()}
 
 
@@ -158,7 +165,14 @@ def read_sources(references: Iterable[str], *, base: Path) -> PluginSources:
     digests: dict[str, set[str]] = {}
     installed: set[str] = set()
     for reference in named:
-        trace, _ = trace_plugin(reference, base=base)
+        if isinstance(reference, PythonObject):
+            code, trace = reference.code(), Trace()
+            if code.code:  # arrays have none
+                digests.setdefault(str.__str__(reference), set()).add(code.digest)
+            for module in sorted(code.modules):
+                trace.follow_name(module, base.resolve())
+        else:
+            trace, _ = trace_plugin(reference, base=base)
         installed |= trace.installed
         for file in trace.files.values():
             digests.setdefault(file.place, set()).add(file.digest)

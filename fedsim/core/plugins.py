@@ -35,6 +35,7 @@ from fedsim.core.plugin_sources import (
     plugin_directory,
     trace_plugin,
 )
+from fedsim.core.python_objects import PythonObject, file_instead, is_object_name
 
 _import = builtins.__import__
 
@@ -206,15 +207,27 @@ def resolve(reference: str, *, base: Path, setting: str) -> Callable[..., Any]:
         PluginError: the reference cannot be resolved; one line says why and how to fix it.
     """
     where = f"{setting} {reference!r}"
+    if isinstance(reference, PythonObject):
+        original_functions()
+        return _callable(reference.value, reference.name, where)
+    if is_object_name(reference):
+        raise PluginError(
+            f"{where}: this is a Python object, which only the program that gave it has; run the "
+            f"experiment there, or {file_instead(reference)}"
+        )
     location, colon, attribute = reference.rpartition(":")
     if not (colon and location and attribute):
         raise PluginError(f"{where}: not a reference; write {_FORMS}")
     module = _load(reference, base, where)
     with plugin_calls(f"{where}: reading it failed"):
         value = _attribute(module, attribute, where)
+    return _callable(value, attribute, where)
+
+
+def _callable(value: object, name: str, where: str) -> Callable[..., Any]:
     if not callable(value):
         raise PluginError(
-            f"{where}: {attribute} is not callable, it is a {type(value).__name__}; "
+            f"{where}: {name} is not callable, it is a {type(value).__name__}; "
             "name a function or a class"
         )
     return value

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from fedsim.core.limits import MAX_CLASSES, MAX_CLIENTS, MAX_EXAMPLES
+from fedsim.core.python_objects import MAY_BE_OBJECT
 from fedsim.core.settings import Branch, Probability, Settings
 from fedsim.data.tables.settings import Columns, ColumnSettings
 
@@ -235,7 +236,7 @@ class ImageSettings(Settings):
 class DataSettings(Settings):
     """The section `data` of an experiment file."""
 
-    dataset: str | FileDataset = Field(
+    dataset: Annotated[str | FileDataset, MAY_BE_OBJECT] = Field(
         description="a built-in name, package.module:function, ./file.py:function, or "
         "{path: file.npz | file.csv | file.parquet, target: name, columns: ...}"
     )

@@ -1,6 +1,6 @@
 """Loading of the dataset that an experiment names: a built-in one, a file, or a function."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from fedsim.core.imports import ByName
 from fedsim.core.plugins import PluginError, plugin_calls, resolve
+from fedsim.core.python_objects import PythonObject
 from fedsim.data.builtin.context import LoadContext
 from fedsim.data.catalog import DATASETS
 from fedsim.data.conversion import Dataset, to_dataset
@@ -52,6 +53,10 @@ def load_dataset(settings: DataSettings, *, seed: int, base: Path) -> Dataset:
         DataError: the dataset is unknown or cannot be used.
     """
     dataset, tokens = settings.dataset, settings.features == "tokens"
+    if isinstance(dataset, PythonObject) and dataset.arrays is not None:
+        if settings.args:
+            raise DataError("data.args are for dataset functions, and arrays take none; remove it")
+        return _convert(dataset.arrays, "data.dataset", settings)
     if isinstance(dataset, str) and ":" in dataset:
         return _call(dataset, {"seed": seed, **settings.args}, base, settings)
     if isinstance(dataset, FileDataset):
@@ -132,6 +137,11 @@ def _call(reference: str, args: dict[str, Any], base: Path, settings: DataSettin
     if not isinstance(parts, tuple | list) or len(parts) not in (2, 4):
         got = f"{len(parts)} values" if isinstance(parts, tuple | list) else type(parts).__name__
         raise DataError(f"{where}: must return {_RETURNS}, got {got}")
+    return _convert(parts, where, settings)
+
+
+def _convert(parts: Sequence[Any], where: str, settings: DataSettings) -> Dataset:
+    """Return the dataset of a user's two or four arrays."""
     try:
         with plugin_calls("its arrays failed", raises=DataError, fix=f"return {_RETURNS}"):
             tokens = settings.features == "tokens"

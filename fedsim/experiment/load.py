@@ -29,6 +29,7 @@ from fedsim.server.settings import FederationSettings
 RULES: tuple[Callable[..., Iterator[PathMessage]], ...] = (
     data.check_data,
     data.check_model,
+    data.check_objects,
     data.check_features,
     algorithm.check_algorithm,
     algorithm.check_least_clients,
@@ -115,7 +116,7 @@ class LoadedExperiment:
 
 
 def load_experiment(
-    source: str | Path | Mapping[str, object],
+    source: str | Path | Mapping[str, object] | Node,
     overrides: Overrides = (),
     *,
     base: str | Path | None = None,
@@ -126,7 +127,8 @@ def load_experiment(
     public tables of `federation.participation` are read.
 
     Args:
-        source: the path of the file, or its content as a mapping.
+        source: the path of the file, or its content as a mapping, in which dataset, model and loss
+            may be Python objects (`fedsim.core.python_objects`); or its tree.
         overrides: new values of keys, as `["federation.rounds=5"]` or `{"federation.rounds": 5}`;
             they apply in this order.
         base: the directory that relative paths refer to; None means the file's directory, or the
@@ -152,7 +154,7 @@ def load_experiment(
         5
     """
     problems: list[Problem] = []
-    path = None if isinstance(source, Mapping) else Path(source)
+    path = Path(source) if isinstance(source, str | Path) else None
     parsed = parse_overrides(overrides, problems)  # first: reported even if the file cannot be read
     read = _with_privacy_off(_read(source, problems))
     _refuse_comparison(read, path, problems)
@@ -220,7 +222,9 @@ def with_clients(loaded: LoadedExperiment, number: int) -> ExperimentWithClients
     return known
 
 
-def _read(source: str | Path | Mapping[str, object], problems: list[Problem]) -> Node:
+def _read(source: str | Path | Mapping[str, object] | Node, problems: list[Problem]) -> Node:
+    if isinstance(source, Node):
+        return source
     if isinstance(source, Mapping):
         return from_python(source, Location(""), problems)
     return read_yaml(source, problems)

@@ -14,6 +14,7 @@ from fedsim.clients.mechanisms.kinds import KINDS, NO_RELEASE, ReleaseKind
 from fedsim.clients.mechanisms.votes.ballots import Ballots
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.core.formatting import count_text
+from fedsim.core.python_objects import PythonObject
 from fedsim.core.settings import Settings
 from fedsim.data.catalog import DATASETS
 from fedsim.data.settings import DataSettings, FileDataset
@@ -136,6 +137,11 @@ class Experiment(Settings):
         scheme = self.data.partition.scheme
         named = (data, scheme, self.model.name, self.model.loss, strategy, *(self.metrics or ()))
         return tuple(reference for reference in named if ":" in reference)
+
+    @property
+    def objects(self) -> tuple[PythonObject, ...]:
+        """Plug-ins that are Python objects of this process; none in settings from a file."""
+        return tuple(plugin for plugin in self.plugins if isinstance(plugin, PythonObject))
 
     @property
     def metrics(self) -> tuple[str, ...] | None:
@@ -304,8 +310,13 @@ def dump_experiment(experiment: Experiment) -> str:
     `load_experiment` reads it back to an equal `Experiment`. Relative paths are kept, so the text
     is valid only in the experiment's directory.
     """
+    return yaml_text(experiment.model_dump())
+
+
+def yaml_text(content: object) -> str:
+    """Return settings as YAML; a Python object is written as its text."""
     return yaml.dump(
-        experiment.model_dump(),
+        content,
         Dumper=_Dumper,
         sort_keys=False,
         allow_unicode=True,
@@ -351,6 +362,7 @@ def _represent_list(dumper: yaml.SafeDumper, items: list[object]) -> yaml.Sequen
 
 
 _Dumper.add_representer(str, _represent_string)
+_Dumper.add_representer(PythonObject, _represent_string)
 _Dumper.add_representer(list, _represent_list)
 for _kind, _pattern in CORE_PATTERNS.items():
     _Dumper.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", _pattern, None)

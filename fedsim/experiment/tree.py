@@ -9,6 +9,14 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from fedsim.core.python_objects import (
+    PLACES,
+    PythonObject,
+    file_instead,
+    object_of,
+    refusal,
+    takes_object,
+)
 from fedsim.experiment.errors import ExperimentError, KeyPath, Problem, value_text
 
 MAX_DEPTH = 64
@@ -112,8 +120,9 @@ def from_python(
 ) -> Node:
     """Return the tree of a Python value, with one location for all its nodes.
 
-    Tuples, paths and numpy scalars become lists, strings and numbers. Any other value that YAML
-    cannot express becomes a broken node.
+    Tuples, paths and numpy scalars become lists, strings and numbers; a Python object becomes its
+    reference, in the settings that take one. Any other value that YAML cannot express becomes a
+    broken node.
 
     Args:
         value: the Python value.
@@ -125,6 +134,21 @@ def from_python(
         return _broken(location, problems, path, "nested too deeply")
     if isinstance(value, Mapping):
         return _from_mapping(value, location, problems, path)
+    if value is None or isinstance(value, bool):
+        return Node(value, location)
+    if isinstance(value, numbers.Real):
+        return _from_number(value, location, problems, path)
+    if (given := object_of(value)) is not None:
+        if takes_object(path):
+            return Node(given, location)
+        kind = type(value).__name__
+        message = (
+            f"a {kind} cannot be written in YAML, and only {PLACES} take Python objects; "
+            f"{file_instead(given)}"
+        )
+        return _broken(location, problems, path, message)
+    if takes_object(path) and (message := refusal(value, path)):
+        return _broken(location, problems, path, message)
     if isinstance(value, list | tuple):
         items: list[Node] = []
         size = 1
@@ -132,17 +156,13 @@ def from_python(
             items.append(from_python(item, location, problems, (*path, index)))
             size = _grown(size, items[-1], location, problems, path)
         return Node(items, location, size=size)
-    if value is None or isinstance(value, bool):
-        return Node(value, location)
-    if isinstance(value, numbers.Real):
-        return _from_number(value, location, problems, path)
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str):
         kind = type(value).__name__
         return _broken(location, problems, path, f"a {kind} cannot be written in YAML")
     if not is_utf8_text(text):
         return _broken(location, problems, path, "is not valid Unicode text")
-    return Node(str.__str__(text), location)
+    return Node(text if isinstance(text, PythonObject) else str.__str__(text), location)
 
 
 def _from_number(

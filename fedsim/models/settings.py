@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from fedsim.core.limits import MAX_WIDTH
+from fedsim.core.python_objects import MAY_BE_OBJECT
 from fedsim.core.settings import Settings
 from fedsim.models.features.settings import FeatureSettings
 
@@ -41,7 +42,9 @@ class LoraSettings(Settings):
 class ModelSettings(Settings):
     """The section `model` of an experiment file."""
 
-    name: str = Field(description="a built-in name, package.module:callable, or ./file.py:callable")
+    name: Annotated[str, MAY_BE_OBJECT] = Field(
+        description="a built-in name, package.module:callable, or ./file.py:callable"
+    )
     args: dict[str, Any] = Field(default={}, description="arguments of the model's callable")
     features: list[FeatureSettings] = Field(
         default=[],
@@ -68,7 +71,7 @@ class ModelSettings(Settings):
         description="low-rank adapters on frozen layers: only they and the parameters of `train` "
         "are trained and sent; null adds none",
     )
-    loss: str = Field(
+    loss: Annotated[str, MAY_BE_OBJECT] = Field(
         default="cross_entropy",
         description="cross_entropy, mse, bce, or package.module:callable / ./file.py:callable "
         "that returns one value per example",

@@ -6,7 +6,7 @@ from these. SVG is written by hand: importing a library for figures takes longer
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -239,6 +239,28 @@ def check_chart_path(path: Path) -> Path:
     if path.suffix not in (".svg", ".png", ".pdf"):
         raise InputError(f"a plot is a .svg, .png or .pdf file, got {path.name!r}")
     return path
+
+
+@dataclass(frozen=True, repr=False)
+class ChartFigure:
+    """A figure that a notebook shows, and that can be saved to a file."""
+
+    chart: Chart
+
+    def save(self, path: str | Path) -> None:
+        """Save the figure as an .svg, .png or .pdf file.
+
+        Raises:
+            InputError: the suffix is none of these.
+        """
+        write_chart(self.chart, Path(path))
+
+    def __repr__(self) -> str:
+        return f"ChartFigure({self.chart.label})"
+
+    def _repr_svg_(self) -> str:
+        """Return the figure as SVG, for notebooks."""
+        return file_svg(self.chart)
 
 
 def write_chart(chart: Chart, path: Path) -> None:

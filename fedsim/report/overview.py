@@ -8,14 +8,16 @@ from itertools import accumulate
 
 from markupsafe import Markup
 
+from fedsim.core.errors import InputError
 from fedsim.core.formatting import count_text, delta_text, duration_text, epsilon_text, metric_text
 from fedsim.core.metrics import metric_entry, metric_name
 from fedsim.models.catalog import TRAIN_METRICS
+from fedsim.report.chart import Chart
 from fedsim.report.contents import RunContents, baseline_text, quoted, recall_text, warnings_of
 from fedsim.report.drawing import inline_svg
 from fedsim.report.experiment import sizes_text
 from fedsim.report.plots import Curve, Over, Spend, common_target, over_rounds
-from fedsim.server.round_report import RoundRow
+from fedsim.server.round_report import RoundRow, numbers_of
 from fedsim.statement import Facts
 from fedsim.statement.guarantee import is_plain, stated_certificates, unit_text
 from fedsim.statement.observers import OBSERVER_NAMES
@@ -38,6 +40,29 @@ def round_drawings(contents: RunContents) -> Drawings:
         curves.append(_epsilon_curve(contents, over))
     noise = noise_curve(contents, over)
     return _drawn(curves if noise is None else [*curves, noise])
+
+
+def metric_chart(contents: RunContents, metric: str | None = None) -> Chart:
+    """Return the chart of a metric over the rounds.
+
+    Args:
+        contents: content of the run directory.
+        metric: name of the metric in `rounds.jsonl`, or `epsilon_max`; None means the main metric.
+
+    Raises:
+        InputError: no round has a finite number of this name.
+    """
+    name = metric or next(iter(contents.metrics), "")
+    over = over_rounds([row["round"] for row in contents.rounds])
+    rows = [numbers_of(row, ("test_", "clients_")) for row in contents.rounds]
+    curves = {key: _metric_curve(contents, key, over) for row in rows for key in row}
+    if contents.facts.is_bounded:
+        curves["epsilon_max"] = _epsilon_curve(contents, over)
+    chart = curves[name].chart() if name in curves else None
+    if chart is None:
+        known = ", ".join(curves) or "no finished round"
+        raise InputError(f"the run has no numbers of {name!r} to draw; it has {known}")
+    return chart
 
 
 def cost_drawings(contents: RunContents) -> Drawings:

@@ -399,7 +399,7 @@ def _figures(row: Mapping[str, Any]) -> str:
 _MAX_LINES = 40
 _WIDTH = 100
 # Lines that count or name a phase: `round 3/20`, `3/9  eps-6, seed 1`, `checking the model ...`.
-_PASSING = re.compile(r"(round )?\d+/\d+\b.*|.* \.\.\.")
+_PASSING = re.compile(r"(?:round )?(?P<done>\d+)/(?P<total>\d+)\b.*|.* \.\.\.")
 
 
 def notebook_progress() -> ProgressCallback | None:
@@ -421,7 +421,8 @@ def notebook_console() -> Console | None:
 class NotebookArea(io.StringIO):
     """A text stream that shows its last lines in a single output of a notebook cell.
 
-    A line such as "round 3/20" or "checking the model ..." is replaced by the line after it.
+    A line such as "round 3/20" or "checking the model ..." is replaced by the line after it. As the
+    last line it has a progress bar, in notebooks that show HTML.
 
     Args:
         display: the module `IPython.display`.
@@ -448,7 +449,16 @@ class NotebookArea(io.StringIO):
 
     def _show(self) -> None:
         text = "\n".join(self._lines[-_MAX_LINES:])
-        bundle = {"text/plain": text, "text/html": f"<pre>{escape(text)}</pre>"}
+        bundle = {"text/plain": text, "text/html": f"<pre>{escape(text)}</pre>{self._bar()}"}
         show = self._display.update_display if self._shown else self._display.display
         show(bundle, raw=True, display_id=self._id)
         self._shown = True
+
+    def _bar(self) -> str:
+        """Return the progress bar of the last line; a phase's bar has no end, other lines none."""
+        passing = _PASSING.fullmatch(self._lines[-1])
+        if passing is None:
+            return ""
+        done, total = passing["done"], passing["total"]
+        share = "" if done is None else f' value="{done}" max="{total}"'
+        return f'<progress style="width: 30em"{share}></progress>'

@@ -7,6 +7,7 @@ from typing import Any
 
 from fedsim.report import overview
 from fedsim.report.contents import read_contents
+from fedsim.report.drawing import ChartFigure
 from fedsim.report.html import guarantees, page_templates, warnings, write_report
 from fedsim.report.progress import notebook_progress
 from fedsim.runs.directory import RunDirectory
@@ -41,6 +42,19 @@ def render_head(path: Path) -> str:
     )
 
 
+def draw(path: Path, metric: str | None) -> ChartFigure:
+    """Return the figure of a metric over the rounds of a run.
+
+    Args:
+        path: the run directory.
+        metric: name of the metric; None means the main one.
+
+    Raises:
+        InputError: the run has no such metric.
+    """
+    return ChartFigure(overview.metric_chart(read_contents(RunDirectory.open(path)), metric))
+
+
 def run(
     source: str | Path | Mapping[str, Any],
     *,
@@ -55,8 +69,44 @@ def run(
 
     The report is written after a failure, too.
 
+    Example:
+        Four clients train a model of a notebook on arrays of a notebook, each with ε = 8.
+
+        >>> import fedsim
+        >>> from sklearn.datasets import load_digits
+        >>> from torch import nn
+        >>>
+        >>> x, y = load_digits(return_X_y=True)
+        >>> def build(width):
+        ...     return nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
+        >>>
+        >>> experiment = {
+        ...     "name": "digits",
+        ...     "data": {
+        ...         "dataset": (x / 16, y),
+        ...         "partition": {"scheme": "iid", "num_clients": 4},
+        ...     },
+        ...     "model": {"name": build, "args": {"width": 32}},
+        ...     "federation": {"rounds": 20},
+        ...     "local": {"steps": 5, "batch_size": 64, "optimizer": {"name": "sgd", "lr": 1.0}},
+        ...     "privacy": {"target_epsilon": 8.0, "delta": 1e-4, "max_grad_norm": 0.5},
+        ... }
+        >>> result = fedsim.run(experiment)
+        >>> result.status, result.metrics["test_accuracy"] > 0.7, result.privacy.system_epsilon <= 8
+        ('completed', True, True)
+        >>> rounds, clients = result.rounds_frame(), result.clients_frame()  # with pandas
+        >>> figure, model = result.figure(), result.model()
+
+        `fedsim.compare(experiment, vary={"privacy.target_epsilon": [None, 8, 2]}, seeds=3)` runs
+        variants of it. docs/reference/keys.md has every key.
+
     Args:
-        source: path of an experiment file, or its content as a mapping.
+        source: path of an experiment file, or its content as a mapping. In a mapping,
+            `data.dataset` may be arrays, tensors or data frames, (x, y) or (x_train, y_train,
+            x_test, y_test), or a function `load(seed, **args)` that returns them; `model.name` a
+            class or a function that returns a module; `model.loss` a function of (outputs,
+            targets) that returns a loss for each example. The run directory has their names and
+            digests alone: give them again to resume the run, or to load its model elsewhere.
         overrides: `{"key.path": value}` or `["key.path=value", ...]`, applied before validation.
         out: the run directory; must be new or empty. Default: `runs/<name>-<time>`.
         resume: whether to continue the run in `out` after its last finished round. The result
@@ -84,6 +134,6 @@ def run(
             add_pages=write_report,
         )
     except RunFailedError as error:
-        error.result = replace(error.result, render_head=render_head)
+        error.result = replace(error.result, render_head=render_head, draw=draw)
         raise
-    return replace(result, render_head=render_head)
+    return replace(result, render_head=render_head, draw=draw)

@@ -25,6 +25,7 @@ from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.core.errors import StorageError, describe_os_error
 from fedsim.core.shared_values import map_shared
 from fedsim.data import Examples
+from fedsim.experiment import Experiment
 from fedsim.federation.federation import Federation
 from fedsim.protocol.arrays import digest
 from fedsim.runs.directory import RunDirectoryError
@@ -105,6 +106,7 @@ _WHAT = {
     "test": "the targets of the test set",
     "model": "the initial model",
     "privacy": "a client's noise, δ or target",
+    "objects": "a value that the Python objects of the experiment use",
 }
 
 
@@ -123,7 +125,18 @@ def fingerprint(federation: Federation) -> dict[str, str]:
         "model": digest(federation.initial_arrays()),
         "privacy": _sha256(map_shared(_mechanism_bytes, federation.plan.clients or ())),
         **federation.sources.entries,
+        **objects_digest(federation.experiment),
     }
+
+
+def objects_digest(experiment: Experiment) -> dict[str, str]:
+    """Return a keyed digest of what the code of Python objects uses; empty without objects.
+
+    The values may be computed from private examples.
+    """
+    texts = [text for plugin in experiment.objects for text in plugin.code().values]
+    values = [np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8) for text in texts]
+    return {"objects": private_digest(values)} if experiment.objects else {}
 
 
 def refuse_other_inputs(before: Mapping[str, str], federation: Federation) -> None:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
-from fedsim.core.errors import ExitCode, FedsimError
+from fedsim.core.errors import ExitCode, FedsimError, InputError
 from fedsim.core.formatting import count_text, metric_text
+from fedsim.core.python_objects import callable_of
 from fedsim.runs.client_columns import client_columns
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.privacy_summary import PrivacySummary
@@ -51,8 +52,10 @@ class RunResult:
         rounds: one mapping for each finished round, as in `rounds.jsonl`.
         seconds: wall-clock time of all rounds, in seconds.
         base: the directory in which the experiment's relative paths start.
+        model_name: name of the model; a `PythonObject` holds its class or function.
         render_head: function that returns the beginning of a run's report as HTML, for notebooks;
             with None, notebooks show `repr`.
+        draw: function that draws a metric of a run directory; None draws nothing.
     """
 
     path: Path
@@ -63,7 +66,9 @@ class RunResult:
     rounds: tuple[Mapping[str, Any], ...]
     seconds: float
     base: Path = Path()
+    model_name: str = ""
     render_head: Callable[[Path], str] | None = field(default=None, compare=False)
+    draw: Callable[[Path, str | None], Any] | None = field(default=None, compare=False)
 
     def model(self) -> nn.Module:
         """Return the final global model in eval mode; it takes inputs as the dataset has them.
@@ -85,7 +90,7 @@ class RunResult:
         """
         from fedsim.runs.saved_model import load_model
 
-        return load_model(self.path, base=self.base)
+        return load_model(self.path, base=self.base, build=callable_of(self.model_name))
 
     def rounds_frame(self) -> "pandas.DataFrame":
         """Return the numbers of every round as a data frame with index `round` (needs pandas).
@@ -113,7 +118,7 @@ class RunResult:
         """
         numbers = [row_numbers(row) for row in self.rounds]
         names = dict.fromkeys(name for row in numbers for name in row)
-        table = _pandas().DataFrame(numbers, columns=[*names] or ["round"])
+        table = import_pandas("rounds.jsonl").DataFrame(numbers, columns=[*names] or ["round"])
         return table.set_index("round")
 
     def clients_frame(self) -> "pandas.DataFrame":
@@ -147,7 +152,21 @@ class RunResult:
             empty = None if column.is_text else math.inf if infinite else math.nan
             values = (row.get(column.name) for row in rows)
             columns[column.name] = [empty if value is None else value for value in values]
-        return _pandas().DataFrame(columns).set_index("client")
+        return import_pandas("clients.csv").DataFrame(columns).set_index("client")
+
+    def figure(self, metric: str | None = None) -> Any:
+        """Return a figure of a metric over the rounds, which a notebook shows.
+
+        Args:
+            metric: a column of `rounds_frame`, such as `test_loss` or `epsilon_max`; None means the
+                main metric.
+
+        Raises:
+            InputError: the run has no such metric.
+        """
+        if self.draw is None:
+            raise InputError("only results of fedsim.run have figures")
+        return self.draw(self.path, metric)
 
     def __repr__(self) -> str:
         figures = (f"{name} {metric_text(name, value)}" for name, value in self.metrics.items())
@@ -162,13 +181,20 @@ class RunResult:
         return f"<code>{escape(repr(self))}</code>"
 
 
-def _pandas() -> Any:
-    """Return the module pandas, which is imported only for tables."""
+def import_pandas(instead: str) -> Any:
+    """Return the module pandas, which is imported only for tables.
+
+    Args:
+        instead: the file that has the table, too.
+
+    Raises:
+        MissingPandasError: pandas is not installed.
+    """
     try:
         import pandas
     except ImportError as error:
         raise MissingPandasError(
             "tables need pandas, which is not installed: pip install pandas, or read "
-            "rounds.jsonl and clients.csv in the run directory"
+            f"{instead} in the result's directory"
         ) from error
     return pandas

@@ -411,6 +411,7 @@ class _Recorder:
             rounds=tuple(rows),
             seconds=seconds,
             base=self._federation.base,
+            model_name=self._federation.experiment.model.name,
         )
 
     @property

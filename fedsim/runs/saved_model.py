@@ -1,6 +1,6 @@
 """Loading of the trained model of a run, and predictions for the examples in a file."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,8 +14,10 @@ from torch import nn
 
 from fedsim.core.metrics import TASK_OF_LOSS
 from fedsim.core.plugin_errors import plugin_calls
+from fedsim.core.python_objects import is_object_name, object_of
 from fedsim.data.examples import DataError
 from fedsim.data.inputs import Inputs, read_inputs
+from fedsim.experiment.errors import shorten
 from fedsim.experiment.load import read_settings
 from fedsim.models.adapters import merge_adapters
 from fedsim.models.build import build_model
@@ -77,7 +79,12 @@ def same_arrays(saved: Mapping[str, np.ndarray], arrays: Mapping[str, np.ndarray
     )
 
 
-def load_model(run: str | Path, *, base: str | Path | None = None) -> nn.Module:
+def load_model(
+    run: str | Path,
+    *,
+    base: str | Path | None = None,
+    build: Callable[..., nn.Module] | None = None,
+) -> nn.Module:
     """Return the final global model of a run, in eval mode, on the CPU.
 
     The model takes inputs as the dataset has them, float32 (n, ...), and applies the transforms of
@@ -87,6 +94,8 @@ def load_model(run: str | Path, *, base: str | Path | None = None) -> nn.Module:
         run: the run directory.
         base: directory of the experiment file, where `./file.py:build` is found; None means the
             current directory.
+        build: the class or function that the experiment gave as a Python object; None where it
+            named a built-in model or a file.
 
     Raises:
         RunDirectoryError: `run` is no run directory, or has no final model yet.
@@ -110,30 +119,35 @@ def load_model(run: str | Path, *, base: str | Path | None = None) -> nn.Module:
         >>> type(model).__name__
         'Sequential'
     """
-    settings, model = _load(run, base)
+    settings, model = _load(run, base, build)
     if settings.features:
         model = FeatureModel(FeaturePipeline(settings.features), model)
     return model.eval()
 
 
-def load_core(run: str | Path, *, base: Path) -> nn.Module:
+def load_core(
+    run: str | Path, *, base: Path, build: Callable[..., nn.Module] | None = None
+) -> nn.Module:
     """Return the final model of a run, without the transforms of `model.features`.
 
     Args:
         run: the run directory.
         base: directory of the experiment file, where plug-ins are found.
+        build: the class or function that the experiment gave as a Python object, if it gave one.
 
     Raises:
         Exception: any error of `load_model`.
     """
-    return _load(run, base)[1].eval()
+    return _load(run, base, build)[1].eval()
 
 
-def _load(run: str | Path, base: str | Path | None) -> tuple[ModelSettings, nn.Module]:
+def _load(
+    run: str | Path, base: str | Path | None, build: Callable[..., nn.Module] | None
+) -> tuple[ModelSettings, nn.Module]:
     """Return the model settings of a run, and the model without its feature transforms."""
     directory = RunDirectory.open(Path(run))
     experiment = read_settings(directory.path / "experiment.yaml")
-    settings = experiment.model
+    settings = _with_object(experiment.model, build)
     card, values = _read_model(directory)
     is_whole = settings.lora is None or settings.lora.save == "merged"
     model = build_model(
@@ -145,6 +159,27 @@ def _load(run: str | Path, base: str | Path | None) -> tuple[ModelSettings, nn.M
     )
     _load_values(model, values, directory.path / _FILE)
     return settings, model if is_whole else merge_adapters(model)
+
+
+def _with_object(settings: ModelSettings, build: Callable[..., nn.Module] | None) -> ModelSettings:
+    """Return the settings with the Python object that `model.name` names.
+
+    Raises:
+        ModelError: the name is that of another object or of none, or the object is missing.
+    """
+    name = settings.name
+    if build is None and is_object_name(name):
+        raise ModelError(
+            f"model.name {name!r}: the model was given as a Python object; give it again, "
+            f"load_model(run, build={name.partition(':')[2]})"
+        )
+    if build is None:
+        return settings
+    given = object_of(build)
+    if given is None or given != name:
+        got = repr(build) if given is None else given.name
+        raise ModelError(f"build is {shorten(got)}, and the run has model.name {name!r}")
+    return settings.model_copy(update={"name": given})
 
 
 def _read_model(directory: RunDirectory) -> tuple[ModelCard, dict[str, torch.Tensor]]:
@@ -230,6 +265,7 @@ def predict(
     inputs: str | Path | NDArray[Any],
     *,
     base: str | Path | None = None,
+    build: Callable[..., nn.Module] | None = None,
 ) -> Predictions:
     """Return the predictions of a run's final model for examples.
 
@@ -239,6 +275,7 @@ def predict(
             dataset has them (n, ...).
         base: directory of the experiment file, where plug-ins are found; None means the current
             directory.
+        build: the class or function that the experiment gave as a Python object; see `load_model`.
 
     Raises:
         RunDirectoryError: `run` is no run directory, or has no final model.
@@ -246,7 +283,7 @@ def predict(
         ModelError: the model cannot be built, or does not take these examples.
     """
     card = read_model_card(run)
-    model = load_model(run, base=base)
+    model = load_model(run, base=base, build=build)
     experiment = read_settings(RunDirectory.open(Path(run)).path / "experiment.yaml")
     if isinstance(inputs, str | Path):
         _check_file(Path(inputs))

@@ -176,7 +176,8 @@ class Terminal:
         self.code = 0
         runpy.run_path(name, run_name="__main__")
         for module, loaded in list(sys.modules.items()):
-            paths = [getattr(loaded, "__file__", None), *getattr(loaded, "__path__", ())]
+            names = vars(loaded)  # torch.classes has any attribute that is asked for
+            paths = [names.get("__file__"), *(names.get("__path__") or ())]
             if any(str(path).startswith(str(self.directory)) for path in paths):
                 del sys.modules[module]
         captured = self.capsys.readouterr()

@@ -12,7 +12,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
@@ -36,19 +35,12 @@ def run_cell(source: str, namespace: dict[str, Any]) -> list[dict[str, Any]]:
         outputs.append({"name": "stdout", "output_type": "stream", "text": text})
     if shown is not None:
         data = {"text/plain": lines(repr(shown))}
-        if (figure := getattr(shown, "figure", None)) is not None:
-            data = {"image/svg+xml": lines(svg_of(figure))}
+        if (svg := getattr(shown, "_repr_svg_", lambda: None)()) is not None:
+            data["image/svg+xml"] = lines(svg)
         elif (html := getattr(shown, "_repr_html_", lambda: None)()) is not None:
             data["text/html"] = lines(html)
         outputs.append({"data": data, "metadata": {}, "output_type": "display_data"})
     return outputs
-
-
-def svg_of(figure: Any) -> str:
-    drawn = io.StringIO()
-    with mpl.rc_context({"svg.hashsalt": "notebook"}):
-        figure.savefig(drawn, format="svg", metadata={"Date": None})
-    return drawn.getvalue()
 
 
 def lines(text: str) -> list[str]:
@@ -84,7 +76,6 @@ def test_every_cell_prints_what_the_notebook_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(mpl, "get_backend", lambda: "agg")
     notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
     namespace: dict[str, Any] = {"__name__": "__main__"}
     wrong = []

@@ -231,7 +231,9 @@ def test_values_of_a_mapping_must_be_what_yaml_can_hold(write, good: str) -> Non
     with pytest.raises(ExperimentError) as caught:
         load_experiment(write(good), {"data.args": {"f": Path, "g": [b"x"]}})
     assert str(caught.value).splitlines() == [
-        "command line: data.args.f: a type cannot be written in YAML",
+        "command line: data.args.f: a type cannot be written in YAML, and only data.dataset, "
+        "model.name and model.loss take Python objects; write it into a file and name it "
+        "./file.py:Path",
         "command line: data.args.g.0: a bytes cannot be written in YAML",
         "command line: data.args: the built-in dataset 'digits' takes no arguments; remove args",
     ]

@@ -61,7 +61,8 @@ def test_a_notebook_shows_a_run_in_one_output(
     assert lines[0].startswith("shown: 2 clients with ")
     assert [line for line in lines if line.startswith("round ")] == [lines[-1]]
     assert lines[-1].startswith("round 3/3")
-    assert any("round 1/3" in version["text/plain"] for version in versions)
+    (first,) = [version for version in versions if "round 1/3" in version["text/plain"]]
+    assert '<progress style="width: 30em" value="1" max="3"></progress>' in first["text/html"]
     assert capsys.readouterr() == ("", "")
 
 
@@ -88,6 +89,8 @@ def test_without_ipython_nothing_is_shown() -> None:
 def test_passing_lines_are_replaced_and_text_is_escaped() -> None:
     display = Display()
     area = NotebookArea(display)
+    area.write("checking the model ...\n")
+    assert display.last["text/html"].endswith('<progress style="width: 30em"></progress>')
     for text in (
         "<b> a\n",
         "checking the model ...\n",
@@ -97,4 +100,9 @@ def test_passing_lines_are_replaced_and_text_is_escaped() -> None:
     ):
         area.write(text)
     assert display.last["text/plain"] == "<b> a\nlost\n2/2  y"
-    assert display.last["text/html"] == "<pre>&lt;b&gt; a\nlost\n2/2  y</pre>"
+    assert display.last["text/html"] == (
+        "<pre>&lt;b&gt; a\nlost\n2/2  y</pre>"
+        '<progress style="width: 30em" value="2" max="2"></progress>'
+    )
+    area.write("done\n")
+    assert "progress" not in display.last["text/html"]

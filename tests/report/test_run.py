@@ -1,10 +1,12 @@
 """A run leaves its report, whatever its end."""
 
+import pydoc
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import fedsim
 from fedsim.comparison import worker
 from fedsim.report.run import run
 from fedsim.runs.runner import RunFailedError
@@ -38,3 +40,10 @@ def test_a_failed_run_of_a_comparison_has_a_report(tmp_path: Path) -> None:
     with pytest.raises(RunFailedError, match="every client failed"):
         worker._execute(job, lambda message: None)
     assert (tmp_path / "run" / "report.html").is_file()
+
+
+def test_the_help_alone_shows_the_way_from_the_imports_to_the_result() -> None:
+    """The example runs in tests/test_examples.py."""
+    text = pydoc.plain(pydoc.render_doc(fedsim.run))
+    parts = ("import fedsim", '"model": {"name": build', "result = fedsim.run(", "rounds_frame()")
+    assert sorted(parts, key=text.index) == list(parts)

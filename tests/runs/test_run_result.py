@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import fedsim
+from fedsim.core.errors import InputError
 from fedsim.report.run import render_head
 from fedsim.runs.client_columns import client_columns
 from fedsim.runs.run_result import MissingPandasError
@@ -98,6 +99,20 @@ def test_clients_as_a_table(result: fedsim.RunResult, unbounded: fedsim.RunResul
     assert list(table.index) == [0, 1, 2]
     assert max(table["epsilon"].tolist()) == result.privacy.system_epsilon
     assert unbounded.clients_frame()["epsilon"].tolist()[1] == math.inf
+
+
+def test_a_figure_shows_in_a_cell_and_is_saved(result: fedsim.RunResult, tmp_path: Path) -> None:
+    for metric, words in ((None, "Test accuracy"), ("test_loss", "loss"), ("epsilon_max", "ε")):
+        drawn = result.figure(metric)._repr_svg_()
+        title = drawn.partition("<title>")[2].partition("</title>")[0]
+        assert words in title
+        assert "round 2" in title
+    result.figure().save(tmp_path / "accuracy.png")
+    assert (tmp_path / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(
+        InputError, match=r"no numbers of 'loss' to draw; it has test_loss, test_accuracy"
+    ):
+        result.figure("loss")
 
 
 def test_names_of_clients_are_a_column_where_there_are_some() -> None:

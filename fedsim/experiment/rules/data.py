@@ -6,6 +6,7 @@ from pathlib import Path
 
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.core.metrics import LOSS, METRICS, TASK_OF_LOSS, metric_key, wrong_task
+from fedsim.core.python_objects import PythonObject, file_instead
 from fedsim.data.catalog import DATASETS
 from fedsim.data.file_names import TooManyFilesError, matching_files
 from fedsim.data.settings import (
@@ -169,6 +170,20 @@ def _check_file_dataset(
                     "makes numbers of the cells, and data.features is tokens; remove it, or drop "
                     "the column",
                 )
+
+
+def check_objects(
+    data: DataSettings, model: ModelSettings, runtime: RuntimeSettings
+) -> Iterator[PathMessage]:
+    """Yield (path, message) for Python objects under an engine of several processes."""
+    places = {_DATASET: data.dataset, ("model", "name"): model.name, ("model", "loss"): model.loss}
+    for path, given in places.items():
+        if isinstance(given, PythonObject) and runtime.engine != "local":
+            yield (
+                path,
+                f"engine {runtime.engine} runs clients in other processes, which do not have this "
+                f"Python object; use engine: local, or {file_instead(given)}",
+            )
 
 
 def check_model(model: ModelSettings, base: Path) -> Iterator[PathMessage]:

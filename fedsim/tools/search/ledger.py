@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 
 from fedsim.accountant import PrivacyLedger
@@ -25,6 +24,7 @@ from fedsim.comparison.load import LoadedComparison
 from fedsim.core.durable import GENESIS, append, digest_of, sync_directory
 from fedsim.core.errors import ExitCode, FedsimError, name_file
 from fedsim.core.settings import Probability, Settings
+from fedsim.experiment.schema import yaml_text
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.files import SCHEMAS, SchemaError, check_schema
 from fedsim.runs.inputs import PATTERN
@@ -390,11 +390,11 @@ def write_marker(comparison: LoadedComparison, out: Path) -> None:
     select = comparison.settings.select
     content = {
         "name": comparison.name,
-        "base": str(comparison.base.absolute()),
+        "base": comparison.written_base,
         "select": None if select is None else select.model_dump(),
         "variants": {variant.name: dict(variant.changes) for variant in comparison.candidates},
     }
-    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    text = yaml_text(content)
     RunDirectory(out).write_text(MARKER, text)
 
 
