@@ -1,7 +1,8 @@
 """Privacy accountants, which compose privacy events and return the (epsilon, delta) of all of them.
 
-The state of an accountant is the number of runs of each mechanism. Composing an event adds to a
-counter. Epsilon is computed on request and does not depend on the order of the events.
+An accountant breaks each event down into mechanisms, such as a sampled Gaussian, and counts the
+runs of each mechanism. Epsilon is computed from these counts on request. So it does not depend on
+the order of the events.
 """
 
 import math
@@ -54,7 +55,7 @@ AccountantName = Literal["pld", "rdp", "moments"]
 
 @dataclass(frozen=True)
 class RdpOrders:
-    """The Rényi accountant with given orders, which can be passed in place of an accountant's name.
+    """Choice of the Rényi accountant with given orders, to pass in place of an accountant's name.
 
     Attributes:
         orders: Rényi orders, each in (1, 65536].
@@ -82,7 +83,8 @@ class PrivacySpent(NamedTuple):
     Attributes:
         epsilon: the epsilon, >= 0; infinite after a release without a guarantee.
         delta: the delta at which epsilon holds.
-        best_order: the Rényi order that gives epsilon; None if no order is involved.
+        best_order: the Rényi order that gives epsilon; None from the PLD accountant, and if epsilon
+            follows without an order (0, infinite or composed exactly).
     """
 
     epsilon: float
@@ -93,7 +95,7 @@ class PrivacySpent(NamedTuple):
 class Accountant(ABC):
     """Base class of the accountants, which compose events into one (epsilon, delta).
 
-    Guarantee: everything composed is jointly (get_epsilon(delta), delta)-DP for every delta, under
+    Guarantee: all composed events are jointly (get_epsilon(delta), delta)-DP for every delta, under
     the accountant's adjacency. The noise has standard deviation z C, with noise multiplier z and
     clipping norm C of one example. The composition is adaptive: later releases may depend on
     earlier ones, but every sampling rate and noise multiplier must be fixed without looking at
@@ -102,7 +104,7 @@ class Accountant(ABC):
     Adjacency (see `fedsim.accountant.events`): zero-out and add-remove both have L2 sensitivity C.
     They give the same epsilon for Gaussian, JointGaussian, PoissonSampled and RandomAllocation
     events; replace-one has sensitivity 2 C. FixedSizeSampled needs replace-one, and EpochShuffled
-    needs zero-out or replace-one; other combinations are refused.
+    needs zero-out or replace-one; they are refused under other adjacencies.
 
     Edge cases: an accountant without events has epsilon 0; NonPrivate, or noise multiplier 0 with a
     sampling rate above 0, gives epsilon infinity and delta 1.
@@ -128,12 +130,15 @@ class Accountant(ABC):
 
     @property
     def history(self) -> tuple[tuple[Event, int], ...]:
-        """Composed events in order, as pairs (event, count); consecutive equal events share one."""
+        """Composed events in order, as pairs (event, count); equal events in a row share a pair."""
         return tuple(self._history)
 
     @property
     def steps(self) -> Mapping[Mechanism, int]:
-        """Number of runs of each mechanism, as a copy; these numbers alone determine epsilon."""
+        """Number of runs of each mechanism in the composed events, as a copied mapping.
+
+        Epsilon depends on these numbers alone.
+        """
         return dict(self._steps)
 
     @final
@@ -159,7 +164,7 @@ class Accountant(ABC):
 
     @final
     def get_epsilon(self, delta: float) -> float:
-        """Return the epsilon of all events at `delta`.
+        """Return the epsilon of all composed events at `delta`.
 
         Raises:
             ValueError: `delta` is not in (0, 1).
@@ -173,7 +178,7 @@ class Accountant(ABC):
 
     @final
     def get_privacy_spent(self, delta: float) -> PrivacySpent:
-        """Return the epsilon of all events at `delta`, and the Rényi order that gives it.
+        """Return the epsilon of all composed events at `delta`, and the Rényi order that gives it.
 
         Raises:
             ValueError: `delta` is not in (0, 1).
@@ -282,7 +287,8 @@ class RdpAccountant(_RenyiAccountant):
         adjacency: "zero_out", "add_remove" or "replace_one".
         refine: whether to search between the neighbours of the best order. This lowers epsilon (not
             delta) by some 1e-3 relative at ten to a hundred times the cost. The order then depends
-            on the events: valid for a schedule fixed in advance, not for a privacy filter.
+            on the events, so `refine` is valid for a schedule fixed in advance, but not for a
+            privacy filter.
 
     Raises:
         ValueError: there are no orders, one is outside (1, 65536], or a name is unknown.
@@ -344,8 +350,9 @@ class RdpAccountant(_RenyiAccountant):
 class MomentsAccountant(_RenyiAccountant):
     """The moments accountant as published (Abadi et al. 2016, arXiv:1607.00133), for comparison.
 
-    It adds up the log moments lambda = 1 ... 31, which are RDP at the integer orders 2 ... 32. It
-    converts them by epsilon = min over lambda of (moments + log(1/delta)) / lambda.
+    The accountant adds up the log moments lambda = 1 ... 31, which are lambda times the RDP at the
+    integer orders 2 ... 32. Epsilon is then the minimum over lambda of (moments + log(1/delta)) /
+    lambda.
 
     Guarantee: all composed events are jointly (epsilon, delta)-DP, as for every `Accountant`.
     Epsilon is an upper bound, never below that of `RdpAccountant`, and far above it where epsilon
@@ -371,9 +378,9 @@ class PldAccountant(Accountant):
 
     Guarantee: all composed events are jointly (epsilon, delta)-DP, as for every `Accountant`. In
     ordinary settings epsilon is at most 1e-3 above the exact value (see
-    `fedsim.accountant.pld.distribution` for the method and its limits). For FixedSizeSampled, exact
-    means the composition of the dominating pairs, which no real data set may attain. If any
-    composed event is ZCDP or RepeatAndSelect, RDP is used for all events.
+    `fedsim.accountant.pld.distribution` for the method and its limits). For FixedSizeSampled events
+    the exact value is that of the composed dominating pairs; possibly no data set attains it. If
+    any composed event is ZCDP or RepeatAndSelect, RDP is used for all events.
 
     Example:
         >>> from fedsim.accountant import Gaussian, PldAccountant, PoissonSampled
@@ -399,7 +406,7 @@ _ACCOUNTANTS: dict[str, type[RdpAccountant] | type[PldAccountant] | type[Moments
 def choose_accountant(
     name: AccountantName, orders: Sequence[float] | None = None
 ) -> AccountantChoice:
-    """Return `name`, or `RdpOrders(orders)` if Rényi orders are given.
+    """Return what names an accountant in calls: `name`, or `RdpOrders` if `orders` are given.
 
     Args:
         name: "pld", "rdp" or "moments".
@@ -416,12 +423,12 @@ def choose_accountant(
 
 
 def accountant_name(accountant: AccountantChoice) -> AccountantName:
-    """Return the name of the chosen accountant: "pld", "rdp" or "moments"."""
+    """Return the name of an accountant that is given by name or by `RdpOrders`."""
     return "rdp" if isinstance(accountant, RdpOrders) else accountant
 
 
 def renyi_choice(accountant: AccountantChoice) -> AccountantChoice:
-    """Return the Rényi accountant for comparison: `accountant` itself if it is one, or "rdp"."""
+    """Return the Rényi accountant to use: `accountant` if it is an `RdpOrders`, otherwise "rdp"."""
     return accountant if isinstance(accountant, RdpOrders) else "rdp"
 
 

@@ -1,7 +1,7 @@
-"""Calibration of the noise multiplier, the number of steps or the sampling rate to an epsilon.
+"""Search for the noise multiplier, number of steps or sampling rate that meets a target epsilon.
 
-The search uses the accountant that later computes epsilon. So by that accountant the epsilon of the
-result never exceeds the target.
+Each search computes epsilon with the accountant that the caller names. By this accountant the
+result never spends more than the target.
 """
 
 import math
@@ -35,9 +35,10 @@ def calibrate_noise_multiplier(
     """Return a noise multiplier z at which the schedule spends at most `target_epsilon`.
 
     Guarantee: `steps` Poisson-sampled Gaussian steps with the returned z have
-    get_epsilon(delta) <= target_epsilon by the same accountant, and at least target_epsilon -
-    tolerance. The lower bound can fail, which makes z larger than needed. This happens where the
-    PLD accountant has to coarsen its grid of losses (epsilon in the hundreds) or uses RDP instead.
+    get_epsilon(delta) <= target_epsilon by the same accountant, and at least
+    target_epsilon - tolerance. Epsilon can be lower still, and z larger than needed, in two cases:
+    the PLD accountant rounds privacy losses to a coarser grid (epsilon in the hundreds), or it uses
+    RDP instead.
 
     The result depends on the arguments alone and is cached.
 
@@ -46,7 +47,7 @@ def calibrate_noise_multiplier(
         delta: the delta of that epsilon, in (0, 1).
         sampling_rate: inclusion probability of each example, in (0, 1].
         steps: number of steps, >= 1.
-        accountant: name of the accountant, such as "pld" or "rdp".
+        accountant: "pld", "rdp" or "moments", or `RdpOrders`.
         adjacency: "zero_out", "add_remove" or "replace_one".
         tolerance: how far below the target the spent epsilon may stay, > 0.
 
@@ -103,7 +104,7 @@ def calibrate_steps(
         delta: the delta of that epsilon, in (0, 1).
         sampling_rate: inclusion probability of each example, in (0, 1].
         noise_multiplier: noise standard deviation over the clip norm, z > 0.
-        accountant: name of the accountant, such as "pld" or "rdp".
+        accountant: "pld", "rdp" or "moments", or `RdpOrders`.
         adjacency: "zero_out", "add_remove" or "replace_one".
 
     Raises:
@@ -151,11 +152,11 @@ def calibrate_sampling_rate(
     adjacency: Adjacency = "zero_out",
     tolerance: float = NOISE_TOLERANCE,
 ) -> float:
-    """Return the largest sampling rate, to within `tolerance`, that keeps to `target_epsilon`.
+    """Return nearly the largest sampling rate that spends at most `target_epsilon`.
 
     Guarantee: by the same accountant, `steps` Poisson-sampled Gaussian steps at the returned rate
-    have get_epsilon(delta) <= target_epsilon, and at least target_epsilon - tolerance. As in
-    `calibrate_noise_multiplier`, the lower bound can fail if the PLD grid is coarse or RDP is used.
+    have get_epsilon(delta) <= target_epsilon, and at least target_epsilon - tolerance. Epsilon can
+    be lower still in the two cases that `calibrate_noise_multiplier` names.
 
     Edge cases: the result is 1 if even sampling every example stays below the target.
 
@@ -166,7 +167,7 @@ def calibrate_sampling_rate(
         delta: the delta of that epsilon, in (0, 1).
         noise_multiplier: noise standard deviation over the clip norm, z > 0.
         steps: number of steps, >= 1.
-        accountant: name of the accountant, such as "pld" or "rdp".
+        accountant: "pld", "rdp" or "moments", or `RdpOrders`.
         adjacency: "zero_out", "add_remove" or "replace_one".
         tolerance: how far below the target the spent epsilon may stay, > 0.
 

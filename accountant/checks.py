@@ -1,6 +1,6 @@
-"""Checks of arguments, array types, and a cache whose size in bytes is bounded.
+"""Functions that check arguments, names of array types, and a cache of bounded size in bytes.
 
-In every check, `name` is the argument's name for the error message and `value` its value.
+Every check takes the `name` of an argument, for the error message, and the argument's `value`.
 """
 
 import math

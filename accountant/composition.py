@@ -1,8 +1,8 @@
 """Translation of privacy events into the mechanisms that accountants compose.
 
-A mechanism is a step with one dominating pair of distributions or one RDP curve. The mechanisms of
-an event depend on the adjacency, and only this module chooses them. Combinations without a proof
-are refused.
+A mechanism is a release with a known dominating pair of distributions, or with a known RDP curve.
+Which mechanisms an event consists of depends on the adjacency, and only this module decides it. An
+event without a proven rule for the adjacency is refused.
 """
 
 import math
@@ -64,8 +64,8 @@ class ReplacedGaussian:
 class FixedSizeGaussian:
     """A Gaussian step on a share q < 1 of the examples, drawn without replacement.
 
-    It is valid under replace-one adjacency. The noise multiplier z is relative to the clipping
-    norm C of one example.
+    The mechanism is valid under replace-one adjacency. The noise multiplier z is relative to the
+    clipping norm C of one example.
     """
 
     sampling_rate: float
@@ -74,9 +74,9 @@ class FixedSizeGaussian:
 
 @dataclass(frozen=True)
 class AllocatedGaussian:
-    """One pass of balls-and-bins sampling over b > 1 batches with a Gaussian release about each.
+    """One pass of balls-and-bins sampling over b > 1 batches, each with a Gaussian release.
 
-    It is valid under zero-out and add-remove adjacency; the noise multiplier z is > 0.
+    The mechanism is valid under zero-out and add-remove adjacency; the noise multiplier z is > 0.
     """
 
     batches: int
@@ -105,7 +105,8 @@ class Selection:
     Attributes:
         steps: pairs (mechanism, number of times that one run uses it).
         mean: expected number of runs, >= 1.
-        shape: parameter of the distribution of the number of runs, see `RepeatAndSelect`.
+        shape: parameter eta of the truncated negative binomial distribution of the number of runs;
+            None for the Poisson distribution.
     """
 
     steps: "tuple[tuple[Mechanism, int], ...]"
@@ -125,7 +126,7 @@ Mechanism = (
 
 
 def sort_steps(steps: Mapping[Mechanism, int]) -> tuple[tuple[Mechanism, int], ...]:
-    """Return the steps sorted by mechanism, as a cache key that does not depend on their order."""
+    """Return sorted pairs (mechanism, number of runs), a cache key for steps in any order."""
     return tuple(sorted(steps.items(), key=_sort_key))
 
 
@@ -152,7 +153,7 @@ class Breakdown:
 
 
 def break_down(event: Event, count: int = 1, adjacency: Adjacency = "zero_out") -> Breakdown:
-    """Return the mechanisms that `count` releases of `event` add to an account.
+    """Return the mechanisms of which `count` releases of `event` consist, for accounting.
 
     Several Gaussians with noise multipliers z_i about the same sample are one Gaussian with
     z = (sum of z_i^-2)^(-1/2) (McMahan et al. 2018, arXiv:1812.06210, section 3). Counting them as
@@ -336,10 +337,11 @@ def _collect_noises(event: Event, count: int, whole: Event, into: Counter[float]
 
 
 def joint_noise_multiplier(steps: Mapping[float, int]) -> float:
-    """Return z = (sum of n_i z_i^-2)^(-1/2), the noise multiplier of one Gaussian equal to several.
+    """Return z = (sum of n_i z_i^-2)^(-1/2), the noise multiplier of Gaussian releases together.
 
     Args:
-        steps: maps each noise multiplier z_i > 0 to the number n_i of Gaussians; not empty.
+        steps: maps each noise multiplier z_i > 0 to the number n_i of releases that have it; not
+            empty.
     """
     least = min(steps)  # taken out of the sum: no square over- or underflows
     return least / math.sqrt(sum(n * (least / z) ** 2 for z, n in steps.items()))

@@ -94,7 +94,7 @@ class JointGaussian(Event):
 
     @property
     def noise_multiplier(self) -> float:
-        """Noise multiplier (sum of z_m^-2)^(-1/2) of the single Gaussian equal to all groups."""
+        """Noise multiplier of all groups together, (sum of z_m^-2)^(-1/2)."""
         least = min(self.noise_multipliers)  # taken out of the sum: no square over- or underflows
         if least == 0.0:
             return 0.0
@@ -399,8 +399,8 @@ _EVENT_TYPES: dict[str, type[Event]] = {
 def to_dict(event: Event) -> dict[str, Any]:
     """Return an event as the JSON object that ledgers store, e.g. `{"type": "Gaussian", ...}`.
 
-    Edge cases: values stay exact. `event_from_dict(to_dict(e)) == e` holds also through JSON text,
-    because Python prints floats so that they read back exactly.
+    All values stay exact: `event_from_dict(to_dict(e)) == e`, also if the object is written as JSON
+    text and read again.
 
     Raises:
         ValueError: `event` is not one of this module's events.
@@ -420,8 +420,8 @@ def event_from_dict(record: Mapping[str, Any]) -> Event:
     """Return the event of a record that `to_dict` returned.
 
     Raises:
-        ValueError: the type is unknown, a key is missing or unknown, or a value breaks the
-            event's own rule.
+        ValueError: the type is unknown, a key is missing or unknown, or a value is outside the
+            range that the event's class allows.
 
     Example:
         >>> from fedsim.accountant import event_from_dict
@@ -500,7 +500,7 @@ ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)
 
 
 def check_adjacency(value: str) -> Adjacency:
-    """Return `value`; raises ValueError if it is not one of `ADJACENCIES`."""
+    """Return `value` if it is one of `ADJACENCIES`; otherwise raise ValueError."""
     if value not in ADJACENCIES:
         raise ValueError(f"adjacency must be one of {list(ADJACENCIES)}, got {value!r}")
     return value

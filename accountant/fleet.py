@@ -1,4 +1,4 @@
-"""The privacy accounts of all clients of a federation, with every ε computed together."""
+"""Privacy accounts of all clients of a federation; the clients' ε are computed together."""
 
 import math
 from collections import Counter
@@ -23,11 +23,12 @@ Client = str | int
 class FleetAccountant:
     """An accountant with one privacy account per client, fast for thousands of clients.
 
-    A client's epsilon equals that of a single accountant of the same name that composed the same
-    events: by "rdp" to 1e-12 relative, by "pld" to 2e-4. Neither is below the exact value; "pld"
-    chooses its grids of losses for the requested delta. Gaussian mechanisms, sampled or not, are
-    fast: their curves are computed together, as arrays. Other mechanisms are computed one by one.
-    The epsilon of a client without new events is kept, and equal accounts are computed once.
+    Each client's epsilon agrees with that of a single-client accountant of the same name that
+    composed the same events: to 1e-12 relative for "rdp", and to 2e-4 absolute for "pld". Both
+    values are upper bounds; they differ for "pld" since the rounding of privacy losses depends on
+    the requested delta. Gaussian mechanisms, sampled or not, are fast: they are computed together,
+    as arrays. Other mechanisms are computed one by one. The epsilon of a client without new events
+    is kept, and equal accounts are computed once.
 
     Guarantee: client k's releases are (get_epsilon(delta)[k], delta)-DP per example of client k. If
     no person has data in two clients, the federation's guarantee is the largest of these (parallel
@@ -103,11 +104,11 @@ class FleetAccountant:
         self._learn(event)
 
     def get_epsilon(self, delta: float | Mapping[Client, float]) -> dict[Client, float]:
-        """Return the epsilon of each requested client.
+        """Return a dict from client to epsilon, for all clients or for the clients in `delta`.
 
         Args:
-            delta: one delta for all clients, or a delta for each requested client. A client without
-                events has epsilon 0.
+            delta: one delta for all clients, or the delta of each requested client. A requested
+                client without events has epsilon 0.
 
         Raises:
             ValueError: a delta is not in (0, 1).
@@ -122,15 +123,16 @@ class FleetAccountant:
         return {client: self._answers[client][1] for client in delta}
 
     def own_epsilon_of(self, composition: Mapping[Event, int], delta: float) -> float:
-        """Return the epsilon of a given composition, computed by a new accountant for one client.
+        """Return the epsilon of a composition of events, by a new accountant for one client.
 
-        No client's account changes.
+        The accounts of the clients do not change.
 
         Args:
             composition: number of releases of each event.
             delta: in (0, 1).
 
         Raises:
+            UnsupportedEventError: the accountant has no rule for an event.
             ValueError: `delta` is not in (0, 1).
         """
         accountant = self._single()
@@ -139,7 +141,9 @@ class FleetAccountant:
         return accountant.get_epsilon(delta)
 
     def epsilons_of(self, compositions: Sequence[Mapping[Event, int]], delta: float) -> Floats:
-        """Return the epsilon of each given composition; no client's account changes.
+        """Return the epsilon of each composition of events, float64 (compositions,).
+
+        The accounts of the clients do not change.
 
         Args:
             compositions: for each composition, the number of releases of each event; an empty
@@ -156,7 +160,7 @@ class FleetAccountant:
         return self._epsilons_of(compositions, delta)
 
     def get_epsilons(self, delta: float) -> Floats:
-        """Return the epsilons at `delta` as an array, in the order of `clients`.
+        """Return every client's epsilon at `delta`, float64 (clients,), in the order of `clients`.
 
         Raises:
             ValueError: `delta` is not in (0, 1).

@@ -1,7 +1,8 @@
 """The exact privacy of unsampled Gaussians (Balle, Wang 2018, arXiv:1805.06530, Theorem 8).
 
-A release with noise multiplier z compares two Gaussians at a distance of mu = 1/z standard
-deviations. Releases with z_1 ... z_T are together one release with mu = sqrt(sum of z_t^-2).
+On two neighbouring data sets, the outputs of a release with noise multiplier z are Gaussians whose
+means are at most mu = 1/z standard deviations apart. Releases with noise multipliers z_1 ... z_T
+are together one release with mu = sqrt(sum of z_t^-2).
 """
 
 import math
@@ -20,7 +21,7 @@ _REACH = 48.0  # e^-48 = 1e-21 of the integrand is left out
 
 
 def gaussian_log_delta(mu: float, epsilon: float) -> float:
-    """Return log delta(epsilon) of N(mu, 1) against N(0, 1), exact even where delta underflows.
+    """Return log delta(epsilon) of the pair N(mu, 1), N(0, 1), exact even where delta underflows.
 
     Guarantee: the pair dominates a Gaussian release with noise multiplier 1/mu, in both
     directions, so the release is (epsilon, delta)-DP.

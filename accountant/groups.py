@@ -1,10 +1,10 @@
 """Clip norms and noise of separately clipped groups of parameters, and of adaptive clipping.
 
-Group m is clipped to C_m and gets noise of standard deviation sigma_m = z_m C_m, once on the sum.
-Divide each group by its sigma_m. Then one example moves the vector of all groups by at most
-(sum of z_m^-2)^(1/2) in L2 norm. So all groups together are ONE Gaussian release with
-z* = (sum of z_m^-2)^(-1/2) (McMahan et al. 2018, arXiv:1812.06210, section 3). z* depends neither
-on the C_m nor on the batch size.
+For each example, the gradient of group m is clipped to norm C_m. The sum over the batch gets noise
+of standard deviation sigma_m = z_m C_m in this group. Divide each group by its sigma_m. Then one
+example moves the vector of all groups by at most (sum of z_m^-2)^(1/2) in L2 norm. So all groups
+together are ONE Gaussian release with z* = (sum of z_m^-2)^(-1/2) (McMahan et al. 2018,
+arXiv:1812.06210, section 3). z* depends neither on the C_m nor on the batch size.
 """
 
 import math
@@ -22,7 +22,7 @@ def equal_clip_norms(clip_norm: float, num_groups: int) -> Floats:
     """Return equal clip norms C_m = C / sqrt(M) for M groups of parameters, shape (M,).
 
     Args:
-        clip_norm: C > 0, the clip norm of the whole vector.
+        clip_norm: C > 0, the clip norm of the whole gradient.
         num_groups: M >= 1.
 
     Raises:
@@ -46,7 +46,7 @@ def dimension_clip_norms(clip_norm: float, dimensions: Sequence[int]) -> Floats:
     Each coordinate gets the same share of C^2. The result has shape (M,) for M groups.
 
     Args:
-        clip_norm: C > 0, the clip norm of the whole vector.
+        clip_norm: C > 0, the clip norm of the whole gradient.
         dimensions: d_m >= 1, the number of coordinates of each group.
 
     Raises:
@@ -66,10 +66,10 @@ def explicit_clip_norms(clip_norm: float, clip_norms: Sequence[float]) -> Floats
     """Check the given clip norms C_m of M groups and return them, shape (M,).
 
     Guarantee: sum of C_m^2 <= C^2 (up to rounding), so clipping each group to C_m clips the whole
-    vector to C.
+    gradient to C.
 
     Args:
-        clip_norm: C > 0, the clip norm of the whole vector.
+        clip_norm: C > 0, the clip norm of the whole gradient.
         clip_norms: C_m > 0 of each group; at least one group.
 
     Raises:
@@ -87,11 +87,13 @@ def explicit_clip_norms(clip_norm: float, clip_norms: Sequence[float]) -> Floats
 
 
 def group_noise_multiplier(noise_multipliers: Sequence[float]) -> float:
-    """Return z* = (sum of z_m^-2)^(-1/2), the noise multiplier of all groups together.
+    """Return z* = (sum of z_m^-2)^(-1/2), the noise multiplier of M groups of parameters together.
 
-    M groups with the same z_m have z* = z_m / sqrt(M); in general z* is sqrt(M) times smaller than
-    the power mean of order -2 ("quadratic harmonic mean") of the z_m. Sampled steps must use z*
-    inside the sampling: groups accounted for as separately sampled steps under-report epsilon.
+    Group m is clipped and gets noise separately, with noise multiplier z_m. All groups together are
+    one Gaussian release with noise multiplier z*. If all z_m are equal, z* = z_m / sqrt(M); in
+    general z* is sqrt(M) times smaller than the power mean of order -2 ("quadratic harmonic mean")
+    of the z_m. For sampled steps, account for one sampled release with z*: separately sampled
+    releases of the groups would under-report epsilon.
 
     Args:
         noise_multipliers: z_m >= 0 of each group, at least one group. If one of them is 0, z* is 0.
@@ -116,11 +118,11 @@ def group_noise_multiplier(noise_multipliers: Sequence[float]) -> float:
 def least_energy_noise(
     noise_multiplier: float, clip_norms: Sequence[float], dimensions: Sequence[int]
 ) -> Floats:
-    """Return the noise sigma_m of each group that minimises the energy, the sum of d_m sigma_m^2.
+    """Return the noise sigma_m of each of M groups, (M,), that minimises the sum of d_m sigma_m^2.
 
-    The noise multiplier z of all groups together is given. By Lagrange's condition d_m sigma_m^4 is
-    proportional to C_m^2, so sigma_m^2 = z^2 (sum over k of C_k sqrt(d_k)) C_m / sqrt(d_m). The
-    energy is then z^2 (sum of C_k sqrt(d_k))^2.
+    sigma_m is a standard deviation, and all groups together keep the given noise multiplier z. By
+    Lagrange's condition d_m sigma_m^4 is proportional to C_m^2, so sigma_m^2 = z^2 (sum over k of
+    C_k sqrt(d_k)) C_m / sqrt(d_m). The minimum is z^2 (sum of C_k sqrt(d_k))^2.
 
     Guarantee: group_noise_multiplier(sigma_m / C_m) = z.
 
@@ -146,7 +148,7 @@ def least_energy_noise(
 def adaptive_clip_noise_multiplier(
     noise_multiplier: float, count_noise: float, num_groups: int = 1
 ) -> float:
-    """Return the noise multiplier z_D of the gradients, given z of gradients and counts together.
+    """Return the noise multiplier z_D of the gradients under adaptive clipping.
 
     Adaptive clipping also releases a quantile count for each of M groups, with noise sigma_b. Each
     example adds +1/2 or -1/2 to every count, so z_D = (z^-2 - M (2 sigma_b)^-2)^(-1/2) (Andrew et
@@ -179,7 +181,7 @@ def adaptive_clip_total_noise_multiplier(
     """Return the noise multiplier z of gradients and quantile counts together.
 
     z = (z_D^-2 + M (2 sigma_b)^-2)^(-1/2), the inverse of `adaptive_clip_noise_multiplier`. Account
-    with this z if the gradient noise was not raised by that function.
+    with this z if z_D was chosen directly, without that function.
 
     Args:
         gradient_noise_multiplier: z_D > 0, the noise multiplier of the gradients alone.

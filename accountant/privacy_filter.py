@@ -33,7 +33,7 @@ class Budget(Protocol):
         ...
 
     def spent(self) -> float:
-        """Return the epsilon of all charged releases."""
+        """Return the epsilon of all charged releases, at the delta of the budget."""
         ...
 
 
@@ -66,7 +66,7 @@ class FixedSchedule:
         self._counts[event] += count
 
     def spent(self) -> float:
-        """Return the epsilon of all charged releases."""
+        """Return the epsilon of all charged releases, at the delta of the budget."""
         return self._account(self._name).get_epsilon(self._delta)
 
     def _cost(self, name: AccountantChoice, event: Event, count: int) -> float:
@@ -80,7 +80,7 @@ class FixedSchedule:
 
 
 class RenyiFilter:
-    """A privacy budget B: a limit on the summed RDP of all charged releases at one fixed order."""
+    """A privacy budget that limits the summed RDP of all charged releases at one fixed order."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class RenyiFilter:
         self._counts[event] += count
 
     def spent(self) -> float:
-        """Return the epsilon of all charged releases."""
+        """Return the epsilon of all charged releases, at the delta of the budget."""
         used = np.array([self._used()])
         return epsilon_from_rdp((self._alpha,), used, self._delta)[0]
 
@@ -156,8 +156,8 @@ class PrivacyFilter:
       2021, arXiv:2008.11193) and so (epsilon, delta)-DP (Canonne, Kamath, Steinke 2020, Proposition
       12).
 
-    A filter on the composed privacy loss distribution is refused in adaptive mode: it is not valid
-    there (arXiv:2602.06756).
+    In adaptive mode the accountant "pld" is refused: a filter on the composed privacy loss
+    distribution is not valid there (arXiv:2602.06756).
 
     A second request for the same event takes about a microsecond: the largest number of releases is
     computed once per event and counted down afterwards.

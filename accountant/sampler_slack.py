@@ -1,7 +1,8 @@
 """Additions to ε and δ, called slack, which cover the error of the integer noise sampler.
 
-The accountants assume noise rint(N(0, 2⁴⁸)). The sampler `spline_integers` draws each value with a
-probability that differs by a factor close to 1 (theorem and proof: docs/explain/proofs.md):
+The accountants assume noise rint(N(0, 2⁴⁸)): normal noise of standard deviation 2²⁴, rounded to
+integers. The sampler `spline_integers` draws each value with a probability that differs by a factor
+close to 1 (theorem and proof: docs/explain/proofs.md):
 
 - for values within 4093 · 2¹⁶ (15.99 standard deviations) the ratio of the two probabilities is
   e^ℓ, where ℓ is at most 5e-8 in size and E ℓ² ≤ 1e-23;
@@ -49,13 +50,14 @@ def sampler_slack(epsilon: float, delta: float) -> Slack:
 
     The accountants use δ (1 - SHARE) with SHARE = 2⁻¹⁴, so δ · SHARE remains for the sampler.
 
-    Guarantee: a mechanism that is (epsilon, delta · (1 - SHARE))-DP with noise rint(N(0, 2⁴⁸)) is
-    (epsilon + slack.epsilon, delta)-DP with at most MAX_DRAWS = 10¹² values of `spline_integers`;
-    slack.delta is at most delta · SHARE.
+    Guarantee: let a mechanism be (epsilon, delta · (1 - SHARE))-DP with the ideal noise
+    rint(N(0, 2⁴⁸)). If it draws its noise from the sampler `spline_integers` instead, at most
+    MAX_DRAWS = 10¹² values, it is (epsilon + slack.epsilon, delta)-DP. slack.delta is at most
+    delta · SHARE.
 
     Edge cases: an infinite epsilon has slack (0, 0). The slack is infinite if (1 + e^epsilon)
-    MAX_DRAWS 2⁻¹⁸⁷ is not far below delta. This holds for epsilon above 79 at delta = 1e-5, and
-    above 55 at 1e-15.
+    MAX_DRAWS 2⁻¹⁸⁷ is close to delta · SHARE or above. This holds for epsilon above 79 at delta =
+    1e-5, and above 55 at delta = 1e-15.
 
     Args:
         epsilon: the ε of the accountants at delta · (1 - SHARE), >= 0.
@@ -81,8 +83,9 @@ def sampler_slack(epsilon: float, delta: float) -> Slack:
 def epsilon_with_slack(get_epsilon: Callable[[float], float], delta: float) -> float:
     """Return the ε at `delta` of all releases, plus what the error of the noise sampler adds.
 
-    Guarantee: if all releases are (get_epsilon(d), d)-DP for every d with noise rint(N(0, 2⁴⁸)),
-    they are (epsilon, delta)-DP with at most MAX_DRAWS = 10¹² values of `spline_integers`.
+    Guarantee: let all releases be (get_epsilon(d), d)-DP for every d with the ideal noise
+    rint(N(0, 2⁴⁸)). If they draw their noise from `spline_integers` instead, at most
+    MAX_DRAWS = 10¹² values, they are (result, delta)-DP.
 
     Edge cases: without releases ε is 0; this case is recognised by an ε of 0 even at δ = 2⁻²⁰⁰. The
     result is infinite if the ε of the accountants is infinite, or if `sampler_slack` can prove
@@ -106,8 +109,8 @@ def epsilon_with_slack(get_epsilon: Callable[[float], float], delta: float) -> f
 def target_without_slack(target_epsilon: float, delta: float) -> tuple[float, float]:
     """Return the stricter (ε, δ) for the accountants that leaves room for the sampler's error.
 
-    Guarantee: if all releases have the returned (ε, δ) with noise rint(N(0, 2⁴⁸)), which the
-    accountants assume, `epsilon_with_slack` is at most `target_epsilon` at `delta`.
+    Guarantee: if all releases are (ε, δ)-DP for the returned pair, with the noise rint(N(0, 2⁴⁸))
+    that the accountants assume, then `epsilon_with_slack` is at most `target_epsilon` at `delta`.
 
     Args:
         target_epsilon: the ε that must hold after the slack is added, > 0.
@@ -132,12 +135,13 @@ def target_without_slack(target_epsilon: float, delta: float) -> tuple[float, fl
 def delta_with_slack(get_delta: Callable[[float], float], epsilon: float) -> float:
     """Return the δ at `epsilon` of all releases, plus what the error of the noise sampler adds.
 
-    Guarantee: if all releases are (e, get_delta(e))-DP for every e >= 0 with noise
-    rint(N(0, 2⁴⁸)), they are (epsilon, delta)-DP with at most MAX_DRAWS = 10¹² values of
-    `spline_integers`.
+    Guarantee: let all releases be (e, get_delta(e))-DP for every e >= 0 with the ideal noise
+    rint(N(0, 2⁴⁸)). If they draw their noise from `spline_integers` instead, at most
+    MAX_DRAWS = 10¹² values, they are (epsilon, result)-DP.
 
-    Edge cases: without releases (δ is 0 at ε = 0) the result is 0; it is never above 1. If ε is
-    below 2t, the amount added to ε, the δ at ε - 2t < 0 is bounded by the δ at 0 plus 2t - ε.
+    Edge cases: without releases (δ is 0 at ε = 0) the result is 0; it is never above 1. The result
+    uses the accountants' δ at ε - 2t, where 2t is the slack in ε. If ε < 2t, it uses
+    the δ at 0 plus 2t - ε.
 
     Args:
         get_delta: function that returns the δ of the accountants at an ε >= 0; it never increases

@@ -153,7 +153,7 @@ def root_between(
 ) -> float:
     """Return a root of f between two points by Brent's method, bit for bit scipy's brentq.
 
-    It avoids the import of scipy's solvers, which takes longer than the search itself.
+    This avoids the import of scipy's solvers, which takes longer than the search itself.
 
     Args:
         f: a continuous function with opposite signs at `low` and `high`.

@@ -1,10 +1,11 @@
 """Trust models: which adversaries a privacy guarantee names, and each client's share of the noise.
 
-A certificate is an ε at a δ against one adversary. Local trust has one certificate, against the
-server, which sees single uploads. Distributed trust has two. One is against an adversary that sees
-sums of uploads. The other is against a server that sees single uploads, each hidden only by its own
-noise. Central trust has one, against an adversary that sees global models. Certificates against
-different adversaries or privacy units (example, client) are never added, averaged or compared.
+A certificate states an ε at a δ against one adversary. Local trust has one certificate, against a
+server that sees single uploads. Distributed trust has two certificates. One is against an adversary
+that sees sums of uploads. The other is against a server that sees single uploads, each hidden only
+by the noise of its sender. Central trust has one certificate, against an adversary that sees global
+models. Certificates against different adversaries or privacy units (example, client) are never
+added, averaged or compared.
 
 Under distributed trust, the noise in every sum that is opened must hide each client. Client j of a
 round has weight a_j and adds N(0, (a_j s_j)² I) to its upload. The adversary sees only sums of at
@@ -14,9 +15,10 @@ most a_k C_k. So against the sum client k has the noise multiplier
 
     sqrt(Σ_{j honest} (a_j s_j)²) / (a_k C_k).
 
-With equal a_j s_j = R / √h this is R / (a_k C_k). If the budget of client k requires the noise
-multiplier z_k, then R >= a_k C_k z_k. So the client with the largest need sets the noise of all.
-Theorem, proof and conditions: docs/explain/trust_models.md.
+With equal a_j s_j = R / √h this is R / (a_k C_k), where R is the standard deviation of the honest
+clients' noise together. If the budget of client k requires the noise multiplier z_k, then
+R >= a_k C_k z_k. So the client with the largest a_k C_k z_k sets the noise of all. Theorem, proof
+and conditions: docs/explain/trust_models.md.
 """
 
 import math
@@ -48,7 +50,7 @@ _ROUNDED = 1e-9  # relative: square roots and the noise of groups
 def is_explained_by_shares(
     claimed: PrivacyLedger, server_ledger: PrivacyLedger, *, honest: int
 ) -> bool:
-    """Whether a client's claimed noise in sums of uploads follows from its own share of the noise.
+    """Whether a client's noise share is large enough for the noise that it claims in sums.
 
     The joint noise of h honest clients with equal shares is √h times one share. So each claimed
     noise multiplier may be at most √h times the multiplier of the client's own noise in the same
@@ -92,7 +94,7 @@ class NoiseNeed:
 
     Attributes:
         scale: largest change a_k C_k (weight times clipping norm) of the client's upload by one
-            example, or by all its data; 0 for a client that sends nothing.
+            privacy unit (an example, or all data of the client); 0 for a client that sends nothing.
         against_sums: noise multiplier z_k that the client claims against an adversary that sees
             only sums.
         against_server: noise multiplier that the client claims against a server that sees its
@@ -106,7 +108,7 @@ class NoiseNeed:
 
 @dataclass(frozen=True)
 class NoiseShares:
-    """The equal amounts of noise that clients add so that the sum of their uploads has enough.
+    """The equal amounts of noise of all clients, which together protect the sum of the uploads.
 
     Attributes:
         share: standard deviation of the noise in one client's upload.
@@ -120,12 +122,15 @@ class NoiseShares:
     def meeting(
         cls, needs: Sequence[NoiseNeed], *, min_clients: int, colluding_clients: int
     ) -> "NoiseShares":
-        """Return the smallest equal shares of noise that meet the need of every client.
+        """Return the smallest equal shares of noise that meet every client's need.
+
+        A need may concern sums of uploads, single uploads, or both.
 
         Args:
             needs: the need of each client.
             min_clients: m, the fewest clients in a sum that the server opens.
-            colluding_clients: t, how many of them may collude with the adversary, or add no noise.
+            colluding_clients: t, the number of clients in the sum that may collude with the
+                adversary or add no noise.
 
         Raises:
             ValueError: no honest client would be left, or a need is not a finite number >= 0.
@@ -140,11 +145,11 @@ class NoiseShares:
         return cls(share * _ROUNDED_UP, honest)
 
     def own_multiplier(self, scale: float) -> float:
-        """Return the noise multiplier of a single upload, which has only its own client's noise.
+        """Return the noise multiplier of a single upload, which has only its sender's noise.
 
         Args:
-            scale: largest change a_k C_k (weight times clipping norm) of the upload by one
-                example, or by all data of the client.
+            scale: largest change a_k C_k (weight times clipping norm) of the upload by one privacy
+                unit (an example, or all data of the client).
         """
         return self.share / checks.positive("scale", scale)
 
@@ -154,7 +159,8 @@ def honest_clients(*, min_clients: int, colluding_clients: int) -> int:
 
     Args:
         min_clients: m, the fewest clients in a sum that the server opens.
-        colluding_clients: t, how many of them may collude with the adversary, or add no noise.
+        colluding_clients: t, the number of clients in the sum that may collude with the adversary
+            or add no noise.
 
     Raises:
         ValueError: no honest client would be left.

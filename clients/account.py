@@ -5,7 +5,7 @@ of that round. It follows two rules:
 
 - Spend first, release second: a charge is written to the durable journal, then to the state. Only
   then does training start. A crash can leave a charge without an update, never the reverse.
-- A repeated answer has the same bits, or is a new charge. Seeded noise depends only on (seed,
+- A repeated answer has the same bits, or is charged again. Seeded noise depends only on (seed,
   client, round). So two different answers in one round would carry the same noise, which cancels in
   their difference. A charge therefore holds a digest of everything that the reply depends on. With
   the same digest a round is repeated at no cost, and the reply is bitwise equal. With another
@@ -46,11 +46,11 @@ ACCOUNT = "account"
 
 
 class ChargeRefusedError(ClientFailureError):
-    """Error for a round that the client's account refuses: nothing is charged or released."""
+    """Error: the client's privacy account refuses a round. Nothing is charged or released."""
 
 
 class NoiseReuseError(ChargeRefusedError):
-    """Error for a request that would reuse the noise of another, charged answer of the client."""
+    """Error: the request would reuse the noise of an earlier, different answer of the client."""
 
     code = NOISE_REUSE
 
@@ -117,7 +117,7 @@ class PrivacyAccount:
         state[STATE] = ConfigRecord({ACCOUNT: json.dumps(fields)})
 
     def propose(self, *, round_number: int, request: str, steps: int) -> Charge | None:
-        """Return the charge for a round; None if the same request was already charged.
+        """Return the charge for a client's round; None if the same request was already charged.
 
         The charge has the privacy events that the client's ε counts. With distributed trust it also
         has the events against a server that sees the uploads. Nothing is charged yet: the caller
@@ -266,8 +266,8 @@ class AnswerInputs:
         block: numbers of the clients that are planned to train together, ascending.
         padded_rows: number of rows of each client in a padded batch of the block; None if it is the
             same number as when the client trains alone.
-        places: number of slots in a padded batch, if a slot may hold the rows of any one client;
-            None if each client has a fixed slot.
+        places: number of slots (groups of rows of one client) in a padded batch, if any client may
+            use any slot; None if each client has a slot of its own.
         model: digest of the request's global model.
         clip_norm: adaptive clip norm in the request; None if the request has none.
         mechanism: the client's mechanism as text, with noise, clipping and sampling.
@@ -288,7 +288,7 @@ class AnswerInputs:
 
 
 def request_digest(inputs: AnswerInputs, *, seed: int, client: int) -> str:
-    """Return the digest of a request, which the record of its charge holds: 64 hex digits.
+    """Return the digest (64 hex digits) by which a charge identifies the request it paid for.
 
     Guarantee: equal digests of one client mean equal inputs, up to a collision of BLAKE2b-256.
 

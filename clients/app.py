@@ -1,8 +1,8 @@
-"""Flower ClientApp for all clients of one process, with the same code on every engine.
+"""Flower ClientApp for all clients of one process, the same in simulations and deployments.
 
-A single message goes through Flower's `ClientApp.__call__`, and so through the app's mods. An
-engine with many requests passes them to `answer_batch`, unless the app has mods. Both ways call
-`client_round.answer_rounds`.
+A single message goes through Flower's `ClientApp.__call__`, and so through the app's mods. A
+simulation engine passes many requests at once to `answer_batch`, unless the app has mods. Both ways
+call `client_round.answer_rounds`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -40,14 +40,14 @@ class BatchAnswers(Protocol):
 
     @property
     def takes_batches(self) -> bool:
-        """Whether an engine may call `answer_batch` instead of the app itself for each message."""
+        """Whether a simulation engine may pass many messages at once to `answer_batch`."""
         ...
 
     def answer_batch(self, requests: Sequence[Request]) -> Iterator[AnswerGroup]:
         """Yield the answers to train requests in groups, in the order of the requests.
 
-        A group is an iterator over answers; the clients of the group train while it is read. Read
-        a group to its end before the next one.
+        Each group is an iterator over the answers of clients that train together. They train while
+        the iterator is read. Read each iterator to its end before the next one.
 
         Guarantee: each answer equals the app's reply to a call with the message alone.
 
@@ -63,7 +63,8 @@ class BatchClientApp(ClientApp):
     The number of a message's client is `partition-id` in the node's configuration.
 
     Args:
-        task_of: function that returns the task of a client by its number; called once per request.
+        task_of: function that returns data, model and settings of a client from its number; called
+            once per request.
         block_of: function of (round, client) that returns the clients that are planned to train
             together with the client, ascending. By default each client trains alone.
         mods: Flower mods for every message; with mods, messages are answered one at a time.
@@ -90,7 +91,7 @@ class BatchClientApp(ClientApp):
     def answer_batch(self, requests: Sequence[Request]) -> Iterator[AnswerGroup]:
         """Yield the answers to train requests in the order of the requests, one group per block.
 
-        A block is the clients that train together. A group is an iterator over answers.
+        A block is the clients that train together. A group is an iterator over their answers.
 
         Guarantee: all charges of a block are on disk before the block trains. Each answer equals
         the reply that the app gives when called with the message alone.
@@ -106,7 +107,7 @@ class BatchClientApp(ClientApp):
     def answer_requests(
         self, requests: Iterable[tuple[TrainRequest, Context]]
     ) -> Iterator[Iterator[Answer]]:
-        """Yield the same groups of answers as `answer_batch`, for requests without Flower messages.
+        """Yield the same answers as `answer_batch`, for requests that are not Flower messages.
 
         Args:
             requests: pairs of a train request and its client's context, all of one round, in

@@ -55,7 +55,7 @@ class Change(ABC):
 
 
 class Shift(Change):
-    """Random shift of an image by at most `most` pixels each way; gaps become zeros."""
+    """Random shift of an image by at most `most` pixels in each direction; gaps become zeros."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -70,7 +70,7 @@ class Shift(Change):
             )
 
     def draw(self, stream: np.random.Generator, views: int, shape: Sequence[int]) -> np.ndarray:
-        """Draw the pixels (views, 2) by which each view moves down and to the right."""
+        """Draw by how many pixels (views, 2) each view moves down and to the right."""
         return stream.integers(-self._most, self._most, size=(views, 2), endpoint=True)
 
     def apply(self, x: Tensor, numbers: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ class Noise(Change):
 
 
 def change_of(settings: ViewSettings) -> Change:
-    """Return the random change that the settings name."""
+    """Return the random change that an entry of the settings describes, such as a flip."""
     if settings.shift is not None:
         return Shift(settings.shift)
     return Flip() if settings.noise is None else Noise(settings.noise)

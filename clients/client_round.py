@@ -1,8 +1,8 @@
 """One round for all clients of a process: requests are checked, charged and answered.
 
-Requests are grouped into planned blocks, whose clients train together, and blocks into chunks. All
-clients of a chunk are charged in one write to the ledger. Then each block trains and yields its
-answers.
+Requests are grouped into planned blocks (clients that train together), and blocks into chunks. All
+clients of a chunk are charged in one write to the ledger. Then the clients of each block train, and
+their answers are yielded.
 """
 
 import logging
@@ -49,7 +49,7 @@ Answer = Reply | Exception
 
 
 def alone(round_number: int, client: int) -> tuple[int, ...]:
-    """Return the block (client,) of a single client, so that each client trains alone."""
+    """Return the clients that train together with a client: only itself, as `(client,)`."""
     return (client,)
 
 
@@ -127,7 +127,7 @@ class ClientRound:
 
     @property
     def shared(self) -> tuple[object, ...]:
-        """Key that is equal for two clients if they have one model, loss and local settings."""
+        """Key to group clients by: equal if model, loss and local settings are the same."""
         how = self.task.training
         return id(how.shared_model), id(how.loss), how.local, self.fixed_digest
 

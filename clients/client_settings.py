@@ -19,7 +19,7 @@ OwnSetting = Literal[
 
 
 class OwnPrivacySettings(Settings):
-    """Privacy settings of a single client; a null value is the setting of all clients."""
+    """Privacy settings of a single client; for a null value, the common setting applies."""
 
     target_epsilon: float | None = Field(
         default=None, gt=0, description="budget ε, never exceeded; sets the noise if none is given"
@@ -56,13 +56,13 @@ class ClientPrivacySettings(OwnPrivacySettings):
 
     @property
     def changes(self) -> OwnPrivacySettings:
-        """Privacy settings of the entry, without the keys that name its clients."""
+        """Privacy settings of the entry, without the keys that say which clients it is for."""
         return OwnPrivacySettings.model_validate(
             {name: getattr(self, name) for name in OwnPrivacySettings.model_fields}
         )
 
     def check(self, name: str) -> None:
-        """Check that the entry names its clients in exactly one way.
+        """Check that the entry says in exactly one way which clients it is for.
 
         An entry named by a client number has no `members`, `share` or `csv`. Any other entry has
         exactly one of these keys.

@@ -63,7 +63,9 @@ class NoiseCorrelation:
 
     @classmethod
     def toeplitz(cls, bands: int, planned_steps: int) -> Self:
-        """Build the correlation from the square root of the prefix-sum matrix: 1, 1/2, 3/8, ...
+        """Return the correlation whose C is the square root of the prefix-sum matrix, in a band.
+
+        The coefficients are 1, 1/2, 3/8, ..., rounded to multiples of 2⁻¹⁶.
 
         Args:
             bands: number of coefficients, at least 1.
@@ -80,18 +82,18 @@ class NoiseCorrelation:
     def column_norm(self) -> float:
         """L2 norm ‖c‖ of the coefficients, which form the first column of the matrix C.
 
-        Let x be the sums of clipped gradients of all steps. An example of norm 1 in one batch
-        changes C x by at most ‖c‖ in L2 norm.
+        Let x be the sums of clipped gradients, one for each step. An example with gradient norm 1
+        in a single batch changes C x by at most ‖c‖ in L2 norm.
         """
         return math.hypot(*self.coefficients)
 
     @cached_property
     def noise_growth(self) -> float:
-        """Largest standard deviation of a step's noise, in standard deviations of fresh noise."""
+        """Largest standard deviation of a step's noise, divided by that of the fresh noise."""
         return float(np.linalg.norm(inverse_coefficients(self.coefficients, self.planned_steps)))
 
     def charges(self, cycle: Charges, first_step: int, steps: int) -> Charges:
-        """Return the (event, count) pairs to charge for some steps.
+        """Return the privacy events to charge for some steps, as (event, count) pairs.
 
         The whole run is charged at step 0, and later steps cost nothing.
 
@@ -115,7 +117,10 @@ class NoiseCorrelation:
 
 @lru_cache(maxsize=MAX_NOISE_BANDS)
 def square_root_coefficients(bands: int) -> tuple[float, ...]:
-    """Return c_j = binomial(2 j, j) / 4^j for all j < bands, rounded to multiples of 2⁻¹⁶."""
+    """Return the coefficients c_j of the square root of the prefix-sum matrix, for j < bands.
+
+    c_j = binomial(2 j, j) / 4^j, rounded to a multiple of 2⁻¹⁶.
+    """
     exact = [1.0]
     for j in range(1, bands):
         exact.append(exact[-1] * (2 * j - 1) / (2 * j))
@@ -126,7 +131,7 @@ def square_root_coefficients(bands: int) -> tuple[float, ...]:
 def inverse_coefficients(coefficients: tuple[float, ...], steps: int) -> Floats:
     """Return the first column d (steps,) of the inverse of the mechanism's matrix C.
 
-    Without rounding, the noise is y_t = Σ_j d_j Z_{t−j}, with fresh noise Z.
+    Without rounding, the noise of step t is y_t = Σ_j d_j Z_{t−j}, with fresh noise Z.
 
     Args:
         coefficients: the coefficients of `NoiseCorrelation`.
@@ -157,7 +162,7 @@ def prefix_error(coefficients: tuple[float, ...], steps: int) -> float:
 
 @dataclass
 class NoiseState:
-    """State of correlated noise between two steps: the noise of the latest steps.
+    """State of a client's correlated noise between two steps: the noise of the latest steps.
 
     Attributes:
         step: number of the next step.
@@ -243,6 +248,8 @@ class CorrelatedNoise(NoiseSource):
 
     def fill_(self, values: Tensor) -> Tensor:
         """Fill a float64 tensor with the next noise values of the step, in place, and return it.
+
+        When all values of a step are drawn, the next call begins the next step.
 
         Raises:
             TypeError: the tensor is not float64.

@@ -49,12 +49,12 @@ PUBLIC_ERRORS = (ClientFailureError, ProtocolError, JournalError, PluginExitErro
 
 
 def redact_error(error: Exception) -> Exception:
-    """Return an error that is safe to show although the client trains with privacy.
+    """Return an error whose text is safe to show although the client trains with privacy.
 
     An error in `PUBLIC_ERRORS` is returned unchanged. Any other error is replaced by one that gives
     its type and the line of code.
 
-    Guarantee: the new text depends on nothing else of the original exception.
+    Guarantee: the new text depends only on this type and line, not on the original text.
     """
     if isinstance(error, PUBLIC_ERRORS):
         return error
@@ -94,7 +94,7 @@ class Fault:
         """Raise an error if the client fails after its charge and before its upload."""
 
     def alter_upload(self, upload: ArrayRecord) -> ArrayRecord:
-        """Return the arrays that the client sends in place of its upload."""
+        """Return the arrays that the client sends; by default, `upload` unchanged."""
         return upload
 
 
@@ -107,7 +107,7 @@ class DropoutBefore(Fault):
 
 
 class EmptyPartition(Fault):
-    """Fault of a client without examples, which is not charged."""
+    """Fault that treats a client as one without examples: it fails and is not charged."""
 
     def before_charge(self) -> None:
         """Raise InjectedFaultError, because the client has no examples."""
@@ -149,7 +149,7 @@ class CorruptUpload(Fault):
     """Fault of a client that uploads invalid values, which the server must not average.
 
     Attributes:
-        corrupt: function from the first array of the upload to the corrupted array.
+        corrupt: function that returns a corrupted copy of the first array of the upload.
     """
 
     corrupt: Callable[[np.ndarray], np.ndarray]
@@ -176,7 +176,9 @@ class FaultPlan:
     faults: tuple[FaultSettings, ...] = ()
 
     def of(self, client: int, round_number: int) -> Fault:
-        """Return the fault of a client in a round, from the first entry that applies.
+        """Return the fault of a client in a round, from the first entry of `faults:` that applies.
+
+        If no entry applies, the fault does nothing.
 
         Args:
             client: number of the client.

@@ -65,10 +65,10 @@ class PrivacyLedgerMod:
 
     Guarantee: suppose that the declared events of each round describe everything that the reply
     reveals about the client's data. Suppose also that noise is fresh in each round, and that no
-    parameter depends on data. Then all train replies of the client that passed the mod are together
-    (epsilon, delta)-DP under `adjacency`. A declaration is in the state, and with `journal` on
-    disk, before its reply leaves. A round without a declaration is charged as a release without a
-    guarantee, so ε is infinite from then on.
+    parameter depends on data. Then all train replies of the client that passed the mod, taken
+    together, are (epsilon, delta)-DP under `adjacency`. A declaration is in the state, and with
+    `journal` on disk, before its reply leaves. A round without a declaration is charged as a
+    release without a guarantee, so ε is infinite from then on.
 
     The guarantee does not cover four things. The mod cannot see whether training did what it
     declares. It cannot check how other libraries compute noise. Metrics of a train reply outside

@@ -1,6 +1,6 @@
-"""Settings of local training (section `local:`), with learning-rate schedules and views.
+"""Settings of local training (section `local:`), with learning-rate schedules and augmentation.
 
-Only `batch_size` (which sets the sampling rate) and `steps` or `epochs` change ε.
+Of these settings only `batch_size` (which sets the sampling rate), `steps` and `epochs` change ε.
 
 Names and formulas of `local.lr_schedule` are those of `torch.optim.lr_scheduler`, with rounds in
 place of epochs. A schedule is public, so it costs no ε. In the formulas, t counts the rounds after
@@ -57,7 +57,7 @@ class _Schedule(Settings):
 
 
 class ConstantLr(_Schedule):
-    """Schedule with learning rate lr · factor for `total_iters` rounds, then lr (`ConstantLR`)."""
+    """Schedule with rate lr · factor for `total_iters` rounds, then lr (torch's `ConstantLR`)."""
 
     name: Literal["constant"] = Field(description="the schedule")
     factor: _Factor = Field(default=1.0, description="factor of the first total_iters rounds")
@@ -92,7 +92,7 @@ class ExponentialLr(_Schedule):
 
 
 class LinearLr(_Schedule):
-    """Schedule of lr times a factor, linear from start_factor to end_factor (`LinearLR`)."""
+    """Schedule of lr times a factor that moves linearly between two values (`LinearLR`)."""
 
     name: Literal["linear"] = Field(description="the schedule")
     start_factor: _Factor = Field(default=1.0, description="factor of the first round")
@@ -106,7 +106,7 @@ class LinearLr(_Schedule):
 
 
 class CosineLr(_Schedule):
-    """Schedule that falls from lr to eta_min by half a cosine (torch's `CosineAnnealingLR`)."""
+    """Schedule whose rate falls from lr to eta_min by half a cosine (`CosineAnnealingLR`)."""
 
     name: Literal["cosine"] = Field(description="the schedule")
     T_max: _Rounds = Field(description="rounds from lr to eta_min, which all later rounds keep")
@@ -347,19 +347,19 @@ class LocalSettings(Settings):
 
     @property
     def optimizer_name(self) -> str:
-        """Name of the optimizer; `sgd` stands for SGD without momentum and weight decay."""
+        """Name of the optimizer; for SGD it also says whether momentum or weight decay is used."""
         settings = self.optimizer
         if isinstance(settings, SgdSettings) and (settings.momentum or settings.weight_decay):
             return "sgd with momentum or weight decay"
         return settings.name
 
     def without_schedule(self) -> Self:
-        """Return the settings with a constant learning rate, which an audit needs."""
+        """Return the settings with a constant learning rate, which a privacy audit needs."""
         return self.model_copy(update={"lr_schedule": None})
 
     @property
     def gradient_facts(self) -> ZerothOrderSettings | BackwardPasses:
-        """Public properties of how gradients are computed: backward passes or zeroth-order."""
+        """Public properties of how gradients are computed: by backward passes or zeroth-order."""
         return BackwardPasses() if self.gradient == "backward" else self.gradient
 
     @property
@@ -403,15 +403,16 @@ class LocalSettings(Settings):
 
     @property
     def views(self) -> Sequence[ViewSettings] | None:
-        """Random changes that make each view of an example; None if examples stay unchanged."""
+        """Settings of the random changes of an example; None if examples stay unchanged."""
         if self.augmentations is not None:
             return self.augmentations
         return DEFAULT_VIEWS if self.augmentation_multiplicity > 1 else None
 
     def with_equal_views(self) -> Self:
-        """Return the settings with the same number of views, but each view equals its example.
+        """Return the settings without random changes: each view of an example equals the example.
 
-        Checks of the privacy mechanism use these settings to measure what one example contributes.
+        The number of views stays the same. Checks of the privacy mechanism use these settings to
+        measure what one example contributes.
         """
         return self if self.views is None else self.model_copy(update={"augmentations": []})
 

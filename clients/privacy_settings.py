@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class PlainTrustSettings(Settings):
-    """Settings of local trust (clients add their full noise) or central trust (the server does)."""
+    """Settings of local trust (each client adds all noise) or central trust (the server does)."""
 
     name: Literal["local", "central"] = Field(description="whom to trust; see `privacy.trust`")
     colluding_clients: ClassVar[int] = 0
@@ -38,7 +38,7 @@ class PlainTrustSettings(Settings):
 
 
 class DistributedTrustSettings(Settings):
-    """Settings of distributed trust: clients add shares of the noise, and only sums are opened."""
+    """Settings of distributed trust: clients add shares of the noise; only sums are decrypted."""
 
     name: Literal["distributed"] = Field(description="whom to trust; see `privacy.trust`")
     colluding_clients: int = Field(
@@ -66,7 +66,7 @@ class PublicSizeSettings(Settings):
 
 
 class PrivateSizeSettings(Settings):
-    """Settings of the adjacency add_remove, where one of two neighbours has one more example."""
+    """Settings of add_remove adjacency: one of two neighbouring datasets has one more example."""
 
     name: Literal["add_remove"] = Field(
         description="which datasets are neighbours; see `privacy.adjacency`"
@@ -109,7 +109,7 @@ class GradientPerturbationSettings(Settings):
 
 
 class BoundedExamplesSettings(Settings):
-    """Settings of output and input perturbation, which bound examples and clip no gradients."""
+    """Settings of output and input perturbation, which clip features instead of gradients."""
 
     name: Literal["output_perturbation", "input_perturbation"] = Field(
         description="where the noise goes; see `privacy.mechanism`"
@@ -213,7 +213,7 @@ class PrivacySettings(Settings):
 
     @property
     def accounting(self) -> "AccountantChoice":
-        """Accountant that computes ε, by the Rényi orders of the settings if they give any."""
+        """Accountant that computes ε, with the Rényi orders of the settings if there are any."""
         # Imported here: numpy and scipy are slow to import, and reading a file needs neither.
         from fedsim.accountant.accountants import choose_accountant
 
@@ -221,7 +221,9 @@ class PrivacySettings(Settings):
 
     @property
     def clip_norm(self) -> float:
-        """L2 bound on the contribution of one unit: its clipping norm, over all parameter groups.
+        """L2 bound on what one privacy unit (example or client) contributes to a release.
+
+        It is the clipping norm; with groups of parameters, the norm of all their clipping norms.
 
         Raises:
             ValueError: the mechanism clips neither gradients nor updates.
@@ -235,17 +237,20 @@ class PrivacySettings(Settings):
 
     @property
     def release_kind(self) -> ReleaseKind:
-        """Properties of the mechanism that the settings select for clients that train."""
+        """Fixed properties of the privacy mechanism that the settings select."""
         return kind_of(unit=self.unit, mechanism=self.mechanism.name, votes=False)
 
     @property
     def example_bound(self) -> float | None:
-        """L2 bound on a whole clipped per-example gradient; None if gradients are not clipped."""
+        """L2 bound on a clipped per-example gradient, over all parameters together.
+
+        None if per-example gradients are not clipped.
+        """
         return self.clip_norm if self.clipping.groups else self.max_grad_norm
 
     @property
     def gives_noise(self) -> bool:
-        """Whether the settings fix the noise multiplier, so no noise has to be calibrated."""
+        """Whether the settings give the noise multiplier, so that it is not calibrated to an ε."""
         return self.noise_multiplier is not None or has_all_noise(self.clipping.groups)
 
     @property
@@ -265,9 +270,9 @@ class PrivacySettings(Settings):
         draws_clients: bool = False,
         protocol: str | None = None,
     ) -> Choices:
-        """Return all choices on which privacy theorems depend.
+        """Return all choices of an experiment on which privacy theorems depend.
 
-        The arguments are choices from other sections of the experiment file.
+        The arguments come from other sections of the experiment file than `privacy:`.
 
         Args:
             votes: whether clients vote instead of training (`task: pate`).
@@ -307,20 +312,20 @@ class PrivacySettings(Settings):
 
     @property
     def counts_in_sums(self) -> bool:
-        """Whether noisy sums also contain adaptive clipping's count of unclipped updates."""
+        """Whether adaptive clipping puts its count of unclipped updates into the noisy sum."""
         return self.release_kind.protects_client and self.trust.name != "local"
 
     @property
     def own_values(self) -> tuple[object, ...]:
-        """Tuple of the values that `privacy.clients` can change for single clients."""
+        """Common values of the settings that `privacy.clients` can change for single clients."""
         values = {**vars(self), "sampling_rate": self.sampling.rate}
         return tuple(values[name] for name in OwnPrivacySettings.model_fields)
 
     def with_own(self, changes: OwnPrivacySettings) -> "PrivacySettings":
-        """Return the settings of one client.
+        """Return these settings with the values of one client.
 
         Args:
-            changes: the client's own settings. A value of None keeps the common setting.
+            changes: the client's own values. A value of None keeps the common setting.
         """
         given = {name: value for name, value in changes if value is not None}
         rate = given.pop("sampling_rate", None)

@@ -40,9 +40,9 @@ Evaluate = Callable[[ArrayRecord], tuple[int, Mapping[str, float]]]
 
 
 class Voter(Protocol):
-    """Interface of an object that labels PATE's public queries for a process's clients.
+    """Interface of an object that labels PATE's public queries for all clients of a process.
 
-    A client's labels come from its own model, its teacher.
+    A client's labels come from the client's own model (its teacher, in PATE).
     """
 
     @property
@@ -77,17 +77,17 @@ class BlockShapes(Protocol):
 
     @property
     def places(self) -> int | None:
-        """Number of slots of a padded batch, if a slot may hold the rows of any one client.
+        """Number of slots in a padded batch, if any client may use any slot.
 
-        The value is None if each client has a fixed slot.
+        A slot is a group of rows, all of one client. None if each client has a slot of its own.
         """
         ...
 
     def rows(self, members: Sequence[int]) -> int | None:
         """Return the planned number of rows that each client of a block has in a padded batch.
 
-        A block is the clients that train together; the number is the same for all of them. The
-        result is None if no number is planned. Then the clients that are present determine it.
+        A block is the clients that train together; the number is the same for all of them. If no
+        number is planned, the result is None, and the clients that take part determine the number.
 
         Args:
             members: numbers of the clients that are planned for the block, ascending.
@@ -113,7 +113,7 @@ class LocalTraining:
     """Model, loss and settings of local training, shared by all clients of a process.
 
     Attributes:
-        shared_model: the model of the process, loaded anew for each request.
+        shared_model: the model object of the process; each request loads its values into it.
         loss: function of (outputs, targets) that returns one value per example.
         gradients: object that computes clipped sums of gradients of `loss`; None without privacy.
         local: settings of steps, batch size and optimizer.
@@ -156,7 +156,7 @@ class ClientData:
 
 @dataclass(frozen=True)
 class ClientScores:
-    """Functions that score models on a client's examples; scores are without noise or privacy.
+    """Functions that score models on a client's examples; the scores have no noise and no ε.
 
     Attributes:
         evaluate: function that scores a model on held-out examples; None if the client refuses.
@@ -288,7 +288,7 @@ class ClientTask:
     def release(self, request: TrainRequest) -> Mechanism | None:
         """Return the client's privacy mechanism with a request's clip norm; None without privacy.
 
-        Guarantee: for every request, the mechanism has the privacy event that was planned.
+        Guarantee: the mechanism has the planned privacy event, whatever the request says.
 
         Raises:
             ClientFailureError: the clip norm is not one that adaptive clipping can reach.
@@ -341,7 +341,7 @@ class ClientTask:
         return request_digest(inputs, seed=self.run.seed, client=self.client)
 
     def failure(self, error: Exception) -> Exception:
-        """Return an error that may be sent to the server: with privacy, its text is removed."""
+        """Return an error that may be sent to the server; with privacy, private text is removed."""
         if self.privacy is not None:
             return redact_error(error)
         known = isinstance(error, FedsimError)
@@ -349,5 +349,5 @@ class ClientTask:
 
     @property
     def examples(self) -> int:
-        """Client's public number of examples by the privacy plan; without privacy, the real one."""
+        """Number of the client's examples: with privacy the public number, else the real one."""
         return self.privacy.examples if self.privacy else self.data.size

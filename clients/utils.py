@@ -1,3 +1,3 @@
-"""Module at the path of an Opacus module; its ImportError names the import to use here."""
+"""Module at the path of `opacus.utils`; importing it raises an error that names the new path."""
 
 raise ImportError("write `from fedsim.clients import BatchMemoryManager`")

@@ -315,7 +315,7 @@ def _key_table(rows: Iterable[SettingRow]) -> Iterator[str]:
 
 
 def example_of(row: SettingRow) -> str:
-    """Return an example value of a key as YAML."""
+    """Return an example value, as YAML, of the key that a row describes."""
     return EXAMPLES.get(row.key, row.example)
 
 

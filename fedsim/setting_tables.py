@@ -37,8 +37,8 @@ class SettingRow:
         values: type and range of the value.
         default: the default as YAML, or "required" for a key without default.
         meaning: description of the key.
-        only_with: the choices that have the key, such as `scheme: dirichlet`; empty if all choices
-            have it.
+        only_with: the values of another key, such as `scheme: dirichlet`, with which this key is
+            allowed; empty if it is always allowed.
         example: a value as YAML, from choices and default; empty if these give no example.
         schema: JSON Schema of the value, with the definitions that the schema refers to.
     """

@@ -50,7 +50,7 @@ _GRADIENT_METHODS = {
 
 @dataclass(frozen=True)
 class Check:
-    """The result of one check: a name, an outcome, and a detail or the fix."""
+    """The result of one check; `detail` explains the outcome, or names the fix after a failure."""
 
     name: str
     outcome: CheckStatus

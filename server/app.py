@@ -83,7 +83,7 @@ def register_nodes(
 
     Flower's simulation starts the server before its nodes exist. A round that started at once would
     silently miss clients. Listed nodes that no longer answer, such as a SuperNode before its
-    restart, are skipped. If the grid created the nodes, it knows their roles and asks none.
+    restart, are skipped. A grid that created the nodes itself knows their roles; none is asked.
 
     Args:
         grid: Flower's grid, which sends messages to the nodes.
@@ -155,7 +155,7 @@ def _wait_for_nodes(grid: Grid, num_clients: int, deadline: float, patience: flo
 
 
 def scored_models(algorithm: Algorithm, state: ServerState) -> ArrayRecord | Sequence[ArrayRecord]:
-    """Return the models to evaluate: the global model, or one model per client.
+    """Return the models to evaluate after a round: the global model, or one model per client.
 
     Args:
         algorithm: the algorithm of the federation. An algorithm that trains one model per client,
@@ -303,7 +303,7 @@ def check_end_of_run(report: RoundReport) -> None:
 
 
 def check_participants(report: RoundReport, least: int) -> None:
-    """Raise if clients failed in a round and too few updates arrived.
+    """Raise if clients failed in a round and too few updates are in the aggregate.
 
     Args:
         report: the report of the round.

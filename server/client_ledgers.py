@@ -1,10 +1,10 @@
 """The latest privacy ledger of every client, and the ε of the whole federation.
 
 The ε of the federation is the largest ε of any client, not an average. A client may report a second
-ledger, for a server that sees each single upload; it is checked too.
+ledger, for a server that sees each single upload; this ledger is checked too.
 
-Clients with equal ledgers, δ and target ε form one group, a kind. ε is computed once for each kind.
-So the time of a round grows with its participants and kinds, not with all clients.
+Clients with equal ledgers, δ and target ε form a group, and ε is computed once for each group. So
+the time of a round grows with its participants and the groups, not with all clients.
 """
 
 from collections import Counter
@@ -119,9 +119,9 @@ class ClientLedgers:
             raise ProtocolError(f"client {client} reports a release: {error}") from error
 
     def look_up(self, client: int) -> None:
-        """Record a client's privacy spend from the ledger on disk, as the client's reply was lost.
+        """Record the privacy spend of a client whose reply was lost, from the ledger on disk.
 
-        If the client itself has reported a later round, the reported spend stays.
+        If the client itself has reported the same round or a later one, that report stays.
         """
         if self._recorded is None:
             return
@@ -134,9 +134,9 @@ class ClientLedgers:
 
         Each ε includes a small term because the sampled noise is not exactly Gaussian. A
         `FleetAccountant` computes all ε together. Its bounds and those of the accountant for a
-        single client are both valid, and differ by up to 2e-4. The single client's accountant
-        calibrated the noise, so its bound is returned where the difference matters. This is so for
-        the largest ε, and where the fleet's bound is above a client's target.
+        single client are both valid, and differ by up to 2e-4. The noise was calibrated with the
+        accountant for a single client. So its bound is returned for the largest ε, and where the
+        fleet's bound is above a client's target.
         """
         bounds, spends = self._epsilon_bounds(), self.spends
         epsilons = {client: bounds[_Kind.of(spend)] for client, spend in spends.items()}
@@ -149,7 +149,7 @@ class ClientLedgers:
         return epsilons
 
     def epsilon(self, client: int) -> float:
-        """Return the ε of one client, as computed by `epsilons`."""
+        """Return the ε of one client, at the client's own δ."""
         return self.epsilons()[client]
 
     def epsilon_max(self) -> float | None:

@@ -1,4 +1,6 @@
-"""Federated evaluation: clients evaluate the global model on examples that never leave them.
+"""Federated evaluation: clients evaluate the global model on their own examples.
+
+The examples never leave the clients; only metrics are sent.
 
 A metric is computed from private examples, and nothing bounds what it reveals about them. So
 federated evaluation is for runs without differential privacy; with it, clients refuse to evaluate.
@@ -93,7 +95,9 @@ class ClientEvaluation:
         grid: Grid,
         timeout: float,
     ) -> EvaluationResult | None:
-        """Let clients evaluate a round's model and return the averages; None in other rounds.
+        """Let clients evaluate a round's model and return the averaged metrics.
+
+        The result is None if the round has no evaluation.
 
         Args:
             round_number: the round, from 1.

@@ -53,7 +53,12 @@ class RoundPart:
     """
 
     def begin(self, state: ServerState, aggregator: Aggregator[Any]) -> None:
-        """Prepare a round before any client is asked; `state` is the state before the round."""
+        """Prepare this part for a round, before any client is asked.
+
+        Args:
+            state: the server state before the round.
+            aggregator: the object that aggregates the updates of the round.
+        """
 
     def start(self, client: int) -> ArrayRecord | None:
         """Return the model that a client starts from, or None for the global model."""
@@ -77,7 +82,7 @@ class RoundPart:
         return state
 
     def scored(self, state: ServerState, metrics: Metrics) -> ServerState:
-        """Return the server state after the new model's evaluation, as changed by this part."""
+        """Return the server state after this part has seen the new model's test metrics."""
         return state
 
     def complete(self, report: RoundReport, aggregate: Aggregate) -> RoundReport:
@@ -146,7 +151,7 @@ class Withdrawals(RoundPart):
 
     Attributes:
         num_clients: the number of clients of the federation.
-        first_ends: whether the run ends with the first withdrawal; else it ends with the last.
+        first_ends: whether the first withdrawal ends the run; else it ends when all clients left.
     """
 
     num_clients: int
@@ -176,17 +181,17 @@ class Tags(RoundPart):
         self._of: dict[int, str] = {}
 
     def begin(self, state: ServerState, aggregator: Aggregator[Any]) -> None:
-        """Forget the tags of the previous round."""
+        """Forget the upload tags of the previous round."""
         self._of, self._round_number = {}, state.round_number + 1
 
     def take(self, client: int, answer: ClientAnswer) -> ClientAnswer:
-        """Compute and keep the tag of a client's upload."""
+        """Compute and keep the tag (a digest) of a client's upload."""
         if isinstance(answer, TrainReply):
             self._of[client] = self._tags.of(client, self._round_number, answer)
         return answer
 
     def complete(self, report: RoundReport, aggregate: Aggregate) -> RoundReport:
-        """Add the tags to the report, by client number in ascending order."""
+        """Add the upload tags to the report, in ascending order of client numbers."""
         tags = dict(sorted(self._of.items()))
         return replace(report, clients=replace(report.clients, uploads=tags))
 
@@ -230,8 +235,8 @@ class SharedBound(RoundPart):
         first: S of the first round.
         rule: the rule that computes the next S from the share of updates whose norm is at most S.
         num_clients: the number of clients of the federation.
-        unit: the value of one integer step of the bits, if they are part of a noisy integer sum;
-            None if each reply carries its own bit.
+        unit: the value of the integer 1 in the sum of bits, if they are part of a noisy integer
+            sum; None if each reply carries its own bit.
         divisor: a public number that divides the sum of bits; None for the number of participants.
     """
 
@@ -253,7 +258,7 @@ class SharedBound(RoundPart):
         aggregator.scale(self.of(state.clip_norms))
 
     def take(self, client: int, answer: ClientAnswer) -> ClientAnswer:
-        """Keep the noisy bit of a client's reply, if bits are sent one by one.
+        """Keep the noisy bit of a client's reply, if bits are not part of a noisy sum.
 
         Raises:
             ProtocolError: the reply lacks its bit.
@@ -282,7 +287,7 @@ class SharedBound(RoundPart):
 
         Args:
             bound: S of the round.
-            count: Σ (b − ½) plus noise, a whole number of steps of `unit`; None without a sum.
+            count: Σ (b − ½) plus noise, in multiples of `unit`; None without a sum.
             participants: the number of clients in the sum.
         """
         number = participants if self._divisor is None else self._divisor
@@ -353,7 +358,7 @@ class IterateAverage(RoundPart):
     decay: float
 
     def after(self, state: ServerState, aggregate: Aggregate) -> ServerState:
-        """Return the server state with the average updated by the new global model."""
+        """Return the server state with the moving average updated by the new global model."""
         average = next_average(
             state.average, state.arrays, round_number=state.round_number, decay=self.decay
         )

@@ -42,7 +42,7 @@ class Timeline:
         return dict(self._seconds)
 
     def begin(self, part: str | None) -> None:
-        """End the current phase and begin the phase `part`; begin none if `part` is None.
+        """End the current phase of the round and begin the phase `part`; None begins no phase.
 
         Raises:
             KeyError: `part` is not one of the names in `PARTS`.
@@ -339,7 +339,7 @@ class RoundReport:
 
 
 def withdrawal_rounds(rows: Iterable[RoundRow]) -> dict[int, int]:
-    """Return the round in which each client withdrew, by client, read from `rounds.jsonl` lines."""
+    """Return the round of each client's withdrawal, by client number, from `rounds.jsonl` lines."""
     return {client["client"]: row["round"] for row in rows for client in row["withdrawn"]}
 
 

@@ -87,9 +87,10 @@ _Power = Annotated[float, Field(ge=0, le=4)]
 
 
 class WeightingSettings(Settings):
-    """Settings of the clients' weights (`federation.weighting`): n^size_power / z^noise_power.
+    """Settings of the clients' weights in the mean (`federation.weighting`).
 
-    n is the client's public number of examples, z its noise multiplier over its sampling rate.
+    A weight is n^size_power / z^noise_power, with n the client's public number of examples and z
+    its noise multiplier divided by its sampling rate.
     """
 
     name: WeightingName = Field(description="name of the weighting; see `federation.weighting`")
@@ -109,7 +110,7 @@ class WeightingSettings(Settings):
 
     @property
     def powers(self) -> tuple[float, float]:
-        """Exponents of the number of examples and of 1 / noise in a client's weight."""
+        """Exponents (size_power, noise_power) in a client's weight n^size_power / z^noise_power."""
         if self.name != "examples_over_noise":
             return (1.0 if self.name == "examples" else 0.0), 0.0
         by_size, by_noise = self.size_power, self.noise_power
@@ -188,19 +189,19 @@ class FederationSettings(Settings):
     weighting: WeightingName | WeightingSettings = Field(
         default="uniform",
         description="weight of a client's update: uniform: 1; examples: its number of examples; "
-        "noise: its number of examples over its noise multiplier; a mapping sets the exponents and "
-        "the largest share",
+        "examples_over_noise: its number of examples over its noise multiplier; a mapping sets the "
+        "exponents and the largest share",
     )
 
     @property
     def weights(self) -> WeightingSettings:
-        """Settings of the weighting; the defaults if the file gives only the weighting's name."""
+        """Settings of the weighting, with defaults for everything that the file leaves out."""
         named = self.weighting
         return WeightingSettings(name=named) if isinstance(named, str) else named
 
     @property
     def algorithm(self) -> AlgorithmSettings:
-        """Settings of the algorithm; the defaults if the file gives only the algorithm's name."""
+        """Settings of the algorithm, with defaults for everything that the file leaves out."""
         named = self.strategy
         return AlgorithmSettings(name=named) if isinstance(named, str) else named
 

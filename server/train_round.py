@@ -45,7 +45,10 @@ class PlannedSteps(Protocol):
         ...
 
     def charged_steps(self, client: int, round_number: int) -> int:
-        """Return the number of steps charged for a round; a whole update counts as one step."""
+        """Return the number of steps that a client is charged for in a round.
+
+        If a client releases only its whole update, that counts as one step.
+        """
         ...
 
 
@@ -191,8 +194,8 @@ class TrainRound:
         """Check a client's answer and add it to the aggregate.
 
         Returns:
-            Whether the round continues. It stops if this client ends the run, so that no other
-            client is charged.
+            Whether the round continues. It stops if this client's failure ends the run, so that no
+            other client is charged.
         """
         client = self._setup.clients[node]
         self._silent.discard(client)

@@ -1,8 +1,8 @@
 """The durable privacy ledger: a hash-chained file with one record per client and round.
 
-Each record is on disk before the client releases anything. Each client has its own chain, so
-clients may write from several processes in any order and the same experiment still gives the same
-records. A record is a line of JSON:
+A record is on disk before its client releases anything in that round. Each client has its own
+chain, so clients may write from several processes in any order and the same experiment still gives
+the same records. A record is a line of JSON:
 
     {"client": 3, "round": 5, "request": digest of everything that the reply depends on,
      "steps": 5, "ledger": [{"event": EVENT, "count": n}], "previous": HASH, "hash": HASH}
@@ -53,9 +53,10 @@ class Charge:
         steps: number of training steps that the charge covers. It may differ from the sum of the
             counts: all batches of an epoch are charged when the epoch starts.
         ledger: the releases charged against the adversary for which the client's ε is claimed.
-        previous: hash of the client's previous record, or `GENESIS`.
+        previous: hash of the client's previous record; 64 zeros (`GENESIS`) for the first record.
         against_server: the releases charged against a server that sees the client's upload. It is
-            None if `ledger` has them already, or if no noise hides the upload from the server.
+            None if `ledger` is already against such a server, or if no noise hides the upload from
+            the server.
     """
 
     client: int
@@ -148,7 +149,10 @@ def _json_of(entries: tuple[tuple[Event, int], ...]) -> tuple[str, str]:
 
 
 def total_of(charges: Iterable[Charge]) -> PrivacyLedger:
-    """Return one ledger of a client's charges, against the adversary of the client's ε claim."""
+    """Return the sum of a client's charges as one ledger.
+
+    The ledger is against the adversary for which the client's ε is claimed.
+    """
     total = PrivacyLedger()
     for charge in charges:
         total.merge(charge.ledger)
@@ -156,10 +160,12 @@ def total_of(charges: Iterable[Charge]) -> PrivacyLedger:
 
 
 def total_against_server(charges: Iterable[Charge]) -> PrivacyLedger | None:
-    """Return one ledger of a client's charges against the server; None if there are none.
+    """Return the sum of a client's charges against the server as one ledger.
+
+    The result is None if no charge has a ledger against the server.
 
     Raises:
-        JournalError: some charges have such a ledger and others do not.
+        JournalError: some charges have a ledger against the server and others do not.
     """
     known = list(charges)
     lacking = [charge for charge in known if charge.against_server is None]
@@ -203,11 +209,11 @@ class _Chain:
 class FileJournal:
     """A durable ledger in one append-only file, shared by any number of processes of one machine.
 
-    In memory it keeps only eight bytes for each record and the last hash of each client. A client's
-    charges are read from the file on request.
+    Memory holds only eight bytes for each record, and each client's last hash. Charges are read
+    from the file on request.
 
-    Guarantee: when `append` returns, its records are on disk. If a crash cut a record short, its
-    release never happened; the next `append` removes the record.
+    Guarantee: when `append` returns, the new record is on disk. If a crash cut a record short, the
+    release never happened; the next `append` removes that record.
 
     Raises:
         JournalError: a record that is read was changed, or does not continue its client's chain.
@@ -234,7 +240,10 @@ class FileJournal:
         return tuple(charges)
 
     def head(self, client: int) -> str:
-        """Return the hash of a client's last record, which the next record has as `previous`."""
+        """Return the hash of a client's last record.
+
+        The client's next record has this hash as `previous`.
+        """
         self._refresh()
         chain = self._chains.get(client)
         return GENESIS if chain is None else chain.head

@@ -91,8 +91,8 @@ class PrivacyLedger:
         """Compose all recorded events into `accountant` and return the accountant.
 
         Raises:
-            UnsupportedEventError: the accountant has no rule for an event. Earlier entries are
-                already composed then, so use a new accountant.
+            UnsupportedEventError: the accountant has no rule for an event. The entries before that
+                event were already composed, so use a new accountant afterwards.
         """
         for event, count in self._runs:
             accountant.compose(event, count)

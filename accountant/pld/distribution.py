@@ -7,17 +7,18 @@ Each step's privacy loss is rounded to a grid so that the discrete loss dominate
 Every error that could lower delta is added back: the mass beyond the window and beyond each step's
 grid, and the rounding noise of the FFT. So the results are upper bounds. For T steps, grid spacing
 h and best Rényi order s + 1, they exceed the exact epsilon by about T h^2 (s + 1) / 12, since
-rounding adds variance h^2/6 to each loss. `_grid` chooses h to keep this near 1e-4. Between two
-grid spacings the pmfs on both grids are mixed with gradually changing weights, which is a bound
-too. So epsilon does not fall when a step is added, up to rounding (1e-9 relative).
+rounding adds variance h^2/6 to each loss. `_grid` chooses h to keep this near 1e-4. h is a power of
+two. Near a change of h the pmfs on both grids are mixed with gradually changing weights; the
+mixture gives an upper bound, too. So epsilon does not fall when a step is added, up to rounding
+(1e-9 relative).
 
 `Concentrated` (zCDP) and `Selection` have an RDP curve but no dominating pair. A composition with
 either uses RDP.
 
 If delta is near or below what the FFT resolves (about 1e-13 for hundreds of steps), the losses are
-tilted (`fourier`). Two limits remain, where the result is that of Rényi DP, also an upper bound:
-delta below about 1e-16 for thousands of steps, where infinite losses matter, and compositions that
-would need a grid coarser than 1/8.
+tilted (`fourier`). In two cases the result is that of Rényi DP, also an upper bound. One is a delta
+below about 1e-16 for thousands of steps, as the probability of an infinite loss then matters. The
+other is a composition that would need a grid spacing above 1/8.
 """
 
 import math

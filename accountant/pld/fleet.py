@@ -2,9 +2,9 @@
 
 The method and its guarantee are those of `distribution`. This module is several times faster than
 `distribution` because delta is known beforehand. The Rényi curves give the grid's spacing, the
-window and a lower end for the search of epsilon, and only the losses above that end are summed up.
-The direction "add" is transformed only if Chernoff's bound does not already show that "remove" has
-the larger delta.
+window and a lower bound of epsilon, and only losses above that bound are summed up. Privacy losses
+are taken in two directions, "remove" and "add" (`loss_pmf`). No FFT is computed for "add" if
+Chernoff's bound shows that "remove" has the larger delta.
 """
 
 import math
@@ -37,7 +37,7 @@ _SLOPES = np.array([0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24
 
 
 class MechanismCurves:
-    """A cache of the RDP curves and log moments of Gaussians, sampled or not."""
+    """A cache of the RDP curves and log moments of Gaussian mechanisms, sampled or not."""
 
     def __init__(self) -> None:
         self._rdp: dict[SampledGaussian, Floats] = {}  # at `_ORDERS`
@@ -45,20 +45,27 @@ class MechanismCurves:
         self._add: dict[SampledGaussian, Floats] = {}
 
     def compute(self, kinds: Iterable[SampledGaussian]) -> None:
-        """Compute and keep the curves of all mechanisms in `kinds` that are not kept yet."""
+        """Compute the curves of the mechanisms in `kinds` and add them to the cache.
+
+        Curves that are in the cache already are not computed again.
+        """
         new = sorted(set(kinds) - self._rdp.keys())
         if new:
             self._rdp.update(zip(new, rdp_table(new, DEFAULT_ORDERS), strict=True))
             self._add.update(zip(new, _add_curves(new), strict=True))
 
     def total_rdp(self, steps: _Steps) -> Floats:
-        """Return the RDP of a composition at the Rényi orders `_ORDERS`, float64 (orders,)."""
+        """Return the RDP of a composition at each of `DEFAULT_ORDERS`, float64 (orders,).
+
+        The curves of all mechanisms must be in the cache.
+        """
         return _counts(steps) @ np.stack([self._rdp[kind] for kind, _ in steps])
 
     def total_add(self, steps: _Steps) -> Floats:
-        """Return log E[e^(s L)] of a composition at each s in `_SLOPES`, float64 (slopes,).
+        """Return the log moments of a composition's privacy loss "add", float64 (slopes,).
 
-        L is the privacy loss of the composition in the direction "add".
+        They are log E[e^(s L)] of the loss L at the 14 values s > 0 in `_SLOPES`. The curves of all
+        mechanisms must be in the cache.
         """
         return _counts(steps) @ np.stack([self._add[kind] for kind, _ in steps])
 
@@ -85,7 +92,8 @@ def pld_epsilons(
     Args:
         compositions: for each client the number of runs of each mechanism; not empty, counts >= 1.
             If a composition has mechanisms other than Gaussians, `pld_epsilon` computes it.
-        delta: in (0, 1). Below 1e-8, where the FFT's rounding matters, `pld_epsilon` computes all.
+        delta: in (0, 1). Below 1e-8, where the FFT's rounding matters, `pld_epsilon` computes all
+            results.
         curves: cache of curves from earlier calls, to which new mechanisms are added; None uses a
             new cache.
     """
@@ -186,8 +194,9 @@ def _add_is_smaller(add: Floats, epsilon: float, delta: float) -> bool:
 def grid_spacing(steps: _Steps, slope: float) -> float:
     """Return the grid spacing h at which epsilon is at most about 1e-4 too large.
 
-    The excess of T steps is about T h^2 (s + 1) / 12, see `distribution`. h is a power of 2^(1/4),
-    so that clients with the same mechanism share its pmf.
+    Rounding privacy losses to the grid raises the epsilon of T steps by about T h^2 (s + 1) / 12. h
+    is a power of 2^(1/4): so clients with the same mechanism often use the same grid, and its loss
+    distribution is computed once.
 
     Args:
         steps: mechanisms and their counts.

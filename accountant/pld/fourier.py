@@ -14,7 +14,7 @@ small compared with delta if s is the best Rényi order minus 1. Such an s is ne
 
 Every missing mass is added back as in `distribution`. This covers the tilted mass beyond the window
 (e^-37 on each side, by Chernoff's bound) and the rounding of the transform. It also covers the
-infinite losses, which no tilt scales. The rounding of the exponents is covered by a factor.
+infinite losses, which tilting leaves out. A factor covers the rounding of the exponents.
 """
 
 import math
@@ -40,7 +40,7 @@ def fft_size(points: int) -> int:
 
 
 def power(spectrum: Complexes, exponent: int) -> Complexes:
-    """Return spectrum**exponent, with terms below e^-60 set to 0.
+    """Return spectrum**exponent, the spectrum of a composition; terms below e^-60 are set to 0.
 
     Repeated squaring is faster and more exact than the complex power. A smooth distribution
     composed many times keeps few frequencies, so most terms need not be computed at all.
@@ -57,13 +57,13 @@ def power(spectrum: Complexes, exponent: int) -> Complexes:
 
 
 def circular(spectrum: Complexes, size: int, total: int) -> tuple[Floats, float]:
-    """Return the distribution that has a given spectrum, and a bound on its summed rounding errors.
+    """Return the distribution (size,) with a given spectrum, and a bound on its rounding errors.
 
-    With machine epsilon eps, an FFT has an error of a few eps in the 2-norm, and a power of a
-    spectrum an error of eps times the exponent.
+    The bound is on the sum of all absolute errors. With machine epsilon eps, an FFT has an error of
+    a few eps in the 2-norm, and a power of a spectrum an error of eps times the exponent.
 
     Args:
-        spectrum: product of results of `power`, for real FFTs.
+        spectrum: product of results of `power`, as `rfft` lays it out.
         size: number of points of the grid.
         total: sum of the exponents of these results.
     """
@@ -92,13 +92,15 @@ _MAX_POINTS = 1 << 22
 def tilted_profile(
     steps: Sequence[tuple[Dominated, int]], spacing: float, tilt: float, least_epsilon: float
 ) -> PrivacyProfile | None:
-    """Return the privacy profile of a composition for epsilon >= `least_epsilon`, by tilting.
+    """Return the privacy profile of a composition for epsilon >= `least_epsilon`.
+
+    The profile is computed from exponentially tilted losses.
 
     The result is None if the grid would be too large, or the tilt would magnify rounding too much.
 
     Guarantee: for these epsilon, delta is never below that of the composition. Every tilt gives an
-    upper bound. The bound is tight if the tilt is the best order of a Rényi bound at the same
-    delta, minus 1.
+    upper bound. The bound is tight if tilt + 1 is the order of the best Rényi bound at the same
+    delta.
 
     Args:
         steps: mechanisms and their counts >= 1.

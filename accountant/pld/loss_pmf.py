@@ -9,8 +9,8 @@ Connect the dots (Doroshenko et al. 2022, arXiv:2207.04380): take the masses P_c
 between two neighbouring grid points a < b. They move to a and b so that both masses are kept. The
 discrete pair dominates the true one, and agrees with it at every grid point.
 
-Replace-one adjacency. Let H_t(P || Q) = sup over A of P(A) - t Q(A). Two pairs are used here, each
-its own mirror image, so H_t for t >= 1 determines each pair: H_t = 1 - t + t H_(1/t).
+Replace-one adjacency. Let H_t(P || Q) = sup over A of P(A) - t Q(A). The module uses two pairs for
+it. Each is its own mirror image, so H_t for t >= 1 determines the pair: H_t = 1 - t + t H_(1/t).
 
 Lemma. For t >= 1, c >= 0 and |u| <= a, |w| <= b, the supremum over A of
 N(0)(A) - c N(u)(A) - t N(w)(A), all with covariance z^2, is largest for u = a e and w = b e with a
@@ -55,7 +55,7 @@ class LossPmf:
 
     Attributes:
         first: index of the first grid point.
-        mass: probability at each grid point; mass[i] is that of the loss (first + i) * spacing.
+        mass: probability at each grid point; mass[i] belongs to the loss (first + i) * spacing.
         infinite: probability of an infinite loss.
         log_mass: logarithm of `mass`.
     """
@@ -82,7 +82,9 @@ class LossPmf:
 
 
 def loss_range(q: float, z: float) -> tuple[float, float]:
-    """Return the least and largest "remove" loss of a step, up to less than 1e-20 of the mass.
+    """Return the least and largest privacy loss of a step in the direction "remove".
+
+    Tails with less than 1e-20 of the probability mass are left out.
 
     Args:
         q: sampling rate in (0, 1].
@@ -93,7 +95,9 @@ def loss_range(q: float, z: float) -> tuple[float, float]:
 
 @lru_cache(maxsize=4096)
 def loss_variance(q: float, z: float) -> float:
-    """Return the variance of a step's "remove" loss, to the few digits that a choice of grid needs.
+    """Return the approximate variance of a step's privacy loss in the direction "remove".
+
+    It serves to choose the spacing of the grid.
 
     Args:
         q: sampling rate in (0, 1].
@@ -116,7 +120,7 @@ def _pmf_bytes(pmfs: tuple[LossPmf, LossPmf]) -> int:
 
 @cached_by_bytes(_CACHE_BYTES, _pmf_bytes)
 def step_pmfs(q: float, z: float, spacing: float) -> tuple[LossPmf, LossPmf]:
-    """Return the pmfs of one step's losses on a grid, in the directions ("remove", "add").
+    """Return the pmfs of one step's privacy loss on a grid, in the directions ("remove", "add").
 
     Guarantee: each pmf, taken as a privacy loss distribution, dominates the step in its direction:
     delta(epsilon) is never below the true one, except by rounding (1e-15).
@@ -158,7 +162,14 @@ Mirrored = ReplacedGaussian | FixedSizeGaussian | Approximate
 
 
 def mirrored_range(mechanism: Mirrored) -> tuple[float, float]:
-    """Return the least and largest loss of a mechanism, up to less than 1e-20 of the mass."""
+    """Return the least and largest privacy loss of one run of a symmetric mechanism.
+
+    The mechanism has the same losses for adding and for removing an example. Tails with less than
+    1e-20 of the probability mass are left out.
+
+    Args:
+        mechanism: the mechanism; its two dominating distributions must mirror each other.
+    """
     match mechanism:
         case ReplacedGaussian():
             q, z = mechanism.sampling_rate, mechanism.noise_multiplier
@@ -177,9 +188,9 @@ def _mirrored_bytes(pmf: LossPmf) -> int:
 
 @cached_by_bytes(_CACHE_BYTES, _mirrored_bytes)
 def mirrored_pmf(mechanism: Mirrored, spacing: float) -> LossPmf:
-    """Return the pmf of a mechanism's loss, which is the same in the directions "remove" and "add".
+    """Return the pmf of a mechanism's privacy loss, the same in directions "remove" and "add".
 
-    Guarantee: that of `step_pmfs`; delta(epsilon) is never below the true one, except by rounding.
+    Guarantee: delta(epsilon) of the pmf is never below that of the mechanism, except by rounding.
 
     Args:
         mechanism: the mechanism, run once; its dominating pair must be its own mirror image.

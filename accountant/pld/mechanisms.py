@@ -70,7 +70,9 @@ class _Ratios:
 
 
 def allocation_range(batches: int, z: float) -> tuple[float, float]:
-    """Return the least and largest finite "remove" loss of one pass of random allocation.
+    """Return the least and largest finite privacy loss of a random-allocation pass.
+
+    The direction of the loss is "remove".
 
     Args:
         batches: number of batches, b >= 2.
@@ -81,7 +83,9 @@ def allocation_range(batches: int, z: float) -> tuple[float, float]:
 
 
 def allocation_variance(batches: int, z: float) -> float:
-    """Return the variance of the "remove" loss of a random-allocation pass, up to grid rounding.
+    """Return the variance of a random-allocation pass's privacy loss "remove".
+
+    The loss is rounded to a grid.
 
     Args:
         batches: number of batches, b >= 2.
@@ -100,7 +104,7 @@ def _pmf_bytes(pmfs: tuple[LossPmf, LossPmf]) -> int:
 
 @cached_by_bytes(_CACHE_BYTES, _pmf_bytes)
 def allocation_pmfs(batches: int, z: float, spacing: float) -> tuple[LossPmf, LossPmf]:
-    """Return the pmfs of the losses of one random-allocation pass on a grid, ("remove", "add").
+    """Return two pmfs of a random-allocation pass's privacy loss on a grid: "remove" and "add".
 
     Guarantee: each pmf, taken as a privacy loss distribution, dominates the pass in its direction:
     delta(epsilon) is never below the true one, except by rounding (1e-15).
@@ -200,7 +204,10 @@ Dominated = SampledGaussian | ReplacedGaussian | FixedSizeGaussian | AllocatedGa
 
 
 def mechanism_range(mechanism: Dominated) -> tuple[float, float]:
-    """Return a mechanism's least and largest "remove" loss, up to less than 1e-20 of the mass."""
+    """Return a mechanism's least and largest privacy loss in the direction "remove".
+
+    Tails with less than 1e-20 of the probability mass are left out.
+    """
     match mechanism:
         case SampledGaussian():
             return loss_range(*mechanism)
@@ -211,7 +218,7 @@ def mechanism_range(mechanism: Dominated) -> tuple[float, float]:
 
 
 def mechanism_variance(mechanism: Dominated) -> float:
-    """Return the approximate variance of a mechanism's privacy loss, to choose a grid."""
+    """Return the approximate variance of a mechanism's privacy loss, to choose a grid spacing."""
     match mechanism:
         case SampledGaussian():
             return loss_variance(*mechanism)
@@ -228,7 +235,7 @@ def mechanism_variance(mechanism: Dominated) -> float:
 
 
 def mechanism_pmfs(mechanism: Dominated, spacing: float) -> tuple[LossPmf, LossPmf]:
-    """Return the pmfs of a mechanism's loss on a grid, in the directions ("remove", "add").
+    """Return the pmfs of a mechanism's privacy loss on a grid, in directions ("remove", "add").
 
     Guarantee: each pmf, taken as a privacy loss distribution, dominates the mechanism in its
     direction: delta(epsilon) is never below the true one, except by rounding (1e-15).

@@ -29,7 +29,10 @@ _Kinds = tuple[tuple[Approximate, int], ...]
 
 
 def exactly_composable(steps: Iterable[tuple[Mechanism, int]]) -> _Kinds | None:
-    """Return the steps sorted, if all are (epsilon, delta) guarantees and few enough; else None.
+    """Return the steps, sorted, if they can be composed exactly as (epsilon, delta) guarantees.
+
+    Every step must be known by an (epsilon, delta) alone (`Approximate`). The result is None if a
+    step is a mechanism of another class, or if there are too many steps.
 
     Args:
         steps: pairs (mechanism, number of runs >= 1).
@@ -46,13 +49,13 @@ def exactly_composable(steps: Iterable[tuple[Mechanism, int]]) -> _Kinds | None:
 
 
 def composed_epsilon(kinds: _Kinds, delta: float) -> float:
-    """Return the least epsilon at `delta` of a composition of DP guarantees, rounded up.
+    """Return the least epsilon at `delta` of composed (epsilon_i, delta_i)-DP releases, rounded up.
 
     Guarantee: the composition is (epsilon, delta)-DP. Epsilon is infinite if `delta` is at most the
     probability that a release reveals everything.
 
     Args:
-        kinds: the guarantees and their counts, from `exactly_composable`.
+        kinds: pairs (guarantee of a release, number of such releases), from `exactly_composable`.
         delta: in (0, 1).
     """
     (first, count), *others = kinds
@@ -77,12 +80,12 @@ def composed_epsilon(kinds: _Kinds, delta: float) -> float:
 
 
 def composed_delta(kinds: _Kinds, epsilon: float) -> float:
-    """Return the delta at `epsilon` of a composition of DP guarantees, rounded up.
+    """Return the least delta at `epsilon` of composed (epsilon_i, delta_i)-DP releases, rounded up.
 
     Guarantee: the composition is (epsilon, delta)-DP.
 
     Args:
-        kinds: the guarantees and their counts, from `exactly_composable`.
+        kinds: pairs (guarantee of a release, number of such releases), from `exactly_composable`.
         epsilon: >= 0, finite.
     """
     losses, log_p = _losses(kinds)
@@ -114,10 +117,10 @@ def _losses(kinds: _Kinds) -> tuple[Floats, Floats]:
 
 @dataclass(frozen=True, eq=False)
 class DeltaCurve:
-    """The curve delta(epsilon) = E[(1 - e^(epsilon - L))_+] of a loss L on a grid, epsilon >= 0.
+    """The curve delta(epsilon) = E[(1 - e^(epsilon - L))_+] of a privacy loss L, epsilon >= 0.
 
-    Only the grid points l_j = (first + j) * spacing >= 0 matter. Between them delta is linear in
-    e^epsilon, so cumulative sums give delta and epsilon in closed form.
+    L lies on a grid; only the points l_j = (first + j) * spacing >= 0 matter. Between them delta is
+    linear in e^epsilon, so cumulative sums give delta and epsilon in closed form.
 
     Attributes:
         first: index of the first grid point, >= 0.
@@ -137,7 +140,7 @@ class DeltaCurve:
 
     @classmethod
     def of(cls, first: int, spacing: float, pmf: Floats, missing: float) -> Self:
-        """Return the curve of the loss that has P[L = (first + j) * spacing] = pmf[j] >= 0.
+        """Return the curve of a loss L with P[L = (first + j) * spacing] = pmf[j] >= 0.
 
         Args:
             first: grid index of the first mass.
@@ -211,7 +214,7 @@ class PrivacyProfile:
 
     @property
     def resolution(self) -> float:
-        """Smallest delta that is reliable: below it the constants added for rounding matter."""
+        """Smallest delta at which the constants added for rounding are negligible."""
         return 1e4 * max(curve.missing for curve in self.directions)
 
     @property

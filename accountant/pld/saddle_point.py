@@ -9,11 +9,11 @@ of losses and nothing is truncated. So this estimate shares no error with `distr
 as a cross-check. The estimate is also several times faster. But its error is only estimated, so no
 guarantee may be printed from it: use `distribution` for that.
 
-The contour runs through the saddle point, where the integrand cancels least. The integral is
-accepted only if a halved step and a refined expectation give the same value. Its terms must not
-cancel either, and must decay within a limited number of terms. Otherwise `InversionError` is
-raised. This happens for a few steps with small sampling rates, whose transform decays slowly, and
-for astronomical epsilon.
+The contour runs through the saddle point, where the integrand cancels least. The result is accepted
+only if it stays the same when both numerical integrals, K(s) and the one above, use half the step.
+In addition, the terms of the integral must not cancel, and they must decay within a limited number
+of terms. Otherwise `InversionError` is raised. This happens for a few steps with small sampling
+rates, whose transform decays slowly, and for astronomical epsilon.
 """
 
 import math
@@ -48,7 +48,7 @@ class InversionError(FedsimError, ArithmeticError):
 
 
 def near_exact_epsilon(steps: _Steps, delta: float) -> float:
-    """Return an estimate of epsilon at `delta`, usually good to 9 digits; not a bound.
+    """Return an estimate of epsilon at `delta`, usually to 9 significant digits; not a bound.
 
     Args:
         steps: number of runs >= 1 of each mechanism; not empty. The adjacency must be zero-out or

@@ -24,7 +24,7 @@ ConversionName = Literal["tight", "mironov"]
 
 
 def check_conversion(value: str) -> ConversionName:
-    """Return `value`; raises ValueError if it is not the name of a conversion."""
+    """Return `value` if it is the name of a conversion; otherwise raise ValueError."""
     names: tuple[ConversionName, ...] = get_args(ConversionName)
     if value not in names:
         raise ValueError(f"conversion must be one of {list(names)}, got {value!r}")
@@ -136,6 +136,8 @@ def _total_variation(rdp: float) -> float:
 
 def interpolate_log_moments(whole_orders: Floats, moments: Floats, orders: Floats) -> Floats:
     """Return the log moments at `orders`, interpolated linearly between whole orders.
+
+    The log moment at an order is (order - 1) times the RDP.
 
     Args:
         whole_orders: increasing whole numbers >= 2; must contain floor and ceil of every order

@@ -141,8 +141,8 @@ def epsilons_from_rdp(
         orders: Rényi orders, each > 1.
         rdp: float64 (clients, orders), the RDP of each client, >= 0; infinity is allowed.
         delta: in (0, 1).
-        leaks: float64 (clients,), the probability in [0, 1] that each client's data are revealed
-            outright, see `leak`; by default 0.
+        leaks: float64 (clients,), the probability in [0, 1] that some step reveals the client's
+            data, see `leak`; by default 0.
     """
     alphas = np.asarray(orders, dtype=np.float64)
     spent = np.zeros(rdp.shape[0]) if leaks is None else leaks

@@ -48,8 +48,9 @@ def rdp_sampled_gaussian(
 ) -> Floats:
     """Return the RDP of one Poisson-sampled Gaussian step, read-only float64 (orders,).
 
-    Guarantee: the step is (alpha, value)-RDP under zero-out and add-remove adjacency. Each example
-    moves the sum by at most 1 in L2 norm before noise of standard deviation z is added.
+    Guarantee: the step is (orders[i], result[i])-RDP for every i, under zero-out and add-remove
+    adjacency. Each example moves the sum by at most 1 in L2 norm before noise of standard deviation
+    z is added.
 
     Precision: 1e-9 relative at every order. For z below about 1e-4, fractional orders use the bound
     without sampling, alpha / (2 z^2), which never under-reports.
@@ -81,10 +82,10 @@ def rdp_replaced_gaussian(
 ) -> Floats:
     """Return the RDP of a Poisson-sampled Gaussian under REPLACE-ONE, read-only float64 (orders,).
 
-    Guarantee: the step is (alpha, value)-RDP if one example is replaced by another. Examples are
-    clipped to norm C, and the noise has standard deviation z C.
+    Guarantee: the step is (orders[i], result[i])-RDP for every i, if one example is replaced by
+    another. Examples are clipped to norm C, and the noise has standard deviation z C.
 
-    Precision and edge cases are those of `rdp_sampled_gaussian`; q = 1 gives 2 alpha / z^2.
+    Precision and edge cases are those of `rdp_sampled_gaussian`; q = 1 gives 2 order / z^2.
 
     Args:
         sampling_rate: inclusion probability q of each example, in [0, 1].

@@ -34,8 +34,8 @@ _TERMS = 14  # ... with this many terms: the first one left out is 1e-16 of the 
 def is_supported(rates: Floats, noises: Floats, orders: Sequence[float]) -> NDArray[np.bool_]:
     """Whether `rdp_curves` is valid for each mechanism, bool (mechanisms,).
 
-    It is valid for sampling rates 1e-100 <= q < 1 if no product overflows. With the default orders
-    none does for any noise multiplier z between 0.5 and 1e6.
+    `rdp_curves` is valid for sampling rates 1e-100 <= q < 1 if no product in it overflows a float.
+    At the default orders no product does so for noise multipliers z between 0.5 and 1e6.
 
     Args:
         rates: sampling rates q, float64 (mechanisms,).
@@ -55,8 +55,8 @@ def is_supported(rates: Floats, noises: Floats, orders: Sequence[float]) -> NDAr
 def rdp_curves(rates: Floats, noises: Floats, orders: Sequence[float]) -> Floats:
     """Return the RDP of each Poisson-sampled Gaussian at each order, float64 (mechanisms, orders).
 
-    Guarantee: each step is (order, value)-RDP, as for `rdp_sampled_gaussian`; the values of both
-    functions agree to 1e-12 relative.
+    Guarantee: step i is (orders[j], result[i, j])-RDP for every j. The values agree with those of
+    `rdp_sampled_gaussian` to 1e-12 relative.
 
     Args:
         rates: sampling rates q, float64 (mechanisms,).

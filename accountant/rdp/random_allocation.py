@@ -46,8 +46,9 @@ def rdp_random_allocation(
 ) -> Floats:
     """Return an RDP bound of one pass of random allocation, read-only float64 (orders,).
 
-    Guarantee: the pass is (alpha, value)-RDP under zero-out and add-remove adjacency; never more
-    than one Gaussian release without amplification, alpha / (2 z^2).
+    Guarantee: the pass is (orders[i], result[i])-RDP for every i, under zero-out and add-remove
+    adjacency. No value is above order / (2 z^2), the RDP of one Gaussian release without
+    amplification by sampling.
 
     Precision: below order 2 and at whole orders up to 256 the value is the divergence of the
     dominating pair, to 1e-8 relative. Between whole orders it is the convex interpolation. Above

@@ -107,8 +107,8 @@ class RunCountDistribution:
     """The distribution of the number of runs of a selection.
 
     Guarantee: `rdp_repeat_and_select` with the same mean and shape bounds the RDP of a selection
-    whose number of runs comes from `draw`. The mean and the parameter log(1/gamma) of the draws do
-    not exceed those of the bound.
+    whose number of runs comes from `draw`. For this, the mean and the parameter log(1/gamma) of the
+    drawn distribution are never above the values that the bound uses.
 
     Attributes:
         mean: expected number of runs, >= 1.
@@ -127,7 +127,7 @@ class RunCountDistribution:
             checks.non_negative("shape", self.shape)
 
     def probabilities(self) -> Iterator[Decimal]:
-        """Yield the probability of 0, 1, 2, ... runs, to 80 digits or more."""
+        """Yield the probability of 0, 1, 2, ... runs, each to at least 80 significant digits."""
         return self._poisson() if self.shape is None else self._negative_binomial(self.shape)
 
     def draw(self, bits: DrawBits = secrets.randbits) -> int:

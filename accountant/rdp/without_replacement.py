@@ -6,8 +6,8 @@ z_r = z / 2: callers pass z and this module halves it. (dp-accounting's event fo
 takes z_r instead; passing z to it is a common and large error.)
 
 Of n examples m are drawn without replacement, q = m/n. Zero-out and add-remove adjacency are NOT
-covered: if an example is missing, another one is drawn instead. The module has four curves, in this
-order:
+covered: if an example is missing, another one is drawn instead. The module computes four RDP
+curves, which satisfy:
 
     rdp_without_replacement_lower_bound <= rdp_without_replacement
     <= rdp_without_replacement_tightened <= rdp_without_replacement_published
@@ -56,12 +56,12 @@ def rdp_without_replacement(
     """Return the tightest proven RDP of a step sampled without replacement, float64 (orders,).
 
     Guarantee: one step that draws m = q n of n examples without replacement and releases their
-    clipped sum with noise z C is (order, value)-RDP if one example is REPLACED. The module's
-    docstring has the derivation. Zhu, Dong, Wang 2022 (arXiv:2106.08567, section on sampling
-    without replacement) state the same inequality on privacy profiles.
+    clipped sum with noise z C is (orders[i], result[i])-RDP for every i, if one example is
+    REPLACED. The derivation is in the module's docstring. Zhu, Dong, Wang 2022 (arXiv:2106.08567,
+    section on sampling without replacement) state the same inequality on privacy profiles.
 
     Precision: 1e-9 relative. Edge cases: q = 0 gives 0, q = 1 gives the Gaussian 2 order / z^2, and
-    z = 0 gives infinity. For z < 0.002 the value is that of q = 1, an upper bound.
+    z = 0 gives infinity. For z < 0.002 the result is the RDP at q = 1, an upper bound.
 
     Args:
         sampling_rate: q = m/n in [0, 1].
@@ -85,10 +85,11 @@ def rdp_without_replacement_published(
     """Return the RDP bound of Wang, Balle, Kasiviswanathan 2019 (arXiv:1808.00087), Theorem 9.
 
     With order a, z_r = z / 2, g(j) = j / (2 z_r^2) (the paper's epsilon(j), infinite for j =
-    infinity) and binomial coefficients C(a, j), the log moment is
+    infinity) and binomial coefficients C(a, j), the log moment (a - 1) RDP(a) is
     log(1 + q^2 C(a, 2) min{4 (exp(g(2)) - 1), 2 exp(g(2))} + sum over j >= 3 of
     2 q^j C(a, j) exp((j-1) g(j))). As published the bound may exceed even that of the unsampled
-    Gaussian for large q. Between whole orders it is interpolated (their Corollary 10).
+    Gaussian for large q. Between whole orders the log moment is interpolated (the paper's
+    Corollary 10).
 
     Args, edge cases and errors are those of `rdp_without_replacement`.
     """
@@ -115,8 +116,8 @@ def rdp_without_replacement_lower_bound(
 ) -> Floats:
     """Return a LOWER bound of the worst-case RDP (arXiv:1808.00087, Proposition 11); no guarantee.
 
-    Examples that are all -C except a single +C attain the bound, for clipping norm C. The bound is
-    the RDP formula of Poisson sampling at half the noise multiplier, z_r = z / 2.
+    A data set attains the bound if all examples are -C except a single +C, with clipping norm C.
+    The bound equals the RDP of Poisson sampling at half the noise multiplier, z_r = z / 2.
 
     Args, edge cases and errors are those of `rdp_without_replacement`.
     """

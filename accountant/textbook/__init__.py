@@ -1,1 +1,1 @@
-"""Published results for comparison and teaching: classical bounds, moments accountant and PATE."""
+"""Published privacy bounds for comparison and teaching: classical, moments accountant and PATE."""

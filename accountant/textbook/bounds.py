@@ -1,10 +1,10 @@
 """Bounds on the ε of repeated steps, from basic composition to the PLD accountant, to compare.
 
-Basic, strong, KOV (see the references) and optimal composition use one (epsilon, delta) pair per
-step. The pair comes from the exact Gaussian mechanism on the batch and from amplification by
-sampling. Delta is split between the steps and the composition theorem in the best way. The moments
-accountant and Rényi DP use the Rényi curve of a step. The PLD accountant uses the step's whole
-privacy loss distribution.
+Basic, strong, KOV (Kairouz, Oh, Viswanath) and optimal composition use one (epsilon, delta) pair
+per step. The pair is the exact one of a Gaussian release about the batch, reduced by amplification
+by sampling. The total delta is split between the steps and the composition theorem so that epsilon
+is smallest. The moments accountant and Rényi DP use the Rényi curve of a step. The PLD accountant
+uses the step's whole privacy loss distribution.
 
 References:
     Dwork, Roth 2014, The Algorithmic Foundations of Differential Privacy, Theorems 3.16 and 3.20.
@@ -48,7 +48,7 @@ _MAX_STEP_DELTA = 0.999
 
 @dataclass(frozen=True)
 class Bound(ABC):
-    """A method that computes an upper bound on the ε of all charged releases.
+    """A method that computes an upper bound on the ε of a given list of releases.
 
     Attributes:
         name: the bound's name in commands, such as `strong`.
@@ -64,9 +64,9 @@ class Bound(ABC):
     def epsilon(
         self, charges: Charges, delta: float, adjacency: Adjacency = "zero_out"
     ) -> float | None:
-        """Return the bound on ε at `delta` of all charges; None if the bound does not cover them.
+        """Return the bound on ε at `delta` of all releases; None if the method does not cover them.
 
-        Guarantee: the charged releases are jointly (result, delta)-DP under the adjacency.
+        Guarantee: the releases are jointly (result, delta)-DP under `adjacency`.
 
         Args:
             charges: pairs (event, number of releases).
@@ -80,7 +80,7 @@ class Bound(ABC):
 
 @dataclass(frozen=True)
 class PairBound(Bound):
-    """A bound that composes one (epsilon, delta) pair per step, for equal steps.
+    """A bound for equal steps, each of which is described by the same (epsilon, delta) pair.
 
     It covers Gaussian steps with equal noise and equal sampling: Poisson sampling under zero-out
     and add-remove, sampling without replacement under replace-one, or no sampling.
@@ -94,7 +94,10 @@ class PairBound(Bound):
     def epsilon(
         self, charges: Charges, delta: float, adjacency: Adjacency = "zero_out"
     ) -> float | None:
-        """Return the smallest ε over splits of δ; None if steps differ or are not covered."""
+        """Return the smallest ε over ways to split δ between the steps and the composition theorem.
+
+        The result is None if the steps are unequal or not covered.
+        """
         delta, counts = checks.open_probability("delta", delta), dict[tuple[float, float], int]()
         for event, count in charges:
             try:
@@ -138,7 +141,7 @@ class AccountantBound(Bound):
     def epsilon(
         self, charges: Charges, delta: float, adjacency: Adjacency = "zero_out"
     ) -> float | None:
-        """Return the ε that the accountant computes; None if it does not cover the charges."""
+        """Return the ε of all releases by the accountant; None if a release has no rule."""
         account = make_accountant(self.accountant, adjacency=adjacency)
         try:
             for event, count in charges:

@@ -26,7 +26,7 @@ _BLOCK = 1 << 16  # outcomes of randomised response per block: bounds memory at 
 def classical_gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
     """Return the classical noise multiplier z at which ONE release is (epsilon, delta)-DP.
 
-    It is z = sqrt(2 ln(1.25/delta)) / epsilon.
+    The value is z = sqrt(2 ln(1.25/delta)) / epsilon.
 
     Guarantee: noise of standard deviation z times the L2 sensitivity makes one release
     (epsilon, delta)-DP (Dwork, Roth 2014, Theorem A.1). Several releases together are not covered.
@@ -59,14 +59,14 @@ def subsample_amplification(
 ) -> tuple[float, float]:
     """Return (log(1 + q (e^epsilon - 1)), q delta), the (ε, δ) after sampling at rate q.
 
-    Guarantee: the pair holds for two combinations of sampling and adjacency, with (epsilon, delta)
-    stated for the same adjacency:
+    Guarantee: the sampled mechanism is DP with this pair in two cases, if `epsilon` and `delta`
+    hold for the same adjacency:
 
     * Poisson sampling at rate q, adding or removing an example (Li, Qardaji, Su 2012; Theorem 8 of
       Balle, Barthe, Gaboardi 2018, BBG);
     * fixed-size sampling without replacement of m of n examples, q = m/n, replacing an example (BBG
-      Theorem 9). With clipping norm C the sensitivity is then 2C, so a Gaussian has half the noise
-      multiplier.
+      Theorem 9). With clipping norm C the sensitivity is 2C in this case, so a Gaussian has half
+      the noise multiplier.
 
     The pair does not hold for Poisson sampling with replaced examples, sampling with replacement
     (BBG Theorem 10 differs), or shuffling. It is not tight under composition.
@@ -129,7 +129,8 @@ def advanced_composition(
 ) -> tuple[float, float]:
     """Return the (epsilon, delta) of T equal releases together, by advanced composition.
 
-    With eps = `epsilon`, it is (eps sqrt(2 T ln(1/slack)) + T eps (e^eps - 1), T delta + slack).
+    With eps = `epsilon`, the result is
+    (eps sqrt(2 T ln(1/slack)) + T eps (e^eps - 1), T delta + slack).
 
     Guarantee: `count` = T adaptive releases, each (epsilon, delta)-DP, jointly satisfy the pair
     (Dwork, Rothblum, Vadhan 2010; Dwork, Roth 2014, Theorem 3.20). The formula is as published; for
@@ -139,7 +140,7 @@ def advanced_composition(
         epsilon: ε of one release, >= 0.
         delta: δ of one release, in [0, 1].
         count: number of releases, T >= 0, whole.
-        slack: the part of the total delta that the theorem adds, in (0, 1).
+        slack: the delta that the theorem adds to T times the delta of one release, in (0, 1).
 
     Raises:
         ValueError: an argument is outside its range.
@@ -162,8 +163,8 @@ def kov_composition(epsilon: float, delta: float, count: int, slack: float) -> t
     This is Theorem 3.4 of Kairouz, Oh, Viswanath 2015. Let eps be the ε of one release and
     b = T eps (e^eps - 1)/(e^eps + 1). The joint epsilon is the smallest of three values: T eps,
     b + eps sqrt(2T ln(e + sqrt(T eps^2)/slack)) and b + eps sqrt(2T ln(1/slack)). The joint delta
-    is 1 - (1 - delta)^T (1 - slack). The third value alone is often quoted; it is valid but can be
-    far above the first.
+    is 1 - (1 - delta)^T (1 - slack). Texts often give only the third value, which is valid but can
+    be far above the first.
 
     Args are those of `advanced_composition`.
 

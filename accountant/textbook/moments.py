@@ -4,9 +4,9 @@ alpha_M(lambda) = log E[exp(lambda L)] is the log moment of the privacy loss L o
 lambda times the Rényi divergence of order lambda + 1, so the accountant is Rényi DP at integer
 orders with the older conversion (Mironov 2017, arXiv:1702.07476, Proposition 3).
 
-Implementations often get the index wrong: the moment lambda belongs to the ORDER lambda + 1. This
-module indexes by order, like the rest of the package. A moment is K = (order - 1) RDP(order). It is
-not (order - 1) RDP(order - 1), nor is it divided by the order.
+Implementations often get the index wrong: the moment lambda belongs to the Rényi ORDER lambda + 1.
+The functions here take orders, like the rest of the package. The log moment is K = (order - 1)
+RDP(order). It is not (order - 1) RDP(order - 1), nor is it divided by the order.
 """
 
 import math
@@ -35,8 +35,8 @@ def log_moments(
         sampling_rate: inclusion probability q of each example, in [0, 1].
         noise_multiplier: z >= 0, noise standard deviation over the clipping norm; z = 0 gives
             infinity.
-        orders: whole orders lambda + 1, each in [2, 65536]. For orders between
-            them use `interpolated_log_moments`.
+        orders: whole orders lambda + 1, each in [2, 65536]. `interpolated_log_moments` also takes
+            other orders.
 
     Raises:
         ValueError: an argument is outside its range, or an order is not whole.
@@ -77,7 +77,7 @@ def interpolated_log_moments(
 def moments_epsilon(orders: Sequence[float], moments: Floats, delta: float) -> tuple[float, float]:
     """Return the epsilon at `delta` of given log moments, and the order that gives it.
 
-    It is min (K + log(1/delta)) / (order - 1) over the orders, with K the log moment.
+    Epsilon is min (K + log(1/delta)) / (order - 1) over the orders, with K the log moment.
 
     Guarantee: a mechanism with these log moments is (epsilon, delta)-DP (Abadi et al., Theorem
     2.2). The default conversion of `epsilon_from_rdp` never gives a larger epsilon.
@@ -100,7 +100,7 @@ def moments_epsilon(orders: Sequence[float], moments: Floats, delta: float) -> t
 def moments_delta(orders: Sequence[float], moments: Floats, epsilon: float) -> tuple[float, float]:
     """Return the delta at `epsilon` of given log moments, and the order that gives it.
 
-    It is min exp(K - (order - 1) epsilon) over the orders, at most 1, with K the log moment.
+    Delta is min exp(K - (order - 1) epsilon) over the orders, at most 1; K is the log moment.
 
     Guarantee: a mechanism with these log moments is (epsilon, delta)-DP. The function is the
     inverse of `moments_epsilon` and has the same errors.

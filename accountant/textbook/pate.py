@@ -5,8 +5,9 @@ and releases the argmax. Changing one training example changes one teacher, so o
 query. Two counts move by 1, an L2 sensitivity of sqrt(2). If the vote is nearly unanimous, the
 release reveals almost nothing, and a bound that uses the votes is far below the worst case.
 
-Such a bound is itself PRIVATE: publish it only through `smooth_release`. It bounds the divergence
-of the outcome on the actual votes from the outcome on neighbouring ones, as in the paper.
+Such a bound is itself PRIVATE: publish it only through `smooth_release`. The bound is on the Rényi
+divergence between the outcome for the actual votes and the outcome for votes that differ in one
+teacher, as in the paper.
 
 Reference: Papernot, Song, Mironov, Raghunathan, Talwar, Erlingsson 2018, arXiv:1802.08908.
 """
@@ -45,17 +46,17 @@ class SmoothRelease(NamedTuple):
     release_rdp: float
 
     def publish(self, rng: np.random.Generator) -> float:
-        """Return cost + fresh noise, which may be published once and costs `release_rdp` more."""
+        """Return the cost plus fresh noise, which may be published once and costs `release_rdp`."""
         return self.cost + self.noise_std * float(rng.standard_normal())
 
 
 def gnmax_rdp(sigma: float, orders: Sequence[float] = DEFAULT_ORDERS) -> Floats:
     """Return the data-independent RDP order / sigma^2 of one GNMax query.
 
-    It is Proposition 8 of Papernot et al. 2018.
+    Source: Papernot et al. 2018, Proposition 8.
 
     Args:
-        sigma: standard deviation of the noise on each count, > 0.
+        sigma: standard deviation of the noise on each vote count, > 0.
         orders: Rényi orders, each in (1, 65536].
 
     Raises:
@@ -68,8 +69,8 @@ def gnmax_rdp(sigma: float, orders: Sequence[float] = DEFAULT_ORDERS) -> Floats:
 def threshold_rdp(sigma: float, orders: Sequence[float] = DEFAULT_ORDERS) -> Floats:
     """Return the data-independent RDP order / (2 sigma^2) of one noisy threshold check.
 
-    The check compares the largest vote count plus noise with a threshold. One teacher moves that
-    count by at most 1.
+    The check compares the largest vote count plus noise with a threshold. One teacher changes the
+    largest vote count by at most 1.
 
     Args:
         sigma: standard deviation of the noise on the largest count, > 0.
@@ -84,8 +85,8 @@ def threshold_rdp(sigma: float, orders: Sequence[float] = DEFAULT_ORDERS) -> Flo
 def gnmax_log_q(votes: ArrayLike, sigma: float) -> Floats:
     """Return the log of an upper bound q on P[outcome is not the plurality], float64 (queries,).
 
-    With n_i votes for class i and plurality class i*, it is q = sum over i != i* of
-    erfc((n_i* - n_i) / (2 sigma)) / 2, at most 1 (Papernot et al. 2018, Proposition 7).
+    The plurality is the class i* with most votes. With n_i votes for class i, q = sum over i != i*
+    of erfc((n_i* - n_i) / (2 sigma)) / 2, at most 1 (Papernot et al. 2018, Proposition 7).
 
     Args:
         votes: vote counts >= 0, shape (queries, classes) or (classes,), at least two classes.
@@ -119,8 +120,8 @@ def data_dependent_rdp(
     that differ in one teacher. The Rényi divergence of the outcomes is at most the value.
 
     Args:
-        log_q: log of the bound q, <= 0, shape (queries,) or a number, as from `gnmax_log_q`; minus
-            infinity means that the outcome is certain and the RDP is 0.
+        log_q: log of the bound q, <= 0, shape (queries,) or a number; `gnmax_log_q` computes it.
+            Minus infinity means that the outcome is certain and the RDP is 0.
         sigma: standard deviation of the noise on each count, > 0.
         orders: Rényi orders, each in (1, 65536].
 
@@ -187,9 +188,10 @@ def confident_gnmax_rdp(
     """Return the data-dependent RDP of Confident-GNMax over all queries, float64 (orders,).
 
     A query is answered, by GNMax with `sigma`, only if its largest vote count plus
-    N(0, sigma_threshold^2) reaches the threshold. The check has two outcomes, so
-    `data_dependent_rdp` applies, with q the probability of the less likely outcome. The noise given
-    to it is sqrt(2) sigma_threshold, because the sensitivity is 1 instead of sqrt(2).
+    N(0, sigma_threshold^2) reaches the threshold. This check has two outcomes, so
+    `data_dependent_rdp` bounds its RDP, with q the probability of the less likely outcome. That
+    function assumes a sensitivity of sqrt(2). The sensitivity of the check is 1, so the noise is
+    passed as sqrt(2) sigma_threshold.
 
     Args:
         votes: vote counts, shape (queries, classes).
@@ -228,15 +230,16 @@ def gnmax_local_sensitivities(votes: ArrayLike, sigma: float, order: float) -> F
     There is one bound for each number d = 0, 1, ... of teachers that already differ, shape
     (teachers + 1,). The bounds are sums over queries and never decrease in d.
 
-    With m classes write the q of `data_dependent_rdp` as (m-1) Phi(-x), with Phi(-x) = erfc(x/sqrt
-    2) / 2: x is the gap between the winner's count and m - 1 equal counts of losers, in standard
-    deviations of the noisy gap. One changed vote moves every gap of counts by at most 2, which is
-    s = sqrt(2) / sigma in x. Because Phi(Phi^-1(p) + s) is concave in p, it moves the x of any vote
-    by at most s; this is B_U and B_L of Papernot et al. 2018. Let f(x) be the cost, which never
-    increases in x. The change is at most g(y) = f(y) - f(y + s) for a y within s below x. Before d
-    changes, x was within d s. The maximum of g over that range is bounded piece by piece from f's
-    monotonicity alone. The paper's Algorithms 3 to 5 follow the votes themselves and are somewhat
-    tighter. They need a condition (their C6) that is not needed here.
+    With m classes write the q of `data_dependent_rdp` as (m-1) Phi(-x), with
+    Phi(-x) = erfc(x/sqrt(2)) / 2: x is the gap between the winner's count and m - 1 equal counts of
+    losers, in standard deviations of the noisy gap. One changed vote moves every gap of counts by
+    at most 2, which is s = sqrt(2) / sigma in x. Because Phi(Phi^-1(p) + s) is concave in
+    p, it moves the x of any vote by at most s; this is B_U and B_L of Papernot et al. 2018. Let
+    f(x) be the cost, which never increases in x. One change of a vote changes the cost by at most
+    g(y) = f(y) - f(y + s) for some y in [x - s, x]. If d teachers already differ, x differs from
+    its actual value by at most d s. The maximum of g over all such y is bounded piece by piece from
+    f's monotonicity alone. The paper's Algorithms 3 to 5 follow the votes themselves and are
+    somewhat tighter. They need a condition (their C6) that is not needed here.
 
     Args:
         votes: vote counts, shape (queries, classes), of equally many teachers in every query.
@@ -310,15 +313,15 @@ def smooth_sensitivity(local_sensitivities: Floats, beta: float) -> float:
 def gnss_rdp(noise_multiplier: float, beta: float, order: float) -> float:
     """Return the RDP of a value f + SS N(0, noise_multiplier^2), SS a beta-smooth sensitivity of f.
 
-    It is exact for the worst neighbours that smoothness allows: N(0, 1) against N(k / sigma, k^2)
-    with k = e^-beta, in units of the first standard deviation. (A smaller and a larger ratio of the
-    deviations both give less.) With s = order - (order - 1) e^(2 beta) the RDP is order
-    / (2 sigma^2 s) - beta - log(s) / (2 (order - 1)); it is infinite if s <= 0.
+    The value is exact for the worst neighbours that smoothness allows: N(0, 1) against N(k / sigma,
+    k^2) with k = e^-beta, in units of the first standard deviation. (A smaller and a larger ratio
+    of the deviations both give less.) With s = order - (order - 1) e^(2 beta) the RDP is
+    order / (2 sigma^2 s) - beta - log(s) / (2 (order - 1)); it is infinite if s <= 0.
 
     The published code of Papernot et al. 2018 (named Theorem 23 there) has order e^(2 beta) /
-    sigma^2 + (beta order - log(1 - 2 order beta)/2) / (order - 1). It lacks 1/s on the first term,
-    so it UNDER-REPORTS where order is near 1/(2 beta). At beta = 0.49 / order, used with it,
-    order 20 and sigma 10 it gives 0.34, not 2.24.
+    sigma^2 + (beta order - log(1 - 2 order beta)/2) / (order - 1). This formula lacks 1/s on the
+    first term, so it UNDER-REPORTS where order is near 1/(2 beta). At order 20, sigma 10 and
+    beta = 0.49 / order, used with that code, it gives 0.34, not 2.24.
 
     Args:
         noise_multiplier: sigma > 0, noise standard deviation over the smooth sensitivity SS.
@@ -348,9 +351,9 @@ def smooth_release(
 ) -> SmoothRelease:
     """Return the data-dependent RDP of all queries at one order, and the noise for publishing it.
 
-    Guarantee: the answers together with one call of `publish` are (order, cost + release_rdp)-RDP,
-    comparing the outcome on the actual votes with that on neighbouring ones. Order, noise
-    multiplier and beta must not depend on the votes.
+    Guarantee: the answers and the result of one call of `publish` together are
+    (order, cost + release_rdp)-RDP between the actual votes and any votes that differ in one
+    teacher. Order, noise multiplier and beta must not depend on the votes.
 
     Args:
         votes: vote counts, shape (queries, classes), of equally many teachers in every query.

@@ -20,9 +20,9 @@ def renyi_gaussians(
 ) -> float:
     """Return the Rényi divergence D_order(N(mean_p, std_p^2) || N(mean_q, std_q^2)).
 
-    With order a and s^2 = (1 - a) std_p^2 + a std_q^2 it is a
-    (mean_p - mean_q)^2 / (2 s^2) + log(s / (std_p^(1-a) std_q^a)) / (1 - a), to full precision at
-    every order. The logarithm contains s, not s^2: with s^2 divergences would be negative.
+    With order a and s^2 = (1 - a) std_p^2 + a std_q^2 the divergence is a (mean_p - mean_q)^2 / (2
+    s^2) + log(s / (std_p^(1-a) std_q^a)) / (1 - a), to full precision at every order. The logarithm
+    contains s, not s^2; with s^2 divergences would be negative.
 
     Edge cases: order 0 gives 0 (both have full support), order 1 gives the Kullback-Leibler
     divergence, and order infinity gives the largest log ratio of the densities. The result is
@@ -93,7 +93,8 @@ def gaussian_loss_log_mgf(moment: float, noise_multiplier: float) -> float:
     """Return log E[exp(moment L)] = moment (moment + 1) / (2 z^2) of the Gaussian privacy loss.
 
     The loss L is N(1/(2 z^2), 1/z^2) under the first data set. The result is 0 at moment 0 and at
-    -1, and negative in between. It is (order - 1) RDP(order) at order = moment + 1.
+    -1, and negative in between. At order = moment + 1 the result is the log moment (order - 1)
+    RDP(order).
 
     Args:
         moment: the factor of L in the exponent, any finite number.
@@ -171,7 +172,7 @@ def good_case_rdp_clt(
     One replacement moves its mean by q. With s = z/2 the approximation by two Gaussians is order
     q^2 / (2 (s^2 + q (1-q) (n+1)/4)).
 
-    Some texts have (n - 1/n) in place of (n+1), which differs by a factor 1 - 1/n.
+    Some texts have (n - 1/n) in place of (n+1); the two differ by a factor 1 - 1/n.
 
     Args:
         sample_size: number of drawn examples m, whole, at most n.

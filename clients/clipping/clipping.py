@@ -1,8 +1,9 @@
 """Clipping of per-example gradients: flat, automatic, in groups of parameters, and adaptive.
 
-A clipping norm C bounds the L2 norm of the whole gradient, or of a group of parameters. Adaptive
-clipping moves it to a private quantile of the gradient norms (Andrew et al. 2021). Automatic
-clipping also has a constant γ > 0.
+A clipping norm C bounds the L2 norm of a per-example gradient, or of its part in a group of
+parameters. Adaptive clipping changes C after each batch, so that it follows a quantile of the
+gradient norms, estimated with noise (Andrew et al. 2021). Automatic clipping normalises gradients;
+it has a constant γ > 0 besides C.
 
 Edge cases of the clip factor, by the L2 norm of a per-example gradient:
 
@@ -14,7 +15,8 @@ Edge cases of the clip factor, by the L2 norm of a per-example gradient:
 | NaN or infinite in any group   | 0 in all groups           | 0                      |
 | finite, and C infinite         | 1: nothing is clipped     | refused: C must be finite |
 
-Factors are smaller by a relative 1e-6, so that rounding to float32 raises no contribution above C.
+Factors are reduced by the fraction 1e-6, so that rounding to float32 raises no clipped gradient
+above C.
 """
 
 import math
@@ -96,7 +98,7 @@ class Clipping(ABC):
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Key that is equal for two clipping rules if they differ in their clipping norms only."""
+        """Key that two clipping rules share if they differ in nothing but their clipping norms."""
         return (self,)
 
     @property
@@ -118,7 +120,7 @@ class Clipping(ABC):
         return noise_multiplier
 
     def adapt(self, *shares: float) -> "Clipping":
-        """Return the clipping rule for the next batch.
+        """Return the clipping rule for the next batch, with its clipping norm adapted.
 
         Args:
             shares: the noisy share of unclipped gradients in each group of the current batch.
@@ -134,7 +136,7 @@ class Clipping(ABC):
         """Return the clipping rule that continues from the given adaptive clipping norm.
 
         Raises:
-            ValueError: the rule has a fixed clipping norm, or never reaches the given one.
+            ValueError: the rule has a fixed clipping norm, or `adapt` never returns the given norm.
         """
         raise ValueError(
             f"clipping with a fixed clip norm cannot resume from an adapted one, got {clip_norm}"
@@ -149,7 +151,7 @@ class FlatClipping(Clipping):
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Key that is equal for two clipping rules if they differ in their clipping norms only."""
+        """Key that two clipping rules share if they differ in nothing but their clipping norms."""
         return (type(self),)
 
     def groups(self, parameters: FlatParameters) -> Groups:
@@ -163,8 +165,8 @@ class AutomaticClipping(FlatClipping):
     """Clipping that scales a per-example gradient to L2 norm C · norm / (norm + γ).
 
     C is `max_grad_norm` and γ is `gamma` (AUTO-S, Bu et al. 2023). Gradients are normalised rather
-    than clipped: C then only scales the learning rate, and there is no threshold to tune. γ keeps
-    small gradients small.
+    than clipped. C has the same effect as the learning rate, so there is no clipping norm to tune.
+    γ keeps small gradients small.
 
     Guarantee: the norm of a scaled gradient is below C.
 
@@ -176,7 +178,7 @@ class AutomaticClipping(FlatClipping):
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Key that is equal for two clipping rules if they differ in their clipping norms only."""
+        """Key that two clipping rules share if they differ in nothing but their clipping norms."""
         return (AutomaticClipping, self.gamma)
 
     def __post_init__(self) -> None:
@@ -199,9 +201,10 @@ class GroupClipping(Clipping):
         max_grad_norm: C, bound on the L2 norm of the whole clipped gradient.
         patterns: patterns of parameter names (`fnmatch`: `encoder.*`, `*.bias`), one for each
             group; a parameter belongs to the first pattern that fits. With None, each layer is a
-            group, with weight and bias together.
-        bounds: "equal" (C_m = C / √M for M groups), "by_dimension" (C_m = C √(d_m / d), where the
-            group has d_m of all d values), or a tuple of the C_m.
+            group, which has both weight and bias.
+        bounds: the clipping norms C_m: "equal" (C_m = C / √M for M groups), "by_dimension" (C_m = C
+            √(d_m / d), where the model has d trained values and group m has d_m of them), or a
+            tuple of all C_m.
     """
 
     max_grad_norm: float
@@ -210,7 +213,7 @@ class GroupClipping(Clipping):
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Key that is equal for two clipping rules if they differ in their clipping norms only."""
+        """Key that two clipping rules share if they differ in nothing but their clipping norms."""
         return (GroupClipping, self.patterns)
 
     def groups(self, parameters: FlatParameters) -> Groups:
@@ -284,18 +287,18 @@ BATCH_OVER_COUNT_NOISE = 20.0
 class AdaptiveClipping(FlatClipping):
     """Clipping to a norm that follows a quantile of the gradient norms.
 
-    With each batch, the count Σ (b_i − ½) is released with Gaussian noise of standard deviation
-    σ_b. Here b_i is 1 if gradient i has norm at most the clipping norm C, else 0. Let b̄ be the
-    noisy count over the public expected batch size, plus ½. The next clipping norm is C · exp(−η
-    (b̄ − γ)), with learning rate η and target share γ (Andrew et al. 2021, arXiv:1905.03871,
-    Algorithm 1).
+    With each batch, a count of unclipped gradients, Σ_i (b_i − ½), is released with Gaussian noise
+    of standard deviation σ_b. Here b_i is 1 if gradient i has norm at most the clipping norm C,
+    else 0. The noisy share b̄ is the noisy count divided by the public expected batch size, plus ½.
+    The next clipping norm is C · exp(−η (b̄ − γ)), with learning rate η and target share γ (Andrew
+    et al. 2021, arXiv:1905.03871, Algorithm 1).
 
     Guarantee: an example changes the count by at most ½. So gradients with noise multiplier z_Δ and
     the count together are one Gaussian release with z = (z_Δ⁻² + (2 σ_b)⁻²)^(−1/2), whatever the
     batch. C changes between batches only, and is a function of the releases.
 
     Attributes:
-        max_grad_norm: C, clipping norm of the next batch, and the only state: see `resume`.
+        max_grad_norm: C, clipping norm of the next batch, and the only value that changes.
         count_noise: σ_b, standard deviation of the noise on the count.
         quantile: γ, target share of unclipped gradients.
         learning_rate: η of the geometric update.
@@ -324,7 +327,7 @@ class AdaptiveClipping(FlatClipping):
         quantile: float = 0.5,
         learning_rate: float = 0.2,
     ) -> Self:
-        """Return adaptive clipping whose count gets noise of deviation `expected_batch` / 20.
+        """Return adaptive clipping that adds noise of deviation `expected_batch` / 20 to its count.
 
         Args:
             expected_batch: public expected batch size.

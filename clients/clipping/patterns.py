@@ -1,4 +1,4 @@
-"""Clipping of parameter groups that name patterns select, to fixed or adaptive clipping norms."""
+"""Clipping of groups of parameters, which are chosen by patterns of parameter names."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,10 +18,10 @@ ALL_OTHERS = "*"
 
 @dataclass(frozen=True)
 class PatternClipping(Clipping):
-    """Clipping of parameter groups, chosen by name patterns, to one clipping norm each.
+    """Clipping of parameter groups, chosen by name patterns, each to a separate clipping norm.
 
-    A parameter is in the one group whose pattern (`fnmatch`: `conv.*`, `*.bias`) fits its name. The
-    pattern `*` takes all parameters that no other pattern fits.
+    Each parameter belongs to the group whose pattern (`fnmatch`: `conv.*`, `*.bias`) fits its name.
+    The pattern `*` fits only parameters that no other pattern fits.
 
     With `count_noise`, each clipping norm follows a quantile of the group's gradient norms, as in
     `AdaptiveClipping`. One noisy count for each group is then released with the batch.
@@ -62,7 +62,7 @@ class PatternClipping(Clipping):
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Key that is equal for two clipping rules if they differ in their clipping norms only."""
+        """Key that two clipping rules share if they differ in nothing but their clipping norms."""
         return PatternClipping, self.patterns, self.count_noise is None
 
     def groups(self, parameters: FlatParameters) -> Groups:
@@ -155,7 +155,7 @@ class PatternClipping(Clipping):
 
 
 def exclusive_groups(names: Sequence[str], patterns: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Return groups of parameter names by patterns, with each name in exactly one group.
+    """Divide parameter names into groups by patterns, so that each name is in exactly one group.
 
     Args:
         names: names of the trained parameters.

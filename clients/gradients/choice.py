@@ -48,13 +48,13 @@ def gradients_for(
     mode: GradientMode = "auto",
     is_isolated: bool = False,
 ) -> PerExampleGradients:
-    """Return an object that computes a model's per-example gradients: by layer rules, or by a loop.
+    """Return a gradient method for a model: fast layer rules, or a loop over single examples.
 
-    Layer rules compute the gradients of all examples of a batch together. They are used if they are
-    correct for the model. To find out, they are tried on the given examples and compared with the
-    gradients of single examples, for several batch sizes and for two clients. Modules that no rule
-    covers run through `torch.func`, together with the modules around them where needed. The choice
-    is logged unless all modules run by rules.
+    A layer rule is code for one type of layer. It computes the gradients of all examples of a batch
+    together. Rules are used if they are correct for the model. To find out, they are tried on the
+    given examples and compared with the loop, for several batch sizes and for two clients. Modules
+    without a rule, and if needed the modules that contain them, run through `torch.func`. The
+    choice is logged unless all modules run by rules.
 
     Args:
         model: the model; its trainable parameters become views of one flat tensor.
@@ -62,8 +62,8 @@ def gradients_for(
         features: a few public or synthetic examples (n, ...), at least one; never private examples,
             as the choice must not depend on private data.
         targets: targets of these examples (n, ...).
-        mode: "rules" or "loop" to request a method, "auto" to choose one.
-        is_isolated: whether these examples have passed `check_isolation` already.
+        mode: "rules" or "loop" to request a method; "auto" takes the loop only if rules are wrong.
+        is_isolated: whether `check_isolation` has already passed with these examples.
 
     Guarantee:
         the model's values, buffers and modes and the global random generators are unchanged.
@@ -93,10 +93,12 @@ def training_gradients(
 ) -> PerExampleGradients | None:
     """Return the gradient method that clients train with, or None for training by torch's autograd.
 
-    Without privacy, the method is layer rules if they cover the whole model, several clients can
-    share a padded batch, and the model has no buffers. Otherwise the result is None.
+    With privacy, the method is that of `gradients_for`, after a check that no example changes the
+    gradient of another example.
 
-    With privacy, a model in which one example changes the gradient of another example is refused.
+    Without privacy, the method is layer rules if they cover every module, are correct for padded
+    batches with examples of several clients, and the model has no buffers. Otherwise the result is
+    None.
 
     Args:
         model: the model; its trainable parameters become views of one flat tensor.

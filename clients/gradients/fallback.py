@@ -1,8 +1,8 @@
 """Per-example gradients without layer rules: by `torch.func`, or one example at a time.
 
-A unit is a module that runs as a function of its parameters and of one example. `vmap` runs a unit
-on all rows of a padded batch, each with the parameters of its client. One backward pass gives the
-gradients of all rows.
+`torch.func` turns a module into a function of its parameters and of one example. `vmap` runs this
+function on all rows of a padded batch, each row with the parameter values of its client. One
+backward pass gives the gradients of all rows.
 
 `OneAtATime` computes gradients by plain autograd and is the reference for any model.
 """
@@ -26,27 +26,27 @@ from fedsim.clients.gradients.per_example import (
 
 
 class Pass(Protocol):
-    """Protocol of a recorded forward and backward pass, for modules that run by `torch.func`."""
+    """Protocol of the record in which modules run by `torch.func` store per-example gradients."""
 
     parameters: FlatParameters
     rows: int
 
     @property
     def anchor(self) -> Tensor:
-        """Leaf tensor that all recorded outputs depend on, so a backward pass reaches them all."""
+        """Dummy leaf tensor on which all recorded outputs depend, so autograd visits each call."""
         ...
 
     @property
     def clients(self) -> int:
-        """Number of clients K in the padded batch of the pass."""
+        """Number of clients K in the padded batch."""
         ...
 
     def values_of(self, index: int) -> Tensor:
-        """Return the values (K, *shape) of the parameter with this index for all K clients."""
+        """Return the values (K, *shape) of the parameter with the given index, for K clients."""
         ...
 
     def note(self, use: ExampleUse) -> None:
-        """Store the per-example gradients of one module call after the backward pass."""
+        """Store the per-example gradients of one module call, as the backward pass finds them."""
         ...
 
 
@@ -57,14 +57,14 @@ Layout = dict[Any, bool]
 def run_unit(module: nn.Module, layout: Layout, recording: Pass, *args: Any, **kwargs: Any) -> Any:
     """Run a module on each row of a padded batch through `torch.func`, and return its output.
 
-    Tensors with one row per example are split among the rows. All other arguments are passed whole
-    to each row. The first call decides which arguments are split, as a mask may happen to be as
-    long as a later batch.
+    Tensors with one row per example are split into their rows. All other arguments are passed whole
+    to each row. The module's first call decides which arguments are split. Later calls keep this
+    decision, as a mask may by chance have as many rows as a later batch.
 
     Args:
         module: the module to run.
-        layout: whether each argument is split, from the module's earlier calls; updated in place.
-        recording: the record of the pass, which gets the gradients.
+        layout: for each argument, whether the module's first call split it; filled in by that call.
+        recording: record to which the backward pass adds the per-example gradients.
         args: positional arguments of the call.
         kwargs: keyword arguments of the call.
 
@@ -194,7 +194,7 @@ class OneAtATime(PerExampleGradients):
     """Gradient method that computes per-example gradients in a loop, one example at a time."""
 
     def row_gradients(self, values: Tensor, padded: PaddedBatch) -> Mapping[int, ExampleUse]:
-        """Return the gradients for each row of a padded batch, by index of the parameter.
+        """Return a dict from parameter index to the gradients of all rows of a padded batch.
 
         Args:
             values: not used, as the model holds the client's parameters.

@@ -1,9 +1,9 @@
 """Random numbers inside a model, such as dropout masks, keyed by example.
 
-If random numbers were drawn by the position in the batch, adding or removing one example would
-change the masks of all others, and so their gradients. Here an example's random numbers follow
-from the client's key, the step, the call and the example's number. They do not depend on the rest
-of the batch.
+If the position in the batch determined an example's random numbers, adding or removing another
+example would change them, and so the gradient. Here an example's random numbers are a function of
+the client's key, the step, the index of the example, and how often the model has drawn before. They
+do not depend on the rest of the batch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,19 +25,19 @@ _SHARED = 2**40 - 1  # takes the place of an example's number where all rows sha
 class ModelRandomness(TorchDispatchMode):
     """Context in which torch's random functions return numbers that are keyed by example.
 
-    Guarantee: a row's numbers are a function of its client's key, the step, the number of the call
-    in a pass and the number of its example. They do not depend on the batch, on the position of the
-    row or on other clients. Padding rows get the number ½. A function that draws numbers without a
-    row for each example (such as stochastic depth for a whole batch) draws the same numbers for
-    every batch of the step.
+    Guarantee: the random numbers of an example are a function of the client's key, the step, the
+    index of the example, and the count of random calls before in the same forward pass. They do not
+    depend on the batch, on the position in it or on other clients. Padding rows get ½ as their
+    random number. A random function whose result has no row for each example (such as stochastic
+    depth for a whole batch) draws the same numbers for every batch of the step.
 
     Args:
         keys: 16 secret bytes of each client; an entry is None where the client is absent.
-        shared: 16 secret bytes for numbers that all rows share.
+        shared: 16 secret bytes, the key of random numbers that all rows share.
 
     Attributes:
-        has_begun: whether a pass has begun.
-        has_drawn: whether the model has drawn numbers.
+        has_begun: whether `begin` has been called.
+        has_drawn: whether the model has drawn random numbers.
     """
 
     def __init__(self, keys: Sequence[bytes | None], shared: bytes) -> None:
@@ -64,13 +64,16 @@ class ModelRandomness(TorchDispatchMode):
         step: int = 0,
         clients: Sequence[int] | None = None,
     ) -> None:
-        """Begin a pass over a padded batch, which consists of slots of R rows.
+        """Prepare random numbers for a forward pass on a padded batch.
+
+        A padded batch consists of slots. A slot is R rows, which hold examples of one client or
+        zeros.
 
         Args:
             examples: indices of the examples in each slot, at most `rows` of them.
             rows: number of rows R of a slot.
             views: number of augmented views V of each example, in successive rows.
-            step: number of the step in the round.
+            step: number of the step in the round, from 0.
             clients: index of the client of each slot; with None, slot k belongs to client k.
         """
         self._examples, self._rows, self._views, self._step = examples, rows, views, step
@@ -79,10 +82,10 @@ class ModelRandomness(TorchDispatchMode):
         self.has_begun = True
 
     def only(self, row: int) -> None:
-        """Begin a pass over one row of the padded batch.
+        """Prepare random numbers for a forward pass on a single row of the padded batch.
 
         Args:
-            row: index of the row among all rows.
+            row: index of the row among all rows of the padded batch.
         """
         self._call, self._only = 0, row
 

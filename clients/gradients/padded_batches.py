@@ -89,9 +89,9 @@ class BatchReader:
     def padded_batches(
         self, batches: Sequence[np.ndarray | None], step: int = 0
     ) -> Iterator[PaddedBatch]:
-        """Yield padded batches until each client's batch has been read.
+        """Yield padded batches with R rows of each client; together they hold all given batches.
 
-        The next padded batch overwrites the memory of the previous one.
+        Each padded batch overwrites the memory of the previous one.
 
         Args:
             batches: indices of the examples in each client's batch; an entry is None where the
@@ -107,16 +107,18 @@ class BatchReader:
     def packed(
         self, batches: Sequence[np.ndarray | None], places: int, step: int = 0
     ) -> Iterator[tuple[Sequence[int], PaddedBatch]]:
-        """Yield tightly packed padded batches, each with the clients of its filled slots.
+        """Yield pairs (clients, padded batch) that together hold the batches of all clients.
 
-        A padded batch consists of slots of R rows. Slots are filled in the order of clients, each
-        client as many as its batch needs. Only the last padded batch may have empty slots.
+        A padded batch consists of slots of R rows each, and a slot holds examples of one client.
+        Clients fill slots in ascending order, each as many as its batch needs, so only the last
+        padded batch may have empty slots. `clients` has the index of the client in each filled
+        slot.
 
         Args:
             batches: indices of the examples in each client's batch; an entry is None where the
                 client has no batch.
-            places: number of slots of a padded batch, each with R rows.
-            step: number of the step in the round, for the augmented views.
+            places: number of slots of a padded batch.
+            step: number of the step in the round, which determines the random augmentations.
         """
         filled = [
             (client, batch[at : at + self._rows])

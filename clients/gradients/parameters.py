@@ -19,8 +19,8 @@ class FlatParameters:
 
     Attributes:
         data: the flat tensor (size,).
-        names: name of each parameter.
-        tensors: tensor of each parameter.
+        names: name of each parameter. The position in this list is the index of the parameter.
+        tensors: tensor of each parameter, a view of `data`.
         sizes: number of values of each parameter.
         index: index of each parameter, by Python's `id` of its tensor.
 
@@ -70,7 +70,9 @@ class FlatParameters:
         return [self._places[index] for index in indices]
 
     def group_slices(self, groups: Sequence[Sequence[int]]) -> list[tuple[slice, int]]:
-        """Return as few slices as possible that cover the flat tensor, each with its group.
+        """Return pairs (slice of the flat tensor, index of a group) that cover the flat tensor.
+
+        The slices are in order, and neighbouring parameters of the same group share a slice.
 
         Args:
             groups: indices of the parameters in each group; together these are all parameters.

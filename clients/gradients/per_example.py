@@ -21,12 +21,13 @@ from fedsim.noise.grid import SUM_HEIGHT
 
 @dataclass(frozen=True)
 class BatchStatistics:
-    """Counts of a batch's examples in clipping; they are private and need noise before release.
+    """Counts of clipped examples in a batch; they are private and need noise before release.
 
     Attributes:
         examples: number of examples.
         not_finite: number of examples that contributed zero because their gradient was not finite.
-        within: number of examples with a gradient norm within the clipping norm, by group (m,).
+        within: for each of m parameter groups, the number of examples whose gradient norm in that
+            group is at most the clipping norm.
     """
 
     examples: int
@@ -48,9 +49,10 @@ class ClipBounds:
     Attributes:
         clipping: the clipping rule, equal for all clients except for its clipping norms.
         members: parameter indices of each group.
-        bounds: clipping norms of each row's client, float64 (n, m); (1, m) with a single client.
-        scales: factor of each row's clipped gradient in each group, float64 (n, m) or (n, 1); 0
-            for a padding row.
+        bounds: clipping norms of each row, float64 (n, m), or (1, m) if they are equal for all
+            rows.
+        scales: factor that multiplies each row's clipped gradient in each group, float64 (n, m), or
+            (n, 1) if it is equal in all groups; 0 for a padding row.
     """
 
     clipping: Clipping
@@ -60,30 +62,29 @@ class ClipBounds:
 
     @classmethod
     def of_client(cls, clipping: Clipping, groups: Groups, scales: Tensor) -> Self:
-        """Return the clipping norms and scales for a padded batch of one client.
+        """Return a `ClipBounds` for a padded batch of n rows that all belong to one client.
 
         Args:
             clipping: the client's clipping rule.
             groups: m groups of the model's parameters, with the client's clipping norms.
-            scales: factor of each of the n rows' clipped gradient, float64 (n, m) or (n, 1).
+            scales: factor that multiplies each row's clipped gradient, float64 (n, m) or (n, 1).
         """
         return cls(clipping, groups.members, scales.new_tensor([groups.bounds]), scales)
 
 
 def clip_rows(norms: Tensor, clip: ClipBounds) -> tuple[tuple[Tensor, ...], Tensor | None]:
-    """Return the scaled clip factors of rows, and which rows are dropped as not finite.
+    """Return the factors that clip and scale gradients, and which gradients are not finite.
 
     Args:
-        norms: gradient norms of n rows in m groups, float64 (n, m); those of dropped rows become
-            NaN in place.
+        norms: gradient norms of n rows in m groups, float64 (n, m). If a row has a norm that is not
+            finite, the row is dropped: all its norms become NaN, in place.
         clip: clipping norms and scales of the rows.
 
     Returns:
-        The factors of the rows (n,) for each group, and booleans (n,), true for dropped rows; the
+        For each group the factors (n,) of the rows; and booleans (n,), true for dropped rows. The
         second value may be None if no row is dropped.
 
-    Guarantee: a row that is not finite in one group has factor 0 in all of them; a row's factors
-    depend on that row alone.
+    Guarantee: a dropped row has factor 0 in all groups; a row's factors depend on that row alone.
     """
     dropped = None
     # The largest of numbers with NaN is NaN, which is not finite either. A GPU skips this test:
@@ -106,11 +107,11 @@ def group_norms(
     """Return the gradient norm of each of n rows in each of m parameter groups, float64 (n, m).
 
     Args:
-        squared_norms: squared norms of the rows by parameter index, float64 (n,); unused
-            parameters may be absent.
+        squared_norms: for each parameter index, the squared gradient norms of the rows, float64
+            (n,). A parameter that the model did not use may be absent.
         rows: number of rows n.
         members: parameter indices of each group.
-        like: a parameter, which gives the device of the result.
+        like: a tensor on the device of the result.
     """
     columns = []
     for group in members:
@@ -126,10 +127,10 @@ PerExampleLoss = Callable[[Tensor, Tensor], Tensor]
 
 
 class UncoveredParameterError(FedsimError, RuntimeError):
-    """Error: a model used parameters in a way that no layer rule covers.
+    """Error: per-example gradients are unknown for the way in which a model used a parameter.
 
     Attributes:
-        indices: indices of these parameters.
+        indices: indices of the parameters whose per-example gradients are unknown.
     """
 
     def __init__(self, message: str, indices: tuple[int, ...] = ()) -> None:
@@ -139,17 +140,17 @@ class UncoveredParameterError(FedsimError, RuntimeError):
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """Padded batch: R rows of each of K clients, where rows without an example are zeros.
+    """Padded batch: R rows for each of K clients, where rows without an example are zeros.
 
     Attributes:
         clients: number of clients K.
         features: features of the rows (K · R, ...), client after client.
         targets: targets of the rows (K · R, ...).
-        weights: weights of the rows' losses (K · R,); 0 for padding rows.
-        views: number of augmented views V of each example, in successive rows; with views, the
-            batch has K · R · V rows.
-        randomness: source of the model's random numbers, keyed by example; with None, torch's own
-            random numbers are used, as in checks.
+        weights: weight of each row's loss (K · R,); 0 for padding rows.
+        views: number of augmented views V of each example, in successive rows. If V > 1, the
+            tensors above have K · R · V rows.
+        randomness: source of the model's random numbers, which are a function of the example; with
+            None, the model draws from torch's generator.
     """
 
     clients: int
@@ -161,12 +162,12 @@ class PaddedBatch:
 
     @property
     def keyed(self) -> AbstractContextManager[object]:
-        """Context manager for forward passes; with `randomness`, random numbers follow examples."""
+        """Context manager for a forward pass; its random numbers come from `randomness`, if set."""
         return nullcontext() if self.randomness is None else self.randomness
 
     @property
     def example_weights(self) -> Tensor:
-        """Weights of the losses of the K · R examples, equal for all views of an example."""
+        """Weight of each example's loss (K · R,), which all views of the example share."""
         return self.weights[:: self.views]
 
 
@@ -194,7 +195,9 @@ class PerExampleGradients(ABC):
         self.parameters = FlatParameters(model) if parameters is None else parameters
 
     def begin_step(self, round_number: int, step: int, values: Tensor) -> slice | None:
-        """Prepare a training step, and return the columns of `values` that the step updates.
+        """Prepare a training step, and return which columns of `values` the step updates.
+
+        Gradients update all parameters, so the result is None. A subclass may return a slice.
 
         Args:
             round_number: number of the round.
@@ -202,7 +205,7 @@ class PerExampleGradients(ABC):
             values: flat parameter values of each of K clients (K, size) before the step.
 
         Returns:
-            Slice of columns, as many as `parameters` has values; None for all columns.
+            None for all columns; or a slice of as many columns as `parameters` has values.
         """
         return None
 
@@ -215,13 +218,13 @@ class PerExampleGradients(ABC):
             into: tensor (K, size) to which Σ_i weight_i · gradient_i is added.
 
         Raises:
-            TypeError: this method computes clipped sums only.
+            TypeError: the subclass can compute clipped sums only.
         """
         raise TypeError("training without privacy needs gradients by rules")
 
     @abstractmethod
     def row_gradients(self, values: Tensor, padded: PaddedBatch) -> Mapping[int, ExampleUse]:
-        """Return the gradients for each row of a padded batch, by index of the parameter.
+        """Return a dict from parameter index to the gradients of all rows of a padded batch.
 
         A parameter that has no gradient is absent.
 
@@ -250,9 +253,10 @@ class PerExampleGradients(ABC):
         return rows
 
     def clipped(self, values: Tensor, padded: PaddedBatch, clip: ClipBounds) -> "ClippedRows":
-        """Return the clipped gradient of each example of a padded batch, times the example's scale.
+        """Return the clipped and scaled gradient of each example of a padded batch.
 
-        The gradient of an example with several augmented views is their mean, clipped once.
+        The gradient of an example with several augmented views is the mean over its views. It is
+        clipped once, and then multiplied by the example's scale.
 
         Args:
             values: flat parameters of each of K clients (K, size).
@@ -278,9 +282,9 @@ class PerExampleGradients(ABC):
                 for each example i.
 
         Returns:
-            Gradient norms by group, float64 (n, m), NaN for dropped examples; and booleans (n,),
-            true for examples dropped because their gradient is not finite, or maybe None if no
-            example was dropped.
+            A pair. First, the gradient norm of each example in each group, float64 (n, m); NaN for
+            examples that were dropped because their gradient is not finite. Second, booleans (n,),
+            true for dropped examples, or possibly None if no example was dropped.
         """
         rows = self.clipped(values, padded, clip)
         rows.add_to(self.parameters.stacked_views(into))
@@ -296,7 +300,7 @@ class PerExampleGradients(ABC):
         *,
         scale: float = 1.0,
     ) -> BatchStatistics:
-        """Add the scaled sum of one client's clipped gradients to a tensor in place.
+        """Add one client's scaled sum of clipped gradients to a tensor, and return batch counts.
 
         Guarantee: in each parameter group, an example's term has an L2 norm of at most its scale
         times the clipping norm. No term depends on another example (see `ClippedRows`).
@@ -324,7 +328,8 @@ def by_example(uses: Mapping[int, ExampleUse], views: int) -> dict[int, ExampleU
     """Return the gradient of each example: the sum of the gradients of its augmented views.
 
     Args:
-        uses: gradients of n · views rows by parameter; an example's views are successive rows.
+        uses: for each parameter index, the gradients of n · views rows; an example's views are
+            successive rows.
         views: number of views of each example.
 
     Source: De et al. 2022, "Unlocking High-Accuracy Differentially Private Image Classification
@@ -338,7 +343,7 @@ def by_example(uses: Mapping[int, ExampleUse], views: int) -> dict[int, ExampleU
 
 @dataclass(frozen=True)
 class ClippedRows:
-    """Clipped gradients of the n examples of a padded batch, kept as gradients and clip factors.
+    """Clipped gradients of a padded batch: for n examples, their gradients and clip factors.
 
     Guarantee: each example's term of a sum has an L2 norm of at most its scale times the clipping
     norm, in each parameter group; padding rows, and examples whose gradient is not finite, add
@@ -346,10 +351,11 @@ class ClippedRows:
     and on no other row. Only the rounding of a sum depends on other rows: `SumRounding` bounds it.
 
     Attributes:
-        uses: the gradients by parameter index.
+        uses: for each parameter index, the gradients of the n examples before clipping.
         members: parameter indices of each of the m groups.
         norms: gradient norms by group, float64 (n, m), NaN for dropped examples.
-        factors: factors of the rows (R for each of K clients), float64 (K, R), for each group.
+        factors: for each group, the factor by which each of the R rows of K clients is multiplied,
+            float64 (K, R).
         dropped: booleans (n,), true for dropped examples; it may be None if none was dropped.
     """
 
@@ -370,9 +376,10 @@ class ClippedRows:
         The order of the additions is the one that `SumRounding` assumes.
 
         Args:
-            into: a tensor (k, *shape) for each parameter, for the k clients in `part`; float64, or
-                float32 where the batch is small enough for float32 sums.
-            part: rows of the padded batch to add.
+            into: a tensor (k, *shape) for each parameter, with one entry for each of the k clients
+                whose rows are added; float64, or float32 if float32 sums are precise enough.
+            part: the rows of the padded batch that are added; the default is all rows of all
+                clients.
         """
         factors = self._single if into[0].dtype == torch.float32 else self.factors
         for rows in _runs(part.rows, factors[0].shape[1]):
@@ -401,10 +408,11 @@ def clipped_rows(
     clients: int = 1,
     times: float = 1.0,
 ) -> ClippedRows:
-    """Return scale_i · clip(times · gradient_i) for each of n rows i: clipped, scaled gradients.
+    """Clip and scale gradients: return scale_i · clip(times · gradient_i) for each of n rows i.
 
     Args:
-        uses: the gradients by parameter index; a parameter without gradients is absent.
+        uses: for each parameter index, the gradients of the rows; a parameter without gradients is
+            absent.
         clip: clipping norms and scales of the rows.
         clients: number of clients K.
         times: factor of each gradient before clipping, such as n for gradients of a mean over rows.
@@ -424,7 +432,7 @@ def clipped_rows(
 
 
 def batch_statistics(clip: ClipBounds, norms: Tensor, dropped: Tensor | None) -> BatchStatistics:
-    """Return the counts of examples in clipping for a padded batch of one client.
+    """Return how many examples of one client's padded batch were dropped, and how many not clipped.
 
     Args:
         clip: clipping norms for m parameter groups, and scales of n rows; scale 0 marks a padding

@@ -1,9 +1,9 @@
-"""Recorded passes: a model's layers run by layer rules and record each use of trained parameters.
+"""Records of the layer calls in a forward and backward pass, with their per-example gradients.
 
-A use is one call of a layer. The model itself is unchanged: during a pass, `forward` of each module
-with trained parameters is replaced by its rule. A backward pass fills the recorded uses with
-gradients. Each call of a layer is a separate use, so layers may be reused and forward passes may
-interleave.
+During a pass, a layer rule replaces `forward` of each module with trained parameters; afterwards
+the model is unchanged. A "use" is one call of a layer, which uses its trained parameters. The
+backward pass adds the per-example gradients to each use. A layer may be called several times, and
+forward passes may interleave, as each call is a separate use.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,8 +25,8 @@ from fedsim.clients.gradients.per_example import UncoveredParameterError
 class Recording:
     """Record of the layer calls ("uses" of trained parameters) in one pass over a padded batch.
 
-    Guarantee: a backward pass that starts after the forward pass records each use that it goes
-    through, once. A forward pass alone records nothing.
+    Guarantee: a backward pass that starts after the forward pass records, exactly once, each layer
+    call through which it passes. A forward pass alone records nothing.
 
     Args:
         parameters: flat layout of the model's trained parameters.
@@ -34,7 +34,7 @@ class Recording:
         rows: number of rows n of the padded batch.
 
     Attributes:
-        uses: the recorded uses, appended by backward passes.
+        uses: the recorded layer calls with their gradients, appended by backward passes.
         dtype: type of the parameters.
     """
 
@@ -47,12 +47,12 @@ class Recording:
 
     @cached_property
     def anchor(self) -> Tensor:
-        """Leaf tensor that all recorded outputs depend on, so a backward pass reaches them all."""
+        """Dummy leaf tensor on which all recorded outputs depend, so autograd visits each layer."""
         return torch.zeros((), requires_grad=True)
 
     @property
     def clients(self) -> int:
-        """Number of clients K in the padded batch of the pass."""
+        """Number of clients K in the padded batch."""
         return self._values[0].shape[0]
 
     def operand(self, parameter: Tensor) -> Operand:
@@ -64,7 +64,7 @@ class Recording:
         return Operand(self._values[index], index)
 
     def values_of(self, index: int) -> Tensor:
-        """Return the values (K, *shape) of the trained parameter with this index for K clients."""
+        """Return the values (K, *shape) of the parameter with the given index, for K clients."""
         return self._values[index]
 
     def record(self, use: LayerUse, x: Tensor) -> Tensor:
@@ -135,7 +135,9 @@ class _Recorded(torch.autograd.Function):
 
 
 class RuledModel:
-    """Model whose modules run by layer rules, or through `torch.func` if listed in `units`.
+    """Model whose layers run by layer rules, which compute and record per-example gradients.
+
+    Modules that are listed in `units` run through `torch.func` instead.
 
     Args:
         model: the model.
@@ -178,7 +180,7 @@ class RuledModel:
         return frozenset(self.model.get_submodule(name) for name in self.units)
 
     def start(self, values: Tensor, rows: int) -> Recording:
-        """Return the empty recording of a new pass.
+        """Return an empty `Recording` for a new pass over a padded batch.
 
         Args:
             values: flat parameters of each of K clients (K, size).
@@ -191,19 +193,19 @@ class RuledModel:
     def fill(
         self, recording: Recording, outputs: Tensor, g: Tensor | None, others: Sequence[Tensor] = ()
     ) -> tuple[Tensor | None, ...]:
-        """Run the backward pass, which fills the recorded layer calls with gradients.
+        """Run the backward pass, which adds layer calls and their gradients to a recording.
 
         Args:
             recording: the recording of the pass.
             outputs: outputs of the model, or a scalar loss.
             g: gradient at the outputs; None for a scalar loss.
-            others: other tensors whose gradients are returned.
+            others: tensors other than parameters whose gradients are returned.
 
         Returns:
             The gradients of `others`; None for a tensor that the outputs do not depend on.
 
         Raises:
-            UncoveredParameterError: a gradient reached a parameter outside the recorded calls.
+            UncoveredParameterError: the model used a parameter outside the recorded layer calls.
         """
         if not outputs.requires_grad:  # nothing trained was used
             return (None,) * len(others)

@@ -1,7 +1,7 @@
 """Per-example gradients by layer rules, for one client or several clients at once.
 
-A loss that computes its gradient with respect to the outputs in closed form saves time: torch's
-backward pass through the loss is not needed.
+The losses of this module know a formula for their gradient with respect to the model's outputs.
+They save torch's backward pass through the loss.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ _Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class KnownGradient(Protocol):
-    """Protocol of a loss that computes its gradient at the outputs in closed form."""
+    """Protocol of a loss with a formula for its gradient with respect to the model's outputs."""
 
     def output_gradient(
         self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None
@@ -38,7 +38,7 @@ class KnownGradient(Protocol):
 
 
 def known_gradient(loss: Any) -> KnownGradient | None:
-    """Return the loss itself if it computes its gradient in closed form, and None otherwise."""
+    """Return the loss itself if it has the method `output_gradient`, and None otherwise."""
     # isinstance with a protocol takes as long as the gradient.
     return loss if hasattr(loss, "output_gradient") else None
 
@@ -81,16 +81,16 @@ def scaled_loss(loss: _Loss, factor: float) -> _Loss:
 class RuleGradients(PerExampleGradients):
     """Method that computes clipped sums of per-example gradients by layer rules (book-keeping).
 
-    A pass is one forward, one backward with respect to activations, and one weighted weight
-    gradient. The examples of a padded batch pass through the model together. So `check_isolation`
-    must have refused a model or a loss that couples them.
+    A pass is one forward pass, one backward pass for the gradients of activations, and one weighted
+    sum of the gradients of weights. The examples of a padded batch pass through the model together.
+    So call `check_isolation` first: it refuses models and losses that couple examples.
 
     Args:
         model: the model; its trainable parameters become views of `parameters.data`.
         loss: function of (outputs, targets) that returns one value per example.
         parameters: flat layout of `model` if it exists already; None to make it.
         units: names of modules that run through `torch.func`.
-        stacks: whether a padded batch may have several clients, as `gradients_for` finds out.
+        stacks: whether a padded batch may have several clients; `gradients_for` tests this.
 
     Source: book-keeping, Bu et al. 2023, "Differentially Private Optimization on Large Model at
     Small Cost".
@@ -116,7 +116,7 @@ class RuleGradients(PerExampleGradients):
         return self.ruled.units
 
     def row_gradients(self, values: Tensor, padded: PaddedBatch) -> Mapping[int, ExampleUse]:
-        """Return the gradients for each row of a padded batch, by index of the parameter."""
+        """Return a dict from parameter index to the gradients of all rows of a padded batch."""
         return by_parameter(self.record(values, padded))
 
     def add_sums(self, values: Tensor, padded: PaddedBatch, into: Tensor) -> None:
@@ -139,7 +139,7 @@ class RuleGradients(PerExampleGradients):
                     use.add_weighted(index, None, views[index])
 
     def record(self, values: Tensor, padded: PaddedBatch) -> Sequence[ExampleUse]:
-        """Run one forward and backward pass, and return the layer calls with their gradients.
+        """Run a forward and a backward pass, and return all layer calls with their gradients.
 
         Args:
             values: flat parameters of each of K clients (K, size).
@@ -170,10 +170,10 @@ class RuleGradients(PerExampleGradients):
 
 
 def by_parameter(uses: Sequence[ExampleUse]) -> dict[int, ExampleUse]:
-    """Return the per-example gradients of all used parameters, by index of the parameter.
+    """Return a dict from parameter index to per-example gradients, summed over layer calls.
 
-    Several calls of one linear layer (in a recurrent cell) are joined to one call on a longer
-    sequence. For other parameters that are used several times, the gradients are added.
+    If a linear layer is called several times, as in a recurrent cell, its calls become one call on
+    a longer sequence. For other layers, the gradients of the calls are added.
     """
     used: dict[int, list[ExampleUse]] = {}
     for use in uses:

@@ -1,7 +1,7 @@
 """Sequential models, run forwards and backwards without torch's autograd.
 
-For small models, autograd takes longer than the arithmetic. A module without a backward function in
-this file runs by autograd, between the other modules.
+For small models, autograd takes longer than the arithmetic. This file has backward functions for
+common modules. All other modules of the sequence run by autograd.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -83,9 +83,10 @@ class ModuleSequence:
         return all(tuple(children.values()) == before for children, before in self._children)
 
     def run(self, recording: Recording, x: Tensor) -> tuple[Tensor, Callable[[Tensor], None]]:
-        """Return the outputs of a padded batch, and a function that runs the backward pass.
+        """Return the model's outputs on a padded batch, and a function that runs the backward pass.
 
-        The function takes the gradient at the outputs and fills in the gradients of layer calls.
+        The function takes the gradient at the outputs, and adds layer calls with their gradients to
+        the recording.
 
         Args:
             recording: the recording of the pass.
@@ -109,11 +110,13 @@ class ModuleSequence:
         return None
 
     def record(self, padded_batches: Sequence[Recording], x: Tensor) -> Tensor:
-        """Return the outputs (n, ...), whose backward pass by torch fills the recorded layer calls.
+        """Return the outputs (n, ...) as a tensor on which torch can run the backward pass.
+
+        The backward pass adds the layer calls with their gradients to the recordings.
 
         Args:
-            padded_batches: recordings of successive padded batches with the same number of rows,
-                which together hold the rows of x and padding.
+            padded_batches: a recording for each padded batch. The padded batches have equal numbers
+                of rows, and split the n rows of x in order; padding fills the last one.
             x: features of the rows (n, ...), without a gradient.
         """
         outputs: Any = _RunSequence.apply(padded_batches[0].anchor, x, self, padded_batches)

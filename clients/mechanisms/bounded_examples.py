@@ -38,7 +38,7 @@ class BoundedExamples:
 
     @property
     def target_norm(self) -> float:
-        """Bound on the L2 norm of a row that `target_rows` returns."""
+        """Bound on the L2 norm of each row that `target_rows` returns, one row for each example."""
         match self.loss:
             case "cross_entropy":
                 return 1.0
@@ -48,9 +48,10 @@ class BoundedExamples:
                 return self.max_target_norm or 0.0
 
     def target_rows(self, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return targets as rows of bounded norm, float64 (n, k), and whether each is valid, (n,).
+        """Return bounded targets, float64 (n, k), and whether each target is valid, bool (n,).
 
-        A class becomes its one-hot row. The row of an invalid target is zeros.
+        A class becomes a one-hot row. A target that is invalid, such as NaN, becomes a row of
+        zeros.
 
         Guarantee: a row depends on the target of the same example alone.
 
@@ -68,7 +69,7 @@ class BoundedExamples:
         return torch.where(finite.unsqueeze(1), rows, 0.0).clamp(0.0, 1.0), finite
 
     def targets_of(self, rows: Tensor, like: Tensor) -> Tensor:
-        """Return targets from noisy rows: a class is the argmax of its row, and a label is rounded.
+        """Convert noisy rows to targets: a class is the argmax of its row, and a label is rounded.
 
         Args:
             rows: noisy rows, float64 (n, k).

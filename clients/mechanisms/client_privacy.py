@@ -1,4 +1,4 @@
-"""Resolution of the entries of `privacy.clients` into the privacy settings of every client."""
+"""Privacy settings of every client, resolved from the entries of `privacy.clients`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,20 +34,20 @@ def resolve_client_privacy(
 ) -> tuple[ClientPrivacy, ...]:
     """Return the privacy settings of all clients, from client 0 on.
 
-    The entry of a single client overrides that of its group, which overrides the settings of all
-    clients. A `share` is a group given by its share of the clients. Its members are drawn, in the
-    order of the entries, from the clients that no other entry names. The draw depends on the seed
+    The entry of a single client overrides the entry of its group, which overrides the settings of
+    all clients. A group may be given by its `share` of the clients. Its members are then drawn from
+    the clients that no other entry names, one group after the other. The draw depends on the seed
     alone.
 
     Args:
         privacy: the `privacy` section.
         num_clients: number of clients in the federation.
         seed: seed of the experiment.
-        tables: lines of the csv files, by name of the entry of `privacy.clients`.
+        tables: for each entry of `privacy.clients` that names a csv file, the lines of that file.
         clients_per_round: number of clients in a round; None stands for all clients.
 
     Returns:
-        The settings of each client, in ascending order.
+        The settings of each client, in ascending order of client numbers.
 
     Raises:
         PrivacyPlanError: an entry names a client that does not exist, a client is in two groups,

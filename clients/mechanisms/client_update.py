@@ -2,8 +2,8 @@
 
 | case                              | release                          | event                |
 |-----------------------------------|----------------------------------|----------------------|
-| the client has no examples        | noise alone                      | as always, charged   |
-| an update is NaN or infinite      | noise alone                      | as always            |
+| the client has no examples        | noise alone                      | charged as usual     |
+| an update is NaN or infinite      | noise alone                      | charged as usual     |
 | noise multiplier 0                | the clipped update, not rounded  | Gaussian(0): ε is ∞  |
 """
 
@@ -37,27 +37,29 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
     """Mechanism that releases a client's clipped update with Gaussian noise, once a round.
 
     The update is the trained model minus the global one, in the trained parameters alone. It is
-    clipped to L2 norm S, rounded to an integer grid, and gets noise of standard deviation z S, with
-    noise multiplier z. Local training may take any number of steps by any optimizer, as only the
-    update is released (McMahan et al. 2018, arXiv:1710.06963, with the noise at the client or in
-    the sum).
+    clipped to L2 norm S and rounded to an integer grid. Its noise has standard deviation z S, with
+    noise multiplier z (a larger one, `update_noise`, under adaptive clipping). Local training may
+    take any number of steps by any optimizer, as only the update is released (McMahan et al. 2018,
+    arXiv:1710.06963, with the noise at the client or in the sum).
 
     With adaptive clipping the bit b − ½ is released too, with noise σ_b, where b is 1 if the update
     is not clipped and 0 otherwise (Andrew et al. 2021, arXiv:1905.03871, Theorem 1). The server
     adapts S to these bits.
 
-    Guarantee: all data of the client together move the integers of a release by at most 2²⁴ / z'
-    in L2 norm under zero_out, and by twice that under replace_one, for every S > 0. So the release
-    has the privacy of `mechanism`, with the noise multiplier z' that is left after rounding.
+    Guarantee: a release has the privacy of its event `mechanism`, a Gaussian mechanism with the
+    effective noise multiplier z' ≤ z, for every S > 0. The integers of a release have noise of
+    standard deviation 2²⁴. All data of the client together move them by at most 2²⁴ / z' in L2 norm
+    under zero_out, and by twice that under replace_one.
 
-    Proof. The release adds noise of deviation 2²⁴ to rint(x), x = u · min(1, S / ‖u‖) · 2²⁴ / (z S)
-    with d values. In float64, ‖u‖ is computed as a largest value times the root of a sum of d
-    squares, in any order: it is at least (1 − (d + 8) 2⁻⁵³) ‖u‖ (Higham 2002, section 4.2), and
-    three more products round, so ‖x‖ ≤ (1 + e) 2²⁴ / z with e = (d + 32) 2⁻⁵³. Each value is
-    rounded by at most ½, hence ‖rint(x)‖ ≤ (1 + e) 2²⁴ / z + √d / 2. Zero-out replaces rint(x) by
-    0, replace-one by another such vector. `effective_multiplier` divides by 1 + 2 e + z √d 2⁻²⁴,
-    which is more than both need. The bit is ±½ with d = 1 in units of σ_b, and 0 where the update
-    is zeroed out. Two independent Gaussian releases are one, `JointGaussian`. ∎
+    Proof. The release adds noise of deviation 2²⁴ to rint(x), where x = u · min(1, S / ‖u‖) · 2²⁴ /
+    (z S) for the update u with d values. In float64, ‖u‖ is computed as a largest value times the
+    root of a sum of d squares, in any order: it is at least (1 − (d + 8) 2⁻⁵³) ‖u‖ (Higham 2002,
+    section 4.2), and three more products round, so ‖x‖ ≤ (1 + e) 2²⁴ / z with e = (d + 32) 2⁻⁵³.
+    Each value is rounded by at most ½, hence ‖rint(x)‖ ≤ (1 + e) 2²⁴ / z + √d / 2. Zero-out
+    replaces rint(x) by 0, replace-one by another such vector. For both, the multiplier
+    z' = z / (1 + 2 e + z √d 2⁻²⁴) suffices, which `effective_multiplier` returns. The bit is ±½
+    with d = 1 in units of σ_b, and 0 where the update is zeroed out. Two independent Gaussian
+    releases are one, `JointGaussian`. ∎
 
     Attributes:
         max_update_norm: clipping norm S of the update.
@@ -99,7 +101,7 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
 
     @property
     def update_noise(self) -> float:
-        """Noise multiplier of the update alone, without the noisy bit of adaptive clipping."""
+        """Noise multiplier of the update alone, not counting the noisy bit of adaptive clipping."""
         z = self.noise_multiplier
         if self.count_noise is None or z == 0.0:
             return z
@@ -107,12 +109,12 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
 
     @property
     def mechanism(self) -> Event:
-        """Privacy event of one round: the noisy update and any noisy bit of adaptive clipping."""
+        """Privacy event of one round: the noisy update, and with adaptive clipping a noisy bit."""
         return self._release(1.0)
 
     @property
     def effective_noise_multiplier(self) -> float:
-        """Noise multiplier of update and bit together, as reduced by rounding to integers."""
+        """Noise multiplier of a round's release, update and bit, reduced by integer rounding."""
         return group_noise_multiplier(self._part_multipliers())
 
     @property
@@ -132,7 +134,7 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
 
     @property
     def count_step(self) -> float:
-        """Length of an integer-grid step for adaptive clipping's bit, or 1 without noise on it."""
+        """Length of an integer-grid step for adaptive clipping's bit, or 1 if no noise is added."""
         noisy = self.count_noise is not None and self.noise_multiplier
         return (self.count_noise or 0.0) / DEVIATION if noisy else 1.0
 
@@ -179,11 +181,12 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
         return weight * self.max_update_norm
 
     def of_sum(self, sums: SumPlan) -> SumPlan:
-        """Return the plan for a sum of updates, and of the bits of adaptive clipping if any.
+        """Return the `SumPlan` (public parameters of a noisy sum over clients) for sums of updates.
 
         Args:
-            sums: plan for a sum of gradients. Its `unit` is the value of an integer-grid step, with
-                the sign of a descent step; in the plan for updates the sign is the opposite.
+            sums: plan for sums of gradients. Its `unit`, the value of an integer-grid step, is
+                negative, as descent subtracts gradients. The plan for updates has the opposite
+                sign. It also has the sum of the bits of adaptive clipping, if any.
         """
         if self.count_noise is None:
             return replace(sums, unit=-sums.unit)
@@ -213,13 +216,13 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
         return self.max_update_norm * (1.0 + normal_tail(chance) * self.update_noise)
 
     def with_share(self, share: float, honest: int) -> Self:
-        """Return the mechanism with one client's share of the noise in a sum.
+        """Return the mechanism that adds only one client's share of the noise of a sum.
 
         Args:
             share: noise multiplier of the client's weighted update alone: the standard deviation of
                 its noise divided by its sensitivity, `sum_scale`.
-            honest: number h of noise shares in the smallest sum that may be opened. A share of the
-                bit's noise is σ_b / √h, with σ_b = `count_noise`.
+            honest: number h of noise shares in the smallest sum that may be opened. The share of
+                the bit's noise has standard deviation σ_b / √h, with σ_b = `count_noise`.
         """
         if self.count_noise is None:
             return replace(self, noise_multiplier=share)
@@ -313,9 +316,9 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
 
 
 def clipped_updates(updates: Tensor, bounds: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Return updates clipped to `bounds`, in integer-grid steps, and which were not clipped.
+    """Clip updates to `bounds`, and return them in steps of the integer grid.
 
-    Guarantee: a row of the result has an L2 norm of at most (1 + (d + 32) 2⁻⁵³) · bound / length,
+    Guarantee: a row of the result has an L2 norm of at most (1 + (d + 32) 2⁻⁵³) · bound / length
     and depends on the same row of `updates` alone. An update with a value that is not finite
     becomes 0.
 
@@ -325,7 +328,8 @@ def clipped_updates(updates: Tensor, bounds: Tensor, lengths: Tensor) -> tuple[T
         lengths: length of a step of each client's integer grid, float64 (K,).
 
     Returns:
-        The clipped updates in grid steps (K, d), and whether each was within its bound (K,).
+        The clipped updates in grid steps (K, d), and whether each update was within its bound and
+        so needed no clipping (K,).
     """
     largest = updates.abs().amax(1)
     finite = largest.isfinite()
@@ -339,7 +343,7 @@ def clipped_updates(updates: Tensor, bounds: Tensor, lengths: Tensor) -> tuple[T
 
 
 def draft(request: PlanRequest) -> Draft:
-    """Return the uncalibrated privacy plan of a client that releases its whole update.
+    """Return the privacy plan, before noise calibration, of a client that releases whole updates.
 
     Args:
         request: the client's settings, schedule and model; its data and `local` are not used.

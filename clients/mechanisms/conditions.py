@@ -1,8 +1,8 @@
-"""Conditions on a run's choices under which its privacy theorems hold.
+"""Conditions on the settings of a run under which the theorems behind its ε hold.
 
-Before a run, the rules of the experiment file refuse choices that fail a condition. After a run,
-the privacy statement claims nothing for a record that fails one. This module imports neither torch
-nor numpy.
+Before a run, an experiment file that fails a condition is refused. After a run, the privacy
+statement claims no guarantee if the run's record fails a condition. This module imports neither
+torch nor numpy.
 """
 
 from collections.abc import Callable, Mapping
@@ -84,12 +84,12 @@ class Choices:
 
     @property
     def sums_steps(self) -> bool:
-        """Whether noise protects a sum over clients to which each client adds one gradient step."""
+        """Whether clients' gradient steps are summed over clients, and noise protects the sum."""
         return self.trust in ("distributed", "central") and not protects_client(self.unit)
 
 
 def unmet(choices: Choices) -> dict[str, str]:
-    """Return the conditions that the choices fail, as a dict from name to reason in words."""
+    """Return a dict with the conditions that the choices fail, from name to reason in words."""
     return {
         name: condition.objection(choices)
         for name, condition in CONDITIONS.items()

@@ -1,8 +1,8 @@
-"""Interface of all privacy mechanisms: privacy events, noisy sums, and how a run resumes.
+"""Interface of all privacy mechanisms: what they release, and which privacy events they charge.
 
-Plans, rounds of clients, noisy sums and privacy accounts call these methods, and never ask which
-mechanism they hold. DP-SGD steps, whole updates, votes, trained models and noisy examples
-implement the interface.
+The interface is implemented by the mechanisms that release DP-SGD steps, whole updates, votes,
+trained models, and noisy examples. Code that plans, trains or charges uses the interface, and does
+not depend on the mechanism.
 """
 
 import math
@@ -55,7 +55,7 @@ class Mechanism(ABC):
 
     @property
     def sampling_rate(self) -> float:
-        """Probability that one example (with client-level privacy: the client) is in a release."""
+        """Probability that an example is in a release; with client-level privacy: the client."""
         return 1.0
 
     @property
@@ -63,13 +63,14 @@ class Mechanism(ABC):
     def mechanism(self) -> Event:
         """Privacy event of one release without sampling.
 
-        It is one Gaussian, or joint Gaussians if the release has parts, such as parameter groups.
+        The event is one Gaussian, or a `JointGaussian` if the release has several parts, such as
+        groups of parameters.
         """
 
     @property
     @abstractmethod
     def effective_noise_multiplier(self) -> float:
-        """Noise multiplier, reduced by rounding to an integer grid; at most `noise_multiplier`."""
+        """Noise multiplier of one release, reduced by the effect of rounding to an integer grid."""
 
     @property
     def adapted_clip_norm(self) -> AdaptiveClipNorm | None:
@@ -78,10 +79,11 @@ class Mechanism(ABC):
 
     @property
     def charged_multipliers(self) -> tuple[float, ...]:
-        """Charged noise multiplier of each part of a release; counts of adaptive clipping are last.
+        """Noise multiplier that the accountant charges for each part of a release.
 
-        The values are read from the privacy event `mechanism`, not from the noise. A check compares
-        them with drawn noise.
+        Parts are groups of parameters, followed by the counts of adaptive clipping. The values are
+        read from the privacy event `mechanism`, so that noise that is drawn can be compared with
+        them.
 
         Raises:
             TypeError: the event is not Gaussian noise, and the subclass does not override this.
@@ -117,15 +119,18 @@ class Mechanism(ABC):
         """
 
     def releases_of(self, steps: int) -> int:
-        """Return how many releases a round of local steps makes: 1, or one per step for DP-SGD."""
+        """Return the number of releases in a round of local steps: 1, or one per step in DP-SGD."""
         return 1
 
     def steps_of_round(self, planned: range, charged: range, *, has_examples: bool) -> range:
-        """Return the step numbers of a client's round; a step's number selects its random numbers.
+        """Return the indices of a client's local steps in a round.
+
+        The index of a step seeds its random draws. A mechanism that releases each step returns
+        `charged`, and any other mechanism returns `planned`.
 
         Args:
-            planned: the steps of the round, numbered from 0 in each round.
-            charged: the releases of the round, numbered from 0 over the whole run of the client.
+            planned: indices of the round's local steps, from 0 in each round.
+            charged: indices of the round's releases, from 0 over the whole run of the client.
             has_examples: whether the client has any example.
         """
         return planned
@@ -146,19 +151,19 @@ class Mechanism(ABC):
         raise ValueError(f"{type(self).__name__} releases no examples")
 
     def equivalent(self, steps: int) -> tuple[Sampling, int, float]:
-        """Return Gaussian releases with the same privacy cost, for the calibration of noise.
+        """Return which Gaussian releases have the same privacy cost, for the calibration of noise.
 
         Args:
             steps: number of planned releases.
 
         Returns:
-            The sampling of examples, the number of Gaussian releases, and the noise
-            multiplier of this mechanism divided by that of these releases.
+            (sampling, count, ratio): the sampling of examples, the number of Gaussian releases, and
+            the noise multiplier of this mechanism divided by that of the Gaussian releases.
         """
         return PoissonSampling(self.sampling_rate), steps, 1.0
 
     def of_round(self, round_number: int) -> Self:
-        """Return the mechanism for one round: `self`, except for votes, whose ballots alternate."""
+        """Return the mechanism for one round; it differs from round to round for votes only."""
         return self
 
     def resume(self, clip_norm: AdaptiveClipNorm | None) -> Self:
@@ -225,11 +230,14 @@ class Mechanism(ABC):
 
 
 class SummedMechanism(Mechanism):
-    """Base class of mechanisms whose releases may be summed over clients, who share the noise."""
+    """Base class of mechanisms whose releases may be summed over clients.
+
+    The noise of the sum then protects each client, whether clients or the server draw it.
+    """
 
     @abstractmethod
     def sum_scale(self, weight: int, *, lr: float, clip_norm: float) -> float:
-        """Return the L2 sensitivity of the client's release times its weight in a sum.
+        """Return the L2 sensitivity of the client's release after multiplication by its weight.
 
         Args:
             weight: the client's weight in the sum.
@@ -254,11 +262,11 @@ class SummedMechanism(Mechanism):
         return self.noise_multiplier
 
     def with_share(self, share: float, honest: int) -> Self:
-        """Return the mechanism with one client's share of the noise in a sum.
+        """Return the mechanism that adds only one client's share of the noise of a sum.
 
         Args:
-            share: noise multiplier of the client's upload alone: standard deviation of its noise
-                over its sensitivity, `sum_scale`.
+            share: noise multiplier of the client's upload alone: the standard deviation of its
+                noise divided by its sensitivity, `sum_scale`.
             honest: number of noise shares in the smallest sum that may be opened.
         """
         return replace(cast(Any, self), noise_multiplier=share)
@@ -269,16 +277,16 @@ class SummedMechanism(Mechanism):
         """Upper bound of the absolute value of a released integer before noise."""
 
     def of_sum(self, sums: SumPlan) -> SumPlan:
-        """Return the plan for a sum of such releases over clients.
+        """Return the `SumPlan` (public parameters of a noisy sum over clients) for these releases.
 
         Args:
-            sums: plan for a sum of gradients. Its `unit` is the value of an integer-grid step in
-                the model, with the sign of a descent step.
+            sums: plan for sums of gradients. Its `unit`, the value of an integer-grid step in the
+                model, is negative, as descent subtracts gradients.
         """
         return sums
 
     def against_server(self) -> Self:
-        """Return the mechanism whose events hold against a server that knows who takes part."""
+        """Return the mechanism with its cost against a server, which knows who takes part."""
         return self
 
 
@@ -316,7 +324,7 @@ class UpdateRelease(Mechanism):
 
     @property
     def count_step(self) -> float:
-        """Length of an integer-grid step for adaptive clipping's bit, or 1 without noise on it."""
+        """Length of an integer-grid step for adaptive clipping's bit, or 1 if no noise is added."""
         return 1.0
 
     def steps_of_round(self, planned: range, charged: range, *, has_examples: bool) -> range:
@@ -373,16 +381,13 @@ class ModelRelease(Mechanism):
 
 @dataclass(frozen=True)
 class SumPart:
-    """Noise of one client in a sum, for an adversary that sees only sums over clients.
-
-    Each client contributes the integers of its clipped release, with a share of the noise or
-    without.
+    """Noise that hides one client in a sum, for an adversary that sees only sums over clients.
 
     Attributes:
-        honest: the least number of independent noise draws in a sum that is opened, each with
+        honest: the least number of independent noise draws in a sum that is opened. Each draw has
             the standard deviation of the client's mechanism.
-        adds_noise: whether the client draws a share of the noise (distributed trust); otherwise
-            the server draws the noise of the whole sum (central trust).
+        adds_noise: whether the client draws a share of the noise (distributed trust). Otherwise the
+            client adds none, and the server draws the noise of the whole sum (central trust).
     """
 
     honest: int
@@ -390,7 +395,7 @@ class SumPart:
 
     @property
     def noise_factor(self) -> float:
-        """Standard deviation of a sum's noise, relative to one draw: √honest, rounded down."""
+        """Standard deviation of a sum's noise, in units of a single draw: √honest, rounded down."""
         return math.sqrt(self.honest) * _ROUNDED_DOWN if self.honest > 1 else 1.0
 
 

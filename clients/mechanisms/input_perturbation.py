@@ -2,7 +2,7 @@
 
 | case                            | release                              | event                |
 |---------------------------------|--------------------------------------|----------------------|
-| features or target not finite   | noise alone in their place           | as always            |
+| features or target not finite   | noise alone in their place           | charged as usual     |
 | noise multiplier 0              | the bounded examples, not rounded    | Gaussian(0): ε is ∞  |
 """
 
@@ -60,12 +60,12 @@ class InputMechanism(Mechanism):
 
     @property
     def mechanism(self) -> Event:
-        """Privacy event of the release of all noisy examples, for each single example."""
+        """Privacy event that the release of all noisy examples costs each example."""
         return self._release(1.0)
 
     @property
     def part_multipliers(self) -> tuple[float, float]:
-        """Noise multipliers of the features and of the targets, as reduced by rounding."""
+        """Noise multipliers (features, targets), each reduced by rounding to an integer grid."""
         nominal = math.sqrt(2.0) * self.noise_multiplier
         if self.bounds is None:
             return nominal, nominal
@@ -77,7 +77,7 @@ class InputMechanism(Mechanism):
 
     @property
     def effective_noise_multiplier(self) -> float:
-        """Noise multiplier of features and targets together, as reduced by rounding."""
+        """Noise multiplier of features and targets together, reduced by integer rounding."""
         return group_noise_multiplier(self.part_multipliers)
 
     def charges(self, first_step: int, steps: int, *, noise_factor: float = 1.0) -> Charges:
@@ -158,7 +158,7 @@ class InputMechanism(Mechanism):
 
 
 def draft(request: PlanRequest) -> Draft:
-    """Return the uncalibrated privacy plan of a client that releases noisy examples.
+    """Return the privacy plan, before noise calibration, of a client that releases noisy examples.
 
     Args:
         request: the client's settings, schedule and model, and the bounds of its examples.

@@ -35,21 +35,22 @@ class ReleaseKind:
             stands for the module called `name`.
         unit: privacy unit, "example" or "client".
         mechanism: value of `privacy.mechanism` that selects it; "" if a task selects it.
-        releases: what a client releases, in words, for one line of text.
+        releases: short text that says what a client releases, such as "votes of clients".
         bound: key of `privacy` that bounds the contribution of a unit; "" if the settings of the
             mechanism have the bounds.
         draws_batches: whether each local step is a release on a batch drawn from the examples;
             otherwise a round is one release.
-        local_trust_only: whether the privacy proof holds in local trust only, so that releases
-            cannot be shares of a noisy sum.
-        server_learns_bound: whether the server adapts the clipping norm, by noisy counts of rounds.
-        events: class names of the privacy events that a ledger may contain; empty if they follow
-            from how batches or clients are drawn.
-        sensitivity_of: words after "The L2 sensitivity of" in the privacy statement.
-        sensitivity: bound on the contribution of one unit, as a symbol.
-        charged: what the ledger charges each time, such as "every training step".
-        reads: what clients' examples are read for, such as "training".
-        fixed: what is fixed before the run, such as "Noise and the number of rounds".
+        local_trust_only: whether the privacy proof holds in local trust only. Releases can then not
+            be summed over clients with a share of the noise in each.
+        server_learns_bound: whether the server can adapt the clipping norm after each round, from
+            noisy counts.
+        events: class names of the privacy events that a ledger may contain; empty if the way in
+            which batches or clients are drawn determines them.
+        sensitivity_of: text that follows "The L2 sensitivity of" in the privacy statement.
+        sensitivity: symbol for the bound on the contribution of one unit, such as "C".
+        charged: text that says what the ledger charges for, such as "every training step".
+        reads: text that says what clients read their examples for, such as "training".
+        fixed: text that says what is fixed before a run, such as "Noise and the number of rounds".
         takes_canaries: whether a privacy audit can insert canaries into the release.
         later_rounds_are_free: whether rounds after the first one cost no privacy.
         not_deployed: reason why a node of a real deployment (SuperNode) refuses the mechanism; ""

@@ -19,8 +19,9 @@ def check_deviations(
 ) -> None:
     """Check that a dtype can represent noise of the given standard deviations, and sums of it.
 
-    Guarantee: a value down to 2⁻²⁰ deviations is a normal number with all its digits, and the sum
-    of 2²⁰ values of one deviation does not overflow. A deviation of 0 means no noise, and passes.
+    Guarantee: 2⁻²⁰ standard deviations are a normal number of the dtype, not a subnormal one, and
+    the sum of 2²⁰ values of one standard deviation does not overflow. A deviation of 0 means no
+    noise and passes.
 
     Args:
         deviations: standard deviations of noise, or other magnitudes that the tensor must hold.

@@ -5,7 +5,7 @@ amount: the sensitivity. The release happens once a round.
 
 | case                          | release                                | event                |
 |-------------------------------|----------------------------------------|----------------------|
-| an example is NaN or infinite | that example contributes exactly 0     | as always            |
+| an example is NaN or infinite | that example contributes exactly 0     | charged as usual     |
 | noise multiplier 0            | the trained model, not rounded         | Gaussian(0): ε is ∞  |
 """
 
@@ -61,7 +61,7 @@ class ConvexProblem:
 
     @property
     def start_gradient(self) -> float:
-        """Bound G₀ on the L2 norm of a per-example gradient; for mse, the bound at weights 0."""
+        """Bound G₀ on the L2 norm of a per-example gradient; for mse, at weights 0 only."""
         norm, k = self.input_norm, self.examples.targets
         match self.examples.loss:
             case "cross_entropy":  # softmax minus one-hot
@@ -207,8 +207,8 @@ class OutputMechanism(ModelRelease):
     weights θ. Weights and noise are rounded to an integer grid.
 
     Guarantee: a release has the privacy event `mechanism` under zero_out and replace_one. This
-    holds adaptively in the model that training starts from: that model is public, and neither Δ nor
-    the noise depends on it.
+    holds for every model that training may start from, even if it follows from earlier releases:
+    the start is public, and neither Δ nor the noise depends on it.
 
     Proof. The release adds noise of deviation 2²⁴ to rint(x), x = (θ − start) 2²⁴ / (z Δ). Under
     zero_out two results differ by at most Δ + 2 E (`Descent`, with its rounding E), so the rounded
@@ -236,7 +236,7 @@ class OutputMechanism(ModelRelease):
 
     @property
     def effective_noise_multiplier(self) -> float:
-        """Noise multiplier, reduced by rounding to an integer grid; at most `noise_multiplier`."""
+        """Noise multiplier of one release, reduced by the effect of rounding to an integer grid."""
         if self.descent is None:
             return self.noise_multiplier
         relative = self.descent.error / self.descent.sensitivity
@@ -276,8 +276,8 @@ class OutputMechanism(ModelRelease):
     ) -> float | None:
         """Return a bound on each value of a client's update, or None if the training is unknown.
 
-        The client starts from the mean of clients' noisy models. Training projects this start into
-        the ball of all weights, and the released model gets noise again.
+        The start may lie outside the ball of all trained weights, as it is a mean of noisy models.
+        Training projects it into the ball, and the released model gets noise again.
         """
         if self.descent is None:
             return None
@@ -316,9 +316,9 @@ class OutputMechanism(ModelRelease):
     ) -> Tensor:
         """Train a client's model and return it with noise, float64 (size,).
 
-        Guarantee: with noise, the result is a function of the start, projected into the ball of the
-        training, and of grid integers: the rounded difference of the trained model from that start,
-        plus the integers that the noise source draws.
+        Guarantee: with noise, the result is a function of two things: the start, projected into the
+        ball of radius `descent.radius`, and integers. These are the rounded difference between the
+        trained model and the projected start, plus the integers that the noise source draws.
 
         Args:
             start: parameters of the global model (size,), weights before biases.
@@ -357,7 +357,7 @@ def train(
     """Return the parameters after training by `Descent`, without noise, float64 (size,).
 
     Args:
-        start: initial parameters in the ball of the training, float64 (size,).
+        start: initial parameters, float64 (size,), with an L2 norm of at most `descent.radius`.
         features: the client's features (n, ...).
         targets: the client's targets (n, ...).
         descent: the loss, the learning rate, the weight decay and the batch size.
@@ -411,7 +411,7 @@ def _project(weights: Tensor, radius: float) -> Tensor:
 
 
 def draft(request: PlanRequest) -> Draft:
-    """Return the uncalibrated privacy plan of a client that releases trained models.
+    """Return the privacy plan, before noise calibration, of a client that releases trained models.
 
     Args:
         request: the client's settings, schedule and model, and the convex problem that it solves.

@@ -36,8 +36,9 @@ class PrivacyPlan:
     """Privacy mechanism and budget of one client for the whole run; a step is one release.
 
     Attributes:
-        release: the mechanism whose releases are charged, the same in every round: a step of
-            DP-SGD, the whole update of a round, a trained model, votes, or all noisy examples.
+        release: the mechanism whose releases are charged, the same in every round. A release is a
+            step of DP-SGD, the whole update of a round, a trained model, votes, or all noisy
+            examples.
         examples: the client's public number of examples, which set the sampling rate; 0 under
             client-level privacy.
         delta: δ of the client's guarantee.
@@ -46,11 +47,11 @@ class PrivacyPlan:
         affordable_steps: number of steps that fit into the budget, at most `planned_steps`, or None
             without a budget. It is below `planned_steps` only if the settings give the noise.
         secure_noise: whether batches and noise are drawn from the operating system, not the seed.
-        part: how the client's noise adds up in noisy sums, with distributed or central trust. The
-            value is None if the client alone adds the noise behind its ε (local trust).
+        part: number of noise draws in a sum over clients, with distributed or central trust; None
+            in local trust, where the client's ε rests on the client's noise alone.
         round_steps: number of releases in a full round.
-        charges_itself: whether the client charges the rounds that it takes part in. Otherwise the
-            server charges every client for every round, as it is secret who takes part.
+        charges_itself: whether the client charges the rounds in which it takes part. Otherwise it
+            is secret who takes part, and the server charges every client for every round.
     """
 
     release: Mechanism
@@ -65,9 +66,10 @@ class PrivacyPlan:
     charges_itself: bool = True
 
     def charges(self, first_step: int, steps: int) -> Charges:
-        """Return the privacy events of further steps that the client's ε counts.
+        """Return the privacy events of further steps from which the client's ε is computed.
 
-        Guarantee: in a noisy sum, the counted noise is that in the smallest sum that may be opened.
+            Guarantee: with noisy sums, the events assume the noise of the smallest sum that may be
+            opened.
 
         Args:
             first_step: number of steps that the client took before.
@@ -87,15 +89,16 @@ class PrivacyPlan:
             steps: number of further steps.
 
         Returns:
-            (event, count) pairs. The value is None in local trust, where `charges` is against this
-            adversary already, and in central trust, where no noise protects from it.
+            (event, count) pairs; or None. In local trust the result is None because `charges`
+            already assumes this adversary. In central trust it is None because uploads have no
+            noise.
         """
         if self.part is None or not self.part.adds_noise:
             return None
         return self.release.charges(first_step, steps)
 
     def of_round(self, round_number: int) -> "PrivacyPlan":
-        """Return the plan for one round; only for votes does it differ from round to round.
+        """Return the plan for one round; it differs from round to round for votes only.
 
         Args:
             round_number: number of the round, from 1.
@@ -165,7 +168,7 @@ class PlanRequest:
             None if the client is in all rounds.
         problem: input that some mechanisms need besides the settings, such as the bounds of an
             example or the ballots of a vote; None if it is unknown, or not needed.
-        kind: properties of the mechanism; None stands for those that the settings select.
+        kind: properties of the mechanism; None stands for the mechanism that `privacy` selects.
     """
 
     privacy: PrivacySettings
@@ -189,8 +192,8 @@ class Draft:
         steps: number of planned releases in all rounds.
         round_steps: number of releases in a full round.
         given: noise multiplier given by the settings, or None if it is calibrated.
-        like: a mechanism with any noise multiplier, which calibration varies until the privacy
-            cost fits.
+        like: the mechanism with an arbitrary noise multiplier; calibration replaces this value
+            until the privacy cost fits.
         build: function that takes a noise multiplier and returns the mechanism, for the model if it
             is known.
         charges_itself: whether the client charges its rounds itself; otherwise the server does.
@@ -211,12 +214,16 @@ class Draft:
 def draft_of_bounded(
     request: PlanRequest, mechanism: Callable[[float], Mechanism], known: Callable[[float], M]
 ) -> Draft:
-    """Return the uncalibrated plan of a client of public size that releases at most once a round.
+    """Return the plan, before noise calibration, of a client with at most one release a round.
+
+    The client's number of examples is public. A client without examples makes no release.
 
     Args:
         request: the client's settings, schedule and model.
-        mechanism: function from a noise multiplier to the mechanism for an unknown model.
-        known: function from a noise multiplier to the mechanism for the model of `request`.
+        mechanism: function that takes a noise multiplier and returns the mechanism, for use as long
+            as the model is unknown.
+        known: function that takes a noise multiplier and returns the mechanism for the model of
+            `request`.
     """
     privacy, examples = request.privacy, request.examples
 

@@ -74,7 +74,7 @@ def epsilon_of_steps(
     accountant: AccountantChoice,
     adjacency: Adjacency,
 ) -> float:
-    """Return ε of a client's first steps; it includes a term for noise not exactly Gaussian.
+    """Return ε of a client's first `steps` steps, with the small cost of inexact noise samplers.
 
     Args:
         step: the mechanism of each step.

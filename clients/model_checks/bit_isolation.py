@@ -2,9 +2,10 @@
 
 Every proof of DP-SGD assumes that an example's contribution depends on the parameters and on the
 example alone. With client-level privacy, the proof assumes that a client's update depends on the
-global model and on the client's data alone. Padded batches of a fixed shape make that true if a
-matrix library treats all rows of a product alike. That is a property of a library on a machine. So
-it is tested on the padded batches that training will use: their shape, type, device and threads.
+global model and on the client's data alone. With padded batches of a fixed shape, this is true if
+the matrix library computes all rows of a product in the same way. Libraries and machines differ in
+this. So it is tested here with the shape, the dtype, the device and the number of threads that
+training will use.
 """
 
 from abc import ABC, abstractmethod
@@ -69,24 +70,25 @@ class _Isolation(ABC):
 
 
 class RowIsolation(_Isolation):
-    """Bitwise check that no row of a padded batch changes another row's contribution.
+    """Bitwise check that no row of a padded batch changes another row's clipped gradient.
 
-    One example of each client is watched. It moves to another row, and the other rows get other
-    examples, large values, NaN and zeros. Its clipped contribution must stay the same, bit for bit.
-    When rows are permuted, the gradient norms of all rows must stay the same.
+    For one example of each client: it moves to another row, and the other rows get other examples,
+    large values, NaN and zeros. Its clipped gradient must stay the same, bit for bit. When rows are
+    permuted, the gradient norms of all rows must stay the same too.
     """
 
     def height(self, clients: int, rows: int, *, most: int | None = None, unit: int = 1) -> int:
         """Return a number of rows per client that passes the check, close to the preferred number.
 
-        For some shapes a library computes the last rows of a matrix product in another way. With
-        one client some number always passes: with 1 row, each example is computed alone.
+        A number may fail, as libraries compute the last rows of some matrix products in another
+        way. With one client, the number 1 always passes: each example is then computed alone.
 
         Args:
             clients: number of clients K.
             rows: preferred number of rows R of each client.
             most: largest physical batch, in rows; None for no limit.
-            unit: factor from `rows` to rows of the padded batch, such as the views of an example.
+            unit: number of rows of the padded batch for each of the R rows: an example's number of
+                views.
 
         Raises:
             UnsafeModelError: no number passes; the message says why `rows` rows do not pass.

@@ -1,10 +1,9 @@
 """Checks, run on a few examples, that no example's gradient depends on another example.
 
-Gradients and outputs of a few examples are compared between two batches.
-
-Book-keeping, and every loop that calls `loss.backward()` on a batch, passes examples through the
-model together. Clipping bounds an example's influence only if the example changes no gradient of
-another example.
+Clipping bounds the influence of an example only if the example changes no gradient of another
+example. A loop that calls `loss.backward()` on a batch passes all its examples through the model
+together, so a layer such as batch normalization may mix them. The checks compute gradients and
+outputs of the same examples in two batches that differ in the other examples, and compare them.
 """
 
 import random
@@ -62,7 +61,11 @@ def _seed_torch(seed: int, device: torch.device) -> None:
 
 
 def batches_to_compare(batch: ProbeBatch) -> Iterator[tuple[int, ProbeBatch]]:
-    """Yield pairs (j, batch with example j replaced): by another example, then by large values."""
+    """Yield pairs (j, the batch with example j replaced), for each example j of the batch.
+
+    Example j is replaced by another example of the batch, and, if features are floats, by large
+    values.
+    """
     generator = torch.Generator().manual_seed(_SEED)
     x, y = batch.features, batch.targets
     for j in range(len(batch)):
@@ -85,7 +88,7 @@ class _Seen:
 class Probe:
     """Runner of a model on small batches, with the same random numbers each time.
 
-    To save time, one pass gives both outputs and gradients. The results of the unchanged batch are
+    To save time, one pass computes both outputs and gradients. The results of the last batch are
     cached until the mode or the parameters change.
 
     Args:
@@ -124,7 +127,7 @@ class Probe:
         return self.model(batch.features)
 
     def losses(self, batch: ProbeBatch, seed: int = _SEED) -> Tensor:
-        """Return the losses of the examples (n,), or a 0-dimensional tensor if the loss is reduced.
+        """Return the loss of each example (n,), or a scalar if the loss is one value per batch.
 
         Args:
             batch: the batch of n examples.
@@ -150,7 +153,7 @@ class Probe:
     def gradients(self, batch: ProbeBatch, seed: int = _SEED) -> list[Tensor]:
         """Return a list with the flat gradient (size,) of each example's loss.
 
-        If the loss is reduced, the list has the gradient of that one value.
+        If the loss is a single value for the batch, the list has only the gradient of this value.
 
         Args:
             batch: the batch of n examples.
@@ -160,7 +163,7 @@ class Probe:
         return [self._gradient(value) for value in (losses if losses.ndim else [losses])]
 
     def is_repeatable(self, batch: ProbeBatch) -> bool:
-        """Return whether the same batch and seed give the same gradients twice."""
+        """Return whether two passes on a batch with the same seed give the same gradients."""
         self._seen = None
         first, second = self._see(batch).gradients, self.gradients(batch)
         if not any(bool(g.isfinite().all()) for g in first):
@@ -175,9 +178,9 @@ class Probe:
         return any(map(self._is_far, self._see(batch).gradients, self.gradients(batch, _SEED + 1)))
 
     def first_moved_example(self, batch: ProbeBatch, other: ProbeBatch, j: int) -> int | None:
-        """Return the index of the first example whose outputs or gradient another batch changes.
+        """Return the index of the first example with different results in two batches.
 
-        The result is None if no example's outputs or gradient change.
+        Results are outputs and gradients. If they are equal for all examples, return None.
 
         Args:
             batch: the batch.
@@ -309,13 +312,14 @@ def check_isolation(model: nn.Module, loss: Loss, features: Tensor, targets: Ten
     - The gradient of an example alone must equal its gradient in the batch. This is done in eval
       mode if the model draws random numbers.
 
-    Both are checked twice, with the initial parameters and with parameters close to them, since
-    zero weights could hide that examples are coupled.
+    Both checks are made with the initial parameters and with parameters close to them, because
+    weights of zero could hide a coupling of examples.
 
     Args:
         model: the model as it will be trained.
-        loss: function of outputs and targets (n, ...) that returns one loss per example. It may
-            return their sum or mean instead; the factors in it must not depend on the examples.
+        loss: function of outputs and targets (n, ...) that returns one loss per example, or the sum
+            or mean of these losses. A weighted sum must have weights that do not depend on the
+            examples.
         features: at least 2 public or synthetic examples (n, ...), never private ones. They should
             differ, and include possible causes of a coupling (ignored labels, rare classes). The
             first 4 are used.
@@ -407,13 +411,13 @@ def _at_two_points(parameters: list[nn.Parameter]) -> Iterator[None]:
 
 
 def likely_cause(probe: Probe, batch: ProbeBatch, other: ProbeBatch, i: int) -> str:
-    """Return text that names the likely cause of a coupling of examples, and its fix.
+    """Return text that names the likely cause of a coupling between examples, and the fix.
 
     Args:
         probe: the model and the loss.
         batch: a batch of examples.
-        other: the batch with another example replaced, or example i alone.
-        i: index of the example whose gradient changed.
+        other: the second batch: `batch` with an example other than i replaced, or example i alone.
+        i: index of the example whose gradient differs between the two batches.
     """
     normalised = find_batch_norm(probe.model)
     if normalised is not None:

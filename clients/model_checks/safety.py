@@ -19,8 +19,8 @@ class UnsafeModelError(InputError):
 def check_private_model(model: nn.Module, features: Tensor) -> None:
     """Check that no example could change another example's gradient, or a buffer of the model.
 
-    Only layers, buffers and types are checked, on zeros. `check_isolation` compares gradients on
-    data.
+    Only layers, buffers and types are checked, in a forward pass on zeros. To compare gradients on
+    examples, call `check_isolation`.
 
     Args:
         model: the model as it will be trained.

@@ -2,8 +2,8 @@
 
 While a model is attached, calls of `model(x)` with gradients enabled are recorded. Rules for each
 layer type then give per-example gradients in the backward pass of the training loop, and no
-parameter gets a `.grad`. Gradients that reach a parameter in any other way would not be clipped, so
-the backward pass refuses them. Examples are a submodule called alone, or a penalty on weights.
+parameter gets a `.grad`. A gradient that reaches a parameter in any other way would not be clipped,
+so it raises an error. This happens after a call of a submodule alone, or a penalty on weights.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,9 +47,9 @@ from fedsim.clients.privacy_engine.row_losses import ForwardPass, with_origin, w
 
 
 class InPlaceParameters(FlatParameters):
-    """Layout of a model's trainable parameters that leaves them in their own memory.
+    """Layout of the gradient of all trainable parameters of a model, as one flat tensor.
 
-    Only their gradient is one flat tensor.
+    The parameters themselves keep their own memory.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -97,10 +97,10 @@ class AttachedModel:
         self._checked: _CheckedModel | None = None
 
     def attach(self) -> None:
-        """Start to record forward passes.
+        """Start to record the model's forward passes.
 
         Raises:
-            ValueError: the model is attached already.
+            ValueError: the model is attached to an engine already.
         """
         if isinstance(vars(self.model).get("forward"), RecordingForward):
             raise ValueError("the model is attached to a privacy engine already; detach that first")
@@ -112,7 +112,7 @@ class AttachedModel:
             vars(parameter)["grad_sample"] = NoGradSample()
 
     def detach(self) -> None:
-        """Restore the model, and drop the gradients that no clipped sum contains yet."""
+        """Restore the model's own `forward`, and drop gradients that were not clipped and added."""
         if self._forward is not None:
             self._forward.restore()
         for hook in self._hooks:
@@ -124,7 +124,7 @@ class AttachedModel:
         self.discard()
 
     def discard(self) -> None:
-        """Drop the gradients of backward passes that no clipped sum contains yet."""
+        """Drop the gradients of backward passes that were not clipped and added to a sum yet."""
         for recorded in self.passes.pending:
             recorded.clear()
         self.passes.pending.clear()
@@ -133,7 +133,7 @@ class AttachedModel:
         """Run the backward pass through one loss for each example.
 
         Args:
-            losses: one loss for each example, or for each row if examples have several views (n,).
+            losses: one loss for each example (n,); with several views, also one for each row.
 
         Raises:
             ValueError: the losses are not a vector.
@@ -178,7 +178,7 @@ class AttachedModel:
         return self._checked
 
     def use_padded_batches(self, examples: int) -> None:
-        """Set the number of examples in a padded batch; the model is then checked again."""
+        """Set the number of examples in a padded batch; the next forward pass checks the model."""
         self.padded_examples, self._checked = examples, None
 
     def paused(self) -> AbstractContextManager[None]:
@@ -186,7 +186,7 @@ class AttachedModel:
         return nullcontext() if self._forward is None else self._forward.removed()
 
     def take(self) -> RecordedPass | None:
-        """Return the forward pass that the last backward pass reached; None if there is none.
+        """Return the record of the forward pass through which gradients came; None without any.
 
         Raises:
             BackwardError: the gradients cannot be attributed to examples.

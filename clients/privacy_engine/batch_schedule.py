@@ -1,4 +1,4 @@
-"""Order of an engine's batches, their random streams, and the charges of its steps."""
+"""Schedule of a privacy engine: the order of its batches, random streams, and privacy events."""
 
 import hashlib
 import logging
@@ -26,13 +26,13 @@ class EpochError(FedsimError, RuntimeError):
 
 
 class BudgetExhaustedError(FedsimError, RuntimeError):
-    """Error if all steps or passes are taken for which the noise was calibrated."""
+    """Error for a step or pass beyond the number for which the noise was calibrated."""
 
 
 class EngineStreams:
     """Random streams of an engine: one samples each batch, one draws each step's noise.
 
-    A stream depends only on the seed and the step number, so a resumed engine needs no more.
+    A stream depends only on the seed and the step number, so a resumed engine needs only these.
 
     Args:
         seed: seed of sampling and noise; None for a seed from the operating system.
@@ -58,7 +58,11 @@ class EngineStreams:
         self._noise_key: bytes | None = None
 
     def of_batch(self, number: int) -> np.random.Generator:
-        """Return the generator for batch `number`, or for the shuffle of pass `number`."""
+        """Return the random generator of a Poisson batch, or of an epoch's shuffle.
+
+        Args:
+            number: index of the batch with Poisson sampling, of the epoch with shuffled batches.
+        """
         return np.random.Generator(np.random.PCG64DXSM(self._sequence(Purpose.SAMPLING, number)))
 
     def noise(self, step: int) -> NoiseSource:
@@ -75,7 +79,7 @@ class EngineStreams:
         return SeededNoise(key)
 
     def state(self) -> dict[str, Any] | None:
-        """Return the seed for a resumed engine; None if it came from the operating system."""
+        """Return the seed, to resume an engine; None if it came from the operating system."""
         if not self._repeatable:
             return None
         entropy: Any = self._root.entropy

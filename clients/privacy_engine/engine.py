@@ -531,8 +531,8 @@ class PrivacyEngine(OpacusStyle):
     def state_dict(self) -> dict[str, Any]:
         """Return the state from which an engine can resume.
 
-        It has the ledger, all counters and the positions of all random streams, as plain values
-        that JSON can store. It includes the seed if one was given. Anyone with the seed can
+        The state has the ledger, all counters, and the seed if one was given, as plain values that
+        JSON can store. Counters and seed determine the random streams. Anyone with the seed can
         subtract the noise, so keep the state as private as the data.
 
         Raises:

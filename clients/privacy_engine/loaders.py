@@ -32,7 +32,7 @@ class BatchReuseError(FedsimError, RuntimeError):
 class BatchFeed:
     """Source of a training loop's batches, which checks that each is used and released once.
 
-    A logical batch is split into parts, which are the physical batches.
+    A batch here is a logical batch; it is split into parts, which are the physical batches.
 
     Guarantee: if a batch is released, exactly as many examples passed through backward passes as
     were drawn. This holds for each part; only forward passes after the part was yielded count.
@@ -64,14 +64,14 @@ class BatchFeed:
         self._drawn = self._used = 0  # numbers of examples of the current part
 
     def take(self) -> Batch | None:
-        """Return the current batch, which is then used up; None if another loader made it."""
+        """Return the current batch and mark it as used; None if another loader made the batch."""
         batch, self._current = self._current, None
         if not self._is_looping:
             self.part = 0
         return batch
 
     def count(self, examples: int, part: int, *, has_views: bool = False) -> None:
-        """Count the examples of a backward pass, and raise if they are too many.
+        """Count the examples of a backward pass, and raise if the batch has fewer.
 
         Args:
             examples: number of examples in the pass.
@@ -108,10 +108,10 @@ class BatchFeed:
         self._used += examples
 
     def check_open(self) -> None:
-        """Check that the current batch of a loop is not yet released.
+        """Check that the current batch of a training loop is not yet released.
 
         Raises:
-            BatchReuseError: this is a second step on one batch.
+            BatchReuseError: the optimizer already made a step on this batch.
         """
         if self.part and self._current is None:
             raise BatchReuseError(
@@ -120,7 +120,7 @@ class BatchFeed:
             )
 
     def check_used(self) -> None:
-        """Check that all examples of the current part passed through backward passes.
+        """Check that all examples of the current physical batch passed through backward passes.
 
         Raises:
             BatchReuseError: some examples were left out, or one row holds several examples.
@@ -136,7 +136,7 @@ class BatchFeed:
             )
 
     def indices(self, batches: Iterable[Batch]) -> Generator[np.ndarray, None, None]:
-        """Yield the example indices of each part of each batch in turn.
+        """Yield the example indices of each part (physical batch) of each batch in turn.
 
         Args:
             batches: the batches to yield.
@@ -166,7 +166,7 @@ class BatchFeed:
                 )
 
     def split(self, batch: Batch) -> list[np.ndarray]:
-        """Return the example indices of each part of a batch; an empty batch has one empty part."""
+        """Return the example indices of each physical batch; an empty batch has an empty one."""
         whole = batch.indices
         most = max(1, len(whole)) if self.most is None else self.most
         return [whole[start : start + most] for start in range(0, max(1, len(whole)), most)]

@@ -89,9 +89,9 @@ _ACCOUNTANTS = {"prv": "pld"}
 
 
 def without_opacus_arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments, leaving out arguments of Opacus that have no effect in fedsim.
+    """Return the arguments without those of Opacus that describe what fedsim does anyway.
 
-    Left-out arguments describe what fedsim does anyway. The engine refuses unknown names later.
+    Unknown names are kept; the engine refuses them later.
 
     Args:
         settings: arguments by name.
@@ -171,7 +171,7 @@ def attribute_hint(name: str) -> str | None:
 
 
 class NoGradSample:
-    """Placeholder for Opacus's `grad_sample` attribute; its errors name fedsim's equivalent.
+    """Placeholder for Opacus's `grad_sample` attribute: reading it raises an error with a hint.
 
     A pickle or copy of the placeholder is None.
     """

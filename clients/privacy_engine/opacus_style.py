@@ -1,4 +1,4 @@
-"""Interface of Opacus 1.x: `make_private`, `BatchMemoryManager` and `ModuleValidator`."""
+"""Methods and classes named as in Opacus 1.x, such as `make_private` and `ModuleValidator`."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -326,7 +326,7 @@ class ModuleValidator:
 
     @classmethod
     def fix_and_validate(cls, module: nn.Module) -> nn.Module:
-        """Return a copy of the model from `fix`, after a check by `validate`."""
+        """Return the copy that `fix` makes of a model, after `validate` has checked the copy."""
         fixed = cls.fix(module)
         cls.validate(fixed, strict=True)
         return fixed

@@ -57,7 +57,7 @@ class BatchSizes:
 
     @property
     def counts(self) -> dict[int, int]:
-        """Number of batches of each size, by size."""
+        """Number of batches so far of each size, as a mapping from size to number."""
         return dict(self._counts)
 
     def restore(self, counts: dict[int, int]) -> None:
@@ -108,8 +108,8 @@ class BatchSizes:
 def size_probabilities(sample_size: int, rate: float) -> NDArray[np.float64]:
     """Return the probabilities of the possible sizes of a Poisson sample, in ascending order.
 
-    Sizes further than 12 standard deviations plus 40 examples from the mean are left out; they are
-    not more likely to repeat than other sizes.
+    Sizes further than 12 standard deviations plus 40 examples from the mean are left out, because
+    they are so improbable.
 
     Args:
         sample_size: number of examples.
@@ -153,13 +153,14 @@ _WAYS = (
 
 
 class OutsideBatchError(FedsimError, RuntimeError):
-    """Error for a batch without privacy guarantee that the engine did not draw."""
+    """Error for a batch that the engine did not draw and that has no privacy guarantee."""
 
 
 class OutsideBatches:
     """Record of batches that the engine did not draw, with checks and privacy events.
 
-    Guarantee: unless declared a Poisson sample, a batch is charged as a release on a known batch.
+    Guarantee: a batch is charged as a release on a known batch, without amplification by sampling,
+    unless the caller declared it a Poisson sample.
 
     Args:
         terms: the engine's public terms.
@@ -175,7 +176,7 @@ class OutsideBatches:
         self.are_amplified = True
 
     def check_claim(self) -> None:
-        """Check that no batch so far has contradicted the declared sampling.
+        """Check that no batch so far contradicts the declared Poisson sampling.
 
         Raises:
             NotPoissonError: the batches cannot have been Poisson samples.
@@ -190,7 +191,7 @@ class OutsideBatches:
             examples: number of examples in the batch.
 
         Raises:
-            OutsideBatchError: there are more, so an example occurs twice, or rows are not examples.
+            OutsideBatchError: there are more examples: one occurs twice, or rows are not examples.
         """
         name = "sample_size" if self._terms.batches == "poisson" else "batch_size"
         most: int = getattr(self._terms, name)

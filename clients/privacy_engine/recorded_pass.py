@@ -1,4 +1,4 @@
-"""Record of a forward pass of an attached model, and of the gradients that reach it."""
+"""Record of a forward pass of an attached model, and of the gradients of its backward pass."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -76,7 +76,7 @@ class RecordedPass:
         return padded
 
     def note(self) -> None:
-        """Note that a backward pass has reached a use of a parameter.
+        """Note that a backward pass has reached this forward pass.
 
         Raises:
             BackwardError: a batch has already used the gradients of this forward pass.
@@ -92,11 +92,11 @@ class RecordedPass:
             self._context.pending.append(self)
 
     def take(self) -> None:
-        """Check the gradients, and note that a batch now uses them.
+        """Check the gradients of the forward pass, and note that a batch now uses them.
 
         Raises:
-            BackwardError: two backward passes went through one use of a parameter, or backward
-                passes had different kinds of losses.
+            BackwardError: two backward passes went through one call of a layer, or the losses were
+                of several kinds or of another number than the examples.
         """
         uses = [use for padded in self.padded_batches for use in padded.uses]
         if len({id(use) for use in uses}) < len(uses):
@@ -119,8 +119,8 @@ class RecordedPass:
     def gradient_factor(self, *, is_mean: bool) -> float:
         """Return the factor that turns recorded gradients into per-example gradients.
 
-        A per-example gradient is the mean over the example's views. Losses of `engine.backward` are
-        not divided by the number of examples, so their factor does not depend on it.
+        A per-example gradient is the mean over the example's views. `engine.backward` does not
+        divide losses by the number of examples, so its factor does not depend on this number.
 
         Args:
             is_mean: whether the training loop's loss is a mean over the rows, else a sum.
@@ -156,7 +156,7 @@ class PaddedRecording(Recording):
         self._whole = whole
 
     def note(self, use: ExampleUse) -> None:
-        """Note a use of a parameter that a backward pass has reached.
+        """Record a call of a layer that a backward pass has reached.
 
         Raises:
             BackwardError: a batch has already used the gradients of this forward pass.
@@ -224,7 +224,7 @@ class RecordingForward:
 
 
 def refuse_gradient(name: str) -> Callable[[Tensor], None]:
-    """Return a hook that raises if a parameter gets a gradient outside a recorded forward pass.
+    """Return a hook that raises if a gradient reaches a parameter outside a recorded pass.
 
     Args:
         name: name of the parameter, for the message.

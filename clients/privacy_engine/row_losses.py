@@ -44,7 +44,7 @@ class ModelOutput(Tensor):
     """Tensor computed from an attached model row by row, or a loss reduced from such a tensor.
 
     Attributes:
-        origin: the forward pass; None after an in-place change, which may bring other values.
+        origin: the forward pass; None after an in-place change, which may mix in other values.
         losses: for a reduced loss, the loss of each row (n,); otherwise None.
     """
 
@@ -73,7 +73,7 @@ class ModelOutput(Tensor):
 
 
 def with_origin(outputs: Any, origin: ForwardPass) -> Any:
-    """Return a model's outputs in which each tensor refers to its forward pass.
+    """Return a model's outputs as `ModelOutput` tensors, which refer to their forward pass.
 
     Args:
         outputs: plain tensors in nested containers.
@@ -83,7 +83,7 @@ def with_origin(outputs: Any, origin: ForwardPass) -> Any:
 
 
 def without_origin(value: Tensor) -> Tensor:
-    """Return a tensor as a plain `Tensor`, with the same values and gradients."""
+    """Return a model output as a plain `Tensor`, with the same values and autograd graph."""
     if not isinstance(value, ModelOutput):
         return value
     return _Call(Tensor.as_subclass, (value, Tensor), {}).plain()

@@ -1,4 +1,4 @@
-"""State of a privacy engine: its `state_dict`, and ε and remaining budget of its ledger."""
+"""Functions for the state of a privacy engine (`state_dict`), its ε and its remaining budget."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -93,9 +93,9 @@ def restore_state(
 
 
 def ledger_spent(ledger: PrivacyLedger, terms: PrivacyTerms, delta: float | None) -> PrivacySpent:
-    """Return ε of a ledger by the terms' accountant, with a small term for inexact noise.
+    """Return the ε of a ledger, computed by the accountant of the engine's terms.
 
-    The term is added because the sampled noise is not exactly Gaussian.
+    ε includes a small term, because the sampled noise is not exactly Gaussian.
 
     Args:
         ledger: the ledger with all charges.
@@ -117,7 +117,9 @@ def affordable_events(
     target_epsilon: float,
     delta: float | None,
 ) -> int | None:
-    """Return how often an event can be repeated within a budget; None if ε already exceeds it.
+    """Return how often an event can be repeated within a budget.
+
+    The result is None if the ε of the ledger is above the budget already.
 
     Args:
         ledger: the ledger with all charges so far.

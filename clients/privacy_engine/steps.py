@@ -93,11 +93,11 @@ class LossEvidence:
             )
 
     def state(self) -> dict[str, bool]:
-        """Return the attributes by name, for the state of a resumed engine."""
+        """Return the attributes by name, as a part of the engine's `state_dict`."""
         return {"has_plain_backward": self.has_plain_backward, "is_checked": self.is_checked}
 
     def restore(self, state: Mapping[str, bool]) -> None:
-        """Restore what `state` returned; a check that this engine has made stays valid."""
+        """Restore what `state` returned; a check of the loss by this engine stays valid."""
         self.has_plain_backward = bool(state["has_plain_backward"])
         self.is_checked = self.is_checked or bool(state["is_checked"])
 
@@ -143,7 +143,7 @@ class PrivateSteps:
 
     @property
     def is_open(self) -> bool:
-        """Whether a logical batch has physical batches but is not yet released."""
+        """Whether a logical batch is unfinished: parts of it are summed, but it is not released."""
         return self._batch is not None
 
     def virtual_step(self) -> None:
@@ -169,9 +169,10 @@ class PrivateSteps:
             self._batch = batch
 
     def step(self, update: Callable[[], Any]) -> Any:
-        """Set the parameters' gradients to the noisy sum of the batch, and call `update`.
+        """Set the parameters' gradients to the noisy mean of the batch, and call `update`.
 
-        If the physical batch is not the last of its logical batch, it is only added to the sum.
+        The noisy mean is the noisy sum of clipped gradients, divided by the expected batch size. If
+        the physical batch is not the last of its logical batch, it is only added to the sum.
 
         Args:
             update: the original `optimizer.step`.
@@ -203,7 +204,7 @@ class PrivateSteps:
         return update()
 
     def drop(self) -> None:
-        """Drop the sum of the unfinished batch, and all gradients that no sum has used yet."""
+        """Drop the sum of the unfinished batch, and all gradients that are in no sum yet."""
         self._batch = None
         self._model.discard()
 

@@ -93,7 +93,9 @@ def privacy_terms(
     augmentation_multiplicity: int,
     alphas: Sequence[float] | None = None,
 ) -> PrivacyTerms:
-    """Check the arguments of `PrivacyEngine`; calibrate the noise if `target_epsilon` is given.
+    """Return the terms of an engine from the arguments of `PrivacyEngine`, which are checked.
+
+    If `target_epsilon` is given, the noise is calibrated to it.
 
     Raises:
         ValueError: an argument is outside its range, or arguments exclude each other.

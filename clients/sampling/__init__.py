@@ -1,1 +1,1 @@
-"""Sampling of batches: which examples a step uses, and which privacy event it is charged as."""
+"""Sampling of batches: which examples a step uses, and which privacy event the step costs."""

@@ -1,4 +1,4 @@
-"""Samplings (ways to draw batches) that divide the examples: anew in every epoch, or once."""
+"""Ways to draw batches that divide the examples among them: anew in every epoch, or once."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -67,17 +67,17 @@ class BallsAndBins(EpochBatches):
         return RandomAllocation(self.batches, mechanism)
 
     def within_rounds(self, steps: int) -> "BallsAndBinsByRound":
-        """Return the sampling that starts a new epoch in every round of `steps` steps."""
+        """Return the same sampling with a new epoch in every round of `steps` steps."""
         return BallsAndBinsByRound(self.batches, steps)
 
 
 @dataclass(frozen=True)
 class BallsAndBinsByRound(BallsAndBins):
-    """Balls-and-bins sampling that starts a new epoch in every round, for secure noise.
+    """Balls-and-bins sampling that starts a new epoch in every round, for `noise: secure`.
 
-    Batches then use randomness of the operating system, which does not repeat, and are not stored.
-    So the last epoch of a round may end early. It is charged in full, which is an upper bound for
-    releases on only some of its batches.
+    With this noise, batches come from the operating system's randomness, which does not repeat, and
+    are not stored. So the last epoch of a round may end early. It is charged in full, which is an
+    upper bound for releases on only some of its batches.
 
     Attributes:
         round_steps: number of steps in every round of a client; the last round may have fewer.
@@ -99,7 +99,7 @@ class BallsAndBinsByRound(BallsAndBins):
         return rounds * super().num_events(self.round_steps) + super().num_events(rest)
 
     def charges(self, mechanism: Event, first_step: int, steps: int) -> Charges:
-        """Return the privacy events, with counts, of the epochs that start in some steps.
+        """Return the privacy events, with counts, of the epochs that start in the given steps.
 
         Args:
             mechanism: the privacy event of the release on one batch.
@@ -107,7 +107,7 @@ class BallsAndBinsByRound(BallsAndBins):
             steps: number of steps.
 
         Raises:
-            ValueError: the first step is within an epoch, whose batches are not stored.
+            ValueError: the first step is in the middle of an epoch.
         """
         self._position(first_step, first=True)
         return super().charges(mechanism, first_step, steps)
@@ -123,7 +123,8 @@ class BallsAndBinsByRound(BallsAndBins):
         """Yield the batches of each epoch in turn, all drawn from the round's random stream.
 
         Raises:
-            ValueError: the first step is within an epoch, whose batches are not stored.
+            ValueError: the first step is in the middle of an epoch. The rest of this epoch's
+                batches is not kept from the round before.
         """
         divided: list[np.ndarray] = []
         for step in count(first_step):
@@ -156,7 +157,7 @@ class CyclicBatches(EpochBatches):
 
     @property
     def separation(self) -> int:
-        """Number of steps between two uses of an example: the number of batches in a cycle."""
+        """Number of steps from one use of an example to the next: the batches in a cycle."""
         return self.batches
 
     def divide(self, num_examples: int, generator: np.random.Generator) -> list[np.ndarray]:
@@ -186,9 +187,9 @@ class CyclicPoisson(Sampling):
     """Sampling with fixed groups of examples that take turns, and Poisson sampling in each group.
 
     Guarantee: at step t, only examples of group t mod `groups` can enter the batch. Each does so
-    with probability `rate`, independently of other examples and other steps. So an example is
-    sampled once in a cycle of `groups` steps, as `PoissonSampled` assumes (Choquette-Choo et al.
-    2023, arXiv:2306.08153, section 5). The groups depend on no example's value.
+    with probability `rate`, independently of other examples and other steps. So an example can
+    enter only one batch in a cycle of `groups` steps, as `PoissonSampled` assumes (Choquette-Choo
+    et al. 2023, arXiv:2306.08153, section 5). The groups depend on no example's value.
 
     Attributes:
         groups: number of groups.
@@ -231,7 +232,7 @@ class CyclicPoisson(Sampling):
 
     @property
     def separation(self) -> int:
-        """Smallest number of steps between two uses of an example: the number of groups."""
+        """Smallest number of steps from one use of an example to the next: the number of groups."""
         return self.groups
 
     def spaced(self, steps: int) -> "CyclicPoisson":

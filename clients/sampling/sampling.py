@@ -1,4 +1,4 @@
-"""Base classes of samplings: how batches are drawn, and how their steps are charged.
+"""Base classes of samplings, which draw batches and return the privacy events of steps.
 
 `schemes.py` has the fixed properties of each sampling. A new sampling needs a scheme there, a
 subclass of `Sampling`, an entry of `catalog.py`, and rows in docs/explain/dp_sgd.md.
@@ -58,10 +58,10 @@ class Sampling(ABC):
         """Expected share of the client's examples that a batch contains."""
 
     def within_rounds(self, steps: int) -> "Sampling":
-        """Return the sampling for batches that cannot be drawn again in a later round.
+        """Return the sampling to use if a later round cannot draw the batches of an epoch again.
 
-        Most samplings return `self`. A sampling whose epochs span rounds returns one that starts a
-        new epoch in each round.
+        This is so with `noise: secure`. Most samplings return `self`. A sampling whose epochs span
+        rounds returns one that starts a new epoch in each round.
 
         Args:
             steps: number of steps in every round of a client; the last round may have fewer.
@@ -70,7 +70,7 @@ class Sampling(ABC):
 
     @property
     def separation(self) -> int:
-        """Smallest number of steps between two batches that can contain the same example."""
+        """Smallest number of steps from one batch to the next that can contain the same example."""
         return 1
 
     def spaced(self, steps: int) -> "Sampling":
@@ -90,7 +90,7 @@ class Sampling(ABC):
         return self
 
     def usual_batch(self, expected_batch: float) -> int:
-        """Return a public size that fewer than one in a hundred batches exceeds.
+        """Return a public batch size that fewer than one in a hundred batches exceed.
 
         Args:
             expected_batch: expected batch size.
@@ -196,9 +196,9 @@ class EpochBatches(Sampling):
     def for_client(
         cls, num_examples: int, batch_size: int, *, sampling_rate: float | None = None
     ) -> tuple[Self, float]:
-        """Return the sampling with the fewest batches of mean size up to `batch_size`.
+        """Return a client's sampling, and the mean size of its batches.
 
-        The mean batch size is the second result.
+        An epoch has the fewest batches for which the mean size is at most `batch_size`.
 
         Args:
             num_examples: the client's public number of examples, at least 1.
@@ -306,9 +306,9 @@ class PoissonSampling(IndependentBatches):
 class FixedSizeSampling(IndependentBatches):
     """Sampling without replacement: each batch is `batch` of the `population` examples.
 
-    Guarantee: subsets are uniform, and independent over steps. A missing example is replaced by
-    another, so only replace-one adjacency is claimed (Wang, Balle, Kasiviswanathan 2019). The
-    number of examples is public.
+    Guarantee: subsets are uniform, and independent over steps. Batches have a fixed size, so
+    without an example another is drawn in its place. Therefore only replace-one adjacency is
+    claimed (Wang, Balle, Kasiviswanathan 2019). The number of examples is public.
 
     Raises:
         ValueError: not 1 ≤ batch ≤ population.

@@ -1,7 +1,7 @@
-"""Fixed properties of each sampling: name, privacy event, adjacencies.
+"""Fixed properties of each sampling: its name, its privacy event and its adjacencies.
 
-Settings, the privacy statement and the command line read them, so this module imports neither numpy
-nor torch. The classes that draw batches are in `sampling.py`.
+Settings, the privacy statement and the command line read these properties, so this module imports
+neither numpy nor torch. The classes that draw batches are in `sampling.py`.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ class SamplingScheme:
         description: how batches are drawn, as in the table of docs/explain/dp_sgd.md.
         event: class name of the sampling's privacy events in a ledger.
         adjacencies: the adjacencies under which the event is a guarantee.
-        obstacle: why there is no guarantee under other adjacencies; "" if there is one under all.
+        obstacle: why there is no guarantee under the other adjacencies; "" if all have one.
         by_epoch: whether one event is charged for all batches of an epoch, which may span rounds.
         is_cyclic: whether uses of an example are a fixed number of steps apart, for correlated
             noise.

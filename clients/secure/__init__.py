@@ -1,1 +1,1 @@
-"""Client side of secure aggregation, which encodes, masks or shares, and encrypts an update."""
+"""Client side of secure aggregation: it encodes an update, and masks it or splits it in shares."""

@@ -1,4 +1,4 @@
-"""Upload of a client under additive secret sharing: a share of the update and seeds.
+"""Upload of a client under additive secret sharing: a share of the update, and encrypted seeds.
 
 The server gets the share. Each helper (a party that also sums shares) gets a random seed, encrypted
 with the helper's key. The seed expands to the helper's share. The update is encoded last, after
@@ -28,9 +28,10 @@ from fedsim.secagg.settings import SecureAggregationSettings
 class SecureUploader:
     """Encoder of one client's trained arrays into an upload of secret shares.
 
-    Guarantee: nothing is encoded if settings, model or layout in the server's offer differ from the
-    client's own. No readable update is uploaded unless the client's settings say `quantized`. The
-    server's share is uniformly random for every update, if one helper keeps its seed secret.
+    Guarantee: nothing is encoded if settings, model or layout in the server's offer (the parameters
+    of the round) differ from the client's own. No readable update is uploaded unless the client's
+    settings say `quantized`. The server's share is uniformly random for every update, if at least
+    one helper keeps its seed secret.
 
     Attributes:
         client: number of this client.
@@ -57,7 +58,7 @@ class SecureUploader:
         metrics: Mapping[str, float] | None = None,
         rng: np.random.Generator | None = None,
     ) -> Ring:
-        """Return the encoded update, not yet shared or masked, as ring elements (d,).
+        """Return the encoded update, not yet shared or masked: integers modulo a power of 2 (d,).
 
         Args:
             offer: the round's parameters, as the server announced them.

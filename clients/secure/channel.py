@@ -1,7 +1,8 @@
 """Encryption of clients' updates for secure aggregation, as the last step before the upload.
 
-Differential privacy and injected faults come before. With the protocol `additive`, the client sends
-a share and encrypted seeds. With pairwise masks, it sends public keys, and later the masked update.
+Differential privacy and injected faults are applied before. With the protocol `additive`, the
+client sends a share and encrypted seeds. With pairwise masks, it sends public keys, and later the
+masked update.
 """
 
 from collections.abc import Callable, Mapping
@@ -51,7 +52,7 @@ _STAGES: Mapping[str, _StageHandler] = {
 class SecureChannel:
     """Channel that encrypts the updates of a process's clients for secure aggregation.
 
-    Guarantee: in a sealed reply the update, the weight and the metrics are not readable, unless the
+    Guarantee: the update, the weight and the metrics in a reply are not readable, unless the
     client's settings say `quantized`. Seeds and keys always come from the operating system, even in
     seeded simulations, because the aggregate does not depend on them.
 

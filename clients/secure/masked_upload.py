@@ -51,7 +51,7 @@ def _empty_vector() -> Ring:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskingState:
-    """Stored state of a client between the stages of a round; `wire` makes it a Flower record.
+    """State of a client between the stages of a round of masking, stored as a Flower record.
 
     The record's keys are the names of the attributes. The record holds private keys and must not
     leave the client.
@@ -98,7 +98,7 @@ class MaskingState:
 
     @property
     def context(self) -> RoundContext:
-        """Context of the round, to which all encryptions and masks are bound."""
+        """Names and digests that identify the round; encryptions and masks are bound to them."""
         return RoundContext(
             run_id=self.run_id,
             round_nonce=self.round_nonce,
@@ -277,7 +277,8 @@ class MaskedUpload:
             request: the clients with a masked update (active) and those that dropped out (dead).
 
         Raises:
-            UnmaskRefusedError: the request could reveal single updates, or is a second one.
+            UnmaskRefusedError: the request could reveal single updates, or the client answered such
+                a request in this round before.
             TooFewClientsError: there are fewer active parties than the client's `min_clients`.
             WireError: a field is malformed.
         """

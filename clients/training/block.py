@@ -1,8 +1,9 @@
 """Local training of a block (clients that train together on stacked tensors) in one round.
 
-A block may also be a single client. Members of a block share an architecture, a clipping rule and
-local settings; clip norms, noise, random streams and numbers of steps may differ. All planned
-members, even absent ones, have rows in every padded batch, so all shapes are known in advance.
+A block may also be a single client. All clients of a block have the same model architecture,
+clipping rule and local settings. Their clip norms, noise, random streams and numbers of steps may
+differ. A client that is absent from the round still has rows in every padded batch, so the shapes
+of all tensors are known in advance.
 """
 
 from collections.abc import Iterator, Sequence
@@ -58,7 +59,7 @@ def block_of(
     places: int | None = None,
     rule: ClientRule | None = None,
 ) -> "Block":
-    """Return the block of the given members, which trains once from the global model.
+    """Return a block (clients that train together on stacked tensors) for one round.
 
     Args:
         shared_model: the model, with the global model loaded. After training, it holds the result
@@ -67,11 +68,11 @@ def block_of(
         gradients: object that computes per-example gradients; None to train without privacy by
             torch's autograd.
         local: settings with batch size and optimizer.
-        members: the planned members in ascending order of clients; None for an absent client.
+        members: the clients of the block in ascending order; None for a client that is absent.
         rows: rows of each member in a padded batch; None for as many as the present members need.
-        places: number of slots in a padded batch, if a slot may hold the rows of any one member;
-            None if each member has a fixed slot. Slots for any member are for training without
-            privacy; still no bit of a member's result depends on other members.
+        places: None if each member has its own rows in a padded batch. Otherwise a padded batch has
+            `places` slots of `rows` rows, and each slot holds rows of any one member. This is for
+            training without privacy; still no bit of a member's result depends on other members.
         rule: rule by which the algorithm changes the (noisy) gradient of a step, or None.
 
     Raises:

@@ -27,13 +27,13 @@ class BlockMember:
         features: features of the client's examples (n, ...).
         targets: targets of the client's examples (n, ...).
         key: key of the client's random streams in this round.
-        steps: numbers of the steps to take, counted over the whole run with DP-SGD, else from 0 in
-            each round.
-        release: privacy mechanism of the client. It releases each step, or once a round the update
-            or the model. None without privacy, or if the examples are already noisy.
+        steps: numbers of the local steps of this round. DP-SGD numbers steps over the whole run,
+            and all other training from 0 in each round.
+        release: privacy mechanism of the client. It releases each local step, or once a round the
+            whole update or the model. None without privacy, or if the examples are already noisy.
         secure: whether batches and noise come from the operating system.
-        part: the client's part in a noisy sum of integers, if its result is integers; None if its
-            result is trained parameters.
+        part: if the client's result is integers for a noisy sum over clients, how the noise of the
+            sum is made up; None if the result is trained parameters.
         start: flat parameters (size,) from which the client starts; None for the loaded model.
         sent: flat arrays (size,) that the algorithm sends beside the model, by name.
     """
@@ -61,14 +61,15 @@ class BlockMember:
 
 @dataclass(frozen=True)
 class BlockResult:
-    """Results of a block's clients after a round.
+    """Results of a block (clients that train together) after a round.
 
     Attributes:
-        values: trained parameters (members, size). For a noisy sum, float64 integers that the
-            members contribute. Rows of absent members are arbitrary.
+        values: trained parameters of each member (members, size). With noisy sums, the integers
+            that each member contributes, in float64. Rows of absent members are arbitrary.
         adapted_clip_norm: adaptive clip norm of each member after the round; None if it is fixed.
-        counts: noisy bit of each member, centred at 0, from which the server adapts the clip norm
-            of whole updates; None if the clip norm is fixed.
+        counts: for each member, ½ if its update was not clipped, else −½, plus noise; with noisy
+            sums in integer-grid steps. The server adapts the clip norm of whole updates to these
+            bits. None if the clip norm is fixed.
     """
 
     values: Tensor
@@ -87,7 +88,7 @@ class Block(ABC):
 
     Args:
         shared_model: the model, with the global model loaded.
-        members: the planned members in ascending order of clients; None for an absent client.
+        members: the clients of the block in ascending order; None for an absent client.
     """
 
     def __init__(self, shared_model: SharedModel, members: Sequence[BlockMember | None]) -> None:
@@ -99,7 +100,7 @@ class Block(ABC):
 
         Guarantee: a private member's values and clip norm depend only on the global model and on
         the member's releases: one release for each step, or one release of the whole update or
-        model. The bits do not depend on which other planned members are present.
+        model. No bit of the results depends on which other members are present.
 
         Args:
             on_step: function that is called after each step of private members, for an audit.
@@ -107,7 +108,7 @@ class Block(ABC):
 
 
 def member_rows(member: BlockMember, local: LocalSettings) -> int:
-    """Return the number of rows of a padded batch when the member trains alone.
+    """Return the number of rows of a padded batch for a client that trains alone.
 
     Args:
         member: the client.
@@ -121,12 +122,12 @@ def member_rows(member: BlockMember, local: LocalSettings) -> int:
 def with_releases(
     trained: BlockResult, shared_model: SharedModel, members: Sequence[BlockMember | None]
 ) -> BlockResult:
-    """Return the results with noisy updates for members that release whole updates.
+    """Return the results with noise on the updates of members that release whole updates.
 
     Args:
-        trained: the results of training, not yet with noise for these members.
+        trained: the results of training; the updates of these members have no noise yet.
         shared_model: the model, with the global model loaded.
-        members: the planned members; None for an absent client.
+        members: the clients of the block; None for an absent client.
     """
     private = [(k, m, m.update) for k, m in enumerate(members) if m is not None and m.update]
     if not private:
@@ -157,7 +158,7 @@ def with_releases(
 def randomness_of(members: Sequence[BlockMember | None]) -> ModelRandomness:
     """Return the source of the random numbers that the model draws, as in dropout.
 
-    Each example has its own numbers, whatever else is in the batch.
+    An example's random numbers do not depend on the rest of the batch.
     """
     present = [member for member in members if member is not None]
     keys = [None if m is None else m.key.model_randomness(secure=m.secure) for m in members]
@@ -171,7 +172,7 @@ def start_values(shared_model: SharedModel, members: Sequence[BlockMember | None
 
     Args:
         shared_model: the model, with the global model loaded.
-        members: the planned members; None for an absent client.
+        members: the clients of the block; None for an absent client.
     """
     loaded = shared_model.start_values
     if all(m is None or m.start is None or m.start is loaded for m in members):
@@ -180,10 +181,12 @@ def start_values(shared_model: SharedModel, members: Sequence[BlockMember | None
 
 
 def sent_arrays(members: Sequence[BlockMember | None], like: Tensor) -> dict[str, Tensor]:
-    """Return the arrays (members, size) that the algorithm sends, by name; 0 for absent members.
+    """Return, by name, the arrays that the algorithm sends to clients beside the model.
+
+    Each array has shape (members, size), with zeros for absent members.
 
     Args:
-        members: the planned members; None for an absent client.
+        members: the clients of the block; None for an absent client.
         like: parameters (members, size), whose dtype and device the zeros get.
     """
     names = next((member.sent for member in members if member is not None), {})
@@ -195,10 +198,7 @@ def sent_arrays(members: Sequence[BlockMember | None], like: Tensor) -> dict[str
 
 
 def noise_of_update(member: BlockMember) -> NoiseSource:
-    """Return the source of the noise that a member adds to its update.
-
-    If the server adds the noise, the source gives zeros.
-    """
+    """Return the noise source of a member's update; it gives zeros if the server adds noise."""
     if member.part is not None and not member.part.adds_noise:
         return NoNoise()
     return member.key.noise(secure=member.secure)

@@ -1,4 +1,4 @@
-"""Local optimizers SGD and Adam, which work value by value on any list of tensors.
+"""Local optimizers SGD and Adam, which update each value of a list of tensors independently.
 
 Results are bitwise equal to those of torch.optim. An optimizer uses only parameters and gradients,
 so the same code trains one client or stacked parameters of several. (Building torch's optimizer
@@ -19,7 +19,7 @@ _EPSILON = 1e-8
 
 
 class LocalOptimizer(ABC):
-    """Base class of optimizers, which update parameters in place from their gradients."""
+    """Base class of the optimizers of local training, which update parameters in place."""
 
     @abstractmethod
     def step(self, values: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
@@ -87,5 +87,5 @@ class Adam(LocalOptimizer):
 
 
 def make_optimizer(settings: OptimizerSettings) -> LocalOptimizer:
-    """Create the optimizer that the settings name; it keeps no momentum of earlier rounds."""
+    """Create the optimizer that the settings name, without momentum or state of earlier rounds."""
     return Sgd(settings) if isinstance(settings, SgdSettings) else Adam(settings)

@@ -72,9 +72,9 @@ def train_by_torch(
 def by_tensor(
     rule: ClientRule, shared_model: SharedModel, sent: Mapping[str, Tensor]
 ) -> Callable[[Sequence[Tensor]], None]:
-    """Return a function that applies an algorithm's rule to the gradients of a step.
+    """Return a function that changes the gradients of a step as the federated algorithm requires.
 
-    The function takes one gradient for each trained tensor and changes it in place.
+    The function takes a list with the gradient of each trained tensor, and changes it in place.
 
     Args:
         rule: the rule by which the algorithm changes gradients.

@@ -1,6 +1,6 @@
-"""Model that the clients of a process share; it is reset to the global model for each client.
+"""Model in memory that the clients of one process share; each client starts from the global model.
 
-A round's global model is read and digested once; every client starts from this copy in memory.
+The global model of a round is loaded, and its digest computed, once for all these clients.
 """
 
 from operator import is_
@@ -17,7 +17,7 @@ from fedsim.protocol.noisy_sums import CLIP_COUNT
 
 
 class SharedModel:
-    """Model in which the clients of a process train in turn.
+    """Model in which all clients of a process train, one after the other.
 
     Args:
         model: the module to train; its trainable parameters become views of one flat tensor.
@@ -55,7 +55,7 @@ class SharedModel:
 
     @property
     def tied_names(self) -> dict[str, str]:
-        """Map from each further name of a tied tensor to the tensor's first name."""
+        """Map from each other name of a tied tensor (one with several names) to its first name."""
         first: dict[tuple[int, int], str] = {}
         owners = {
             name: first.setdefault((place.start, place.stop), name)
@@ -121,12 +121,12 @@ class SharedModel:
     def integers_of(
         self, released: np.ndarray, request: ArrayRecord, *, count: float | None = None
     ) -> ArrayRecord:
-        """Return a client's contribution to a noisy sum, as int64 arrays by tensor name.
+        """Return a client's contribution to a noisy sum: a record of int64 arrays by tensor name.
 
         Args:
-            released: whole numbers in float64, (size,).
-            request: the global model from which the client started. If its arrays are shared in
-                memory (a live record), so are the result's.
+            released: the contribution as whole numbers in float64, (size,).
+            request: the global model from which the client started. If its arrays are passed as
+                objects in memory (a live record) and not as bytes, so are the result's.
             count: the client's noisy bit, as an integer, for an adaptive clip norm; or None.
         """
         whole = released.astype(np.int64)
@@ -142,8 +142,8 @@ class SharedModel:
 
         Args:
             trained: flat trained parameters (size,); the record uses this memory, read-only.
-            request: the global model from which the client started. If its arrays are shared in
-                memory (a live record), so are the result's.
+            request: the global model from which the client started. If its arrays are passed as
+                objects in memory (a live record) and not as bytes, so are the result's.
             private: whether buffers and frozen parameters are copied from the request. If not, they
                 are copied from the client's model.
         """

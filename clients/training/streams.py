@@ -39,7 +39,10 @@ class StreamKey:
         return generator_of(self.key_bytes(purpose))
 
     def epoch(self, number: int) -> np.random.Generator:
-        """Return the random stream that divides the examples in epoch `number`, in any round."""
+        """Return the random generator that divides the examples into batches in an epoch.
+
+        An epoch may go on over several rounds, so this stream does not depend on the round.
+        """
         return stream(self.seed, Purpose.EPOCH, client=self.client, round_number=number)
 
     def draw_batches(
@@ -51,14 +54,14 @@ class StreamKey:
             sampling: the sampling that draws batches.
             num_examples: number of the client's examples.
             first_step: number of steps that the client took before this round.
-            secure: whether the round's own random stream comes from the operating system. The
-                division of an epoch always follows from the seed.
+            secure: whether batches are drawn from the operating system's random numbers, not from
+                the seed. The division of an epoch into batches always follows from the seed.
         """
         steps = secret_stream() if secure else self.generator(Purpose.SAMPLING)
         return sampling.draw_batches(num_examples, steps, epochs=self.epoch, first_step=first_step)
 
     def views(self, local: LocalSettings) -> Views | None:
-        """Return the client's random views of examples in the round; None without views."""
+        """Return the source of the client's random augmented views, or None without views."""
         if local.views is None:
             return None
         return Views(local.augmentation_multiplicity, local.views, self.generator(Purpose.VIEWS))

@@ -33,7 +33,9 @@ class _Coefficients(nn.Module):
 
 
 def coefficients_of(*shape: int, like: Tensor) -> FlatParameters:
-    """Return the flat parameters of a model that consists of one tensor of zero coefficients.
+    """Return the flat parameters of a model whose only parameter is a tensor of zeros.
+
+    The tensor holds the coefficients of random directions, which take the place of parameters.
 
     Args:
         shape: shape of the coefficients.
@@ -67,13 +69,13 @@ class Slopes(PerExampleGradients):
         self._before: tuple[slice, Tensor] | None = None
 
     def begin_step(self, round_number: int, step: int, values: Tensor) -> slice:
-        """Move the model by the last step's coefficients; return the columns of the new step.
+        """Move the model by the update of the previous step, and return the columns of this step.
 
         Args:
             round_number: the round, from 1.
             step: number of the step in the round, from 0.
-            values: coefficients of the round's K steps of P directions, (1, K · P). The result is
-                the slice of the columns with the new step's P coefficients.
+            values: coefficients of the round's K steps with P directions each, (1, K · P). The
+                result is the slice of the columns with the P coefficients of this step.
         """
         size = self.parameters.size
         if step and self._before is not None:
@@ -137,9 +139,10 @@ class Slopes(PerExampleGradients):
 
 
 class SharedCoefficients(SharedModel):
-    """Shared model that clients update by coefficients along public directions.
+    """Shared model of zeroth-order training, in which clients train coefficients, not parameters.
 
-    The trained values are the coefficients of a round's steps, and they start from 0.
+    There is a coefficient for each public direction of each step of a round. It starts from 0 and
+    says how far the step moves the model along the direction.
 
     Args:
         slopes: object that computes the slopes of the model.
@@ -162,7 +165,7 @@ class SharedCoefficients(SharedModel):
         """Load the global model for the clients and return its digest.
 
         Args:
-            arrays: the coefficients of all rounds so far.
+            arrays: the array of coefficients of all rounds so far.
 
         Raises:
             ProtocolError: the arrays belong to another initial model.
@@ -179,16 +182,17 @@ class SharedCoefficients(SharedModel):
         return self._loaded[1]
 
     def restart(self) -> None:
-        """Reset the model to the global model, and the coefficients to 0."""
+        """Reset the model to the global model, and all coefficients to 0."""
         super().restart()
         self._slopes.point.data.copy_(self._start_point)
 
     def upload_of(self, trained: np.ndarray, request: ArrayRecord, *, private: bool) -> ArrayRecord:
-        """Return the coefficients of a round as a record without other arrays.
+        """Return the coefficients of a round as a record with no other arrays.
 
         Args:
-            trained: coefficients of the round's K steps of P directions, (K · P,).
-            request: the global model; if its arrays are shared in memory, so are the result's.
+            trained: coefficients of the round's K steps with P directions each, (K · P,).
+            request: the global model. If its arrays are passed as objects in memory and not as
+                bytes, so are the result's.
             private: not used.
         """
         values = {COEFFICIENTS: np.array(trained).reshape(self._shape)}

@@ -1,9 +1,8 @@
 """Base class of federated algorithms, with the methods `init`, `client` and `server`.
 
 An algorithm declares how it uses uploads, and which values messages carry beside the model. This
-fixes which settings it allows, what clients are charged, what a checkpoint holds, and which
-messages a client accepts. numpy and torch are imported for types only: files are checked without
-them.
+fixes which settings it allows, which privacy loss clients are charged, what a checkpoint holds, and
+which messages a client accepts. The module can be imported without numpy and torch.
 """
 
 from abc import ABC, abstractmethod
@@ -66,7 +65,7 @@ class Contribution:
 
     Attributes:
         client: the client's number.
-        weight: the client's planned weight; 1.0 if the algorithm does not use weights.
+        weight: the client's weight, planned before training; 1.0 if the algorithm uses no weights.
         steps: the number of local steps that the client took.
         numbers: the private numbers that the algorithm declares, by name.
     """
@@ -79,7 +78,7 @@ class Contribution:
 
 @dataclass(frozen=True)
 class Update:
-    """Aggregated uploads of a round, at least one.
+    """The aggregated uploads of a round, from at least one client.
 
     Attributes:
         mean: the weighted mean of the clients' models by name, in the dtypes of the model.
@@ -210,7 +209,9 @@ class Algorithm(ABC):
         return None
 
     def scored_models(self, state: "ServerState") -> "list[Arrays] | None":
-        """Return the models to evaluate, weighted equally, or None for the global model alone.
+        """Return the models whose metrics are averaged, with equal weights.
+
+        The result is None if only the global model is evaluated.
 
         Args:
             state: the server state after a round.

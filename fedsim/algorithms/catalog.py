@@ -1,4 +1,4 @@
-"""The built-in algorithms by name; each one is the file of its name in `built_in/`."""
+"""The built-in algorithms by name; the algorithm NAME is in the file `built_in/NAME.py`."""
 
 import pkgutil
 from collections.abc import Mapping

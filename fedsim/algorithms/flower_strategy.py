@@ -1,8 +1,9 @@
 """Adapter that runs Flower strategies: `federation.strategy: package.module:Class`.
 
-fedsim draws the clients and sends the requests; the Flower strategy aggregates. The other settings
-are the arguments of the strategy's constructor. Between rounds, attributes of the strategy that are
-arrays or numbers are kept in the server state. So a run can be resumed and replayed.
+fedsim draws the clients and sends the requests; the Flower strategy aggregates. Further keys of
+`federation.strategy` are arguments of the strategy's constructor. Between rounds, attributes of the
+strategy that are arrays or numbers are kept in the server state. So a run can be resumed and
+replayed.
 """
 
 import inspect
@@ -42,8 +43,8 @@ class FlowerAlgorithm(Algorithm):
     planned weight as `num-examples`.
 
     Raises:
-        ValueError: the strategy sends clients settings that fedsim's clients do not read, returns
-            no model, or changes an attribute that is neither arrays nor a number.
+        ValueError: in `server`, if the strategy sends clients settings that fedsim's clients do not
+            read, returns no model, or changes an attribute that is neither arrays nor a number.
     """
 
     uses_each_update: ClassVar[bool] = True

@@ -24,7 +24,7 @@ _MOST_TRIED = 16  # clients in a check, each with a copy of the model
 
 
 class AlgorithmError(InputError, ValueError):
-    """Error for an algorithm that cannot be used; the message names the fix."""
+    """Raised if an algorithm cannot be used; the message names the fix."""
 
 
 def algorithm_class(name: str, base: Path = Path()) -> type[Algorithm]:

@@ -67,7 +67,7 @@ class ServerOptimizer(Algorithm):
 
 
 class AdaptiveOptions(Settings):
-    """`federation.strategy` of `fedadam` and `fedyogi`."""
+    """Settings of `fedadam` and `fedyogi` below `federation.strategy`."""
 
     server_lr: float = Field(default=0.1, gt=0, description="server learning rate η")
     beta_1: float = Field(default=0.9, ge=0, lt=1, description="decay of the first moment")
@@ -76,7 +76,7 @@ class AdaptiveOptions(Settings):
 
 
 class AdaptiveOptimizer(ServerOptimizer):
-    """Base class of adaptive server optimizers (FedAdagrad, FedAdam, FedYogi).
+    """Base class of the adaptive server optimizers of Reddi et al. 2021, such as fedyogi.
 
     With mean update Δ the step is m ← β₁ m + (1 − β₁) Δ, x ← x + η m / (√v + τ). x is the global
     model, m and v are the moments, β₁ is the option `beta_1`, η the server learning rate, and τ the

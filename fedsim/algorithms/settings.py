@@ -8,11 +8,11 @@ from fedsim.core.settings import Settings
 
 
 class NoOptions(Settings):
-    """The settings of an algorithm that has no settings."""
+    """Empty settings, for an algorithm that has no options."""
 
 
 class AlgorithmSettings(Settings):
-    """`federation.strategy` as a mapping: a name, and the settings of that algorithm."""
+    """Settings `federation.strategy`: the name of an algorithm, and the algorithm's settings."""
 
     model_config = ConfigDict(extra="allow")
 

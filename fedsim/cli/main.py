@@ -1,4 +1,4 @@
-"""The command line: its commands, its exit codes, and the messages of errors."""
+"""The `fedsim` command line: the list of commands, the exit codes, and error messages."""
 
 import os
 import sys
@@ -46,7 +46,7 @@ class GroupedCommands(click.Group):
     """A click group of commands whose help page has a section for each purpose."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse arguments, and refuse those that no operating system takes as a path.
+        """Parse arguments, and refuse those with a NUL character, which no path may have.
 
         Raises:
             UsageError: an argument has a NUL character.
@@ -96,7 +96,7 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Run the `fedsim` command, and turn each error of the user into one clear message."""
+    """Run the `fedsim` command, and print a message, not a traceback, for a user's mistake."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="replace")  # a terminal without ε shows ?

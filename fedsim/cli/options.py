@@ -18,10 +18,12 @@ _USUAL_BOUNDS = "basic,strong,moments,rdp,pld"
 def bounds_option(
     *, is_always: bool, words: str
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that adds `--bounds NAME,NAME`, which gives a tuple of names or None.
+    """Return a decorator that adds the option `--bounds NAME,NAME` to a command.
+
+    The command gets a tuple of names, or None if the option is not given.
 
     Args:
-        is_always: whether a missing option gives the default names instead of None.
+        is_always: whether the command gets the default names if the option is not given.
         words: purpose of the option, for its help text.
     """
     return click.option(
@@ -40,7 +42,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the re
 
 
 def overrides_argument(command: Callable[..., None]) -> Callable[..., None]:
-    """Add overrides `KEY=VALUE` and `--seed` to a command; a seed becomes an override."""
+    """Add overrides `KEY=VALUE` and `--seed N` to a command, which gets `seed=N` as an override."""
 
     @click.argument("overrides", nargs=-1, metavar="[KEY.PATH=VALUE]...")
     @click.option(
@@ -58,7 +60,7 @@ def overrides_argument(command: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def command_imports(*, quiet: bool = False) -> Iterator[None]:
-    """Import the modules of a command in the `with` block; a terminal shows that it starts.
+    """Show "starting ..." on a terminal while the `with` block imports a command's modules.
 
     Args:
         quiet: whether nothing is shown.

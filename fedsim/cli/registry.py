@@ -1,8 +1,8 @@
-"""The tools of the command line, by name; no other module outside `fedsim/tools/` names a tool.
+"""Import paths of the tools in `fedsim/tools/`; no other module outside that folder has them.
 
 Tools are named here as text, not as entry points of the distribution. A checkout on PYTHONPATH has
-no entry points, or those of another installed copy. Reading entry points takes 50 ms, longer than
-`fedsim --help` may take. And they have no order, which the help page needs.
+no entry points, or gets those of another installed copy. Reading entry points takes 50 ms, longer
+than `fedsim --help` may take. Entry points also have no order, which the help page needs.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
-"""`fedsim compare`: variants of one experiment, run with the same seeds and compared in pairs.
+"""`fedsim compare`: runs variants of one experiment with the same seeds and compares the results.
 
-A pair is the runs of two variants with the same seed. Both runs share partitions, initial model and
-participants, so the noise between seeds does not hide the difference of the variants. The package
-itself imports nothing: the command line imports `command` from it and must start at once.
+Two variants are compared by pairs of runs with the same seed. Both runs of a pair have the same
+partitions, initial model and participants, so the noise between seeds does not hide the difference
+of the variants. This `__init__` imports nothing, so that the command line starts at once.
 """

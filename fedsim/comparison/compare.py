@@ -1,4 +1,4 @@
-"""Functions that run a comparison file, or compare finished runs without a new run."""
+"""Functions that run the variants of a comparison file, or that compare finished runs."""
 
 import os
 import re
@@ -52,18 +52,21 @@ DEFAULT_SEEDS = 5
 
 
 class ComparisonCallback(Protocol):
-    """A callback object for the progress of a comparison, such as terminal progress bars."""
+    """Protocol of an object that shows the progress of a comparison, such as progress bars."""
 
     def planned(self, comparison: LoadedComparison, jobs: list[Job], workers: int) -> None:
-        """Receive the checked comparison and its jobs; called before the first run."""
+        """Receive the checked comparison, one job for each run, and the number of worker processes.
+
+        Called before the first run.
+        """
         ...
 
     def worker_message(self, job: Job, message: Mapping[str, Any]) -> None:
-        """Receive a message of a worker process: `started`, `round`, `finished` or `failed`."""
+        """Receive a job's message of the type `started`, `round`, `finished` or `failed`."""
         ...
 
     def ended(self) -> None:
-        """Receive the end of the comparison; called once, after the last run."""
+        """Stop showing progress; called once, after the last run of the comparison."""
         ...
 
 
@@ -89,27 +92,31 @@ def compare(
     are resumed, so a second call continues an interrupted comparison.
 
     Args:
-        source: path of a comparison file, or its content as a mapping, whose `base` is a path or
-            the content of an experiment; with `vary` an experiment, as `fedsim.run` takes it.
-        vary: values by key, such as `{"privacy.target_epsilon": [None, 8, 2]}`: the variants are
-            all combinations, and the first one is the baseline. None here means no privacy.
+        source: path of a comparison file, or its content as a mapping (whose `base` is the path or
+            the content of an experiment). With `vary`, the source is an experiment, as `fedsim.run`
+            takes it.
+        vary: lists of values by key, such as `{"privacy.target_epsilon": [None, 8, 2]}`, where None
+            means no privacy. The variants are all combinations of values; the first is the
+            baseline.
         one_at_a_time: with `vary`, whether a variant changes only one key to one value; the
             unchanged file is then the first variant, `base`.
         overrides: with `vary`, settings for all variants, such as `["federation.rounds=5"]`.
-        seeds: number or list of seeds, replacing the file's; with `vary` the default is
-            `DEFAULT_SEEDS`.
-        baseline: name of the variant that all others are compared with, replacing the file's.
-        metric: name of the compared metric, replacing the file's.
+        seeds: number of seeds or list of seeds, replacing those of the file; with `vary` the
+            default is `DEFAULT_SEEDS`.
+        baseline: name of the variant that all others are compared with, replacing that of the file.
+        metric: name of the compared metric, replacing that of the file.
         client_metrics: whether to evaluate the final model on every client's own data, replacing
-            the file's value.
-        tune: values to try by key before the comparison, for every variant by itself, such as
-            `{"local.optimizer.lr": None}` (None: around each variant's own value), replacing the
-            file's.
-        tune_on: `public_test` (default: the candidates are charged) or `public_data` (every example
-            is declared public); with `tune`.
+            the value in the file.
+        tune: values by key, such as `{"local.optimizer.lr": [0.1, 1]}`. Each variant is tuned
+            separately over these values before the comparison. None instead of a list means 1/16,
+            1/4, 1, 4 and 16 times the variant's own value. Replaces `tune` of the file.
+        tune_on: with `tune`, the data to tune on: `public_test` (default; only the test set is
+            public, so the tuning runs are charged), or `public_data` (all examples are declared
+            public).
         out: the output directory; default `runs/<name>`.
         workers: number of parallel worker processes with one thread each; default: one per
-            processor, at most 16. Experiments with Python objects run in this process, in turn.
+            processor, at most 16. Experiments with Python objects run one after another in this
+            process.
         callback: callback for the progress of the runs; with None, a notebook shows progress bars,
             and a script shows nothing.
 
@@ -321,8 +328,8 @@ def compare_runs(
 ) -> ComparisonResult:
     """Compare existing, finished runs and return the compared results.
 
-    Runs that differ only in the seed form one variant. The directory of a comparison is read as all
-    runs in it.
+    Runs that differ only in the seed form one variant. The directory of an earlier comparison
+    stands for all runs in it.
 
     Args:
         runs: paths of run directories, at least two.
@@ -331,7 +338,7 @@ def compare_runs(
         metric: the compared metric, such as `test_loss`; default: the first run's main metric, or
             else accuracy, R² or loss, if all runs have it.
         out: the output directory, which is new, empty, or that of an earlier comparison of runs;
-            default: `runs/A-vs-B` of the variants' names.
+            default: `runs/A-vs-B`, where A and B are names of variants.
 
     Raises:
         RunDirectoryError: a directory contains no run, or `out` contains other files.

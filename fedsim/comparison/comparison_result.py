@@ -1,4 +1,4 @@
-"""The result of a comparison and its files: settings, numbers, tables and figures."""
+"""The result of a comparison, and functions that write it as JSON, CSV, LaTeX and figures."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -71,7 +71,7 @@ class ComparisonResult:
         return import_pandas("comparison.csv").DataFrame(rows, columns=columns)
 
     def figure(self, name: str | None = None) -> ChartFigure:
-        """Return a figure of the variants, which a notebook shows.
+        """Return one figure of the comparison, as an object that a notebook displays.
 
         Args:
             name: name of a file in `figures/`, such as `rounds`; None means the first one.
@@ -250,9 +250,9 @@ _SPENT = ("epsilon", "against", "epsilon_against_server", "delta", "rounds", "se
 
 
 def write_settings(comparison: LoadedComparison, path: Path) -> None:
-    """Write `comparison.yaml`, with all seeds and all combinations of varied values listed.
+    """Write `comparison.yaml`: the settings of a comparison, with its seeds and variants listed.
 
-    The file marks its directory as that of a comparison.
+    A directory with this file counts as the directory of a comparison.
 
     Args:
         comparison: the checked comparison.
@@ -278,7 +278,7 @@ def write_settings(comparison: LoadedComparison, path: Path) -> None:
 
 
 def write_comparison(result: ComparisonResult) -> None:
-    """Write the results of a comparison as JSON, CSV, LaTeX tables and figures."""
+    """Write the JSON, CSV, LaTeX tables and figures of a comparison into its directory."""
     directory = RunDirectory(result.path)
     directory.write_json("comparison.json", result.to_json())
     directory.write_text("comparison.csv", csv_text(*_table_of_runs(result.results)))
@@ -287,7 +287,7 @@ def write_comparison(result: ComparisonResult) -> None:
 
 
 def write_figures(results: Results, directory: Path) -> None:
-    """Write each figure as SVG and CSV into `figures/`, and remove the figures of earlier calls.
+    """Write each figure as SVG and CSV into `figures/`, and remove all older SVG and CSV files.
 
     Args:
         results: the results of the comparison.

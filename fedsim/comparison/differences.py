@@ -1,4 +1,4 @@
-"""Differences between variants: settings, privacy units, and whether runs of a seed start alike.
+"""Differences between variants: settings, privacy units, and the data and models of paired runs.
 
 An ε that protects one example and an ε that protects all data of one client are different
 guarantees. Variants with different privacy units are never ranked or subtracted.
@@ -36,10 +36,10 @@ class SettingsTable:
 
     Attributes:
         keys: the differing keys, such as `local.steps`, in the order of the settings' schema.
-        values: the value of each key, for each variant; keys that a variant does not have are left
+        values: the values as `{variant: {key: value}}`; keys that a variant does not have are left
             out.
-        sections: for each variant, the keys that are a section in this variant and null in another
-            one.
+        sections: for each variant, keys such as `privacy` that have settings below them in this
+            variant, but are null in another one.
     """
 
     keys: tuple[str, ...] = ()
@@ -47,7 +47,10 @@ class SettingsTable:
     sections: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def text(self, variant: str, key: str) -> str:
-        """Return a variant's value of a key: `–` if it lacks the key, `given` for a section."""
+        """Return the value of a key in a variant as text.
+
+        The text is `–` if the variant has no such key, and `given` if the key is a section.
+        """
         if key in self.values[variant]:
             return setting_text(self.values[variant][key])
         return "given" if key in self.sections[variant] else "–"
@@ -65,7 +68,10 @@ class SettingsTable:
 
 
 def compared_settings(experiment: Experiment) -> dict[str, object]:
-    """Return all settings but name and seed as `{"key.path": value}`; a list is one value."""
+    """Return an experiment's settings except name and seed, as `{"key.path": value}`.
+
+    A list is a single value.
+    """
     settings = flat_settings(experiment)
     return {key: value for key, value in settings.items() if key not in _NOT_COMPARED}
 
@@ -73,11 +79,11 @@ def compared_settings(experiment: Experiment) -> dict[str, object]:
 def settings_table(variants: Mapping[str, Mapping[str, object]]) -> SettingsTable:
     """Return the table of the settings in which variants differ.
 
-    If a section is null in one variant, the section itself is one of the differing keys. The keys
-    inside the section are compared among the other variants.
+    If a section such as `privacy` is null in one variant, the key of the section is in the table.
+    The keys below it are compared among the other variants.
 
     Args:
-        variants: `compared_settings` of each variant by name.
+        variants: for each variant by name, its settings as `compared_settings` returns them.
     """
     names = list(dict.fromkeys(key for settings in variants.values() for key in settings))
     tops = list(dict.fromkeys(key.partition(".")[0] for key in names))
@@ -133,16 +139,16 @@ def setting_text(value: object) -> str:
 class SharedText:
     """The common part of several texts, and the parts in which the texts differ.
 
-    Texts have the same form if they have equally many words and differ in few of them.
+    Texts have the same form if they have equally many words and differ in few of them. The common
+    part of such texts has letters in brackets, such as [a], where the words differ.
 
     Attributes:
-        common: the form that all texts have, with a letter in brackets at each place where the
-            words differ. If the texts have different forms, it is the sentences that all texts
-            share.
+        common: the common part of texts of the same form; for texts of different forms, the
+            sentences that all texts contain.
         letters: the letters in `common`.
-        words: the words at the places of the letters, for each text by its name.
-        rest: the sentences that are not in `common`, for each text by its name; empty if all have
-            the same form.
+        words: for each text, the pair (name of the text, words that replace the letters in it).
+        rest: for each text, the pair (name of the text, its sentences that are not in `common`);
+            empty if all texts have the same form.
     """
 
     common: str
@@ -203,7 +209,10 @@ SHARED_PARTS = {
 
 
 def pair_digests(federation: "Federation") -> dict[str, str]:
-    """Return the digests of a run's data (keyed), initial model and planned participants."""
+    """Return the digests of a run's data, initial model and planned participants, by name.
+
+    The digest of the data is keyed with a secret key.
+    """
     data = federation.data
     examples = chain(data.clients, [data.test], data.held_out or ())
     state = federation.model.module.state_dict()
@@ -231,8 +240,8 @@ class PairCheck:
     """The result of the check that runs of one seed share data, initial model and participants.
 
     Attributes:
-        differences: names of the digests that differ from the baseline's, by variant; a variant
-            without differences is left out.
+        differences: for each variant that differs from its baseline, the names of the digests that
+            differ, such as `data`.
         checked: number of compared pairs of runs.
     """
 
@@ -241,7 +250,7 @@ class PairCheck:
 
     @property
     def is_paired(self) -> bool:
-        """Whether there is a pair and all pairs share data, initial model and participants."""
+        """Whether runs were compared and all of them share data, initial model and participants."""
         return self.checked > 0 and not self.differences
 
     @property
@@ -276,10 +285,12 @@ class PairCheck:
 def check_pairs(
     digests: Mapping[str, Mapping[int, Mapping[str, str]]], pairs: Iterable[tuple[str, str]]
 ) -> PairCheck:
-    """Compare each variant's digests with those of its baseline, for each seed that both have.
+    """Compare the digests of each variant's runs with those of its baseline's runs, seed by seed.
+
+    Only seeds that both the variant and its baseline have are compared.
 
     Args:
-        digests: `{variant: {seed: pair_digests(...)}}` of all finished runs.
+        digests: the digests of all finished runs, `{variant: {seed: pair_digests(...)}}`.
         pairs: pairs (name of a variant, name of its baseline).
     """
     differences: dict[str, tuple[str, ...]] = {}
@@ -316,8 +327,8 @@ class UnitGroup:
 
     Attributes:
         unit: the privacy unit, `example` or `client`; None if no variant has privacy.
-        baseline: name of the variant that the others of the unit are compared with.
-        names: names of all variants of the unit, in the order of the file.
+        baseline: name of the variant that the others of the group are compared with.
+        names: names of all variants of the group, in the order of the comparison file.
     """
 
     unit: str | None
@@ -333,8 +344,9 @@ class UnitGroup:
 def group_by_unit(units: Mapping[str, str | None], baseline: Baseline) -> tuple[UnitGroup, ...]:
     """Return the variants grouped by privacy unit.
 
-    A variant without privacy has no unit of its own. It joins the group of the other variants. If
-    these have two units, it joins each group whose baseline it is.
+    A variant without privacy has no unit. If the other variants have the same unit, it joins their
+    group. If they form two groups (one for each unit), it is only in the groups whose baseline it
+    is.
 
     Args:
         units: unit of each variant by name; None for a variant without privacy.
@@ -365,12 +377,12 @@ def _baseline_of(unit: str | None, baseline: Baseline) -> str:
 
 
 def unit_problems(units: Mapping[str, str | None], baseline: Baseline) -> Iterator[PathMessage]:
-    """Yield (key path, message) for each mistake in the choice of a baseline for a privacy unit.
+    """Yield (key path, message) for each mistake in the choice of baselines.
 
     Args:
         units: unit of each variant by name; None for a variant without privacy.
-        baseline: name of the baseline, or a mapping from unit to the name of the unit's baseline;
-            variants with these names exist.
+        baseline: name of the baseline, or a mapping from unit to the name of the unit's baseline.
+            All these names are names of variants.
     """
     kinds = list(dict.fromkeys(unit for unit in units.values() if unit is not None))
     named = {unit: baseline for unit in kinds} if isinstance(baseline, str) else dict(baseline)

@@ -1,4 +1,4 @@
-"""Existing run directories for a comparison: checked, read, and grouped into variants.
+"""Functions that check and read existing run directories, and group the runs into variants.
 
 Runs that differ only in the seed form one variant. Scores on different test sets are not compared.
 """
@@ -43,7 +43,8 @@ class GivenRun:
         experiment: the experiment of the run.
         settings: all settings without name and seed (`compared_settings`), plus the version of
             fedsim and the digest of each plug-in's source.
-        inputs: the digests in `checkpoint/inputs.json`.
+        inputs: digests of the data, the initial model and the plug-ins, from
+            `checkpoint/inputs.json`.
     """
 
     path: Path
@@ -54,7 +55,7 @@ class GivenRun:
 
     @property
     def seed(self) -> int:
-        """The seed of the experiment."""
+        """The seed of the run's experiment."""
         return self.experiment.seed
 
 
@@ -97,7 +98,7 @@ def _holds_run(path: Path) -> bool:
 
 
 def read_given(paths: Sequence[Path]) -> tuple[list[GivenRun], list[str]]:
-    """Return the finished runs, and a sentence for each run that is left out as unfinished.
+    """Return the finished runs in the given directories, and a sentence for each unfinished run.
 
     Guarantee: every returned run passes `fedsim verify`; only pages, such as `report.html`, are
     not checked.
@@ -158,7 +159,8 @@ class GivenVariant:
     Attributes:
         name: name of the variant in results.
         runs: the runs, one for each seed.
-        changes: always empty, since the runs have no common base experiment.
+        changes: changes to a base experiment; always empty, since the runs have no common base
+            experiment.
     """
 
     name: str
@@ -167,12 +169,12 @@ class GivenVariant:
 
     @property
     def settings(self) -> dict[str, object]:
-        """The settings of the runs, except seed and name."""
+        """The settings that the runs share: all except seed and name."""
         return self.runs[0].settings
 
     @property
     def unit(self) -> str | None:
-        """The privacy unit that ε protects, `example` or `client`; None without privacy."""
+        """The privacy unit, `example` or `client`; None without privacy settings."""
         privacy = self.runs[0].experiment.privacy
         return None if privacy is None else privacy.unit
 
@@ -252,7 +254,7 @@ _TEST_SETTINGS = ("data.dataset", "data.test_fraction")
 
 
 def shared_digests(run: GivenRun) -> dict[str, str]:
-    """Return the digests of the data, initial model and participants, as recorded by the run."""
+    """Return digests of a run's data, initial model and planned participants, by name."""
     schedule = participation_of(run.experiment)
     state = hashlib.sha256()
     for number in range(1, run.experiment.federation.rounds + 1):

@@ -164,7 +164,10 @@ class Job:
         return self.action != "reuse" or self.measure
 
     def to_message(self) -> dict[str, Any]:
-        """Return the job as a message for a worker, in JSON unless it has Python objects."""
+        """Return the job as a message (a mapping) for a worker.
+
+        All values are JSON, unless the experiment has Python objects.
+        """
         mode = "python" if self.loaded.experiment.objects else "json"
         return {
             "action": self.action,
@@ -199,11 +202,11 @@ def check_directory(out: Path) -> None:
 
 @contextmanager
 def lock_directory(out: Path) -> Iterator[tuple[int, ...]]:
-    """Lock a directory for one comparison, since two at once would write into the same runs.
+    """Lock a comparison's directory, so that no second comparison writes into the same runs.
 
-    The lock ends with the processes that hold it, however they end. Yields the file descriptors
-    that workers must inherit. Without them, a worker that briefly outlives a killed caller would
-    not keep the lock. Platforms without file locks have no lock.
+    The lock ends with the processes that hold it, however they end. The context manager yields the
+    file descriptors of the lock. Workers must inherit them, so that a worker that briefly outlives
+    a killed caller keeps the lock. Platforms without file locks have no lock.
 
     Raises:
         RunDirectoryError: another process holds the lock.
@@ -224,10 +227,10 @@ def lock_directory(out: Path) -> Iterator[tuple[int, ...]]:
 
 
 def plan_jobs(comparison: LoadedComparison, out: Path) -> list[Job]:
-    """Return a job for every seed and variant, ordered by seed.
+    """Return the jobs of a comparison, one for every seed and variant, ordered by seed.
 
-    If an experiment was changed, its run directory is moved to `superseded/`, not deleted: its
-    ledger is the record of the spent privacy budget.
+    If an experiment has changed since its earlier run, the directory of the earlier run is moved to
+    `superseded/`. It is not deleted, since its ledger records the spent privacy budget.
     """
     jobs = []
     for index, seed in enumerate(comparison.seeds):
@@ -268,7 +271,7 @@ _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 def default_workers() -> int:
-    """Return the default number of workers: the usable processors, at most `MAX_WORKERS`."""
+    """Return the default number of workers: one per usable processor, at most `MAX_WORKERS`."""
     try:
         available = len(os.sched_getaffinity(0))
     except AttributeError:  # not on every platform
@@ -290,8 +293,8 @@ def execute(
         jobs: the jobs as messages for `fedsim.comparison.worker`.
         workers: number of parallel processes.
         log: path of the file for all output of the workers.
-        on_message: function that is called in this thread with (index of a job, message of its
-            worker); the last message of a job is `finished` or `failed`.
+        on_message: function that is called in this thread for each message of a worker, with (index
+            of the job in `jobs`, message); the last message about a job is `finished` or `failed`.
         inherited: file descriptors that stay open in the workers.
 
     Raises:
@@ -305,7 +308,7 @@ def execute(
 def execute_here(
     jobs: Sequence[Mapping[str, Any]], *, log: Path, on_message: MessageHandler
 ) -> None:
-    """Run all jobs in this process in turn, as other processes do not have its Python objects.
+    """Run all jobs one after another in this process, for experiments with Python objects.
 
     Args:
         jobs: the jobs as messages for `fedsim.comparison.worker`.

@@ -1,4 +1,4 @@
-"""Loading of a comparison file: the experiments of all variants and seeds are checked."""
+"""Functions that load a comparison file and check the experiment of every variant and seed."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -35,8 +35,8 @@ class LoadedVariant:
         name: name of the variant in results and directories.
         changes: the variant's changes to the base experiment, as `{"key.path": value}`.
         experiments: the experiments, one for each seed, in the order of the seeds.
-        arm: name of the predefined baseline (`arm`) that the variant starts from, such as pooled
-            data; None without one.
+        arm: name of the predefined baseline (`arm`) that the variant starts from, such as `pooled`
+            for training on the data of all clients in one place; None without one.
     """
 
     name: str
@@ -57,7 +57,7 @@ class LoadedVariant:
 
     @property
     def unit(self) -> str | None:
-        """The privacy unit that ε protects, `example` or `client`; None without privacy."""
+        """The privacy unit, `example` or `client`; None without privacy settings."""
         privacy = self.experiments[0].experiment.privacy
         return None if privacy is None else privacy.unit
 
@@ -69,11 +69,11 @@ class LoadedComparison:
     Attributes:
         settings: the content of the file.
         name: name of the comparison.
-        base: path of the base experiment, or its tree if it was given as a mapping.
-        seeds: the seeds; every variant runs once with each of them. A search uses only the seed of
-            the base experiment.
-        variants: all variants in the order of the file; each combination of a grid's values is one
-            variant.
+        base: path of the base experiment; if it was given as a mapping, its parsed content.
+        seeds: the seeds; every variant runs once with each of them. For a search, it is only the
+            seed of the base experiment.
+        variants: all variants in the order of the file. An entry with lists of values (a grid)
+            gives one variant for each combination of values.
     """
 
     settings: ComparisonSettings
@@ -84,12 +84,15 @@ class LoadedComparison:
 
     @property
     def metric(self) -> str | None:
-        """Name of the compared metric; None means one of all runs, if possible the main metric."""
+        """Name of the compared metric; None means that it is chosen automatically.
+
+        The automatic choice is a metric that all runs have, if possible the main metric.
+        """
         return self.settings.metric
 
     @property
     def baseline(self) -> Baseline:
-        """Name of the baseline variant, or a mapping from privacy unit to the unit's baseline.
+        """Name of the baseline variant, or a mapping from privacy unit to the name of its baseline.
 
         Raises:
             ValueError: this is a search, which has no baseline.
@@ -105,7 +108,7 @@ class LoadedComparison:
 
     @property
     def candidates(self) -> tuple[LoadedVariant, ...]:
-        """The variants from which a search draws the experiments of its runs."""
+        """The variants that a search can draw; for each of its runs, a search draws one of them."""
         select = self.settings.select
         names = None if select is None else select.among or None
         return tuple(variant for variant in self.variants if names is None or variant.name in names)
@@ -151,7 +154,7 @@ BASE = "base"
 
 
 def read_base(content: Mapping[Any, Any], problems: list[Problem]) -> Node:
-    """Return the tree of a base experiment that is given as a mapping.
+    """Return the parsed content of a base experiment that is given as a mapping.
 
     Args:
         content: the content of the experiment.
@@ -173,13 +176,15 @@ def load_tree(
     """Load a comparison from the parsed YAML of its file.
 
     Args:
-        tree: the parsed content of the file, with the place of each value.
-        directory: the directory in which relative paths start, such as that of the base experiment.
+        tree: the parsed content of the file, with the line and column of each value.
+        directory: the directory that relative paths in the file refer to, such as the path of the
+            base experiment.
         stem: name of the comparison if the file gives none.
         problems: mistakes that were already found.
         search: whether to load the file for a search (`select.search`) instead of a comparison.
         centre: name of the variant that is kept if others have the same settings; None keeps all.
-        given: the tree of the base; None reads the file that the comparison names.
+        given: the parsed content of the base experiment; None means to read the file that `base`
+            names.
 
     Raises:
         ExperimentError: there are mistakes; the error lists all, including `problems`.

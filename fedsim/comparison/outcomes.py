@@ -17,24 +17,25 @@ from fedsim.runs.recorded_figures import personal_metrics
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """The result of one run: of one variant with one seed.
+    """The result of one run, which is one variant with one seed.
 
     Attributes:
         variant: name of the variant.
         seed: the experiment's seed.
         path: the run directory, relative to the comparison's directory.
-        status: status in `summary.json`, or "failed" for a run without that file.
+        status: "failed" if the worker reported a failure, else the status in `summary.json`;
+            "interrupted" without that file.
         reason: reason of a failure or a stop; None without one.
         reused: whether an earlier call finished the run.
-        metrics: final metrics on the test set by name. Names with `personal_` are metrics of the
-            clients' personal models on public data. A value is None if it is not finite.
-        is_private: whether the clients trained with differential privacy; clipping without noise
-            is none.
+        metrics: final metrics on the test set by name; metrics whose name starts with `personal_`
+            are of the clients' personal models on public data. A value that is not finite is None.
+        is_private: whether the clients trained with differential privacy; False for clipping
+            without noise.
         epsilon: the largest ε of any client; None if infinite or not private.
         delta: the δ of `epsilon`; None if not private.
         trust: trust model in which `epsilon` holds; None if not private.
-        unit: privacy unit that `epsilon` protects, `example` or `client`, or whose contribution is
-            clipped without noise; None without privacy settings.
+        unit: privacy unit, `example` or `client`, also for clipping without noise; None without
+            privacy settings.
         certificates: the largest ε of any client against each observer (adversary), by the
             observer's name; a value is None if infinite.
         adjacency: adjacency of `epsilon`; None if not private.
@@ -45,10 +46,11 @@ class RunOutcome:
             `client_metrics: true`.
         pair_digests: digests of the data, initial model and participants, which runs of one seed
             share.
-        scores: scores by class on the public test set; None for a failed run.
-        main_metric: name of the first of `evaluation.metrics` that is one number, or of the task's
-            metric; None if the task is not known.
-        constant_metrics: metrics of the best constant prediction on the test set, where known.
+        scores: scores by class on the public test set; None for a run that did not get that far.
+        main_metric: name of the first entry of `evaluation.metrics` that is one number; without
+            such a setting, the usual metric of the task. None if the task is not known.
+        constant_metrics: metrics that the best constant prediction would have on the test set, by
+            name; metrics for which this is not known are left out.
     """
 
     variant: str
@@ -203,7 +205,7 @@ def _read(directory: RunDirectory, name: str, default: dict[str, Any]) -> dict[s
 
 
 def finite_values(outcomes: Sequence[RunOutcome], metric: str) -> dict[int, float]:
-    """Return a metric's finite values over finished runs, by seed."""
+    """Return the value of a metric in each finished run, by seed; only finite values."""
     return {
         outcome.seed: value
         for outcome in outcomes

@@ -59,7 +59,7 @@ class TableCell:
 
 @dataclass(frozen=True)
 class TableRow:
-    """A table row of one variant, with the number of the variant's colour in all figures."""
+    """A table row of one variant, with the index of the variant's colour in all figures."""
 
     name: str
     series: int
@@ -71,8 +71,8 @@ class TableRow:
 class PageTable:
     """A table that readers can sort by each column; the first column has the variants' names.
 
-    If all names begin with the same words, such as `target_epsilon=`, these words are the heading
-    of that column.
+    If all variants' names begin with the same setting key, such as `target_epsilon=`, the first
+    column's heading is this key and its cells have only the rest of the names.
     """
 
     headings: tuple[str, ...]
@@ -84,14 +84,14 @@ _Column = tuple[str, Callable[[VariantResult], TableCell]]
 
 
 def variants_table(results: Results, series: Mapping[str, int]) -> PageTable:
-    """Return the table of variants: guarantee, mean metric, difference from the baseline, tests.
+    """Return the table of variants: guarantee, mean metric, difference from the baseline, p value.
 
     The columns for trust and observer exist only if a variant's trust is not local. The column for
     δ exists only if variants have different δ.
 
     Args:
         results: the results of the variants of one privacy unit.
-        series: number of each variant's colour, by the variant's name.
+        series: index of each variant's colour, by the variant's name.
     """
     columns = _columns(results)
     prefix = common_words([variant.name for variant in results.variants])
@@ -179,7 +179,7 @@ def differences_table(results: Results, series: Mapping[str, int]) -> PageTable 
 
     Args:
         results: the results of the variants of one privacy unit.
-        series: number of each variant's colour, by the variant's name.
+        series: index of each variant's colour, by the variant's name.
     """
     settings = results.settings.among(variant.name for variant in results.variants)
     if not settings.keys:
@@ -198,11 +198,11 @@ def differences_table(results: Results, series: Mapping[str, int]) -> PageTable 
 
 
 def runs_table(results: Results, series: Mapping[str, int]) -> PageTable:
-    """Return the table of runs, each with a link to its report; a long table is cut.
+    """Return the table of runs, each with a link to its report; at most the first `_MAX_RUNS` runs.
 
     Args:
         results: the results of all variants.
-        series: number of each variant's colour, by the variant's name.
+        series: index of each variant's colour, by the variant's name.
     """
     metric = results.metric
     rows = (_run_row(run, metric, series[run.variant]) for run in results.outcomes[:_MAX_RUNS])

@@ -32,7 +32,7 @@ _PREFERRED = ("test_accuracy", "test_r2", "test_loss")
 
 
 class ComparedVariant(Protocol):
-    """Protocol of a compared variant, whether from a comparison file or from existing runs."""
+    """Protocol of a compared variant, which comes from a comparison file or from existing runs."""
 
     @property
     def name(self) -> str:
@@ -51,12 +51,12 @@ class ComparedVariant(Protocol):
 
     @property
     def unit(self) -> str | None:
-        """The privacy unit that ε protects, `example` or `client`; None without privacy."""
+        """The privacy unit, `example` or `client`; None without privacy settings."""
         ...
 
 
 class Compared(Protocol):
-    """Protocol of the object to compare: a comparison file, or existing runs."""
+    """Protocol of a loaded comparison, which is a comparison file or a set of existing runs."""
 
     @property
     def name(self) -> str:
@@ -65,7 +65,10 @@ class Compared(Protocol):
 
     @property
     def metric(self) -> str | None:
-        """Name of the compared metric; None means one of all runs, if possible the main metric."""
+        """Name of the compared metric; None means that it is chosen automatically.
+
+        The automatic choice is a metric that all runs have, if possible the main metric.
+        """
         ...
 
     @property
@@ -85,19 +88,19 @@ class Compared(Protocol):
 
 
 class ComparisonError(InputError):
-    """Error of a comparison that has no result; the message names the fix."""
+    """Error that runs cannot be compared; the message names the fix."""
 
 
 class NothingFinishedError(FedsimError, RuntimeError):
-    """Error of a comparison of which no run finished; the message has the reasons."""
+    """Error that no run of a comparison finished; the message has the reason of each failure."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference between a variant and the baseline, over the seeds that both finished.
+    """The difference between a variant and the baseline, over seeds that have a value for both.
 
     Attributes:
-        seeds: the seeds that both finished.
+        seeds: the seeds with a finite value of the metric for both.
         paired: the mean difference with its interval and tests.
         holm_p: the p value of the t test, after Holm's correction for all variants of the
             comparison.
@@ -129,8 +132,9 @@ class VariantResult:
         is_private: whether the variant's clients trained with differential privacy.
         outcomes: results of the single runs, one for each seed.
         metrics: mean of each metric over the finished seeds.
-        difference: difference from the baseline in the compared metric; None for the baseline
-            itself, if no seed finished in both, or if the baseline is unfit (see `Results`).
+        difference: difference from the baseline in the compared metric. None for the baseline
+            itself, if no seed finished in both, or if the baseline is useless (see
+            `Results.unfit`).
         epsilon: the largest ε of any client in any run of the variant; None if infinite or not
             private.
         delta: the largest δ of any run of the variant; None if not private.
@@ -198,9 +202,9 @@ class Results:
         settings: the settings in which variants differ.
         remarks: additional notes for the reader, such as on runs that were left out.
         has_sibling: whether the comparison has two privacy units, and these are the results of one.
-        unfit: variants with which no other variant should be compared; if the baseline is one of
-            them, there are no differences.
-        remedy: the command that tunes every variant; None for existing runs.
+        unfit: variants that are useless for comparisons, such as models that learnt nothing. If the
+            baseline is one of them, no differences are computed.
+        remedy: a command that tunes every variant, for a comparison with unfit variants; else None.
     """
 
     name: str
@@ -229,7 +233,7 @@ class Results:
 
     @property
     def unfit_names(self) -> tuple[str, ...]:
-        """The names of the variants that no other one should be compared with."""
+        """The names of the unfit variants, which no other variant should be compared with."""
         return tuple(entry.variant for entry in self.unfit)
 
     @property

@@ -1,7 +1,7 @@
 """Settings of a comparison file, and the rules for a valid comparison or a valid search.
 
-A search is a secret, random number of runs of which only the best model is released. No score and
-no run of a search may be released outside of its two stated guarantees.
+A search performs a secret, random number of runs, of which only the best model is released. No
+score and no run of a search may be released unless one of its two guarantees covers it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ _SHAPES: dict[DistributionName, float | None] = {
 
 
 class SearchSettings(Settings):
-    """`select.search:` in a comparison file: a search whose number of runs is drawn and secret."""
+    """Content of `select.search:` in a comparison file: a search with a random number of runs."""
 
     distribution: DistributionName = Field(
         default="geometric",
@@ -67,7 +67,7 @@ class SearchSettings(Settings):
 
 
 class SelectSettings(Settings):
-    """`select:` in a comparison file: choose a variant and state its privacy cost."""
+    """Content of `select:` in a comparison file: how the best variant is selected."""
 
     metric: str = Field(
         description="the variant with the best mean is chosen: `test_` and a built-in metric that "
@@ -143,7 +143,7 @@ def _checked(metric: str, known: Sequence[str]) -> str:
 
 
 class ComparisonSettings(Settings):
-    """A comparison file."""
+    """Content of a comparison file: base experiment, variants, seeds, baseline and metric."""
 
     base: str = Field(description="an experiment file, relative to the comparison file")
     name: str | None = Field(
@@ -223,7 +223,7 @@ _NOT_IN_A_SEARCH = {
 
 
 def required_problems(settings: ComparisonSettings) -> Iterator[PathMessage]:
-    """Yield (key path, message) for each key that a comparison lacks or must not have."""
+    """Yield (key path, message) for each missing key, and each key not allowed in a comparison."""
     if settings.select is not None and settings.select.search is not None:
         yield (
             ("select", "search"),
@@ -241,7 +241,7 @@ def required_problems(settings: ComparisonSettings) -> Iterator[PathMessage]:
 
 
 def file_problems(settings: ComparisonSettings) -> Iterator[PathMessage]:
-    """Yield (key path, message) for each key that a search lacks or must not have."""
+    """Yield (key path, message) for each missing key, and each key not allowed in a search."""
     for key, message in _NOT_IN_A_SEARCH.items():
         if getattr(settings, key) not in (None, False):
             yield (key,), message

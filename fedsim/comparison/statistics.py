@@ -1,10 +1,11 @@
-"""Means over seeds, paired differences and their tests; the sample is the seeds, not examples.
+"""Means over seeds with intervals, and paired differences between variants with tests.
 
-An interval is Student's t interval. It is exact for normal values, an approximation for others, and
-wide for few seeds. A paired difference has two tests with different assumptions. The paired t test
-assumes normal differences. The sign-flip test (Fisher 1935, The Design of Experiments, section 21)
-only assumes that, without an effect, each difference is symmetric about zero. With n seeds, its p
-value is never below 2 / 2^n.
+There is one value for each seed, so intervals and tests are about chance between seeds, not between
+examples. Intervals are Student's t intervals. They are exact for normally distributed values,
+approximate for others, and wide for few seeds. A paired difference has two tests with different
+assumptions. The paired t test assumes normal differences. The sign-flip test (Fisher 1935, The
+Design of Experiments, section 21) only assumes that, without an effect, each difference is
+symmetric about zero. With n seeds, its p value is never below 2 / 2^n.
 """
 
 import math
@@ -51,8 +52,8 @@ class PairedDifference:
             have the same value other than zero, since the test needs some spread.
         sign_flip_p: two-sided p value of the exact sign-flip test; None for a single pair, or for
             more than `MAX_FLIPPED_PAIRS`.
-        sign_flip_floor: the smallest p value that the sign-flip test can give with this number of
-            pairs.
+        sign_flip_floor: the smallest p value that is possible in the sign-flip test with this
+            number of pairs.
     """
 
     estimate: Estimate
@@ -118,7 +119,7 @@ def paired_difference(
 
 
 def sign_flip_test(differences: NDArray[np.float64]) -> float | None:
-    """Return the exact p value of the sign-flip test, or None for too few or too many values.
+    """Return the exact p value of the sign-flip test of n paired differences.
 
     Each of the 2^n choices of signs for the n differences has a mean. The p value is the share of
     choices whose mean is at least as far from zero as the observed mean. The result is None for
@@ -140,10 +141,10 @@ def sign_flip_test(differences: NDArray[np.float64]) -> float | None:
 def holm(p_values: Sequence[float | None]) -> tuple[float | None, ...]:
     """Return p values adjusted for multiple comparisons (Holm 1979), in the given order.
 
-    A None among the values stays None.
+    A value None stays None and is not counted.
 
-    Guarantee: if all adjusted values below p are called significant, any of these calls is wrong
-    with probability at most p, however the tests depend on one another.
+    Guarantee: if all adjusted values below p are called significant, the probability that one or
+    more of these calls are wrong is at most p. The tests may depend on one another in any way.
     """
     tested = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
     adjusted: list[float | None] = [None] * len(p_values)

@@ -61,7 +61,7 @@ class ComparisonProgress:
         self._done = 0
 
     def planned(self, comparison: LoadedComparison, jobs: list[Job], workers: int) -> None:
-        """Print the plan of the comparison and start the progress bars."""
+        """Print the numbers of planned and finished runs, and start the progress bars."""
         pending = [job for job in jobs if job.is_pending]
         self._pending, self._done = len(pending), 0
         resumed = sum(job.action == "resume" for job in pending)

@@ -1,7 +1,7 @@
 """Results of a comparison as text: numbers, notes on how to read them, and scores by class.
 
 Noise and clipping cost classes with few examples more than others (Bagdasaryan, Poursaeed and
-Shmatikov 2019), and a mean accuracy hides it. Figures are means over the finished seeds.
+Shmatikov 2019), and a mean accuracy hides it. All numbers are means over the finished seeds.
 """
 
 from collections import Counter
@@ -42,9 +42,10 @@ def guarantee_text(variant: VariantResult) -> str:
 
 
 def observer_text(variant: VariantResult) -> str:
-    """Return the adversary of a variant's ε as text.
+    """Return the name of the adversary against whom a variant's ε holds.
 
-    If secure aggregation hides single updates, the text also has ε against a server that sees them.
+    If ε relies on secure aggregation, the text also has the ε against a server that sees the
+    client's own upload.
     """
     if variant.observer is None:
         return _NOTHING
@@ -54,12 +55,12 @@ def observer_text(variant: VariantResult) -> str:
 
 
 def interval_text(metric: str, estimate: Estimate) -> str:
-    """Return a mean as text, followed by ± half of its interval if there are several seeds."""
+    """Return a mean as text, with ± half of its interval's width if there are several seeds."""
     return metric_text(metric, estimate.mean) + _half(metric, estimate)
 
 
 def difference_text(metric: str, estimate: Estimate) -> str:
-    """Return a mean difference ± half of its interval; accuracies are in percentage points."""
+    """Return a mean difference ± half of its interval's width; accuracies in percentage points."""
     percent = metric_entry(metric).in_percent
     value = 100 * estimate.mean if percent else estimate.mean
     text = f"{value:+.1f}" if percent else f"{value:+.3g}"
@@ -79,7 +80,7 @@ def seconds_text(seconds: Estimate | None) -> str:
 
 
 def unfit_sentences(results: Results) -> dict[str, str]:
-    """Return a sentence for each variant that no other one should be compared with, by name."""
+    """Return sentences that say why variants are unfit for comparisons, by the variant's name."""
     by_name = {entry.variant: entry for entry in results.unfit}
     return {
         variant.name: f"{variant.name} {' and '.join(_reasons(entry, variant, results.metric))}: "
@@ -125,7 +126,7 @@ OTHER_VALUES = "other values of local.optimizer.lr, or more rounds, for these va
 
 
 def difference_mark(results: Results, variant: VariantResult) -> str:
-    """Return the mark behind the difference of a variant that is unfit; "" for any other."""
+    """Return the mark † that an unfit variant has behind its difference; "" for other variants."""
     return " †" if variant.name in results.unfit_names else ""
 
 
@@ -137,7 +138,7 @@ def common_prefix(names: Sequence[str]) -> str:
 
 
 def common_words(names: Sequence[str]) -> str:
-    """Return the setting key that all names begin with, such as `target_epsilon=`; else ""."""
+    """Return the setting key with which all names begin, such as `target_epsilon=`; "" if none."""
     prefix = common_prefix(names) if len(names) > 1 else ""
     return prefix[: prefix.rfind("=") + 1]
 
@@ -288,7 +289,7 @@ class ClassRecall:
 
     @property
     def spread(self) -> float:
-        """Largest difference of the recall between two variants."""
+        """Largest difference between the recalls of two variants."""
         known = [value for value in self.recalls if value is not None]
         return max(known) - min(known) if known else 0.0
 
@@ -321,13 +322,13 @@ def recall_by_class(results: Results) -> list[ClassRecall]:
 
 
 def majority_of(variant: VariantResult) -> float | None:
-    """Return the accuracy of always guessing the most frequent class; None for regression."""
+    """Return the test accuracy of always predicting the largest class; None for regression."""
     shares = [scores.majority for scores in _scores_of(variant) if scores.majority is not None]
     return fmean(shares) if shares else None
 
 
 def baseline_note(results: Results) -> str | None:
-    """Return a note with the accuracy of guessing the largest class; None for regression."""
+    """Return a note with the accuracy of always guessing the largest class; None in regression."""
     shares = [share for variant in results.variants if (share := majority_of(variant)) is not None]
     if not shares:
         return None
@@ -340,7 +341,7 @@ def baseline_note(results: Results) -> str | None:
 def score_warnings(results: Results) -> list[str]:
     """Return warnings about variants that never predict a class or do not beat a constant answer.
 
-    There are at most ten warnings, and a line that counts the others.
+    The list has at most `_MAX_WARNINGS` warnings; a last line then counts the others.
     """
     warnings = list(_warnings(results))
     if len(warnings) <= _MAX_WARNINGS:
@@ -397,7 +398,7 @@ def scores_table(results: Results) -> Table | None:
 
 
 def scores_json(variant: VariantResult) -> dict[str, Any]:
-    """Return the scores by class for a variant's entry in `comparison.json`."""
+    """Return the majority accuracy and the recall of each class, for `comparison.json`."""
     runs = _scores_of(variant)
     names = dict.fromkeys(label.name for run in runs for label in run.classes)
     rows = [{"class": name, "recall": _mean_recall(runs, name)} for name in names]
@@ -405,7 +406,7 @@ def scores_json(variant: VariantResult) -> dict[str, Any]:
 
 
 def scores_context(results: Results) -> dict[str, Any] | None:
-    """Return the scores by class for the template of the page; None for fewer than two classes."""
+    """Return the recall by class for the HTML template, or None for fewer than two classes."""
     rows = recall_by_class(results)
     if len(rows) < 2:
         return None

@@ -1,6 +1,7 @@
-"""Tuning before a comparison (`tune:`): the best values of a few keys for every variant.
+"""Tuning before a comparison (`tune:`): finds the best values of a few keys for every variant.
 
-Candidates are an ordinary comparison in the folder `tuning/`, over seeds that are not compared.
+The candidate values are run as a comparison of their own in the folder `tuning/`. Its seeds differ
+from those of the comparison that follows.
 """
 
 import itertools
@@ -25,11 +26,11 @@ FACTORS = (1 / 16, 1 / 4, 1, 4, 16)
 
 @dataclass(frozen=True)
 class Candidates:
-    """The candidates of every variant.
+    """The candidates for tuning: copies of each variant with other values of the tuned keys.
 
     Attributes:
-        comparison: the comparison of all candidates, over the seeds to tune on.
-        values: for each variant, the values of its tuned keys by the name of the candidate.
+        comparison: a comparison in which each candidate is a variant, with the seeds to tune on.
+        values: values of the tuned keys, `{variant: {candidate: {key: value}}}`.
     """
 
     comparison: LoadedComparison
@@ -37,13 +38,14 @@ class Candidates:
 
 
 def load_candidates(comparison: LoadedComparison, tune: TuneSettings) -> Candidates:
-    """Load the candidates of every variant: all combinations of the values of its keys.
+    """Load the candidates of every variant: all combinations of the values to try.
 
-    A variant without a key, such as one of privacy in a variant without it, does not tune that key.
+    A variant that does not have one of the keys does not tune it; for example, a variant without
+    privacy tunes no key of `privacy`.
 
     Args:
         comparison: the comparison to tune.
-        tune: the section `tune` of its settings.
+        tune: the section `tune` of the comparison file.
 
     Raises:
         ExperimentError: a key or a value does not fit a variant; the error lists all.
@@ -74,11 +76,11 @@ def load_candidates(comparison: LoadedComparison, tune: TuneSettings) -> Candida
 def tuned_comparison(
     comparison: LoadedComparison, candidates: Candidates, results: Results
 ) -> tuple[LoadedComparison, dict[str, str]]:
-    """Return the comparison of the variants with their best values, and these values as text.
+    """Return the comparison with tuned variants, and each variant's best values as text, by name.
 
     Args:
         comparison: the comparison to tune.
-        candidates: its candidates.
+        candidates: the candidates of its variants.
         results: the results of the candidates.
 
     Raises:

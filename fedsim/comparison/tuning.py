@@ -52,7 +52,7 @@ class RunSpend:
     Attributes:
         adjacency: adjacency of the run; None for a run without privacy.
         unit: privacy unit that ε protects; None for a run without privacy.
-        trust: trust model, which decides against which adversary ε holds; None for a run without
+        trust: trust model; it determines the adversary against whom ε holds. None for a run without
             privacy.
         rdp: the largest Rényi divergence bound of any client at each of `DEFAULT_ORDERS`; infinite
             without noise.
@@ -74,9 +74,9 @@ class Composition:
         epsilon: composed ε of the private runs; None if infinite, if there is no private run, or if
             the runs have two units or adjacencies.
         delta: the δ of `epsilon`; None without private runs.
-        against: the adversary against whom `epsilon` holds. Of the runs' adversaries it is the one
-            who sees least, since a claim against any other covers it. None if there is no private
-            run, or if the runs have two units or adjacencies.
+        against: the adversary against whom `epsilon` holds. Of the adversaries of all runs, it is
+            the one that sees least: a guarantee against any other one also holds against it. None
+            if there is no private run, or if the runs have two units or adjacencies.
         selected_epsilon: the ε that releasing only the best run would have, if the number of runs
             had been drawn at random and kept secret; None if `epsilon` is None.
     """
@@ -98,8 +98,8 @@ class Tuning:
         candidates: cost of the runs of all candidate variants; None without a selection.
         selected: name of the selected variant; None without a selection, or if no candidate
             finished all of its runs.
-        on: declared data of the selection, or of the tuning before the comparison; None without
-            either.
+        on: the data that the selection, or the tuning before the comparison, uses: `public_test` or
+            `public_data`, as the file declares. None without selection and tuning.
         statement: the cost as a sentence.
     """
 
@@ -124,8 +124,9 @@ def tuning_cost(results: Results, out: Path, select: SelectSettings | None) -> T
     """Return the privacy cost of all runs below `out`, and of selecting a variant.
 
     Guarantee: for every training example, all private runs together are (`epsilon`, `delta`)-DP
-    under their adjacency. Rényi DP adds up over runs. Each run counts with the largest value of any
-    client at each order, so the sum bounds every example, whichever client holds it.
+    under their adjacency. Rényi DP adds up over runs. At each order, a run counts with the largest
+    Rényi divergence bound of any client, so the sum bounds every example, whichever client holds
+    it.
 
     Args:
         results: the results of the comparison.
@@ -244,9 +245,10 @@ def _compose(spends: Sequence[RunSpend], delta: float | None) -> Composition:
 
 
 def best_variant(candidates: Sequence[VariantResult], metric: str) -> VariantResult | None:
-    """Return the variant with the best mean over all its seeds, and of equal ones the least loss.
+    """Return the variant with the best mean metric over all its seeds.
 
-    None if no variant has the metric for all its seeds.
+    Of variants with equal means, it is the one with the smallest test loss. The result is None if
+    no variant has the metric for all its seeds.
     """
     sign = -1.0 if metric_entry(metric).smaller_is_better else 1.0
     scored = [

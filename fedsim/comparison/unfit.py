@@ -1,15 +1,16 @@
-"""Variants that are no fair measure for another one: useless, or worse than they can be.
+"""Unfit variants: variants that no other variant should be compared with.
 
-A difference to a model that learnt nothing, or diverged, says nothing about the other model. Three
-facts show it:
+The difference from a model that learnt nothing says nothing about the other model. A variant is
+unfit if one of three facts holds:
 
-- its metric is not above that of the best constant answer, or it predicts one class for everything;
-- its loss is not finite; or it is above that of the best constant answer in every run, and the
-  metric is not clearly better than a constant one. Loss alone shows nothing: a model of one
-  client's labels is sure of itself, and has a large loss at a useful accuracy;
-- a variant with less information is better, beyond the interval of their difference. No privacy is
-  at least as much information as clipping without noise, which is as much as any ε, and a larger ε
-  as a smaller one; pooled data are as much as a federation, and a federation as a client alone.
+- Its metric is not above that of the best constant answer, or it always predicts the same class.
+- Its loss is not finite; or in every run the loss is above that of the best constant answer, and
+  the metric is not clearly better than that of a constant answer. A large loss alone is no such
+  fact: a model that is too sure of its answers has a large loss, but may have a useful accuracy.
+- A variant with less information is better, beyond the interval of their difference. A variant has
+  more information than another one with a smaller ε. No privacy counts as more than clipping
+  without noise, which counts as more than any ε; pooled data as more than a federation, which
+  counts as more than a single client.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,16 +52,18 @@ _OF_POOLING = (
 
 @dataclass(frozen=True)
 class UnfitVariant:
-    """A variant that no other one should be compared with, and why.
+    """A variant that no other one should be compared with, and the reasons.
 
     Attributes:
         variant: name of the variant.
-        constant: metric of a constant answer, which the variant's mean is not above; None where
-            the mean is above it, or where the metric of a constant answer is not known.
-        answer: the class of a constant answer; None in regression, or with several labels.
+        constant: mean metric of the best constant answer, if the variant's mean is not better. None
+            if the variant is better, or if the metric of a constant answer is not known.
+        answer: the class that a constant answer predicts; None in regression, or with several
+            labels.
         is_constant: whether the variant is no better than a constant answer.
-        has_useless_loss: whether its test loss is not finite in some run, or is above that of a
-            constant answer in every run: it diverged, or did not get anywhere.
+        has_useless_loss: whether the model diverged or learnt nothing. The test loss is then not
+            finite in some run; or it is above that of a constant answer in every run, with a metric
+            that is not clearly better.
         constant_loss: mean test loss of the best constant answer; None where it is not known.
         worse_than: variants with less information and a clearly better metric, the best one first.
     """
@@ -85,9 +88,9 @@ def unfit_variants(
 ) -> tuple[UnfitVariant, ...]:
     """Return the variants that no other one should be compared with.
 
-    Guarantee: if no variant is worse than one with less information, all of them are free of
-    `worse_than` with probability 95 %, for normal differences: intervals are those of all ordered
-    pairs together (Bonferroni).
+    Guarantee: if no variant is truly worse than one with less information, `worse_than` is empty
+    for all of them with probability at least 95 %. This holds for normal differences, since the
+    intervals are simultaneous over all ordered pairs (Bonferroni).
 
     Args:
         metric: name of the compared metric.
@@ -184,8 +187,8 @@ def _worse_than(
         if gain.low is not None and gain.low > 0.0:
             better.setdefault(more, []).append((gain.mean, less))
     return {
-        name: tuple(less for _, less in sorted(better, reverse=True))
-        for name, better in better.items()
+        name: tuple(less for _, less in sorted(gains, reverse=True))
+        for name, gains in better.items()
     }
 
 

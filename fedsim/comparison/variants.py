@@ -261,7 +261,7 @@ class Variant:
 
     Attributes:
         name: name of the variant in results and directories.
-        origin: key of the variant in the comparison file; a grid makes several variants.
+        origin: key of the variant in the comparison file; variants from one grid have the same key.
         overrides: the variant's changes to the base experiment.
         arm: name of the predefined baseline (`arm`) that the variant starts from; None without one.
         centre: name of another variant, which replaces this one if both have equal settings. None
@@ -478,9 +478,9 @@ def axis_labels(paths: list[tuple[str, ...]]) -> list[str]:
 
 
 def value_label(number: int, node: Node) -> str:
-    """Return a value as part of a variant's name, such as 8.0 or 64x32.
+    """Return the text of a value in a variant's name, such as 8.0 or 64x32.
 
-    The label of a value that contains a mapping is `number`.
+    If the value contains a mapping, the text is `number`.
 
     Args:
         number: position of the value in the list of values.

@@ -1,6 +1,6 @@
 """Variants of an experiment file that the command line defines by `--vary KEY=VALUE,...`.
 
-Several keys give all combinations of their values. The result is the content of a comparison file,
+Each combination of the keys' values is a variant. The result is the content of a comparison file,
 which is loaded, run and written like any other.
 """
 
@@ -73,7 +73,7 @@ def parse_vary(texts: Sequence[str], *, option: str = "--vary") -> dict[str, lis
 
 
 def parse_tune(texts: Sequence[str]) -> dict[str, list[object] | None]:
-    """Parse `key.path` and `key.path=value,value` into values by key; None without values.
+    """Parse `key.path=value,value` into `{key: values}`; the values of `key.path` alone are None.
 
     Raises:
         ExperimentError: texts cannot be parsed; the error lists all of them.

@@ -51,10 +51,10 @@ def serve_jobs() -> None:
 
 
 def answer(job: Mapping[str, Any], send: SendMessage) -> Mapping[str, Any]:
-    """Run a job, and return the last message that was sent of it.
+    """Run a job, and return the last message that was sent about it.
 
     Args:
-        job: the job, `Job.to_message`.
+        job: the job, as a mapping that `Job.to_message` returned.
         send: called with every message; the last one is `finished` or `failed`.
     """
     try:
@@ -145,7 +145,7 @@ WARNING = (
 
 
 def write_client_metrics(federation: "Federation", directory: "RunDirectory") -> None:
-    """Write `client_metrics.json` of a finished run, and list the file in the manifest.
+    """Compute `client_metrics.json` of a finished run, write it, and list it in the manifest.
 
     Args:
         federation: the federation of the run's experiment; its model's weights are overwritten.

@@ -36,7 +36,7 @@ def _four_digits(epsilon: float | None, rounding: str) -> str:
 
 
 def aligned_epsilon(epsilon: float | None) -> str:
-    """Return ε as text, rounded up to 4 significant digits; trailing zeros align a column."""
+    """Return ε as text, rounded up, with 4 significant digits and trailing zeros, for a column."""
     text = epsilon_text(epsilon)
     digits = sum(character.isdigit() for character in text.lstrip("0."))
     if digits == 0 or digits >= 4:
@@ -62,12 +62,14 @@ def percent_text(share: float) -> str:
 
 
 def or_dash(value: float | None) -> str:
-    """Return a number as text; return a dash for None."""
+    """Return a number as text with up to 6 significant digits; return a dash for None."""
     return "–" if value is None else f"{value:g}"
 
 
 def metric_text(name: str, value: float | None) -> str:
-    """Return a metric's value as text, in percent with one decimal or with 4 significant digits.
+    """Return a metric's value as text.
+
+    Metrics such as accuracy are in percent with one decimal, others have 4 significant digits.
 
     Args:
         name: name of the metric.

@@ -1,4 +1,4 @@
-"""Lazy imports of catalogued objects, and imports without garbage collection.
+"""A mapping that imports objects when they are looked up, and imports without garbage collection.
 
 Without garbage collection the imports of a command take a sixth less time.
 """
@@ -13,11 +13,11 @@ T = TypeVar("T")
 
 
 class ByName(Mapping[str, T], Generic[T]):
-    """A mapping from names to objects that imports an object's module only when it is looked up.
+    """A mapping from names to objects; looking an object up imports the object's module.
 
     Args:
         places: for each name the import path "package.module:attribute" of its object, in the order
-            of the mapping. The test of the architecture reads these paths as imports.
+            of the mapping. The tests of the package structure count these paths as imports.
     """
 
     def __init__(self, places: Mapping[str, str]) -> None:
@@ -41,9 +41,9 @@ class ByName(Mapping[str, T], Generic[T]):
 def quick_imports() -> Iterator[None]:
     """Disable garbage collection while the `with` block imports modules.
 
-    Afterwards all existing objects are excluded from collection. Imports create half a million
-    lasting objects, which the collector would visit again and again. Only main programs may use
-    this, because a caller's garbage would stay, too.
+    Afterwards all existing objects are excluded from collection, because imports create half a
+    million lasting objects, which the collector would visit again and again. Only main programs may
+    use this: the garbage of a calling program would never be collected.
     """
     gc.disable()
     try:

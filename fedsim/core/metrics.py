@@ -1,4 +1,4 @@
-"""Catalogue of the built-in metrics: unit, direction and bounds of each.
+"""Catalogue of the built-in metrics: unit and bounds of each, and whether larger is better.
 
 The module can be imported without torch and numpy. A new metric is added here and in
 `fedsim/models/scores/metrics.py`.
@@ -26,7 +26,7 @@ TASK_WORDS: dict[TaskName, str] = {
 
 @dataclass(frozen=True)
 class MetricEntry:
-    """Properties of one metric: tasks, unit, direction and bounds.
+    """Properties of one metric: tasks, unit and bounds, and whether larger is better.
 
     Attributes:
         description: the metric's line in `fedsim list`, with the scikit-learn function that defines
@@ -161,7 +161,7 @@ def metric_key(name: str) -> str:
 
 
 def metric_entry(name: str) -> MetricEntry:
-    """Return the properties of a metric: its unit, direction and bounds.
+    """Return the properties of a metric: its unit and bounds, and whether larger is better.
 
     For a function of your own only the name is known. A name that ends in `accuracy` has the entry
     of the built-in accuracy. Any other has an entry without bounds, where larger is better.

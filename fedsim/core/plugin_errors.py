@@ -9,7 +9,7 @@ A `KeyboardInterrupt` passes unchanged: it comes from the user.
 ends the process in another way (a signal, `os.exec`, C) cannot be caught.
 
 A plug-in that replaces a torch function with which noise and clipping are computed, such as
-`torch.linalg.vector_norm`, changes the mechanism of every client: its norms may be wrong.
+`torch.linalg.vector_norm`, changes the mechanism of every client: the clipping may be wrong.
 """
 
 import os
@@ -35,7 +35,10 @@ _IN_PYTHON = ("torch._tensor", "torch.functional")
 
 @cache
 def original_functions() -> dict[str, object]:
-    """Return torch's functions by name, recorded at the first call, before any plug-in."""
+    """Return torch's original functions by name, as they were when this was first called.
+
+    The first call must come before any plug-in is loaded.
+    """
     return dict(_functions())
 
 
@@ -82,15 +85,15 @@ class PluginExitError(Exception):
 class plugin_calls:
     """Context manager that turns each error of a plug-in into a `FedsimError` with file and line.
 
-    Errors that fedsim raises for people pass unchanged.
+    Each `FedsimError` of fedsim itself passes unchanged, as its message is written for people.
 
     Args:
         action: start of the message, which names the failed action, such as
             `model.name './net.py:build': failed`.
         raises: class of the raised error.
         fix: end of the message, which says how to fix the error.
-        mixed: whether the block also runs much code of fedsim. Then an error is turned only if its
-            traceback has a line of a plug-in, or if it would end the program.
+        mixed: whether the block also runs much code of fedsim. If so, an error is turned only if
+            its traceback has a line of a plug-in, or if the error would end the program.
     """
 
     def __init__(

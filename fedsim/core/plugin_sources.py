@@ -1,8 +1,8 @@
 """Recording of the source files of plug-ins and of all modules that they import.
 
 The files are found by reading import statements, also those inside functions. So the result depends
-on files alone, not on the modules that the process has imported. It is the same on every engine and
-node.
+on files alone, not on the modules that the process has imported, and is the same on every engine
+and node.
 
 | what a plug-in imports                         | what is recorded of it                       |
 |------------------------------------------------|----------------------------------------------|
@@ -182,7 +182,7 @@ def read_sources(references: Iterable[str], *, base: Path) -> PluginSources:
 
 
 def trace_plugin(reference: str, *, base: Path) -> tuple[Trace, SourceFile | None]:
-    """Return everything that a plug-in imports, and the plug-in's file (None if it is installed).
+    """Return the `Trace` of a plug-in's imports, and the plug-in's file (None if it is installed).
 
     Args:
         reference: the plug-in reference, as `fedsim.core.plugins.resolve` takes it.
@@ -204,8 +204,8 @@ def trace_plugin(reference: str, *, base: Path) -> tuple[Trace, SourceFile | Non
 def plugin_directory(reference: str, *, base: Path) -> Path:
     """Return the directory in which a plug-in's imports are looked up.
 
-    It is the experiment file's directory. If the plug-in file is outside of it, it is the directory
-    of the plug-in file.
+    This is the experiment file's directory, or the plug-in file's directory if the plug-in file is
+    outside of the experiment file's directory.
 
     Args:
         reference: the plug-in reference, as `fedsim.core.plugins.resolve` takes it.

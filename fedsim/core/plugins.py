@@ -1,14 +1,14 @@
 """Loading of an experiment file's plug-ins: `package.module:callable` or `./file.py:callable`.
 
-Modules of the experiment's directory are loaded into a separate package, once for each content. If
-a file is edited, it and all modules of its directory are loaded again, together. Objects of an
-older version keep their modules. Other modules are imported as usual, and a module that is edited
-after its import is refused.
+Modules of the experiment's directory are loaded into a separate package. If one of their files is
+edited, all modules of the directory are loaded again, into a new package; objects from the old
+package keep working. Other modules are imported as usual, and a module that is edited after its
+import is refused.
 
-A plug-in's imports from its directory do not use `sys.path`. They come from the source files that
-`plugin_sources` read, under separate module names. So the code that runs is the code whose digest
-is recorded. The standard library and fedsim take precedence over files of the directory; installed
-packages do not.
+A plug-in's imports from its directory do not use `sys.path`. The imported modules are made from the
+source files that `plugin_sources` read, under separate module names. So the code that runs is the
+code whose digest is recorded. The standard library and fedsim take precedence over files of the
+directory; installed packages do not.
 """
 
 import builtins
@@ -58,7 +58,9 @@ class PluginPackage(ModuleType):
 
     @classmethod
     def of(cls, directory: Path, plugin: str, files: Iterable[SourceFile]) -> Self:
-        """Return the current package of a directory, after adding the files of a plug-in.
+        """Return a directory's package, after adding the files of a plug-in.
+
+        If a file was edited, or the plug-in now imports other files, the result is a new package.
 
         Args:
             directory: the directory, as an absolute path without symbolic links.

@@ -1,18 +1,18 @@
 """Python objects in an experiment: a dataset, a model or a loss that is defined in a notebook.
 
-In settings, an object is a reference `python:NAME`, a text like any other plug-in's name, which
-holds the object beside it. Whatever is written down has the text alone: no array and no code leaves
-the process, and another process refuses the text with the way out.
+In settings, an object is a `PythonObject`: the text `python:NAME`, which also holds the object.
+Files and messages get the text alone, so no array and no code leaves the process. Another process
+refuses the text, with a message that says how to use a file instead.
 
-The code of an object is followed through the functions and classes that it uses:
+A run records the code of an object and of the functions and classes that this code uses:
 
 | what the object's code uses                     | what is recorded of it                      |
 |-------------------------------------------------|---------------------------------------------|
 | functions and classes of the same module        | a digest of their byte code                 |
 | anything of another module                      | the module, as if a plug-in file imported it|
-| numbers, texts, and lists of them, by a name    | a digest with the user's key: they may be   |
+| numbers, texts, and lists of them in variables  | a digest with the user's key: they may be   |
 |                                                 | computed from private examples              |
-| other values by a name, such as arrays          | their type; examples and initial weights    |
+| other values in variables, such as arrays       | their type; examples and initial weights    |
 |                                                 | have digests of their own                   |
 """
 
@@ -36,7 +36,7 @@ PLACES = "data.dataset, model.name and model.loss"
 class PythonObject(str):
     """Reference `python:NAME` together with the object that it names.
 
-    Copies of settings share the object; whatever is pickled or written as text has no object.
+    Copies of settings share the object. A pickled or written reference is the text alone.
 
     Args:
         name: name of the object.
@@ -71,7 +71,7 @@ class PythonObject(str):
         return self.value if isinstance(self.value, tuple) else None
 
     def code(self) -> "ObjectCode":
-        """Return the code of the object, and what it uses."""
+        """Return the byte code of the object, and the values and modules that this code uses."""
         walk = _Walk(getattr(self.value, "__module__", None))
         if self.arrays is None:
             walk.follow([(self.name, self.value)])
@@ -87,12 +87,12 @@ MAY_BE_OBJECT = WrapValidator(_keep_object)
 
 
 def is_object_name(reference: str) -> bool:
-    """Whether a reference names a Python object, which the text alone does not hold."""
+    """Whether a reference starts with `python:`, so that it names a Python object."""
     return reference.startswith(_PREFIX)
 
 
 def file_instead(reference: str) -> str:
-    """Return how a file can take the place of a Python object, as the end of a message."""
+    """Return the end of an error message, which says how to use a file in place of an object."""
     name = reference.removeprefix(_PREFIX)
     if name == _ARRAYS:
         return (
@@ -113,7 +113,7 @@ def takes_object(path: Iterable[str | int]) -> bool:
 
 
 def object_of(value: object) -> PythonObject | None:
-    """Return the reference of a function, a class, or the arrays of a dataset; None for others."""
+    """Return a `PythonObject` for a function, a class or a dataset's arrays; else None."""
     if isinstance(value, FunctionType | type):
         name = value.__name__.strip("<>")  # of a lambda
         return PythonObject(name, value)
@@ -123,21 +123,22 @@ def object_of(value: object) -> PythonObject | None:
 
 
 def callable_of(reference: str) -> Callable[..., Any] | None:
-    """Return the function or class that a reference holds; None for another name."""
+    """Return the function or class that a `PythonObject` holds; None for other references."""
     value = reference.value if isinstance(reference, PythonObject) else None
     return value if callable(value) else None
 
 
 def is_array(value: object) -> bool:
-    """Whether a value is an array, a tensor or a table, and no single number."""
+    """Whether a value is an array, a tensor or a table, with at least one dimension."""
     return hasattr(value, "__array__") and getattr(value, "ndim", 0) > 0
 
 
 def refusal(value: object, path: Sequence[str | int]) -> str | None:
-    """Return why a value of another kind is no Python object of an experiment; None if YAML has it.
+    """Return an error message for a value that cannot be a Python object of an experiment.
 
     Args:
-        value: the value, which `object_of` does not name.
+        value: a value for which `object_of` returns None. For a text, a path, a mapping or a list
+            without arrays the result is None, because YAML has such values.
         path: keys of a setting that takes Python objects.
     """
     is_list = isinstance(value, tuple | list)
@@ -154,11 +155,11 @@ def refusal(value: object, path: Sequence[str | int]) -> str | None:
 
 @dataclass(frozen=True)
 class ObjectCode:
-    """The code of a Python object, and what it uses.
+    """The byte code of a Python object, and the values and modules that this code uses.
 
     Attributes:
         code: byte code of functions, and names of classes and types, in the order of use.
-        values: numbers and texts that the code uses by a name, as text; they may be private.
+        values: numbers and texts in variables that the code uses, as text; they may be private.
         modules: names of the other modules that the code uses.
     """
 

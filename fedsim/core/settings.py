@@ -38,8 +38,8 @@ class Settings(BaseModel):
     """Base of all settings: immutable, no unknown keys, no silent conversions, finite numbers.
 
     Attributes:
-        limit: largest size of a number whose field sets no limit of its own. It is None in classes
-            whose numbers are only compared with data.
+        limit: largest absolute value of a number whose field has no limit of its own. It is None
+            in classes whose numbers are only compared with data.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
@@ -56,11 +56,12 @@ class Settings(BaseModel):
 
 @dataclass(frozen=True)
 class Branch:
-    """Rule that chooses a settings class by one key whose possible values are not all known.
+    """Rule that chooses a settings class by the value of one key, which may be any text.
 
     Attributes:
         key: the key whose value decides, such as scheme.
-        branch_of: function that returns the tag of the settings class for a value of the key.
+        branch_of: function that returns, for a value of the key, the tag (pydantic `Tag`) of the
+            settings class.
     """
 
     key: str
@@ -78,10 +79,10 @@ class Branch:
 
 
 class Choice:
-    """Annotation of a field whose settings class is chosen by its `name`.
+    """Annotation of a field whose settings class is chosen by the value of the key `name`.
 
-    In a file, `clipping: adaptive` means `clipping: {name: adaptive}` with the defaults of that
-    class. A mapping whose only key is the name is written as the name alone.
+    In a file, `clipping: adaptive` means `clipping: {name: adaptive}`: the class of that name with
+    its default settings. A mapping whose only key is `name` is written as the name alone.
     """
 
     tag = "name"

@@ -2,8 +2,8 @@
 
 Every random number of an experiment comes from a stream of this module, never from a global
 generator and never in order of arrival. So a result does not depend on scheduling, workers or
-engine. A keyed hash (BLAKE2b) of the four numbers gives the key of a stream. It serves as the key
-of a cipher or of a counter-based generator. Distinct numbers give independent streams.
+engine. A keyed hash (BLAKE2b) of the four numbers gives the key of a stream, for a cipher or for a
+counter-based generator. Different numbers give independent streams.
 
 Anyone who knows the seed can reproduce these streams, as a simulation requires. So such noise does
 not protect against an adversary who knows the seed.
@@ -24,7 +24,7 @@ _FIELDS = struct.Struct("<QIII")  # seed, purpose, client, round: a fixed width,
 
 
 class Purpose(IntEnum):
-    """The use of a random stream. Results depend on the values: never renumber them."""
+    """The use of a random stream. Results depend on the members' numbers: never change them."""
 
     SPLIT = 1
     PARTITION = 2

@@ -1,7 +1,7 @@
 """Conversion of users' arrays, tensors, images and lists into `Examples`.
 
-Images get one layout, (n, channels, height, width), and one range of values. The conversion depends
-on the type and shape of the array, never on its values. A constant that is computed from private
+Images get the layout (n, channels, height, width) and are scaled. The scaling depends on the type
+and shape of the array, never on its values, because a constant that is computed from private
 examples would reveal something about them.
 """
 
@@ -27,8 +27,8 @@ def as_images(array: NDArray[Any], settings: ImageSettings | None, name: str) ->
 
     | array                               | without `data.images`                               |
     |-------------------------------------|-----------------------------------------------------|
-    | uint8 of three or four dimensions   | divided by 255; a single channel gets its axis, and |
-    |                                     | channels that come last come first                  |
+    | uint8 of three or four dimensions   | divided by 255; (n, h, w) becomes (n, 1, h, w), and |
+    |                                     | (n, h, w, channels) becomes (n, channels, h, w)     |
     | other types, channels last          | refused: set `data.images.channels`                 |
     | everything else                     | unchanged                                           |
 

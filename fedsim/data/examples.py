@@ -78,7 +78,10 @@ class Examples:
         return not isinstance(part, np.memmap)
 
     def transformed(self, transform: ExampleTransform | None) -> Self:
-        """Return the examples with transformed features, in memory; for None, `self`."""
+        """Return the examples with transformed features, in memory.
+
+        If `transform` is None, the result is `self`.
+        """
         if transform is None:
             return self
         return type(self)(transform(self.features), self.targets)

@@ -1,4 +1,4 @@
-"""Search for the data files that an experiment names, and error messages about unknown names."""
+"""Search for the data files of an experiment, and error messages for names not found in a file."""
 
 import os
 from collections.abc import Iterable
@@ -31,7 +31,7 @@ def unknown_name(path: Path, kind: str, name: str, known: Iterable[str]) -> str:
 
 
 def quoted(names: Iterable[str]) -> str:
-    """Return names sorted, in quotes and separated by commas; long names are cut."""
+    """Return names as one text: sorted, in quotes, separated by commas; long names are cut."""
     return ", ".join(repr(name[:_MAX_CHARS]) for name in sorted(names))
 
 
@@ -51,9 +51,10 @@ class TooManyFilesError(InputError):
 
 
 def matching_files(pattern: str, base: Path) -> dict[str, Path]:
-    """Return the files that match a pattern, by name, in sorted order.
+    """Return the files that match a pattern, as a dictionary from name to path, sorted by name.
 
-    A file's name is the file name without suffix. If two files share a name, paths are the names.
+    A file's name is its file name without suffix. If two files share a name, the names of all files
+    are their relative paths without suffix.
 
     Args:
         pattern: shell pattern, such as data/*.csv or data/*/train.csv.
@@ -117,7 +118,7 @@ def _is_directory(entry: "os.DirEntry[str]") -> bool:
 
 
 def data_files(settings: DataSettings, base: Path) -> list[Path]:
-    """Return the files from which a run reads its examples.
+    """Return the files with training or test examples that the settings name; may be empty.
 
     Args:
         settings: the section `data` of the experiment.

@@ -35,7 +35,7 @@ def read_npz(
 ) -> Dataset:
     """Return the dataset in an archive of `numpy.savez`.
 
-    The features are the only array besides the target, or the array `x` or `features`. Arrays
+    The features are the array `x` or `features`, or the only array besides the target. Arrays
     `x_test` and `<target>_test` are the test set. The names that Keras and MedMNIST use work, too.
     With the target `y` these are `x_train`, `y_train`, `x_test`, `y_test`. With the target `labels`
     they are `train_images`, `train_labels` and so on. Pickled objects are never loaded.
@@ -243,7 +243,7 @@ def read_files(
     """Return the dataset in one archive, or in one or more tables.
 
     Args:
-        paths: the data files by their public names, in order.
+        paths: the data files in order, by their names, which are public.
         settings: the setting `data.dataset`.
         test: the file of the public test set; None if there is none.
         group: the column that divides the rows among clients; None if no column does.

@@ -111,9 +111,10 @@ Rows = NDArray[np.int64] | slice
 
 
 class ClientExamples(Sequence[Examples]):
-    """A sequence of all clients' examples by client number, gathered from a dataset on each access.
+    """The examples of all clients, as a sequence in the order of client numbers.
 
-    A process may hold the examples of some clients only.
+    Each access gathers a client's examples from the dataset. A process may hold the examples of
+    some clients only.
 
     Args:
         source: a dataset that contains the examples of all clients in `rows`.
@@ -153,16 +154,16 @@ class ClientExamples(Sequence[Examples]):
 
     @property
     def sizes(self) -> list[int]:
-        """Number of examples of each client that this process holds, by client number."""
+        """Numbers of examples of the clients in this process, in the order of client numbers."""
         return [self.size(client) for client in sorted(self._rows)]
 
     def size(self, client: int) -> int:
-        """Return the number of examples of a client that this process holds."""
+        """Return the number of examples of one client; this process must hold the client."""
         rows = self._rows[client]
         return rows.stop - rows.start if isinstance(rows, slice) else len(rows)
 
     def targets(self, client: int) -> NDArray[np.generic]:
-        """Return the targets, (n,) or (n, k), of a client that this process holds."""
+        """Return the targets, (n,) or (n, k), of one client; this process must hold the client."""
         return self._source.targets[self._rows[client]]
 
     def __len__(self) -> int:
@@ -220,8 +221,9 @@ class FederatedData:
     Attributes:
         clients: training examples of each client, by client number.
         test: the server's public test set, never on a client.
-        num_classes: the number of named classes, or one more than the largest class number in the
-            whole dataset. It is assumed to be public, and None if targets are not classes 0, 1, ...
+        num_classes: the number of classes: the number of class names, or if larger, one more than
+            the largest class number in the whole dataset. It is assumed to be public. None if
+            targets are not classes 0, 1, ...
         input_shape: shape of one example's features after `model.features`.
         raw_input_shape: shape of one example in the dataset, before transforms.
         held_out: examples of each client that are held out of training; None if there are none.

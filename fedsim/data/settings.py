@@ -40,20 +40,20 @@ class _DrawnPartition(Settings):
 
 
 class IidPartition(_DrawnPartition):
-    """Partition into clients of equal size from the shuffled data."""
+    """Settings of the partition `iid`: clients of equal size from the shuffled data."""
 
     scheme: Literal["iid"] = Field(description="name of the partition scheme")
 
 
 class DirichletPartition(_DrawnPartition):
-    """Partition with label skew: each class is divided by a Dirichlet(alpha) draw."""
+    """Settings of the partition `dirichlet`: a Dirichlet(alpha) draw divides each class."""
 
     scheme: Literal["dirichlet"] = Field(description="name of the partition scheme")
     alpha: float = Field(default=0.5, gt=0, description="a small alpha gives strong label skew")
 
 
 class ShardsPartition(_DrawnPartition):
-    """Partition with strong label skew: each client holds examples of a few classes only."""
+    """Settings of the partition `shards`: each client holds examples of a few classes only."""
 
     scheme: Literal["shards"] = Field(description="name of the partition scheme")
     classes_per_client: int = Field(
@@ -62,7 +62,10 @@ class ShardsPartition(_DrawnPartition):
 
 
 class QuantityPartition(_DrawnPartition):
-    """Partition with size skew: min_examples per client, the rest by a Dirichlet(alpha) draw."""
+    """Settings of the partition `quantity`: a Dirichlet(alpha) draw sets the sizes of clients.
+
+    Each client gets `min_examples` first; the draw divides the other examples.
+    """
 
     scheme: Literal["quantity"] = Field(description="name of the partition scheme")
     alpha: float = Field(default=0.5, gt=0, description="a small alpha gives strong size skew")
@@ -79,7 +82,7 @@ class _NaturalPartition(Settings):
 
 
 class ColumnPartition(_NaturalPartition):
-    """Partition with a client for each value of a column, such as a hospital."""
+    """Settings of the partition `column`: a client for each value of a column like `hospital`."""
 
     scheme: Literal["column"] = Field(description="name of the partition scheme")
     column: str = Field(
@@ -88,7 +91,7 @@ class ColumnPartition(_NaturalPartition):
 
 
 class FilesPartition(_NaturalPartition):
-    """Partition with a client for each file, named after the file."""
+    """Settings of the partition `files`: one client for each file, named after the file."""
 
     scheme: Literal["files"] = Field(description="name of the partition scheme")
     pattern: str = Field(
@@ -97,7 +100,7 @@ class FilesPartition(_NaturalPartition):
 
 
 class FunctionPartition(_NaturalPartition):
-    """Partition by a function of your own that returns the client of each training example."""
+    """Settings of a partition by your own function, which assigns training examples to clients."""
 
     scheme: str = Field(
         pattern=":",
@@ -108,7 +111,7 @@ class FunctionPartition(_NaturalPartition):
 
 
 class FlwrPartition(_NaturalPartition):
-    """Partition by a partitioner of flwr-datasets (extra `datasets`), with its arguments."""
+    """Settings of a partition by a partitioner of flwr-datasets (extra `datasets`)."""
 
     scheme: FlwrScheme = Field(
         examples=["DirichletPartitioner"], description="name of the partitioner's class"
@@ -150,7 +153,10 @@ TARGET_NAMES = ("label", "target")
 
 
 def group_column(partition: PartitionSettings) -> str | None:
-    """Return the column that names each example's client, and is no feature; None without one."""
+    """Return the name of the column that divides examples among clients; None if no column does.
+
+    Such a column is not a feature.
+    """
     if isinstance(partition, ColumnPartition):
         return partition.column
     named = partition.args.get("partition_by") if isinstance(partition, FlwrPartition) else None
@@ -158,7 +164,7 @@ def group_column(partition: PartitionSettings) -> str | None:
 
 
 class FileDataset(Settings):
-    """A table or archive on disk."""
+    """Settings `data.dataset` for examples in files: .csv or .parquet tables, or a .npz archive."""
 
     path: str | None = Field(
         default=None,
@@ -190,7 +196,7 @@ class FileDataset(Settings):
     )
 
     def constants_of(self, column: str) -> ColumnSettings:
-        """Return the settings of a column; a column without an entry has the default settings."""
+        """Return a column's settings: its entry in `columns`, or else the default settings."""
         listed = self.columns.get(column)
         return listed if isinstance(listed, ColumnSettings) else ColumnSettings()
 
@@ -234,7 +240,7 @@ class ImageSettings(Settings):
 
 
 class DataSettings(Settings):
-    """The section `data` of an experiment file."""
+    """Settings of the section `data` of an experiment file: dataset, test set and partition."""
 
     dataset: Annotated[str | FileDataset, MAY_BE_OBJECT] = Field(
         description="a built-in name, package.module:function, ./file.py:function, or "
@@ -264,7 +270,7 @@ class DataSettings(Settings):
 
     @property
     def folder(self) -> str | None:
-        """Folder with a built-in dataset's files, as written in the experiment file; else None."""
+        """Folder of a built-in dataset, as the experiment file writes it; None if it has none."""
         is_built_in = isinstance(self.dataset, str) and ":" not in self.dataset
         path = self.args.get("path")
         return path if is_built_in and isinstance(path, str) else None

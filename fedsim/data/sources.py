@@ -46,7 +46,7 @@ def load_dataset(settings: DataSettings, *, seed: int, base: Path) -> Dataset:
     Args:
         settings: the section `data` of the experiment.
         seed: the experiment's seed, passed to a dataset function. A `seed` in `data.args` replaces
-            it and keeps the data equal over repetitions.
+            it, so that runs with other seeds use the same data.
         base: the directory to which relative paths refer.
 
     Raises:
@@ -81,15 +81,17 @@ def load_dataset(settings: DataSettings, *, seed: int, base: Path) -> Dataset:
 
 
 def data_paths(settings: DataSettings, base: Path) -> dict[str, Path]:
-    """Return the files with the clients' examples by name; empty for a dataset without files.
+    """Return the files with the clients' examples, as a dictionary from name to path.
+
+    The dictionary is empty if the dataset is not read from files that the user names.
 
     Args:
         settings: the section `data` of the experiment.
         base: the directory to which relative paths refer.
 
     Raises:
-        DataError: the dataset is a file that the experiment does not name, or no file matches the
-            pattern.
+        DataError: the dataset is read from a file, but the experiment gives neither its path nor a
+            pattern; or no file matches the pattern.
     """
     dataset, division = settings.dataset, settings.partition
     if not isinstance(dataset, FileDataset):

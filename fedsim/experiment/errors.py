@@ -24,7 +24,7 @@ _SYNONYMS = {
 
 
 def path_text(path: KeyPath) -> str:
-    """Return a key path as `a.b.0`; keys with special characters are quoted, long ones cut."""
+    """Return a key path as `a.b.0`; special keys are quoted, and long keys are shortened."""
     parts = (str(part) for part in path)
     return ".".join(shorten(part if _PLAIN_KEY.fullmatch(part) else repr(part)) for part in parts)
 
@@ -38,7 +38,7 @@ def shorten(text: str) -> str:
 
 
 def value_text(value: object) -> str:
-    """Return a scalar as YAML text; for a list or a mapping, return only its kind."""
+    """Return a scalar as YAML text, or "a list" or "a mapping" for a value that contains others."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -78,7 +78,7 @@ def closest(word: str, options: Iterable[str]) -> str | None:
 
 
 def is_synonym(word: str, options: Container[str]) -> bool:
-    """Return whether `word` is a known synonym of one of the options."""
+    """Return whether `word` is another known name, such as `learning_rate`, of an option."""
     return _SYNONYMS.get(_form(word), "") in options
 
 
@@ -97,8 +97,8 @@ class Problem:
     """One mistake in an experiment, with its place in the file.
 
     Attributes:
-        source: path of the file as the caller gave it, "command line" for an override, "" for a
-            mapping.
+        source: path of the file as the caller gave it; "command line" for an override; "" if the
+            experiment was given as a mapping.
         line: line number, counted from 1; None if the source has no lines.
         column: column number, counted from 1; None if the source has no lines.
         path: the keys from the top level to the mistake; empty if the mistake concerns the whole
@@ -121,8 +121,8 @@ class Problem:
 class ExperimentError(InputError):
     """Error of an experiment file; its `problems` are all mistakes in the file.
 
-    `str()` has one line for each problem, in the order of the file, with overrides last. Beyond
-    `MAX_REPORTED` problems it only says how many more there are.
+    `str()` has one line for each problem, in the order of the file, with overrides last. A longer
+    list is cut after `MAX_REPORTED` problems, and the last line counts the others.
     """
 
     def __init__(self, problems: Iterable[Problem]) -> None:

@@ -73,11 +73,12 @@ known. A rule with a parameter `sections` can read sections that may be absent.
 
 
 def broken_rules(sections: Sections, *, checked: Sections | None = None) -> Iterator[PathMessage]:
-    """Yield (key path, message) for every broken rule; the path is that of the mistaken key.
+    """Yield a pair (path of the mistaken key, message) for every broken rule.
 
     Args:
-        sections: the valid sections and the values that follow from them.
-        checked: the sections of an earlier call; rules that this call has run are skipped.
+        sections: the valid sections of the experiment.
+        checked: sections that this function has already checked; the rules that ran for these are
+            skipped.
     """
     for rule in RULES:
         needs = _needs(rule, sections)
@@ -106,7 +107,7 @@ class LoadedExperiment:
     Attributes:
         experiment: the settings with overrides applied; an `ExperimentWithClients` if the file
             gives the number of clients.
-        path: path of the file; None for a mapping.
+        path: path of the file; None if the experiment was given as a mapping.
         base: the directory that relative paths refer to.
     """
 
@@ -123,12 +124,12 @@ def load_experiment(
 ) -> LoadedExperiment:
     """Return the checked experiment of a YAML file or a mapping.
 
-    For plug-ins and data files, only the names are checked: nothing is imported or trained. The
-    public tables of `federation.participation` are read.
+    For plug-ins and data files, only the names are checked: nothing is imported or trained. A csv
+    file that `federation.participation` names is read.
 
     Args:
         source: the path of the file, or its content as a mapping, in which dataset, model and loss
-            may be Python objects (`fedsim.core.python_objects`); or its tree.
+            may be Python objects (`fedsim.core.python_objects`), or as a parsed tree (`Node`).
         overrides: new values of keys, as `["federation.rounds=5"]` or `{"federation.rounds": 5}`;
             they apply in this order.
         base: the directory that relative paths refer to; None means the file's directory, or the
@@ -169,7 +170,7 @@ def read_yaml(path: str | Path, problems: list[Problem]) -> Node:
 
     Args:
         path: the file.
-        problems: list to which mistakes are appended that leave the rest of the file readable.
+        problems: list to which mistakes are appended that do not stop the reading.
 
     Raises:
         ExperimentError: the file cannot be read, or its top level is not a mapping.
@@ -199,9 +200,10 @@ def read_yaml(path: str | Path, problems: list[Problem]) -> Node:
 
 
 def with_clients(loaded: LoadedExperiment, number: int) -> ExperimentWithClients:
-    """Return the settings with the number of clients; first check the rules that depend on it.
+    """Return the settings, completed by the number of clients that the loaded data have.
 
-    If the file gives the number, the settings are returned unchanged.
+    The rules that need this number are checked first. If the file already gives the number, the
+    settings are returned unchanged.
 
     Args:
         loaded: the loaded experiment.

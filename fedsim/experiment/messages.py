@@ -47,6 +47,7 @@ MOVED_KEYS = {
     "local.cohort": "local.vectorized_clients",
     "local.augment": "local.augmentations",
     "local.gradient.law": "local.gradient.distribution",
+    "select.search.law": "select.search.distribution",
     "privacy.perturbation": "privacy.mechanism",
     "privacy.max_feature_norm": "privacy.mechanism.max_feature_norm",
     "privacy.max_target_norm": "privacy.mechanism.max_target_norm",
@@ -79,7 +80,7 @@ PathMessage = tuple[KeyPath, str]
 
 
 def messages_at(path: KeyPath, message: str | None) -> Iterator[PathMessage]:
-    """Yield the pair (key path, message); yield nothing if the message is None.
+    """Yield the pair (key path, message), unless the message is None.
 
     Args:
         path: the keys from the top level to the value.

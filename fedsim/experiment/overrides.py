@@ -20,7 +20,7 @@ COMMAND_LINE = Location("command line")
 
 @dataclass(frozen=True)
 class Override:
-    """An override of one key, with the new value and where it was given."""
+    """The new value of one key; `node` also has the place where the value was given."""
 
     path: tuple[str, ...]
     node: Node
@@ -58,9 +58,9 @@ def apply_overrides(
 ) -> Node:
     """Return a copy of an experiment's parsed content with the overrides applied in order.
 
-    Missing sections are created. Some keys select a kind of section, such as `partition.scheme` or
-    `optimizer.name`. If an override changes such a key, the keys that only the previous kind has
-    are removed; another `model.name` removes the arguments of the previous model.
+    Missing sections are created. Some keys, such as `partition.scheme` or `optimizer.name`, decide
+    which other keys a section may have. If an override changes such a key, the keys that only the
+    previous choice allows are removed. A new `model.name` removes the previous model's arguments.
 
     Args:
         root: the parsed content of the file; it is not changed.

@@ -1,7 +1,8 @@
 """Checks of the names and files in an experiment, without imports, and reading of public tables.
 
-A run's `experiment.yaml` contains its public tables. Schedules can therefore be checked, replayed
-and resumed without the original files, and a changed file cannot alter a resumed run.
+Public tables are csv files that `federation.participation` names: the clients' availability or
+durations. A run's `experiment.yaml` contains their content. Schedules can therefore be checked,
+replayed and resumed without the files, and a changed file cannot alter a resumed run.
 """
 
 import csv
@@ -35,7 +36,7 @@ def check_name(name: str, kind: str, builtin: Collection[str], base: Path) -> st
     """Return what is wrong with the name of a component or plug-in, or None if it is valid.
 
     Args:
-        name: such as `digits`, `package.module:function` or `./file.py:function`.
+        name: the name, such as `digits`, `package.module:function` or `./file.py:function`.
         kind: "dataset", "model" or "loss", for the message.
         builtin: the built-in names.
         base: the directory that relative paths refer to.
@@ -114,11 +115,11 @@ class _TableError(ValueError):
 
 @dataclass(frozen=True)
 class ReadTables:
-    """The federation settings with the content of public tables, or the mistakes in the tables.
+    """Result of reading the csv file of the clients' availability or durations (a public table).
 
     Attributes:
-        federation: the settings with the content of each table in place of its path; None if a
-            table has a mistake.
+        federation: the settings with the content of the csv file in place of its path; None if the
+            file has a mistake.
         mistakes: a pair (key path in the experiment file, message) for each mistake.
     """
 
@@ -127,7 +128,7 @@ class ReadTables:
 
 
 def read_public_tables(federation: FederationSettings, base: Path) -> ReadTables:
-    """Return the federation settings, with the path of a public table replaced by its content.
+    """Read the csv file of the clients' availability or durations, if the settings name one.
 
     Args:
         federation: the `federation` section of the experiment.
@@ -153,9 +154,10 @@ def read_public_tables(federation: FederationSettings, base: Path) -> ReadTables
 
 
 def named_table(settings: ParticipationSettings) -> tuple[KeyPath, str] | None:
-    """Return which public table the participation settings name; None if they name none.
+    """Return the csv file of availability or durations that participation settings name.
 
-    The result is the pair (key path in the experiment file, path of the csv file).
+    The result is a pair (key path in the experiment file, path of the csv file), or None if the
+    settings name no file.
     """
     if isinstance(settings, TraceParticipation) and settings.path is not None:
         return (*_PARTICIPATION, "path"), settings.path

@@ -1,4 +1,4 @@
-"""Settings of an experiment file, composed of the settings of all packages, and their YAML form."""
+"""Settings classes of a whole experiment file, and functions that write settings as YAML."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -30,7 +30,7 @@ from fedsim.simulation.settings import RuntimeSettings
 
 
 class FederatedTask:
-    """The public facts of the default task: clients train one global model in rounds.
+    """Facts about the default task, in which clients train one global model in rounds.
 
     Attributes:
         saves_derived_model: whether the saved model is computed from the exchanged values, instead
@@ -45,7 +45,7 @@ class FederatedTask:
         """Return None, as clients cast no votes in this task."""
 
     def work(self, rounds: int, local: LocalSettings) -> str:
-        """Return the work of a run in words: its rounds, and the local steps or epochs of each.
+        """Return the work of a run in words: its rounds, and the local steps or epochs of a round.
 
         Args:
             rounds: number of rounds of the run.
@@ -74,7 +74,7 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 
 class Experiment(Settings):
-    """A federated-learning experiment with local differential privacy."""
+    """The settings of a federated-learning experiment with local differential privacy."""
 
     name: str = Field(
         pattern=NAME_PATTERN,
@@ -140,7 +140,7 @@ class Experiment(Settings):
 
     @property
     def objects(self) -> tuple[PythonObject, ...]:
-        """Plug-ins that are Python objects of this process; none in settings from a file."""
+        """Plug-ins given as Python objects; empty if the settings come from a file."""
         return tuple(plugin for plugin in self.plugins if isinstance(plugin, PythonObject))
 
     @property
@@ -180,7 +180,7 @@ class Experiment(Settings):
 
     @property
     def holdout(self) -> float | None:
-        """Share of each client's examples that it never trains on; None if there is none."""
+        """Share of each client's examples that is held out of training; None without holdout."""
         sections = (self.evaluation, self.personalization)
         return next(
             (section.holdout for section in sections if section is not None and section.holdout),
@@ -189,7 +189,7 @@ class Experiment(Settings):
 
     @property
     def public_parts(self) -> dict[str, Any] | None:
-        """Parts of model and training that are public by design; None if there are none."""
+        """Public parts of model, training and data by name, such as `freeze`; None without any."""
         parts = {**(self.model.public_parts or {}), **self.local.gradient_facts.public_parts}
         dataset = self.data.dataset
         if isinstance(dataset, FileDataset) and dataset.constants == "from_rows":
@@ -242,9 +242,9 @@ class Experiment(Settings):
 
 
 class ExperimentWithClients(Experiment):
-    """An experiment with a known number of clients, from the file or from the loaded data.
+    """The settings of an experiment whose number of clients is known, from the file or the data.
 
-    `data.partition` contains the number too, so a run's `experiment.yaml` has it.
+    The number is also in `data.partition`, and so in a run's `experiment.yaml`.
     """
 
     _num_clients: int = PrivateAttr()
@@ -264,7 +264,7 @@ class ExperimentWithClients(Experiment):
         )
 
     def model_post_init(self, context: object) -> None:
-        """Store the number of clients.
+        """Read the number of clients from the partition and store it.
 
         Raises:
             ValueError: the partition does not give the number of clients.
@@ -314,7 +314,7 @@ def dump_experiment(experiment: Experiment) -> str:
 
 
 def yaml_text(content: object) -> str:
-    """Return settings as YAML; a Python object is written as its text."""
+    """Return settings as YAML text; a Python object is written as its reference `python:NAME`."""
     return yaml.dump(
         content,
         Dumper=_Dumper,
@@ -325,10 +325,11 @@ def yaml_text(content: object) -> str:
 
 
 def flat_settings(experiment: Experiment) -> dict[str, object]:
-    """Return all settings as `{"key.path": value}`; a list is one value.
+    """Return all settings as `{"key.path": value}`; a list counts as one value.
 
-    A choice such as `privacy.clipping` has its name as value; its further keys, such as
-    `privacy.clipping.quantile`, appear only with values other than the default.
+    A setting that chooses an option, such as `privacy.clipping`, has the option's name as value.
+    The option's further keys, such as `privacy.clipping.quantile`, appear only with values other
+    than the default.
     """
     return dict(_leaves(experiment.model_dump(mode="json"), "", Experiment))
 

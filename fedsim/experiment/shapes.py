@@ -1,4 +1,4 @@
-"""Shapes of values: the keys that the settings classes allow at each place of the file.
+"""The keys that the settings classes allow in each section of the file (the section's shape).
 
 The location of a pydantic error contains names of union branches, as in
 `data.partition.dirichlet.alpha`, and the error does not list the possible keys. This module finds
@@ -22,14 +22,14 @@ Model = type[BaseModel]
 
 @dataclass(frozen=True)
 class TaggedUnion:
-    """A choice between settings classes; the value of one key, the tag, selects the class.
+    """A choice of settings classes for a mapping; the value of one key, the tag, selects the class.
 
     Attributes:
         tag: the key whose value selects the class.
-        variants: the settings classes, by the tag's value or by a name that several values share.
-        branch_of: function that maps a tag's value to a key of `variants`.
-        takes_name: whether the file may have only the tag's value in place of a mapping with that
-            key (`Choice`).
+        variants: the settings classes, by the tag's value or by a name for several of its values.
+        branch_of: function that maps a value of the tag to a key of `variants`.
+        takes_name: whether the file may have the bare value of the tag in place of the mapping, as
+            in `clipping: adaptive` (`Choice`).
         default: value of the tag if the file has no mapping here.
     """
 
@@ -41,7 +41,7 @@ class TaggedUnion:
 
     @property
     def choices(self) -> list[str]:
-        """The values of the tag to list in messages; examples if not all values are known."""
+        """Values of the tag that error messages list: examples if a class has them, else all."""
         choices_by_model = [choices_of(model, self.tag) for model in self.variants.values()]
         return list(dict.fromkeys(choice for choices in choices_by_model for choice in choices))
 
@@ -56,7 +56,7 @@ class TaggedUnion:
         return self.variants.get(self.branch_of(value)) if isinstance(value, str) else None
 
     def mapping(self, given: object) -> dict[str, object]:
-        """Return the given value as a mapping; a bare name becomes a mapping with the tag.
+        """Return a given value as a mapping; a bare name becomes `{tag: name}`.
 
         Any other value that is not a mapping becomes an empty one.
         """
@@ -74,7 +74,7 @@ class NameOrMapping:
 
 @dataclass(frozen=True)
 class ModelCollection:
-    """The shape of a list, or of a mapping with free keys, with items of one settings class."""
+    """The shape of a list, or of a mapping with any keys, whose items have one settings class."""
 
     item: "Model | NameOrMapping"
 
@@ -92,13 +92,13 @@ Shape = Model | TaggedUnion | NameOrMapping | ModelCollection | NumberOrWord | N
 
 @dataclass(frozen=True)
 class ErrorPlace:
-    """The place of a pydantic error in the file.
+    """The place of a pydantic error in the experiment file.
 
     Attributes:
         path: the keys from the top level to the error.
         parent: the shape (allowed keys) of the mapping that has, or lacks, the last key.
-        union: path of the enclosing `NameOrMapping`; None if there is none.
-        as_mapping: whether pydantic validated that `NameOrMapping` as a mapping.
+        union: path of the enclosing value that is a name or a mapping; None if there is none.
+        as_mapping: whether pydantic validated the value at `union` as a mapping, not as a name.
     """
 
     path: KeyPath
@@ -108,7 +108,7 @@ class ErrorPlace:
 
 
 def shape_of(field: FieldInfo) -> Shape:
-    """Return the shape of a field's value: the keys that the value may have."""
+    """Return which keys the value of a settings field may have (the value's shape)."""
     by_name = next((mark for mark in field.metadata if isinstance(mark, Choice)), None)
     if by_name is not None:
         variants = by_name.choices(field.annotation)
@@ -142,7 +142,7 @@ def _collection(value: object) -> ModelCollection | None:
 
 
 def locate_error(root: Model, location: tuple[int | str, ...]) -> ErrorPlace:
-    """Return the place in the file of a pydantic error.
+    """Return the place of a pydantic error in the experiment file.
 
     Args:
         root: the settings class of the whole file.
@@ -170,7 +170,12 @@ def locate_error(root: Model, location: tuple[int | str, ...]) -> ErrorPlace:
 
 
 def child_shape(shape: Shape, key: str) -> Shape:
-    """Return the shape of the value at a key; None if the key is unknown."""
+    """Return the shape (allowed keys) of a key's value; None if the value has no known keys.
+
+    Args:
+        shape: the shape of the mapping that has the key.
+        key: the key.
+    """
     if isinstance(shape, ModelCollection):
         return shape.item
     if isinstance(shape, type) and key in shape.model_fields:
@@ -179,7 +184,7 @@ def child_shape(shape: Shape, key: str) -> Shape:
 
 
 def keys_of(shape: Shape) -> dict[str, FieldInfo]:
-    """Return the keys that a mapping of this shape may have, for all kinds that it may select."""
+    """Return all keys that a mapping of this shape may have, under any value of its tag."""
     if isinstance(shape, TaggedUnion):
         fields: dict[str, FieldInfo] = {}
         for variant in shape.variants.values():
@@ -225,7 +230,7 @@ def _sections(shape: Shape, path: KeyPath) -> Iterator[tuple[KeyPath, Shape]]:
 
 
 def choices_of(model: Model, tag: str) -> tuple[str, ...]:
-    """Return the values of a tag that select a class, or examples of them.
+    """Return the examples of a tag's values that a class gives; else all values that select it.
 
     Args:
         model: the settings class.

@@ -82,10 +82,10 @@ def to_python(node: Node) -> object:
 
 
 def locate(root: Node, path: KeyPath) -> Location:
-    """Return the location of the last key or list item of a path.
+    """Return the location of the key or list item to which a path leads.
 
-    An empty path means the root. For a missing path, the result is the location of the last key
-    that exists.
+    An empty path leads to the root. If a part of the path is missing in the tree, the result is the
+    location of the last key that exists.
     """
     return list(_walk(root, path))[-1][0]
 
@@ -120,14 +120,14 @@ def from_python(
 ) -> Node:
     """Return the tree of a Python value, with one location for all its nodes.
 
-    Tuples, paths and numpy scalars become lists, strings and numbers; a Python object becomes its
-    reference, in the settings that take one. Any other value that YAML cannot express becomes a
-    broken node.
+    Tuples, paths and numpy scalars become lists, strings and numbers. As dataset, model or loss, a
+    class, a function or arrays become a reference (`PythonObject`). Any other value that YAML
+    cannot express becomes a node that is marked as invalid (`broken`).
 
     Args:
         value: the Python value.
         location: the location of all nodes.
-        problems: list to which a problem is appended for each broken node.
+        problems: list to which a problem is appended for each invalid node.
         path: the keys from the top level to the value.
     """
     if len(path) > MAX_DEPTH:

@@ -57,7 +57,7 @@ def parse_yaml(content: str | bytes, source: str, problems: list[Problem]) -> No
     Args:
         content: text of the document; bytes must be UTF-8.
         source: name of the file in messages.
-        problems: list to which mistakes are appended that leave the rest readable: a duplicate key
+        problems: list to which mistakes are appended that do not stop the reading: a duplicate key
             (the first one counts), a key that is not a string, a tag.
 
     Raises:

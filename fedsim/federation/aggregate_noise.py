@@ -1,13 +1,13 @@
 """Noise of an aggregate: the noise that each party adds, and the expected L2 norm of the total.
 
-With distributed trust, each client adds an equal share of the noise. The shares are large enough
-that the smallest sum that may be opened protects every client as its budget requires. With central
-trust, the server adds the noise that the client with the largest need requires. `NoiseShares`
-computes both: with central trust, one honest party adds all noise.
+With distributed trust, each client adds an equal share of the noise. The shares are so large that
+even a sum of the fewest clients allowed protects each of them as its budget requires. With central
+trust, the server adds all noise, as much as the client with the largest need requires.
+`NoiseShares` computes the noise in both cases.
 
-The norm of the drawn noise stays secret: together with a release, it would reveal something about
-the examples. The expected norm follows from the public plan. In many dimensions it is close to the
-drawn norm: the squared norm of d normal values has a relative standard deviation of √(2 / d).
+The norm of the noise that was drawn is never published, since it would reveal something about the
+examples. The expected norm follows from the public plan. It is close to the norm of d drawn values
+if d is large, as their squared norm has a relative standard deviation of √(2 / d).
 """
 
 import math
@@ -34,7 +34,8 @@ from fedsim.server.aggregation.weights import ClientWeights
 def sum_scale(client_privacy: ClientPrivacy, plan: PrivacyPlan, weight: int, lr: float) -> float:
     """Return the largest change of a client's weighted update by one privacy unit, as an L2 norm.
 
-    It is a_k C_k: the clipping norm C_k of client k times the factor a_k of its update in the sum.
+    A unit is one example, or all data of the client. The result is a_k C_k, where C_k is the
+    clipping norm of client k, and the sum multiplies the client's update by a_k.
 
     Args:
         client_privacy: the client's privacy settings.
@@ -47,10 +48,10 @@ def sum_scale(client_privacy: ClientPrivacy, plan: PrivacyPlan, weight: int, lr:
 
 
 def summed(plan: PrivacyPlan) -> SummedMechanism:
-    """Return the mechanism of a plan, and raise an error unless its releases can be added up.
+    """Return the mechanism of a plan whose noisy releases are added up over clients.
 
     Raises:
-        TypeError: the mechanism's releases cannot be part of a sum.
+        TypeError: releases of this mechanism cannot be added up.
     """
     if not isinstance(plan.release, SummedMechanism):
         raise TypeError(f"a release of {type(plan.release).__name__} is no part of a sum")
@@ -73,7 +74,7 @@ def share_noise(
     Args:
         experiment: an experiment with distributed or central trust.
         client_privacy: the privacy settings of each client.
-        plans: the plan of each client as if that client added all of its noise alone.
+        plans: the plan of each client, made as if no other client added noise.
         weights: the weights of all clients, computed from these plans.
         shapes: the shape of each trained tensor of the model, by name.
 
@@ -154,12 +155,12 @@ def _against_server(terms: ClientPrivacy, plan: PrivacyPlan) -> float:
 
 @dataclass(frozen=True)
 class SumNoise:
-    """The noise in the average update of a round, where the updates are added up in a noisy sum.
+    """The noise in a round's average update if it comes from a noisy sum of the clients' updates.
 
     Attributes:
-        sums: the plan of the sums.
-        weights: the weight of each client.
-        clip_norm: the clip norm of the first round, where the clip norm is adaptive.
+        sums: the plan of the noisy sums.
+        weights: the weight of each client's update.
+        clip_norm: the clip norm of the first round; used only if the clip norm is adaptive.
         size: the number of trained values of the model.
     """
 
@@ -174,16 +175,18 @@ class SumNoise:
         clip_norms: Mapping[int, AdaptiveClipNorm],
         round_number: int = 1,
     ) -> float | None:
-        """Return the expected L2 norm of the noise in the average update, or None for an empty sum.
+        """Return the expected L2 norm of the noise in the average update of a round.
+
+        The result is None if the updates are divided by a sum of weights that is 0.
 
         Guarantee: where the divisor of the sum is public, the norm does not depend on which clients
         took part.
 
         Args:
-            steps: the number of steps of each participant; each participant adds one release to a
-                sum.
-            clip_norms: the adaptive clip norms; empty before the first round, or where the clip
-                norm is fixed.
+            steps: the number of steps of each participant; whatever the number, a participant adds
+                one release to the sum.
+            clip_norms: the current adaptive clip norm, by client; empty before the first round, or
+                where the clip norm is fixed.
             round_number: unused, as the noise of a sum is the same in every round.
         """
         divisor = self.sums.divisor
@@ -202,13 +205,13 @@ class SumNoise:
 
 @dataclass(frozen=True)
 class ClientNoise:
-    """The noise in the average update of a round, where each client adds noise to its own update.
+    """The noise in a round's average update if each client adds noise to its own update.
 
     Attributes:
-        variances: the expected squared L2 norm of the noise of one release, for each client; None
-            where the effect of the noise on the model is not known.
-        bounds: the clip norm that each client's variance is computed for; 0 where the clip norm is
-            not adaptive.
+        variances: for each client, the expected squared L2 norm of what the noise of one release
+            adds to the update; None where it is not known.
+        bounds: for each client, the clip norm for which its entry of `variances` is computed; 0
+            where the clip norm is not adaptive.
         weights: the weight of each client.
         local: the settings of local training. The noise of a step is scaled by the learning rate of
             the round over `local.optimizer.lr`. None where the noise does not depend on the
@@ -257,7 +260,7 @@ class ClientNoise:
         clip_norms: Mapping[int, AdaptiveClipNorm],
         round_number: int = 1,
     ) -> float | None:
-        """Return the expected L2 norm of the noise in the average update; None if not known.
+        """Return the expected L2 norm of the noise in a round's average update; None if not known.
 
         Args:
             steps: the number of steps of each participant.

@@ -57,7 +57,8 @@ def assemble(
         ledger: the file of the durable ledger; None where clients keep their ledgers in their
             state only.
         in_process: whether all clients train in this process; their examples may then be reordered.
-        phases: object to which the phases of the set-up are reported; the caller ends the last one.
+        phases: display that is told when each phase of the set-up (such as loading data) starts;
+            the caller ends the last phase.
 
     Raises:
         ValueError: data, model, loss or privacy do not fit; the message names the setting and the
@@ -180,10 +181,9 @@ def _still_parameters(
 
 
 def with_plans(federation: Federation, loaded: LoadedExperiment) -> Federation:
-    """Return a federation with new privacy plans for other settings, and the same data and model.
+    """Return a copy of a federation whose privacy plans follow from other settings.
 
-    The model and the secure aggregation of the result still have the old settings. Use the result
-    only for its plans.
+    Use only the plans of the copy. Data, model and secure aggregation are those of the original.
 
     Args:
         federation: an assembled federation.

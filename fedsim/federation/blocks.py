@@ -1,9 +1,9 @@
 """Blocks of clients that train together in one vectorized computation, and their batch shapes.
 
-Client numbers are divided into ranges. The clients of a range and their data stay on one worker. In
-each round the scheduled participants of a range are divided into blocks. A client that withdrew or
-failed keeps its place in its block. So the members of a block are the same on one worker, on many
-workers, and after a resume.
+Client numbers are divided into consecutive ranges. A worker process holds the data of whole ranges.
+In each round the scheduled participants of each range are divided into blocks. A client that
+withdrew or failed still counts as a member of its block. So blocks have the same members on one
+worker, on many workers, and after a resume.
 """
 
 from bisect import bisect_left
@@ -35,14 +35,14 @@ MAX_BATCH_RATIO = 2.0  # in a block, as every member's batch is padded to the lo
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """The plan that divides the clients of each round into blocks; a block trains vectorized.
+    """The plan that divides the clients of a round into blocks (clients that train vectorized).
 
-    Guarantee: the blocks are a function of the three fields, which the experiment fixes before
+    Guarantee: the blocks are a function of the three attributes, which the experiment fixes before
     round 1. Workers, machines, withdrawals and failures do not change them. Every scheduled
     participant of a round is in exactly one block, and all members of a block are in one range.
 
     Attributes:
-        participation: the schedule of the clients.
+        participation: the rule that chooses the clients of each round.
         max_clients: the largest number of clients of a block, ≥ 1.
         expected_batches: the public expected batch size of each client, in examples.
     """
@@ -56,10 +56,11 @@ class BlockPlan:
 
     @cached_property
     def ranges(self) -> tuple[range, ...]:
-        """Ranges of consecutive client numbers; each has the participants of about one block.
+        """Ranges of consecutive client numbers, which together contain all clients.
 
-        If there is more than one range, the number of ranges is even, so that two workers get
-        equally many.
+        There are about as many ranges as a round has blocks (groups of clients that train
+        together), at most `MAX_RANGES`. Their number is even if there is more than one, so that two
+        workers get equally many.
         """
         clients = self.participation.num_clients
         _, participants = self.participation.round_sizes
@@ -69,7 +70,10 @@ class BlockPlan:
         return tuple(range(clients)[part] for part in parts)
 
     def blocks(self, round_number: int) -> tuple[tuple[int, ...], ...]:
-        """Return the blocks of a round, in ascending order of their clients."""
+        """Return the blocks of a round (groups of clients that train together).
+
+        A block is a tuple of client numbers, ascending. Blocks are sorted by their first clients.
+        """
         scheduled = self.participation.in_round(round_number)
         ends = [bisect_left(scheduled, clients.stop) for clients in self.ranges]
         return tuple(
@@ -80,7 +84,7 @@ class BlockPlan:
         )
 
     def block_of(self, round_number: int, client: int) -> tuple[int, ...]:
-        """Return the members of a client's block in a round, in ascending order.
+        """Return the block of a client in a round: all clients that train with it, ascending.
 
         A client that is not scheduled in the round is alone in its block.
 
@@ -130,14 +134,14 @@ _SLOW_LAYERS = (
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks of a federation: which clients train vectorized, and how large their batches are.
+    """The blocks of a federation (groups of clients that train vectorized), with their batch sizes.
 
     Attributes:
         experiment: the settings.
         data: the clients' examples; client sizes are not read where they are private.
         model: the initial model.
-        gradients: the per-example gradients of the model; None where each client trains alone, by
-            torch's autograd or by votes.
+        gradients: the method for per-example gradients of the model. With None each client trains
+            alone, by torch's autograd, or as a teacher that votes.
         participation: the rule that chooses the clients of each round, in public or in secret.
         plans: the privacy plan of each client; None without privacy.
         device: the device that trains.
@@ -153,7 +157,7 @@ class Blocks:
 
     @cached_property
     def plan(self) -> BlockPlan:
-        """The plan that divides the clients of each round into blocks.
+        """The plan that divides the clients of a round into blocks (clients that train together).
 
         Each client trains alone if the model cannot be vectorized over clients. Blocks are smaller
         where the padded batch of all members would exceed `max_physical_batch`.
@@ -165,18 +169,20 @@ class Blocks:
 
     @property
     def places(self) -> int | None:
-        """Number of fixed-size parts ("places") of a block's padded batch; None: one per member.
+        """Number of equal parts ("places") of a block's padded batch, if clients share these parts.
 
-        Where the privacy unit is the client, no shape may depend on a client's size or on a secret
-        draw. So a client's batch fills as many places as it needs, and an absent client fills none.
+        The value is None if each client has exactly one part. Places are used where the privacy
+        unit is the client, as no shape may then depend on a client's size or on a secret draw. A
+        client's batch fills as many places as it needs, and an absent client fills none.
         """
         return self._most if self._has_private_sizes and self._most > 1 else None
 
     def rows(self, members: Sequence[int]) -> int:
-        """Return the number of rows that each member has in a block's padded batches.
+        """Return the number of rows that each client of a block has in the block's padded batches.
 
-        Absent members have rows, too. The number is the planned one, or the next larger one for
-        which no example affects another example's gradient on this machine.
+        A block is a group of clients that train together. Absent clients have rows, too. The number
+        is raised above the planned one if an example would otherwise affect the gradient of another
+        on this machine.
 
         Guarantee: where the privacy unit is the client, the number of rows in a block of several
         members does not depend on any member's size.
@@ -189,9 +195,10 @@ class Blocks:
             return self._isolation.height(len(members), rows, most=most)
 
     def check(self, members: Sequence[int]) -> None:
-        """Check on public examples that no example affects another's gradient in a block's batch.
+        """Check on public examples that no example of a block affects the gradient of another one.
 
-        Each shape of a padded batch is checked once.
+        A block is a group of clients that train together on one padded batch. Each shape of such a
+        batch is checked once.
 
         Raises:
             UnsafeModelError: with any number of rows, an example affects the gradient of another on

@@ -1,4 +1,4 @@
-"""Noise and clipping bounds that the parts of a test release are charged for, before round 1."""
+"""Test releases before round 1, and the noise and clipping bounds that they are charged for."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -17,15 +17,15 @@ from fedsim.server.aggregation.noisy_sum import ServerNoise, add_noise
 
 @dataclass(frozen=True)
 class ChargedPart:
-    """A part of a release that has its own clipping bound C and its own charged noise multiplier.
+    """Columns of a release with a clipping bound C and a charged noise multiplier of their own.
 
     Attributes:
         multiplier: the charged noise multiplier σ / C, for noise of standard deviation σ. For
             correlated noise, it is the multiplier of the fresh noise of a step.
-        in_bounds: the factor that converts values of a release to multiples of C.
-        places: the slices of a release row that belong to the part.
-        scores: function from noise, in charged standard deviations, to N(0, 1) scores. None for
-            Gaussian noise, whose values are the scores.
+        in_bounds: the factor that converts a released value to a multiple of C.
+        places: the slices of columns that belong to this part; a release has shape (rows, n).
+        scores: function from noise, in charged standard deviations, to values that are N(0, 1) if
+            the charge is right. None for Gaussian noise, which needs no conversion.
     """
 
     multiplier: float
@@ -34,10 +34,12 @@ class ChargedPart:
     scores: Callable[[Tensor], Tensor] | None = None
 
     def squares(self, noise: Tensor) -> tuple[float, int]:
-        """Convert noise to N(0, 1) scores; return the sum of their squares, and their number.
+        """Return the sum of this part's squared noise values, and the number of these values.
+
+        The values are first scaled so that they are N(0, 1) if the charge is right.
 
         Args:
-            noise: the noise of one release (rows, n).
+            noise: the noise of one whole release (rows, n).
         """
         pieces = [noise[:, place] for place in self.places]
         unit = self.in_bounds / self.multiplier
@@ -46,10 +48,12 @@ class ChargedPart:
         return float(_row_norms(pieces).norm() * unit) ** 2, sum(piece.numel() for piece in pieces)
 
     def start(self, noise: Tensor, count: int) -> Tensor:
-        """Return N(0, 1) scores of a release's first noise values: float64 (m,), m <= count.
+        """Return the first noise values of a release, a float64 tensor (m,) with m <= count.
+
+        The values are scaled so that they are N(0, 1) if the charge is right.
 
         Args:
-            noise: the noise of one release (rows, n).
+            noise: the noise of one whole release (rows, n).
             count: the largest number of values to return; they are taken from the first slice of
                 `places`.
         """
@@ -60,15 +64,18 @@ class ChargedPart:
 
 @dataclass(frozen=True)
 class Release:
-    """One release of a client, measured before round 1 to test its noise and clipping.
+    """One test release of a client, from which its noise and clipping are measured before round 1.
+
+    A release is the sum of noise and content, such as a batch's gradients or votes.
 
     Attributes:
         client: the client's number.
-        values: the released values (rows, n); one privacy unit changes one row.
-        parts: the charged parts of a row.
-        offset: the values of a row without content and noise (n,); None for zeros.
-        reach: the largest norm of the content of a row, in clipping bounds. If a row sums equal
-            examples, this is the number of examples.
+        values: the released values (rows, n), such as one update, or one row of votes for each
+            query. One privacy unit changes one row.
+        parts: the groups of columns that have their own clipping bound and noise.
+        offset: the values (n,) that a row has without content and noise; None for zeros.
+        reach: the largest norm that a row's content can have, in clipping bounds. If a row is a sum
+            of equal examples, this is the number of examples.
     """
 
     client: int
@@ -79,16 +86,17 @@ class Release:
 
     @property
     def noise(self) -> Tensor:
-        """The noise of a release that has no content, as a tensor (rows, n)."""
+        """The values (rows, n) minus the offset; pure noise if the release has no content."""
         return self.values if self.offset is None else self.values.double() - self.offset
 
     def contributions(self, silent: "Release") -> Iterator[tuple[float, float]]:
-        """Yield two numbers for each part: the norm of the clipped content, and its rounding error.
+        """Yield for each part the norm of a privacy unit's clipped content, and a rounding error.
 
-        Both are in clipping bounds.
+        The rounding error bounds the error of the norm. Both numbers are in clipping bounds. The
+        norm is that of the row with the largest content.
 
         Args:
-            silent: the release with the same noise and no content.
+            silent: a release with the same noise and without content.
         """
         eps = torch.finfo(self.values.dtype).eps
         for part in self.parts:
@@ -110,10 +118,11 @@ def _row_norms(places: Sequence[Tensor]) -> Tensor:
 
 
 def step_length_of(federation: Federation, client: int) -> float | None:
-    """Return the grid step of noisy sums, divided by a client's sensitivity; None without sums.
+    """Return the step between values of a noisy sum, divided by a client's sensitivity.
 
-    Noisy sums are integers, which stand for multiples of a grid step. The sensitivity is
-    `sum_scale`: the largest change of a sum by one privacy unit of the client.
+    Noisy sums are integers, which stand for multiples of this step. The sensitivity is the largest
+    change of a sum by one privacy unit of the client (`sum_scale`). Without noisy sums, the result
+    is None.
 
     Args:
         federation: an assembled federation with privacy plans.
@@ -153,10 +162,10 @@ def server_draw(federation: Federation, size: int, *, seed: int | None, number: 
 
 
 def factor_of_charge(federation: Federation, client: int) -> float:
-    """Return the noise that a client's charge relies on, over the noise that the settings ensure.
+    """Return how many times more noise a client's charge assumes than the settings ensure.
 
-    Both are standard deviations. A factor above 1 means that the charge relies on more honest
-    clients than the settings ensure for the smallest sum; it is never below 1.
+    The ratio is that of two standard deviations of the noise of a sum. It is above 1 if the charge
+    assumes more honest clients than the smallest allowed sum is sure to have. It is never below 1.
 
     Args:
         federation: an assembled federation with privacy plans.
@@ -169,10 +178,10 @@ def factor_of_charge(federation: Federation, client: int) -> float:
 
 
 def honest_draws(experiment: Experiment) -> int:
-    """Return the smallest number of honest noise draws in a sum that an adversary sees.
+    """Return the smallest number of honest parties that add noise to a sum.
 
-    The number is 1 if one party adds all noise. It is computed from the settings and not from the
-    plans, because it serves to check the charges of the plans.
+    The number is 1 unless trust is distributed. It is computed from the settings alone, so that it
+    can check the charges that follow from the privacy plans.
     """
     privacy, secure = experiment.privacy, experiment.secure_aggregation
     if privacy is None or secure is None or privacy.trust.name != "distributed":

@@ -1,9 +1,8 @@
-"""Charges in the durable ledger: the clients' privacy spend, and charges that the server makes.
+"""Reading of the clients' privacy spend from the ledger on disk, and charges made by the server.
 
-The spend includes charges whose updates were lost. A server that draws clients in secret charges
-every client for every round, because a client that charged itself would show that it was drawn. The
-server writes these charges to the ledger before the noise of the round is drawn, even if no client
-was drawn.
+The spend includes charges whose updates were lost. Clients usually charge themselves. If the server
+draws clients in secret, a client that charged itself would show that it was drawn. The server then
+charges every client for every round, and writes this to the ledger before it draws the noise.
 """
 
 from collections.abc import Sequence
@@ -20,15 +19,15 @@ _RELEASES_PER_ROUND = 1  # a round is one release of a client, whatever local.st
 
 
 class ServerCharges:
-    """The server's charges: every client is charged for every round, drawn or not.
+    """Object by which a server that draws clients in secret charges every client for every round.
 
     Guarantee: when `charge` returns, the charge of every client for the round is on disk. A round
-    may be repeated with the same seeded noise, for the same model and settings. It is then not
-    charged again, as its release is the same. A release with other noise is charged.
+    that is repeated with the same seeded noise, model and settings is not charged again, as its
+    release is the same. A release with other noise is charged.
 
     Args:
         plans: the privacy plan of each client.
-        journal: the durable ledger; None where charges are kept in memory.
+        journal: the ledger on disk; None keeps the charges in memory only.
         conditions: the digest of the settings, plug-in sources, versions and device of the run.
         seed: the experiment's seed.
     """
@@ -48,7 +47,7 @@ class ServerCharges:
 
         Args:
             round_number: the round.
-            model: the digest of the global model that clients start from.
+            model: the digest of the global model from which the round starts.
 
         Raises:
             FederationError: the ledger cannot be written, or a client was charged for another
@@ -107,7 +106,7 @@ class RecordedSpend:
         return self._journal.clients()
 
     def of(self, client: int) -> ClientSpend:
-        """Return a client's privacy spend so far."""
+        """Return the privacy spend of a client according to all charges in the ledger so far."""
         before = self._spends.get(client) or self._plans[client].initial_spend(client)
         history = self._journal.history(client, after=before.rounds)
         if not history:

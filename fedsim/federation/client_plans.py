@@ -46,17 +46,17 @@ def client_plans(
     parameters: FlatParameters | None = None,
     problem: object = None,
 ) -> tuple[PrivacyPlan, ...]:
-    """Return the privacy plan of every client, as if each client added all of its noise alone.
+    """Return the privacy plan of every client, made as if no other party added noise.
 
     Args:
         experiment: the settings.
         terms: the privacy settings of each client.
         sizes: the number of examples of each client; unused where the privacy unit is the client.
         steps: the planned steps of each client.
-        parameters: the parameters that clients send; their number sets the rounding error of the
-            noise. None where they are not known.
-        problem: further facts that the kind of release needs (see `PlanRequest`); None where they
-            are not known.
+        parameters: the parameters that clients send; the plan needs their number to bound the
+            rounding error of the noise. None where they are not known.
+        problem: bounds on examples, or a convex problem, that some kinds of release need (see
+            `PlanRequest`); None where they are not known.
 
     Raises:
         PrivacyPlanError: no noise meets the settings of a client.
@@ -93,7 +93,7 @@ def client_weights(
 ) -> ClientWeights:
     """Return the weights of all clients for averaging their updates.
 
-    A client that withdraws when its budget is spent keeps its weight until then.
+    A client's weight stays the same until the client withdraws because its budget is spent.
 
     Args:
         experiment: the settings.
@@ -239,10 +239,10 @@ _CLIENT = "client"
 
 
 def read_client_tables(privacy: PrivacySettings, base: Path) -> dict[str, Table]:
-    """Read the csv files of `privacy.clients`; return one table for each entry that names a file.
+    """Return the clients' own privacy settings from the csv files that `privacy.clients` names.
 
-    The key of a table is the name of its entry. For an empty cell, the value of the `privacy`
-    section applies.
+    The result has a table (settings by client number) for each entry of `privacy.clients` with a
+    file, by the entry's name. An empty cell leaves the setting as in the `privacy` section.
 
     Args:
         privacy: the `privacy` section.

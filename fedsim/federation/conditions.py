@@ -78,14 +78,14 @@ def digest_conditions(experiment: Experiment, sources: str, device: torch.device
 
 
 def device_kind(device: torch.device) -> str:
-    """Return a text that names a device's hardware; equal texts mean results equal to the bit."""
+    """Return a text for a device's hardware; devices with equal texts train to the same bits."""
     if device.type == "cuda":
         return f"cuda {torch.cuda.get_device_name(device)}"
     return f"{device.type} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
 
 
 def digest_examples(examples: Examples) -> bytes:
-    """Return the digest of a client's examples; it must stay as private as the examples."""
+    """Return the digest of a client's examples; treat the digest as private, like the examples."""
     state = hashlib.blake2b(digest_size=32)
     for array in (examples.features, examples.targets):
         state.update(f"{array.dtype.str}{array.shape}".encode())

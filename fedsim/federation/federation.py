@@ -51,18 +51,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FederationModel:
-    """The model of a federation, with its loss, gradients, task and device.
+    """The model of a federation, and what is needed to train and evaluate the model.
 
     Attributes:
         module: the initial model; rounds overwrite its values.
-        shared: the model that all clients of this process train in turn; with `task: pate`, the
-            record of the answers to the queries that clients vote on.
+        shared: the model that all clients of this process train, one client after the other; with
+            `task: pate`, the record of the answers to the queries that clients vote on.
         loss: the loss function, which returns one value per example.
-        gradients: the per-example gradients of the model; None where torch's autograd is used,
-            without privacy.
-        task: the targets and metrics of the loss.
+        gradients: the method for per-example gradients of the model; None if training uses torch's
+            autograd, without privacy.
+        task: the kind of prediction (such as classification), which gives targets and metrics.
         device: the device that trains.
-        still: the trainable parameters that training on public examples does not change.
+        still: the trainable parameters that two test steps on public examples did not change.
     """
 
     module: nn.Module
@@ -112,7 +112,7 @@ class Federation:
 
     @property
     def voting(self) -> Voting | None:
-        """The votes and the student of `task: pate`; None if clients train a model."""
+        """The clients' work with `task: pate`: to vote on labels. None if clients train a model."""
         return self.goal if isinstance(self.goal, Voting) else None
 
     @cached_property
@@ -131,7 +131,7 @@ class Federation:
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """Public sizes of data and model for `summary.json`; no number of private examples."""
+        """Public sizes of data and model, by name; no number of private examples is among them."""
         parameters = list(self.model.module.parameters())
         return {
             "test_examples": len(self.data.test),
@@ -144,18 +144,18 @@ class Federation:
         }
 
     def initial_arrays(self) -> ArrayRecord:
-        """Return the initial global model; with `task: pate`, the empty record of answers."""
+        """Return the initial global model; with `task: pate`, an empty record of answers."""
         return model_arrays(self.model.shared.model)
 
     def final_model(self, state: ServerState) -> ArrayRecord:
-        """Return the model to save for a server state; with `task: pate`, the student."""
+        """Return the model to save at the end of a run; with `task: pate`, the student model."""
         return self.goal.model_of(state.model)
 
     def saved_values(self, arrays: ArrayRecord) -> dict[str, np.ndarray]:
-        """Return the values to save in `model.safetensors`, by name.
+        """Return the arrays to save in `model.safetensors`, by parameter name.
 
         Args:
-            arrays: the global model.
+            arrays: the arrays of the server; with `task: pate`, the record of answers.
         """
         arrays = self.goal.model_of(arrays)
         if not self.goal.averages or not self.experiment.saves_derived_model:
@@ -168,7 +168,7 @@ class Federation:
         return {name: value.cpu().numpy() for name, value in state.items()}
 
     def client_task(self, client: int) -> ClientTask:
-        """Return the task of a client: its data, its settings and the shared model."""
+        """Return what a client needs to answer requests: data, settings, plan and model."""
         return ClientTask(
             client,
             RunTerms(self.experiment.seed, self.conditions, self.plan.digest),
@@ -246,7 +246,7 @@ class Federation:
         return len(examples), {name: value for name, value in metrics.items() if name != "r2"}
 
     def client_ledgers(self) -> ClientLedgers | None:
-        """Return the clients' ledgers, which a resumed run continues; None without privacy."""
+        """Return every client's ledger, read from disk in a resumed run; None without privacy."""
         privacy = self.experiment.privacy
         if privacy is None:
             return None
@@ -260,7 +260,7 @@ class Federation:
 
     @cached_property
     def public_scores(self) -> PublicScores:
-        """The evaluation of global models on the server's public test set.
+        """The object that evaluates global models on the server's public test set.
 
         Raises:
             MetricError: a metric of `evaluation.metrics` cannot score the task.
@@ -272,14 +272,18 @@ class Federation:
         return PublicScores(*parts, chosen, data.class_names)
 
     def scored_models(self, state: ServerState) -> Models:
-        """Return the models to evaluate after a round: the global model, or one per client."""
+        """Return the models to evaluate after a round: usually the global model.
+
+        If the algorithm keeps a personal model for each client, these are all personal models.
+        """
         return self.goal.scored(self.algorithm, state)
 
     def test_metrics(self, models: Models) -> dict[str, MetricValue]:
         """Return the metrics of models on the server's test set, by names that start with `test_`.
 
         Args:
-            models: the global model, or several models, over which loss and accuracy are averaged.
+            models: the global model, or all personal models, over which loss and accuracy are
+                averaged.
 
         Raises:
             FederationError: a model, the loss or a metric fails.
@@ -301,5 +305,8 @@ class Federation:
 
     @property
     def release_parameters(self) -> FlatParameters:
-        """The layout of one release: coefficients of a zeroth-order step, else model parameters."""
+        """The names and shapes of the values in one release of a client.
+
+        These are the trained parameters. For zeroth-order training they are a step's coefficients.
+        """
         return release_parameters(self.experiment, self.model.gradients, self.model.shared)

@@ -1,4 +1,4 @@
-"""Checks before round 1: an algorithm does what it declares, and training changes the model.
+"""Checks before round 1: the algorithm does what it declares, and training changes parameters.
 
 Noise changes every parameter, so a private run does not show that a layer learns nothing. These
 checks take two steps of plain SGD on public examples, without noise, and undo them. One step is not
@@ -50,7 +50,7 @@ def algorithm_of(experiment: ExperimentWithClients, model: nn.Module, base: Path
 
 
 def checked_algorithm(experiment: ExperimentWithClients, model: nn.Module, base: Path) -> Algorithm:
-    """Return the experiment's algorithm; try it on the initial model if it is the user's own.
+    """Return the experiment's algorithm; a plug-in's methods are first tried on the initial model.
 
     Args:
         experiment: the settings.
@@ -196,7 +196,7 @@ def parameters_without_effect(
 
 
 def still_warnings(still: Sequence[StillParameter]) -> list[str]:
-    """Return one warning for each reason why trainable parameters do not change."""
+    """Return one warning for each reason why some trainable parameters never change in training."""
     by_reason: dict[str, list[StillParameter]] = {}
     for parameter in still:
         by_reason.setdefault(parameter.reason, []).append(parameter)

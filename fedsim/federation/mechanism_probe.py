@@ -1,13 +1,13 @@
-"""Test of the privacy mechanism before round 1: noise and clipping are measured and compared.
+"""Test of the privacy mechanism before round 1: measured noise and clipping against the charges.
 
-The clients of a few planned blocks release public content by the code of the run, on the device and
-with the dtype of the run. Their random streams have a separate seed, so no noise of the run is
-used. A difference from the charged noise or clipping ends the run before anything is charged.
+Some clients make test releases from public examples, with the code, device and dtype of the run.
+Their random streams have a separate seed, so no noise of the run is used. If there is less noise or
+clipping than charged, the run ends before anything is charged.
 
 Every kind of release (`ReleaseProbe`) is measured in the same two ways:
 
-- Two releases get the same noise. One has content far above its clipping bound, the other has no
-  content. Their difference is the clipped content, whose norm must be at most the bound.
+- Two releases get the same noise. One has content (such as gradients) far above its clipping bound,
+  the other has none. Their difference is the clipped content, whose norm must be at most the bound.
 - Releases without content are pure noise, which must be as large as charged and never repeat. Where
   the server adds the noise, a client's release must be zeros, and the noise is the server's draw.
 
@@ -53,7 +53,7 @@ class _Sum:
 
 @dataclass
 class NoiseEvidence:
-    """The measurements of noise and clipping before round 1, and the tests of them."""
+    """A record of measured noise and clipping before round 1, with statistical tests of both."""
 
     _noise: dict[tuple[int, Hashable], _Sum] = field(default_factory=dict)
     _charged: dict[tuple[int, Hashable], float] = field(default_factory=dict)
@@ -61,12 +61,12 @@ class NoiseEvidence:
     _excess: list[str] = field(default_factory=list)
 
     def add_contribution(self, client: int, contribution: float, *, limit: float) -> None:
-        """Record the measured contribution of one example to a release.
+        """Record how much one example of a client contributes to a release after clipping.
 
         Args:
             client: the client that has the example.
-            contribution: the L2 norm of the contribution, in clipping bounds.
-            limit: the largest norm that is accepted, in clipping bounds.
+            contribution: the L2 norm of the contribution, as a multiple of the clipping bound.
+            limit: the largest norm that is accepted, as a multiple of the clipping bound.
         """
         if not contribution <= limit < math.inf:
             self._excess.append(
@@ -75,11 +75,11 @@ class NoiseEvidence:
             )
 
     def add_silence(self, client: int, released: Tensor) -> None:
-        """Record a client's release that must have no noise, because the server adds the noise.
+        """Record a release without examples, which must be all 0 because the server adds the noise.
 
         Args:
-            client: the client that released it.
-            released: the values of a release without examples (size,).
+            client: the client that made the release.
+            released: the values of the release (size,).
         """
         if bool(released.any()):
             self._excess.append(
@@ -90,11 +90,12 @@ class NoiseEvidence:
     def add_noise(
         self, client: int, kind: Hashable, squares: tuple[float, int], *, charged: float
     ) -> None:
-        """Record how large a client's noise is.
+        """Record the size of a client's noise, measured in one release.
 
         Args:
             client: the client that drew the noise.
-            kind: the kind of noise; noise of one kind is also tested over all clients together.
+            kind: key for the part of a release with this noise; noise with the same key is also
+                tested over all clients together.
             squares: the sum of squares of the noise values, in charged standard deviations, and the
                 number of these values.
             charged: the noise multiplier that the client is charged for.
@@ -103,9 +104,9 @@ class NoiseEvidence:
         self._charged[client, kind] = charged
 
     def add_row(self, client: int, round_number: int, values: Tensor) -> None:
-        """Record the first noise values of a release, to find repeated noise.
+        """Record the first noise values of a release, to find noise that repeats.
 
-        The first two releases of each client in each round are kept.
+        Only the first two releases of each client in each round are compared.
 
         Args:
             client: the client that drew the noise.
@@ -195,14 +196,14 @@ _CONTRIBUTION_TOLERANCE = 1e-3
 
 
 class MechanismMismatchError(FedsimError, RuntimeError):
-    """Error of a client whose measured noise or clipping is not what it would be charged for."""
+    """Error of a client whose measured noise or clipping differs from what is to be charged."""
 
 
 def probe_mechanisms(federation: Federation) -> None:
-    """Check that the clients' noise and clipping are those that they will be charged for.
+    """Measure the noise and clipping of clients, and compare both with what is to be charged.
 
-    Every distinct privacy setting is tested, in at most 8 blocks. Sampling is not checked: see
-    `fedsim audit`.
+    Every distinct privacy setting is tested, in at most 8 blocks (groups of clients that train
+    together). The sampling of batches is not checked; `fedsim audit` checks it.
 
     Guarantee: a correct mechanism fails with probability at most 1e-9. Only public examples are
     used. No random stream of the run is used, and the shared model is reset to the global model.

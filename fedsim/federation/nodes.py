@@ -1,7 +1,7 @@
-"""Flower apps of a federation's nodes, and the part of the federation that each process builds.
+"""Flower apps for the nodes of a federation: clients, and helpers of secure aggregation.
 
-Node number `num_clients` is helper 1. A helper belongs to the server's side; only a simulation runs
-it in one process with clients.
+Nodes 0 to `num_clients` - 1 are clients, the next node is helper 1. A helper belongs to the
+server's side. Only a simulation runs a helper in one process with clients.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -59,14 +59,15 @@ def make_node_app(
     base: Path,
     record: RecordRelease = lambda helper, release: None,
 ) -> ClientApp:
-    """Return an app that answers as a client on a client's node and as a helper on a helper's node.
+    """Return an app for all nodes: it acts as a client or as a helper, as the node's number says.
 
     Args:
         clients: the clients' app; returned unchanged if the federation has no helpers.
         experiment: the settings.
         base: the directory in which the experiment's relative paths start.
-        record: function that writes each sum that a helper opens to the helper's disk. By default
-            nothing is written, as a simulation needs only the server's record.
+        record: function of (helper, release) that writes each sum that a helper opens to the
+            helper's disk. By default it writes nothing, as a simulation needs only the server's
+            record.
     """
     settings = experiment.secure_aggregation
     if settings is None or not settings.helpers:
@@ -136,14 +137,15 @@ def client_app(
     ledger: Path | None,
     block_of: BlockOf | None = None,
 ) -> ClientApp:
-    """Return the app of the federation's nodes.
+    """Return the ClientApp that all nodes of a federation run.
 
     Args:
         federation: the assembled federation.
-        in_process: whether the nodes share `federation`; otherwise each process builds one.
+        in_process: whether all nodes run in this process and share `federation`; otherwise each
+            process builds a federation of its own.
         ledger: the file of the durable ledger; None without a durable ledger.
-        block_of: function that returns the block of a client in this process; None for the planned
-            blocks.
+        block_of: function that returns the clients of this process that train together with a given
+            client; None for the planned groups.
     """
     if in_process:
         return _app_in_process(federation, block_of or federation.blocks.plan.block_of)
@@ -158,7 +160,7 @@ def _app_in_process(federation: Federation, block_of: BlockOf) -> ClientApp:
 
 @dataclass(frozen=True)
 class TaskSource:
-    """Source of the clients' tasks in any process; it needs only the experiment as JSON.
+    """Function that returns a client's task in any process, from the experiment as JSON.
 
     Attributes:
         experiment: the experiment as JSON.
@@ -190,15 +192,15 @@ def _assembled(source: TaskSource) -> Federation:
 
 
 def client_app_from_source(source: TaskSource) -> ClientApp:
-    """Return an app for all nodes, which assembles the federation at its first request."""
+    """Return an app for all nodes, which builds the federation when the first request arrives."""
     return make_node_app(BatchClientApp(source), source.settings, source.base)
 
 
 class FederationClientApp(ClientApp):
     """The ClientApp of a federation's nodes, which can be pickled and sent to other processes.
 
-    An unpickled app assembles the whole federation from its experiment; Flower's runtime needs
-    this. `shard` makes an app that holds only the data of the clients of one process.
+    A process that unpickles the app builds the whole federation from the experiment, as Flower's
+    runtime needs. `shard` instead makes an app with the data of some clients only.
 
     Args:
         federation: the assembled federation.
@@ -223,7 +225,7 @@ class FederationClientApp(ClientApp):
         return None if self._federation.plan.clients is None else self._source.ledger
 
     def expected_work(self) -> list[float]:
-        """Return the expected number of per-example gradients of each node in the run."""
+        """Return the expected number of per-example gradients in the whole run, for each node."""
         federation = self._federation
         local, steps = federation.experiment.local, federation.plan.steps.whole_rounds
         rounds = federation.plan.participation.planned_rounds()
@@ -236,15 +238,15 @@ class FederationClientApp(ClientApp):
         return clients + [0.0] * num_helpers(federation.experiment)  # helpers compute no gradients
 
     def ranges(self) -> list[Sequence[int]]:
-        """Return groups of nodes, each for one worker: ranges of clients, then single helpers."""
+        """Return groups of nodes that share a worker: ranges of clients, and single helpers."""
         federation = self._federation
         helpers = range(federation.num_clients, federation.num_nodes)
         return [*federation.blocks.plan.ranges, *((helper,) for helper in helpers)]
 
     def first_of_block(self, client: int, message: Message) -> int:
-        """Return the first client of a client's block for a train request, else the client itself.
+        """Return the first client of the block (clients that train together) of a given client.
 
-        A block is a group of clients that train together.
+        Only train requests have blocks; for other messages, return the given client.
         """
         if message.metadata.message_type != MessageType.TRAIN:
             return client
@@ -252,7 +254,7 @@ class FederationClientApp(ClientApp):
         return self._federation.blocks.plan.block_of(request.round_number, client)[0]
 
     def shard(self, clients: Sequence[int]) -> ShardFactory:
-        """Return a picklable factory of an app that has only the given clients and helpers."""
+        """Return a picklable function that makes an app with the given clients and helpers only."""
         federation = self._federation
         rest = {
             field.name: getattr(federation, field.name)

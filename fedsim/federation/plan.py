@@ -92,8 +92,8 @@ def plan_of(
 ) -> FederationPlan:
     """Return the plan of a federation.
 
-    First each client is planned as if it added all of its noise alone. The weights follow from
-    these plans, and the shares of the noise from plans and weights.
+    First each client's noise is planned as if no other party added noise. The weights of updates
+    follow from these plans. With a noisy sum, plans and weights give each client's share of noise.
 
     Args:
         experiment: the settings.

@@ -1,6 +1,7 @@
 """Checks of a federation's plan: batch sizes against client sizes, steps against budgets.
 
-Without privacy, a batch has at most all examples of the client, even if `batch_size` is larger.
+Batch sizes are checked with privacy only. Without privacy, a client with fewer examples than
+`batch_size` has all of them in each batch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,7 @@ _MAX_RATE_RATIO = 3.0  # largest sampling rate over the median that needs no war
 
 
 def check_batch_size(experiment: Experiment, sizes: Sequence[int]) -> None:
-    """Check that at least one client has as many examples as the expected batch size.
+    """Check that a client has `batch_size` examples, where `batch_size` sets the sampling rate.
 
     Args:
         experiment: the settings.
@@ -37,9 +38,11 @@ def check_batch_size(experiment: Experiment, sizes: Sequence[int]) -> None:
 
 
 def full_batch_note(experiment: Experiment, sizes: Sequence[int]) -> str | None:
-    """Return a warning if some clients' sampling rates are far above the others', else None.
+    """Return a warning if the batch size is too large for the smallest clients, else None.
 
-    With one batch size for all, the smallest client has the largest rate, and so the most noise.
+    With one batch size for all, the smallest client has the largest sampling rate, and so the most
+    noise. The warning is given if the batch size exceeds a client's number of examples, or if the
+    largest rate is far above the median.
 
     Args:
         experiment: the settings.
@@ -106,9 +109,9 @@ def overdrawn_clients(federation: Federation) -> tuple[Overdrawn, ...]:
 
 
 def last_round(federation: Federation, client: int) -> int:
-    """Return the last round in which a client's budget covers a step; 0 for none.
+    """Return the last round in which a client's budget still covers a step, if no round fails.
 
-    It is assumed that no round fails.
+    The result is 0 if the budget covers no step.
     """
     plan, scheduled = federation.plan, federation.plan.participation.rounds_of(client)
     count = len(scheduled)
@@ -120,8 +123,8 @@ def last_round(federation: Federation, client: int) -> int:
 def refuse_overspending(federation: Federation) -> None:
     """Check, before training, that the clients' privacy budgets cover the plan.
 
-    With `on_exhausted: refuse`, every client's budget must cover all of its planned steps.
-    Otherwise at least one client must be able to take a step.
+    With `privacy.on_exhausted: refuse`, the budget of every client must cover all its planned
+    steps. Otherwise the budget of at least one client must cover one step.
 
     Raises:
         PrivacyBudgetError: the budgets do not suffice; the message says how many rounds the budget

@@ -29,15 +29,15 @@ Models = ArrayRecord | Sequence[ArrayRecord]
 
 @dataclass(frozen=True, eq=False)
 class PublicScores:
-    """Evaluation of global models on the server's public test set.
+    """The object that evaluates global models on the server's public test set.
 
     Attributes:
-        model: the module into which the values of each evaluated model are loaded.
+        model: the module into which each model's values are loaded, to evaluate the model.
         loss: the loss function, which returns one value per example.
-        task: the targets and metrics of the loss.
+        task: the kind of prediction (such as classification), which gives targets and metrics.
         test: the public test set.
         device: the device on which the model runs.
-        chosen: the metrics of `evaluation.metrics`; None for the default metrics of the task.
+        chosen: the metrics that `evaluation.metrics` names; None for the task's default metrics.
         class_names: the names of the classes; None where the data do not name them.
     """
 
@@ -50,13 +50,13 @@ class PublicScores:
     class_names: Sequence[str] | None
 
     def metrics(self, models: Models) -> dict[str, MetricValue]:
-        """Return the loss and the metrics of a model, or of several models together, by name.
+        """Return the loss and the metrics of a model on the test set, by name.
 
-        The predictions of several models on all test examples are evaluated as one set. So loss and
-        accuracy are means over the models.
+        For several models, the loss and the default metrics are means over the models. The metrics
+        of `evaluation.metrics` are computed on the predictions of all models, pooled into one set.
 
         Args:
-            models: the global model, or the clients' models.
+            models: the global model, or one personal model for each client.
 
         Raises:
             FederationError: a model, the loss or a metric fails.
@@ -71,10 +71,11 @@ class PublicScores:
         return {LOSS: known[LOSS], **scores}
 
     def by_class(self, models: Models, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the metrics of a model for each class, in the format of `scores.json`.
+        """Return the content of `scores.json`: a model's scores on the test set, for each class.
 
         Args:
-            models: the global model, or the clients' models.
+            models: the global model, or one personal model for each client, whose predictions are
+                pooled.
             metrics: the metrics of these models by name, which the result repeats.
 
         Raises:

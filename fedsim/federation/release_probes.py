@@ -1,9 +1,9 @@
-"""Test releases of each kind before round 1: with content far above its bound, and without any.
+"""Test releases that clients make before round 1, to measure their noise and clipping.
 
-A `ReleaseProbe` makes test releases, of which noise and clipping are measured. Each kind of release
-has a subclass. `PROBES` maps the type of a mechanism, or a base class of the type, to the subclass.
-All mechanisms that release a whole update share one subclass. No other code of the test depends on
-the kind. Only public examples are used.
+Releases are made from public examples. Content (such as gradients) is either far above its clipping
+bound, or absent. Each type of release (steps, updates, votes, models, examples) has a subclass of
+`ReleaseProbe`. `PROBES` maps the type of a mechanism, or a base class of the type, to the subclass.
+No other code of the test depends on the type.
 """
 
 import math
@@ -57,15 +57,16 @@ M = TypeVar("M", bound=Mechanism)
 
 @dataclass(frozen=True)
 class Trial:
-    """A test round in which every client's content is either far above its clipping bound or empty.
+    """A test round in which clients make releases with very large content, or without content.
+
+    Content is what public examples add to a release, such as gradients.
 
     Attributes:
         number: the number of the round.
-        steps: the trial's steps, as step numbers of a client's run; a mechanism without steps
-            releases once.
-        is_large: whether the content is far above every clipping bound; else there is no content.
-        is_paired: whether another trial has the same noise, which is then seeded; else the noise
-            comes from the source of the client's plan.
+        steps: the numbers of the local steps to take; a mechanism without steps makes one release.
+        is_large: whether the content is far above every clipping bound; if not, there is none.
+        is_paired: whether another test round draws the same noise, from a seed. If not, the noise
+            comes from the source of noise that the client's plan names.
     """
 
     number: int
@@ -75,12 +76,14 @@ class Trial:
 
 
 class ReleaseProbe(ABC, Generic[M]):
-    """Test releases of public content by the clients of one block, for one kind of mechanism.
+    """Object that lets some clients make test releases from public examples, before round 1.
+
+    There is one subclass for each type of mechanism.
 
     Args:
         federation: an assembled federation with privacy plans.
-        block: the planned members of the block, ascending.
-        clients: the members to test, all of which add noise.
+        block: the clients of a planned block (clients that train together), ascending.
+        clients: the clients of the block to test, all of which add noise.
         seed: the seed of the test's random streams, which no run uses.
     """
 
@@ -94,11 +97,12 @@ class ReleaseProbe(ABC, Generic[M]):
 
     @abstractmethod
     def run(self, trial: Trial, see: Callable[[Release], None]) -> None:
-        """Let every client make one release in each step of a trial; call `see` with each release.
+        """Let every client make one release in each step of a test round.
 
         Args:
             trial: the test round.
-            see: function that is called with each release; the next step may overwrite its values.
+            see: function that is called with each release; the next step may overwrite the
+                release's values.
         """
 
     @property
@@ -108,11 +112,17 @@ class ReleaseProbe(ABC, Generic[M]):
 
     @property
     def noise_values(self) -> int:
-        """Number of noise values in a step: of the server, or if it adds none, of all clients."""
+        """Number of noise values in one step of all tested clients.
+
+        If the server adds the noise, it is the number of values that the server draws.
+        """
         return self.size * (1 if server_adds_noise(self.federation) else len(self.clients))
 
     def noise_trials(self) -> Iterator[Trial]:
-        """Yield test rounds without content; at least two, so that repeated noise is found."""
+        """Yield the test rounds without content, whose releases are pure noise.
+
+        There are at least two, so that noise that repeats is found.
+        """
         wanted = max(NUM_NOISE_VALUES / self.noise_values, MIN_CLIENT_VALUES / self.size, 2)
         rounds = min(math.ceil(wanted), MAX_NOISE_ROUNDS)
         for number in range(_FIRST_NOISE_ROUND, _FIRST_NOISE_ROUND + rounds):
@@ -182,11 +192,12 @@ class _TrainedProbe(ReleaseProbe[M]):
 
 
 class StepProbe(_TrainedProbe[DpSgdMechanism]):
-    """Test releases of DP-SGD steps; the groups of parameters are the parts of a release.
+    """Maker of test releases of DP-SGD steps, where a release is a batch's noisy sum of gradients.
 
-    An adaptive clip norm changes from step to step; the noise of the count of unclipped gradients
-    is not measured. For correlated noise, the fresh noise of step t is measured. It is the sum
-    Σ_j c_j y_{t−j} over releases y from step 0 on, with the coefficients c_j of the correlation.
+    Each group of parameters with its own clipping bound is measured separately. With an adaptive
+    clip norm, the noise of the count of unclipped gradients is not measured. For correlated noise,
+    the fresh noise of step t is measured. It is the sum Σ_j c_j y_{t−j} over the releases y of step
+    t and earlier ones, with the coefficients c_j of the correlation.
     """
 
     _past: Mapping[int, list[Tensor]] = {}
@@ -197,7 +208,10 @@ class StepProbe(_TrainedProbe[DpSgdMechanism]):
         return self.federation.release_parameters.size
 
     def noise_trials(self) -> Iterator[Trial]:
-        """Yield rounds without content: two of several steps, or for noisy sums several of one."""
+        """Yield the test rounds without content: two rounds with several steps each.
+
+        With noisy sums of clients' updates, these are several rounds with one step each.
+        """
         if self.federation.plan.sums is not None:
             yield from super().noise_trials()
             return
@@ -209,7 +223,7 @@ class StepProbe(_TrainedProbe[DpSgdMechanism]):
         yield Trial(_FIRST_NOISE_ROUND + 1, range(start, start + steps))
 
     def run(self, trial: Trial, see: Callable[[Release], None]) -> None:
-        """Let every client release the noisy gradient sum of a batch in each step."""
+        """Let every client release a batch's noisy sum of gradients in each step of a trial."""
         parameters = self.federation.release_parameters
         largest = max(
             max(self._mechanism(client).groups(parameters).bounds) for client in self.clients
@@ -270,7 +284,10 @@ class StepProbe(_TrainedProbe[DpSgdMechanism]):
 
 
 class UpdateProbe(_TrainedProbe[UpdateRelease]):
-    """Test releases of whole updates; an adaptive clip norm adds a bit for "not clipped"."""
+    """Maker of test releases of whole updates, as a client makes one in each round.
+
+    With an adaptive clip norm, a release also has a noisy bit: whether the update was not clipped.
+    """
 
     @property
     def size(self) -> int:
@@ -280,11 +297,15 @@ class UpdateProbe(_TrainedProbe[UpdateRelease]):
 
     @property
     def noise_values(self) -> int:
-        """Number of noise values of one client; more rounds are cheap, as none of them trains."""
+        """Number of noise values that one client draws in one round.
+
+        Unlike in the base class, other clients are not counted. So there are more test rounds,
+        which are cheap, as nothing is trained.
+        """
         return self.size
 
     def run(self, trial: Trial, see: Callable[[Release], None]) -> None:
-        """Let every client release its update, and pass the release to the function `see`."""
+        """Let every client release an update, and pass the release to the function `see`."""
         federation = self.federation
         largest = max(self._mechanism(client).max_update_norm for client in self.clients)
         rate = federation.experiment.local.learning_rate(trial.number)
@@ -325,9 +346,10 @@ class UpdateProbe(_TrainedProbe[UpdateRelease]):
 
 
 class VoteProbe(ReleaseProbe[VoteMechanism]):
-    """Test releases of votes: a client votes for one class in each query, or for no class at all.
+    """Maker of test releases of votes, as a client makes them with `task: pate`.
 
-    Ballots of both kinds (checks, and votes on the queries that passed) alternate.
+    On each query, a client votes for class 0, or without content for no class. Test rounds
+    alternate between the types of votes: checks of queries, and votes on queries that passed.
     """
 
     paired_rounds = (1, 2)
@@ -357,9 +379,9 @@ class VoteProbe(ReleaseProbe[VoteMechanism]):
 
 
 class ModelProbe(ReleaseProbe[OutputMechanism]):
-    """Test releases of models that are trained on one example with very large features.
+    """Maker of test releases of models (output perturbation), where noise is added after training.
 
-    The example stands for the client's whole data set.
+    A model is trained on one public example with very large features, in place of a client's data.
     """
 
     @property
@@ -368,7 +390,7 @@ class ModelProbe(ReleaseProbe[OutputMechanism]):
         return self.federation.model.shared.parameters.size
 
     def run(self, trial: Trial, see: Callable[[Release], None]) -> None:
-        """Let every client release a model: in paired trials briefly trained, else untrained."""
+        """Let every client release a model: trained briefly in a paired trial, else untrained."""
         features, targets = self._copies(int(trial.is_large))
         start, order = self.federation.model.shared.start_values, np.arange(len(features))
         for client in self.clients:
@@ -393,11 +415,14 @@ class ModelProbe(ReleaseProbe[OutputMechanism]):
 
 
 class ExampleProbe(ReleaseProbe[InputMechanism]):
-    """Test releases of noisy examples; their features are measured, and are 0 without content."""
+    """Maker of test releases of noisy examples (input perturbation).
+
+    The noise of the features is measured; without content, all features are 0.
+    """
 
     @property
     def size(self) -> int:
-        """Number of feature values in one release, over its examples."""
+        """Number of feature values in one release, which has several examples."""
         features, _ = self._example
         return _rows_of(features.numel()) * features.numel()
 
@@ -434,7 +459,7 @@ PROBES: Mapping[type[Mechanism], type[ReleaseProbe[Any]]] = {
 
 
 def probe_of(release: Mechanism) -> type[ReleaseProbe[Any]]:
-    """Return the probe class for a mechanism: that of its type, or of the nearest base class.
+    """Return the `ReleaseProbe` class for a mechanism's type, or else for its nearest base class.
 
     Raises:
         TypeError: the mechanism's type has no entry in `PROBES`.

@@ -1,4 +1,7 @@
-"""Facts that a privacy plan needs beside settings: bounds of examples, or a convex problem."""
+"""Facts about model and data that some privacy plans need besides the settings.
+
+Output perturbation needs a convex training problem, input perturbation needs bounds on examples.
+"""
 
 from collections.abc import Callable, Mapping
 from math import prod
@@ -20,7 +23,10 @@ from fedsim.experiment import Experiment
 def problem_of(
     experiment: Experiment, model: nn.Module, data: FederatedData, algorithm: Algorithm
 ) -> object:
-    """Return the bounds or the convex problem that privacy plans need; None if they need neither.
+    """Return the facts about model and data that an experiment's privacy plans need.
+
+    These are the convex problem for output perturbation, and bounds on examples for input
+    perturbation. Other mechanisms need nothing, and the result is None.
 
     Args:
         experiment: the settings.

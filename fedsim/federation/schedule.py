@@ -1,4 +1,4 @@
-"""The public schedule of an experiment: the rounds of its clients, and the steps of each round.
+"""The public schedule of an experiment: the rounds and the local steps of each client.
 
 The schedule follows from settings, public client sizes and the seed. So every party computes the
 same schedule, and a client's charges can be planned before the first round.
@@ -32,15 +32,15 @@ def participation_of(experiment: ExperimentWithClients) -> Participation:
 class StepSchedule:
     """The planned number of local steps of each client in each round.
 
-    Training, plans, charges, the server's reports and `verify` all use `local_steps`.
+    Training, privacy plans, charges, reports and `fedsim verify` all use this schedule.
 
     Guarantee: the numbers of steps are a function of settings, public sizes and the seed. They do
     not depend on the value of any example.
 
     Attributes:
         participation: the rule that chooses the clients of each round.
-        whole_rounds: the number of local steps of each client in a round in which it does all of
-            its work.
+        whole_rounds: the number of local steps of each client in a round, unless the client is a
+            straggler, which takes fewer.
         releases_updates: whether a round is one release of a whole update, which is charged as one
             step.
     """
@@ -96,7 +96,7 @@ class StepSchedule:
         return whole
 
     def charged_steps(self, client: int, round_number: int) -> int:
-        """Return the number of steps charged for a round; a whole update counts as one step.
+        """Return the number of steps charged to a client for a round; a whole update counts as one.
 
         Args:
             client: the client's number.
@@ -109,8 +109,8 @@ class StepSchedule:
 
         Args:
             client: the client's number.
-            rounds: the number of rounds; after the schedule ends, each further round counts with
-                all of its steps.
+            rounds: the number of rounds. If there are more than scheduled, each further round
+                counts with all of its steps.
         """
         taken = self._taken_after(client)
         known = min(rounds, len(taken) - 1)
@@ -131,12 +131,12 @@ class StepSchedule:
         return self._taken[client]
 
     def planned(self) -> tuple[int, ...]:
-        """Return the number of charged steps of each client, over all its scheduled rounds."""
+        """Return the number of charged steps of each client over all of its scheduled rounds."""
         rounds = self.participation.planned_rounds()
         return tuple(self.steps_after(client, count) for client, count in enumerate(rounds))
 
     def whole_rounds_in(self, client: int, steps: int) -> int:
-        """Return how many of a client's rounds are complete once `steps` steps are charged.
+        """Return how many rounds a client has completed when `steps` steps have been charged.
 
         Args:
             client: the client's number.
@@ -149,7 +149,7 @@ class StepSchedule:
         return known + (steps - taken[-1]) // self._steps_of_whole_round(client)
 
     def rounds_in(self, client: int, steps: int) -> int:
-        """Return how many of a client's rounds have begun once `steps` steps are charged.
+        """Return how many rounds a client has begun when `steps` steps have been charged.
 
         Args:
             client: the client's number.

@@ -160,7 +160,7 @@ def secure_channel(
     *,
     base: Path,
 ) -> SecureChannel:
-    """Return the shared set-up of secure uploads: settings, encoding, weights and keys.
+    """Return what clients and server need for secure uploads: settings, encoding, weights and keys.
 
     Args:
         experiment: the experiment.
@@ -232,7 +232,7 @@ def check_train_metrics(
     """Check that the task computes every training metric that an experiment declares.
 
     Args:
-        names: the bound of each declared metric, by name.
+        names: the declared metrics: the bound on each metric's value, by name.
         model: the initial model, evaluated on `public`.
         loss: the loss function, which returns one value per example.
         task: the task, which computes metrics from outputs.

@@ -53,7 +53,7 @@ def server_app(
         on_round: function that is called after each round with the new server state and the report.
         on_stop: function that is called with the reason if the federation stops early.
         ledgers: the latest ledger of every client; None without privacy.
-        patience: the longest time to wait for all nodes, in seconds.
+        patience: the longest time to wait until all nodes have connected, in seconds.
         opened_sums: the record on disk of the sums that secure aggregation opened.
     """
     experiment = federation.experiment

@@ -1,7 +1,8 @@
-"""The model of a federation: initial values, per-example gradients, and the clients' shared copy.
+"""The model of a federation: initial values, per-example gradients, and the copy that is trained.
 
-The model is equal in every process. Public examples are the first examples of the server's test
-set. Models are never checked on private examples.
+Every process builds the same initial values. All clients of a process train on one copy of the
+model, one client after the other. Before round 1 the model is checked on public examples, which are
+the first examples of the server's test set. It is never checked on private examples.
 """
 
 from collections.abc import Callable
@@ -72,7 +73,7 @@ def model_arrays(model: nn.Module) -> ArrayRecord:
 
 
 def public_examples(data: FederatedData, num_examples: int) -> Examples:
-    """Return a copy of the first `num_examples` public examples, or of all if there are fewer."""
+    """Return a copy of the first `num_examples` examples of the public test set, or of all."""
     return data.test.take(np.arange(min(num_examples, len(data.test))))
 
 
@@ -84,13 +85,13 @@ def to_tensors(examples: Examples, device: torch.device) -> tuple[Tensor, Tensor
 
 @dataclass(frozen=True)
 class TrainedParts:
-    """The per-example gradients, and the model that all clients of a process share.
+    """A model with what is needed to train it: per-example gradients and a first check.
 
     Attributes:
-        gradients: the per-example gradients of the model; None where torch's autograd is used,
-            without privacy.
-        shared_model: the model that all clients of the process train in turn.
-        still_parameters: function that finds the trainable parameters that training does not
+        gradients: the method for per-example gradients of the model; None if training uses torch's
+            autograd, without privacy.
+        shared_model: the model that all clients of the process train, one client after the other.
+        still_parameters: function that returns the trainable parameters that two test steps do not
             change.
     """
 
@@ -106,7 +107,7 @@ def trained_parts(
     features: Tensor,
     targets: Tensor,
 ) -> TrainedParts:
-    """Return the per-example gradients of a model, and the model that clients share.
+    """Return the method for a model's per-example gradients, and the model that clients share.
 
     Args:
         experiment: the settings.
@@ -133,11 +134,13 @@ def trained_parts(
 def release_parameters(
     experiment: Experiment, gradients: PerExampleGradients | None, shared_model: SharedModel
 ) -> FlatParameters:
-    """Return the layout of one release: coefficients of a zeroth-order step, else model parameters.
+    """Return the names and shapes of the values in one release of a client.
+
+    These are the trained parameters. For zeroth-order training they are a step's coefficients.
 
     Args:
         experiment: the settings.
-        gradients: the per-example gradients of the model; None if torch's autograd is used.
+        gradients: the method for per-example gradients of the model; None for torch's autograd.
         shared_model: the model that clients share.
     """
     if experiment.release_kind.draws_batches and isinstance(gradients, Slopes):

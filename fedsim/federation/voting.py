@@ -1,4 +1,4 @@
-"""The clients' work: training a model, or with `task: pate` voting on labels for a student."""
+"""The clients' work: to train one model, or with `task: pate` to vote on labels for a student."""
 
 import hashlib
 from collections.abc import Mapping
@@ -28,10 +28,10 @@ from fedsim.server.app import scored_models
 
 
 class Goal:
-    """The work of a federation's clients; in this base class, they train one model together.
+    """The work of a federation's clients: in this base class, to train one model together.
 
     Attributes:
-        averages: whether the server averages the uploads to a model.
+        averages: whether the server averages the clients' uploads into a model.
     """
 
     averages = True
@@ -40,7 +40,9 @@ class Goal:
     def split(
         cls, experiment: Experiment, data: FederatedData
     ) -> tuple[FederatedData, Examples | None]:
-        """Return the data to use, and the public queries to vote on; here all data, and None.
+        """Return the data to train and test on, and the public examples to vote on ("queries").
+
+        In this base class, the first are all data, and the second is None.
 
         Args:
             experiment: the settings.
@@ -62,12 +64,12 @@ class Goal:
         classes: int,
         device: torch.device,
     ) -> "tuple[Goal, SharedModel]":
-        """Return the goal of an experiment, and the model that its clients share.
+        """Return the goal of an experiment, and the model that all clients of a process train.
 
         Args:
             experiment: the settings.
             queries: the public queries that `split` returned.
-            parts: the gradients and the shared model of the initial model.
+            parts: the method for gradients and the shared model, made from the initial model.
             loss: the loss function, which returns one value per example.
             classes: the number of classes; 0 if the targets are not classes.
             device: the device on which models run.
@@ -80,7 +82,7 @@ class Goal:
         return None
 
     def algorithm(self) -> Algorithm | None:
-        """Return the algorithm that the goal needs; None if the experiment chooses it."""
+        """Return the federated algorithm of this goal; None if the experiment chooses it."""
         return None
 
     @property
@@ -89,32 +91,42 @@ class Goal:
         return None
 
     def digest(self, conditions: str) -> str:
-        """Return the digest of a run's conditions, extended by the conditions of this goal."""
+        """Return the digest of all settings and data that must stay the same in a run.
+
+        This base class returns `conditions`, the digest of what all goals have in common.
+        """
         return conditions
 
     def model_of(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Return the model that belongs to the server's arrays; here the arrays are the model."""
+        """Return the model that the server's arrays stand for; here the arrays themselves."""
         return arrays
 
     def scored(self, algorithm: Algorithm, state: ServerState) -> Models:
-        """Return the models to evaluate after a round: the global model, or one per client."""
+        """Return the models to evaluate after a round: usually the global model.
+
+        If the algorithm keeps a personal model for each client, these are all personal models.
+        """
         return scored_models(algorithm, state)
 
     def counts(self, models: Models) -> dict[str, float]:
-        """Return further numbers to report beside the metrics of a model, by name."""
+        """Return numbers by name that a round reports in addition to a model's metrics.
+
+        In this base class, there are none.
+        """
         return {}
 
 
 @dataclass(frozen=True)
 class Voting(Goal):
-    """The goal of `task: pate`: teachers vote on public queries, and a student learns the labels.
+    """The clients' work with `task: pate`: their teacher models vote on labels of public examples.
 
-    In place of a model, rounds update a record of the answers so far (`PublicAnswers`).
+    A student model learns these labels. Rounds update no model, but a record of the answers
+    (`PublicAnswers`).
 
     Attributes:
         settings: the `pate:` section of the experiment.
-        agenda: the queries that clients vote on in each round.
-        queries: the public queries, with the labels that only reports see.
+        agenda: the plan of which queries (public examples) clients vote on in each round.
+        queries: the queries, with their true labels, which are used in reports only.
         classes: the number of classes.
         teachers: the teacher models of this process's clients.
         is_private: whether votes have noise.
@@ -133,7 +145,7 @@ class Voting(Goal):
 
     @classmethod
     def split(cls, experiment: Experiment, data: FederatedData) -> tuple[FederatedData, Examples]:
-        """Return the data with the queries taken out of the test set, and the queries."""
+        """Return the data without some test examples, and these examples as public queries."""
         return with_queries(data, _pate_of(experiment).queries, seed=experiment.seed)
 
     @classmethod
@@ -147,7 +159,7 @@ class Voting(Goal):
         classes: int,
         device: torch.device,
     ) -> "tuple[Voting, SharedModel]":
-        """Return the voting of an experiment, and its shared model: a record without answers."""
+        """Return an experiment's voting, and in place of a model an empty record of answers."""
         settings, rounds = _pate_of(experiment), experiment.federation.rounds
         if queries is None:
             raise ValueError("a vote needs public queries, got none")
@@ -174,14 +186,15 @@ class Voting(Goal):
         return PublicAnswers(self.agenda.rows, len(self.queries), self.classes)
 
     def algorithm(self) -> Algorithm:
-        """Return the algorithm that tallies the votes."""
+        """Return the federated algorithm by which the server counts the votes."""
         return Tally(self.agenda, is_noisy=self.is_private)
 
     def digest(self, conditions: str) -> str:
-        """Return the digest of a run's conditions, extended by the conditions of voting.
+        """Return the digest of all settings and data that must stay the same in a run.
 
         Args:
-            conditions: the digest of the conditions of any run.
+            conditions: the digest of what all goals have in common; facts on voting are added to
+                it.
         """
         start = digest(self.teachers.trainer.start)
         content = [conditions, self.settings.model_dump_json(), repr(self.agenda), start]
@@ -195,15 +208,21 @@ class Voting(Goal):
         return self.teachers
 
     def model_of(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Return the student model that is trained on the answers in the server's arrays."""
+        """Return the student model that is trained on the answers in the server's arrays.
+
+        The last student is kept, and returned again for the same answers.
+        """
         return self.student(arrays)
 
     def scored(self, algorithm: Algorithm, state: ServerState) -> Models:
-        """Return the student model, which is the model to evaluate."""
+        """Return the model to evaluate after a round: the student model."""
         return self.student(state.model)
 
     def student(self, answers: ArrayRecord) -> ArrayRecord:
-        """Return the student model that is trained on the answers in a record of answers."""
+        """Return the student model that is trained on a record of answers.
+
+        The last student is kept, and returned again for the same answers.
+        """
         known = digest(answers)
         if known not in self.students:
             self.students.clear()
@@ -215,9 +234,9 @@ class Voting(Goal):
         return self.students[known]
 
     def counts(self, models: Models) -> dict[str, float]:
-        """Return the number of checked queries, the number of answered ones, and their accuracy.
+        """Return how many queries were checked and answered, and the accuracy of the answers.
 
-        `label_accuracy` compares answers with the public labels; it is NaN without answers.
+        The accuracy is the share of answers that are the true label; it is NaN without answers.
         """
         if not isinstance(models, ArrayRecord):
             return {}

@@ -1,8 +1,9 @@
-"""Low-rank adapters (LoRA) on frozen layers: W x becomes W x + scale · B A x; merged at the end.
+"""Low-rank adapters (LoRA) on frozen layers: W x becomes W x + scale · B A x.
 
 W is the weight of a frozen layer and x the layer's input. A and B are plain layers without bias, so
-the layer rules give their per-example gradients. A starts from random values and B from 0. So the
-initial model equals the model without adapters.
+the usual rules for per-example gradients apply to them. A starts from random values and B from 0.
+So the initial model equals the model without adapters. After training, the product scale · B A can
+be added to W.
 
 Sources: Hu et al. 2022, "LoRA: Low-Rank Adaptation of Large Language Models" (arXiv:2106.09685).
 With privacy: Yu et al. 2022, "Differentially Private Fine-tuning of Language Models"
@@ -31,7 +32,7 @@ class AdaptedLayer(nn.Module):
         down: the layer A, which maps the frozen layer's input to `rank` values.
         up: the layer B, which maps those values to the frozen layer's output; its weight is set to
             0.
-        scale: factor of the adapter's output.
+        scale: factor by which the adapter's output is multiplied.
     """
 
     def __init__(self, base: nn.Module, down: nn.Module, up: nn.Module, scale: float) -> None:
@@ -55,7 +56,7 @@ class AdaptedLayer(nn.Module):
         return bias
 
     def product(self) -> Tensor:
-        """Return the product B A in the shape of the frozen layer's weight."""
+        """Return the adapter's product B A (`up` times `down`), shaped like the frozen weight."""
         down, up = _weight(self.down), _weight(self.up)
         if isinstance(self.base, nn.Embedding):  # the rows of an embedding's table are its inputs
             return down @ up.T
@@ -90,12 +91,12 @@ def takes_adapter(layer: nn.Module) -> bool:
 
 
 def adapted(layer: nn.Module, rank: int, scale: float) -> AdaptedLayer:
-    """Return a frozen layer together with a new adapter.
+    """Return an `AdaptedLayer`, which adds a new adapter to a frozen layer.
 
     Args:
-        layer: the frozen layer, for which `takes_adapter` is true; the result contains it.
+        layer: the frozen layer, for which `takes_adapter` is true; it is not copied.
         rank: rank of the adapter, ≥ 1.
-        scale: factor of the adapter's output.
+        scale: factor by which the adapter's output is multiplied.
     """
     return AdaptedLayer(layer, *_FACTORS[type(layer)](layer, rank), scale)
 
@@ -156,11 +157,12 @@ def train_only(model: nn.Module, patterns: Sequence[str]) -> None:
 def add_adapters(model: nn.Module, settings: LoraSettings) -> nn.Module:
     """Return a model with a new adapter on each frozen layer that the settings target.
 
-    The weights of the layers A are drawn from torch's generator, layer after layer.
+    The initial weights of each adapter's first layer are drawn from torch's global generator, in
+    the order of the model's layers.
 
     Args:
-        model: the model, in which only parameters that train without adapter are not frozen; it is
-            changed in place.
+        model: the model, changed in place. Freeze its layers first: a layer whose weight is not
+            frozen gets no adapter.
         settings: the setting `model.lora`: rank, scale and targets.
 
     Raises:
@@ -187,7 +189,7 @@ def add_adapters(model: nn.Module, settings: LoraSettings) -> nn.Module:
 
 
 def merge_adapters(model: nn.Module) -> nn.Module:
-    """Merge the adapters of a model into plain layers, in place, and return the model."""
+    """Replace each layer with an adapter by one plain merged layer; return the changed model."""
     merged: dict[int, nn.Module] = {}
     for name, layer in list(model.named_modules(remove_duplicate=False)):
         if isinstance(layer, AdaptedLayer):
@@ -198,7 +200,7 @@ def merge_adapters(model: nn.Module) -> nn.Module:
 
 
 def fix_statistics(model: nn.Module) -> None:
-    """Keep frozen batch normalisation layers in eval mode, so their statistics do not change."""
+    """Change a model's frozen batch normalisation layers so that they always stay in eval mode."""
     for module in model.modules():
         fixed = _FIXED.get(type(module))
         if fixed is None or any(parameter.requires_grad for parameter in module.parameters()):

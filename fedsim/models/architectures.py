@@ -1,7 +1,7 @@
 """The built-in models: logistic regression, fully connected and convolutional networks.
 
-No model has BatchNorm: it mixes the examples of a batch, so there would be no per-example gradient.
-No model has dropout, which would draw from torch's global generator.
+No model has BatchNorm, because BatchNorm mixes the examples of a batch, so that no per-example
+gradient exists. No model has dropout, because dropout draws from torch's global generator.
 """
 
 from collections.abc import Callable

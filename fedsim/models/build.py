@@ -1,4 +1,4 @@
-"""Building of an experiment's model with its initial weights, and checks before training starts."""
+"""Building of an experiment's model with its initial weights, and checks of model and loss."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,8 +32,8 @@ _MAX_NAMES = 8
 def load_initial_weights(model: nn.Module, path: Path) -> None:
     """Overwrite parameters and buffers of a model by the tensors of a safetensors file.
 
-    Tensors are matched by name. Values that the file lacks, such as a new last layer, stay
-    unchanged. The file must not hold tensors that the model lacks.
+    Tensors are matched by name. Parameters and buffers that the file lacks, such as those of a new
+    last layer, stay unchanged. The file must not hold tensors that the model lacks.
 
     Args:
         model: the model.

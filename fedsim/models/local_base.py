@@ -1,9 +1,9 @@
 """The local base of a model: its frozen values, which stay on each party and are never sent.
 
-If only some parameters of a model are trained, each party builds the frozen values from the
-experiment and its files. `state_dict` and `load_state_dict` of such a model have only the values
-that are sent and a digest of the local base. The same holds for requests, uploads, sums and
-checkpoints. A party with another local base is refused before it trains.
+If only some parameters of a model are trained, each party (server or client) builds the frozen
+values itself, from the experiment and its files. `state_dict` and `load_state_dict` of such a model
+use only the trained values and a digest of the local base. So do messages, sums of updates and
+checkpoints. A party whose local base has another digest is refused before it trains.
 """
 
 import hashlib
@@ -43,13 +43,13 @@ class LocalBase:
         self._is_whole = False
 
     def to_wire(self, state: dict[str, Tensor]) -> None:
-        """Remove the frozen values from a `state_dict` and add the digest of the base, in place."""
+        """Replace the frozen values in a `state_dict` by the digest of these values, in place."""
         for name in self.hidden:
             state.pop(name, None)
         state[BASE_DIGEST] = self.digest.clone()
 
     def from_wire(self, state: dict[str, Tensor]) -> None:
-        """Check the digest of the frozen values in a received `state_dict`, and remove it in place.
+        """Check the digest of frozen values in a received `state_dict`; remove the digest in place.
 
         Raises:
             OtherBaseError: the sender has other frozen values.
@@ -82,12 +82,12 @@ class LocalBase:
 
     @property
     def is_whole(self) -> bool:
-        """Whether `state_dict` now returns all values of the model."""
+        """Whether `state_dict` returns all values of the model, as inside a `whole` block."""
         return self._is_whole
 
 
 def trained_names(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of a model's values that are trained and sent."""
+    """Return the names of the values of a model that are trained, and so sent between parties."""
     base = local_base(model)
     if base is not None:
         return base.trained

@@ -13,10 +13,10 @@ from fedsim.models.catalog import LOSSES, ModelError
 
 
 class CrossEntropy:
-    """The cross-entropy loss per example, of class scores (batch, classes) and classes (batch,).
+    """The cross-entropy loss of each example, from class scores (batch, classes) and true classes.
 
-    Its gradient with respect to the scores has a closed form (`KnownGradient`). That saves a
-    backward pass of torch, which takes as long as the arithmetic of a small model.
+    Its gradient with respect to the scores is computed by a formula (`output_gradient`). That is
+    faster than a backward pass of torch through the loss.
     """
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -33,9 +33,8 @@ class CrossEntropy:
     ) -> Tensor:
         """Return the gradient of the weighted sum of losses with respect to the outputs.
 
-        The result has shape (batch, classes).
-
-        Edge cases: a target that is no class raises an error, as in torch; target -100 has no loss.
+        The result has shape (batch, classes). As in torch, an example with target -100 has loss 0,
+        and any other target that is no class raises an error.
 
         Args:
             outputs: class scores (batch, classes).
@@ -67,8 +66,8 @@ def mse(outputs: Tensor, targets: Tensor) -> Tensor:
         targets: true values, with as many columns as the outputs.
 
     Raises:
-        ModelError: outputs and targets have different numbers per example; they are never
-            broadcast.
+        ModelError: outputs and targets have different numbers of values per example; they are
+            never broadcast.
 
     Example:
         >>> import torch
@@ -88,8 +87,8 @@ def bce(outputs: Tensor, targets: Tensor) -> Tensor:
         targets: labels 0 or 1, with as many columns as the outputs.
 
     Raises:
-        ModelError: outputs and targets have different numbers per example; they are never
-            broadcast.
+        ModelError: outputs and targets have different numbers of values per example; they are
+            never broadcast.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Models of zeroth-order training, which are rebuilt from coefficients of public directions."""
+"""Models of zeroth-order training, rebuilt from the coefficients of public random directions."""
 
 import numpy as np
 import torch
@@ -11,11 +11,11 @@ from fedsim.zeroth_order.settings import ZerothOrderSettings
 
 
 class RebuiltModel(LocalBase):
-    """The local base of a zeroth-order model: all initial values stay on each party.
+    """The local base of a zeroth-order model: all its initial values, which are never sent.
 
-    Only the coefficients of all rounds are sent. The trained values are the initial values plus the
-    sum of coefficient times public direction. The sum is computed on the CPU, in the order of
-    rounds, steps and directions.
+    Server and clients send each other only the coefficients of all rounds. The trained values are
+    the initial values plus the sum of coefficient times public direction. The sum is computed on
+    the CPU, in the order of rounds, steps and directions.
 
     Args:
         model: the initial model.
@@ -40,13 +40,16 @@ class RebuiltModel(LocalBase):
         self._values = self._start.copy()
 
     def to_wire(self, state: dict[str, Tensor]) -> None:
-        """Replace a `state_dict` by the coefficients of all rounds and a digest, in place."""
+        """Replace a `state_dict`, in place, by the coefficients of all rounds and a digest.
+
+        The receiver compares the digest with the digest of its own initial values.
+        """
         state.clear()
         state[COEFFICIENTS] = torch.from_numpy(self.rounds.copy())
         state[BASE_DIGEST] = self.digest.clone()
 
     def from_wire(self, state: dict[str, Tensor]) -> None:
-        """Replace received coefficients of all rounds by the trained values, in place.
+        """Replace the coefficients in a received `state_dict` by the trained values, in place.
 
         Raises:
             OtherBaseError: the sender has another initial model, or another number of steps or

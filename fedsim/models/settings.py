@@ -40,7 +40,7 @@ class LoraSettings(Settings):
 
 
 class ModelSettings(Settings):
-    """The section `model` of an experiment file."""
+    """Settings of the section `model` of an experiment file: model, adapters and loss."""
 
     name: Annotated[str, MAY_BE_OBJECT] = Field(
         description="a built-in name, package.module:callable, or ./file.py:callable"
@@ -79,12 +79,15 @@ class ModelSettings(Settings):
 
     @property
     def has_local_base(self) -> bool:
-        """Whether messages have the trained values only, and each party builds the frozen ones."""
+        """Whether only trained values are sent, and server and clients each build the others."""
         return bool(self.train) or self.lora is not None
 
     @property
     def public_parts(self) -> dict[str, Any] | None:
-        """Values of `features`, `init`, `freeze`, `train` and `lora` in use; None if none is."""
+        """Which of `features`, `init`, `freeze`, `train` and `lora` are set, with their values.
+
+        The value is None if the experiment uses none of them.
+        """
         parts = {
             "features": [feature.name for feature in self.features],
             "init": self.init,

@@ -19,13 +19,13 @@ Targets = NDArray[np.int64] | NDArray[np.float32]
 
 
 class Task(Protocol):
-    """A kind of prediction, which says what outputs and targets mean, with checks and metrics."""
+    """Interface of a kind of prediction (such as regression), with its checks and metrics."""
 
     name: ClassVar[TaskName]
 
     @property
     def num_outputs(self) -> int:
-        """Number of outputs per example that a built-in model needs."""
+        """Number of outputs per example that a built-in model needs for this task."""
         ...
 
     def check(self, targets: Targets) -> None:
@@ -37,9 +37,10 @@ class Task(Protocol):
         ...
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return a batch's sums for the metrics, such as the number of correct predictions.
+        """Return sums over one batch, such as the number of correct predictions, float64 (m,).
 
-        The result is float64 (m,). `metrics` takes the total of these results over all batches.
+        The caller adds the results of all batches and computes the metrics of the total with
+        `metrics`.
 
         Args:
             outputs: the model's outputs (batch, ...).
@@ -59,7 +60,7 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class Classification:
-    """The task with one class per example, predicted by the largest score; metric accuracy."""
+    """Task with one class per example, predicted by the largest score; the metric is accuracy."""
 
     num_outputs: int
     name: ClassVar[TaskName] = "classification"
@@ -116,12 +117,12 @@ class Labels:
         _check_columns(outputs, self.num_outputs, "label")
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the number of correct labels in the batch, shape (1,)."""
+        """Return the number of correctly predicted labels in the batch, shape (1,)."""
         logits, labels = to_columns(outputs, targets, "accuracy")
         return ((logits > 0) == (labels > 0.5)).sum(dtype=torch.float64)[None]
 
     def metrics(self, scores: Tensor, targets: Targets) -> dict[str, float]:
-        """Return the metric `accuracy`, the fraction of correct labels."""
+        """Return the metric `accuracy`, the fraction of labels that are predicted correctly."""
         return {"accuracy": scores[0].item() / targets.size}
 
 
@@ -140,12 +141,12 @@ class Regression:
         _check_columns(outputs, self.num_outputs, "target")
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the squared error of each column, summed over the batch, shape (k,)."""
+        """Return the squared error of each of the k outputs, summed over the batch, shape (k,)."""
         predicted, actual = to_columns(outputs.double(), targets, "mse")
         return (predicted - actual).square().sum(dim=0)
 
     def metrics(self, scores: Tensor, targets: Targets) -> dict[str, float]:
-        """Return the metrics `mse` and `r2`, averaged over columns.
+        """Return the metrics `mse` and `r2`, averaged over the k columns of the targets.
 
         As in scikit-learn, r2 of a constant column is 1 if every prediction is exact, else 0.
         """
@@ -161,8 +162,9 @@ class Regression:
 def task_for(loss_name: str, targets: Targets, *, num_classes: int | None = None) -> Task:
     """Return the task (kind of prediction) that fits a loss and its targets.
 
-    `cross_entropy` means classification, `bce` means labels, `mse` means regression. A user's loss
-    function means classification for whole-number targets >= 0 and regression for others.
+    The loss `cross_entropy` gives `Classification`, `bce` gives `Labels` and `mse` gives
+    `Regression`. A user's loss function gives `Classification` for whole-number targets >= 0 and
+    `Regression` for other targets.
 
     Args:
         loss_name: the setting `model.loss`.
@@ -218,7 +220,7 @@ def evaluate(
     batch_size: int = 1024,
     device: torch.device | str | None = None,
 ) -> dict[str, float]:
-    """Return the mean `loss` and the task's metrics (`accuracy`, or `mse` and `r2`).
+    """Return the mean `loss` over all examples and the metrics (`accuracy`, or `mse` and `r2`).
 
     Args:
         model: the model. It runs in eval mode; afterwards its training modes are restored.

@@ -1,1 +1,1 @@
-"""Integer Gaussian noise of standard deviation 2²⁴, and the release of sums rounded to integers."""
+"""Integer Gaussian noise of standard deviation 2²⁴, and the release of integer sums with it."""

@@ -1,8 +1,8 @@
 """Release of noisy sums in one pass over the values, compiled by numba (pip extra `fast`).
 
-The results have the same bits as those of `release_` without numba, since all operations are on
-integers and float64. The compiled loops take half the time, as intermediate results stay in
-registers.
+The results equal those of `release.release_` without numba to the last bit, since all operations
+are on integers and float64. The compiled loops take half the time, as intermediate results stay in
+the processor's registers.
 """
 
 import sys
@@ -44,7 +44,7 @@ class Demand:
         self.values = 0
 
     def kernels(self, values: int) -> Kernels | None:
-        """Return the compiled loops, or None if the process has released too few values so far.
+        """Count values, and return the compiled loops; None for few values so far or without numba.
 
         Args:
             values: number of values of the next release.
@@ -85,7 +85,8 @@ def release_rows(
 
     Args:
         compiled: the compiled loops of `kernels`.
-        streams: two keystreams of each row: random words, and further random bits for a few values.
+        streams: two keystreams of each row: random words for the draws, and extra bits for draws
+            that a word leaves undecided.
         sums: sums (K, n) in grid steps (2⁻²⁴ standard deviations of the noise), contiguous in each
             row.
         scales: pairs (slice of the n values, scale of these values for each of the K rows).

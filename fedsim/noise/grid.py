@@ -1,7 +1,7 @@
-"""Rounding of noisy sums to an integer grid, and the noise multiplier that accounts for it.
+"""Rounding of sums to an integer grid before noise is added, and its effect on the accounting.
 
-One step of the grid is 2⁻²⁴ standard deviations of the noise. Theorem and proof:
-docs/explain/proofs.md.
+One step of the grid is 2⁻²⁴ standard deviations of the noise. Accounting uses a noise multiplier
+that is reduced for the rounding. Theorem and proof: docs/explain/proofs.md.
 """
 
 import math
@@ -50,8 +50,8 @@ class SumRounding:
     def of(cls, examples: int, rows: int) -> Self:
         """Return the bound on the rounding error of sums over a client's batches.
 
-        Sums in float32 lower the effective noise multiplier by the fraction 2 · error. Float32 is
-        not used if that fraction exceeds 2⁻⁸.
+        The rounding of float32 sums lowers the effective noise multiplier by the fraction 2 ·
+        error. If this fraction is above 2⁻⁸, the sums are in float64 instead.
 
         Args:
             examples: public limit n on the number of examples in a batch.
@@ -85,14 +85,15 @@ def effective_multiplier(
     So f plus rounded normals of standard deviation 2²⁴ is a function of a Gaussian release with
     noise multiplier z' = z / (1 + 2 e + z √d 2⁻²⁴), rounded down.
 
-    With correlated noise, an example moves the releases of its step and of the b − 1 steps after it
-    by at most 2²⁴ / z' together. Each of the later steps rounds once more, so
-    z' = z / (‖c‖ (1 + 2 e + z √d 2⁻²⁴) + z √((b − 1) d) 2⁻²⁴) (docs/howto/correlated_noise.md).
+    With correlated noise, an example of one step also moves the releases of the b − 1 following
+    steps; together they move by at most 2²⁴ / z' in L2 norm. Each of the later steps rounds once
+    more, so z' = z / (‖c‖ (1 + 2 e + z √d 2⁻²⁴) + z √((b − 1) d) 2⁻²⁴)
+    (docs/howto/correlated_noise.md).
 
     Args:
         noise_multiplier: nominal noise multiplier z ≥ 0 of a group of values.
         dimensions: number of values d in the group.
-        error: rounding error e of their sum, in clip norms (see `SumRounding`).
+        error: rounding error e of the group's sum, in clip norms (see `SumRounding`).
         column_norm: column norm ‖c‖ of correlated noise (`NoiseCorrelation`); 1 for independent
             noise.
         bands: number of bands b of correlated noise; 1 for independent noise.

@@ -1,7 +1,7 @@
 """Release of clipped sums: they are rounded to integers, get integer noise, and are scaled.
 
 After the noise is added, every operation is a function of the released integers. So the scale, the
-type and the rounding of the result reveal nothing more about the data.
+floating-point type and the rounding of the result reveal nothing more about the data.
 """
 
 from collections.abc import Iterator, Sequence

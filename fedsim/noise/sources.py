@@ -73,11 +73,14 @@ class NoiseSource(ABC):
 
 
 class KeystreamNoise(NoiseSource):
-    """Source of noise that the sampler in `spline` computes on the CPU from two keystreams."""
+    """Base class of sources that compute noise on the CPU from two keystreams (see `spline`)."""
 
     @abstractmethod
     def keystreams(self) -> tuple[Keystream, Keystream]:
-        """Return two keystreams: random words, and the further random bits for a few values."""
+        """Return two keystreams: random words for the draws, and extra bits for undecided draws.
+
+        A word of 4 bytes leaves one draw in 2¹⁹ undecided.
+        """
 
     def fill_(self, values: Tensor) -> Tensor:
         """Fill a float64 tensor in place with independent draws and return it.
@@ -124,7 +127,7 @@ class SeededNoise(KeystreamNoise):
         self._generator: torch.Generator | None = None
 
     def keystreams(self) -> tuple[Keystream, Keystream]:
-        """Return two keystreams: random words, and the further random bits for a few values."""
+        """Return two keystreams: random words for the draws, and extra bits for undecided draws."""
         return self._streams
 
     def fill_(self, values: Tensor) -> Tensor:
@@ -154,7 +157,7 @@ class SecureNoise(KeystreamNoise):
         self._process = -1
 
     def keystreams(self) -> tuple[Keystream, Keystream]:
-        """Return two keystreams: random words, and the further random bits for a few values."""
+        """Return two keystreams: random words for the draws, and extra bits for undecided draws."""
         if self._process != os.getpid():  # a fork's parent and child would draw the same noise
             keys = os.urandom(KEY_BYTES), os.urandom(KEY_BYTES)
             self._streams = Keystream(keys[0]), Keystream(keys[1])
@@ -181,7 +184,8 @@ class NoNoise(NoiseSource):
 def secret_stream() -> np.random.Generator:
     """Return an unpredictable numpy generator, seeded by 128 bits from the operating system.
 
-    It draws batches, which no adversary sees. Released noise comes from `SecureNoise` instead.
+    The generator draws batches, which no adversary sees. Released noise comes from `SecureNoise`
+    instead.
     """
     return generator_of(os.urandom(KEY_BYTES))
 
@@ -207,7 +211,7 @@ def fill_rows_(sources: Sequence[NoiseSource], rows: Tensor) -> None:
 def keystreams_of(
     sources: Sequence[NoiseSource | None],
 ) -> list[tuple[Keystream, Keystream]] | None:
-    """Return both keystreams of each source; None if some source does not draw from keystreams."""
+    """Return the pair of keystreams of each source; None if a source is no `KeystreamNoise`."""
     streams = [source.keystreams() for source in sources if isinstance(source, KeystreamNoise)]
     return streams if len(streams) == len(sources) else None
 

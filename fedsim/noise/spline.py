@@ -11,10 +11,10 @@ those of rint(N(0, 2⁴⁸)) up to a factor 1 + r. |r| is about 2⁻³² |He₄(
 deviations, with the Hermite polynomial He₄ (docs/explain/proofs.md).
 `fedsim.accountant.sampler_slack` computes the cost of r in ε and δ.
 
-The centres are drawn by Walker's alias method. A column of its table holds two centres and a
-threshold between them. A uniform column and a uniform number below the column's capacity select a
-centre. Every probability is a multiple of 2⁻²²⁴. The table is computed in integers of unlimited
-length, so it is the same on every processor.
+The centres are drawn by Walker's alias method. Each column of the method's table holds two centres
+and a threshold. A draw takes a uniform column and a uniform number: the number selects the first
+centre if it is below the threshold, otherwise the second. Every probability is a multiple of 2⁻²²⁴.
+The table is computed in integers of unlimited length, so it is the same on every processor.
 
 A row of n values takes 12 n bytes of its keystream. First come n words of 4 bytes: 13 bits select a
 column of the table, 19 bits are compared with its threshold. Then come four times n words of 2
@@ -43,8 +43,8 @@ class CentreTable:
     A noise value is 2¹⁶ times its centre, plus four uniform numbers, minus their mean.
 
     Attributes:
-        packed: uint32 (8192,), read-only, one number for each column: the column of its second
-            centre times 2¹⁹, plus the first 19 bits of its threshold.
+        packed: uint32 (8192,), read-only, one number for each column: the index of the column's
+            second centre times 2¹⁹, plus the first 19 bits of the threshold.
         extensions: the last 192 bits of each threshold.
     """
 
@@ -103,11 +103,11 @@ def alias_columns(weights: Sequence[int], capacity: int) -> tuple[list[int], lis
 
     Column i selects index i with probability threshold / capacity, and otherwise its second index.
 
-    Guarantee: the method is exact. The shares of an index in all columns add up to its weight.
+    Guarantee: the method is exact, as the weights of an index in all columns sum to its weight.
 
     Args:
         weights: weight of each index, a whole number; their sum is capacity · len(weights).
-        capacity: sum of the two shares of a column.
+        capacity: total weight in one column: that of its own index plus that of its second index.
 
     Raises:
         ValueError: the sum of the weights is not capacity · len(weights).
@@ -166,7 +166,8 @@ def fill_rows(streams: Sequence[tuple[ByteStream, ByteStream]], into: np.ndarray
     """Fill each row of an array with the next noise values from the row's two streams.
 
     Args:
-        streams: two streams of each row: random words, and further random bits for a few values.
+        streams: two streams of each row: random words for the draws, and extra bits for undecided
+            draws.
         into: array (rows, cols), float64, to overwrite.
     """
     memory = Memory.of(into.size)
@@ -194,7 +195,7 @@ def chunks(rows: int, cols: int) -> Iterator[tuple[slice, slice]]:
 
 @dataclass(frozen=True)
 class Memory:
-    """Reusable work arrays for one chunk of values; allocating new memory would be slow.
+    """Reusable work arrays for up to `size` noise values; allocating new memory would be slow.
 
     Attributes:
         words: random words as bytes, uint8 (12 · size,).
@@ -233,7 +234,7 @@ class Memory:
         return words
 
     def shaped(self, shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
-        """Return `columns`, the three `tables` and `equal` as views with the given shape."""
+        """Return views with the given shape of five arrays: `columns`, the `tables`, `equal`."""
         every = (self.columns, *self.tables, self.equal)
         return tuple(array[: math.prod(shape)].reshape(shape) for array in every)
 
@@ -251,11 +252,12 @@ def spline_integers(
 
     Args:
         words: random words, uint8 (rows, 12 · cols), C-contiguous; not changed.
-        extension: function that returns the stream of further bits of row i, made with another key
-            than the words. 24 bytes are read for each value whose word equals its threshold in 19
-            bits (one value in 2¹⁹), in the order of the row's values.
+        extension: function that returns the stream of extra bits of row i, made with another key
+            than the words. A draw is undecided if 19 bits of its word equal those of the threshold
+            (one value in 2¹⁹). For each of these, 24 bytes are read, in the order of the row's
+            values.
         into: array (rows, cols), float64, to overwrite; at most `CHUNK_VALUES` values.
-        memory: work arrays for at least as many values.
+        memory: work arrays for at least as many values as `into` has.
     """
     cols = into.shape[1]
     values = _centres(words[:, : 4 * cols].view(_WORD), extension, memory)

@@ -1,9 +1,9 @@
 """The public answers of a PATE run: the tensors that the server sends to clients for a vote.
 
-They take the place of the global model. Its trained tensor `votes` has one row for each query
-that a round asks (a ballot), and is 0 at the start of every round. So a client's update is its
-votes. The other tensors are the results so far. All these values follow from charged
-releases and are public.
+These tensors take the place of the global model. The parameter `votes` has one row for each query
+that a round asks, and is 0 at the start of every round. So a client's update is its votes.
+The other tensors are the results of earlier rounds. All these values are computed from noisy votes
+that were charged to the clients, so they are public.
 """
 
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ class PublicAnswers(nn.Module):
         self.register_buffer(LABELS, torch.full((queries,), NO_LABEL, dtype=torch.int64))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the votes; it is never called in training, as clients do not train them."""
+        """Return the votes (rows, classes). No training calls this: the teachers set the votes."""
         return self.votes
 
 
@@ -47,7 +47,8 @@ class Agenda:
     """The public rule for which queries each round asks, given the results so far.
 
     Attributes:
-        ballots: the number of queries and the noise of a round that checks, and of one that votes.
+        ballots: number of queries and noise level of the checking rounds (odd) and of the voting
+            rounds (even).
         threshold: share of the votes that a query's most frequent label needs to pass the check.
     """
 
@@ -60,7 +61,7 @@ class Agenda:
         return max(self.ballots.check.queries, self.ballots.vote.queries)
 
     def asked(self, round_number: int, shares: NDArray[np.floating]) -> NDArray[np.int64]:
-        """Return the number of the query in each row of `votes` (rows,); -1 for an unused row.
+        """Return the index of the query for each row of `votes`, (rows,); -1 for an unused row.
 
         A round that votes asks only queries that passed the check in the round before: the first
         ones, at most as many as every client is charged for. (Asking those with the clearest votes
@@ -82,10 +83,18 @@ class Agenda:
 
 
 def shares_of(arrays: Mapping[str, np.ndarray]) -> NDArray[np.floating]:
-    """Return the noisy vote share of each query's top label (queries,), from the public arrays."""
+    """Return the noisy vote share of each query's top label, (queries,), from public tensors.
+
+    Args:
+        arrays: the public tensors of a PATE run, by name.
+    """
     return arrays[SHARES]
 
 
 def labels_of(arrays: Mapping[str, np.ndarray]) -> NDArray[np.int64]:
-    """Return each query's label (queries,), from the public arrays; `NO_LABEL` if it has none."""
+    """Return each query's label, (queries,), from public tensors; `NO_LABEL` if it has none.
+
+    Args:
+        arrays: the public tensors of a PATE run, by name.
+    """
     return arrays[LABELS]

@@ -26,7 +26,7 @@ class Tally(Algorithm):
         self._agenda, self._is_noisy = agenda, is_noisy
 
     def server(self, state: ServerState, update: Update) -> ServerState:
-        """Return the server's state after the round, with the results of the round.
+        """Return the server's state after the round, with the results in the public tensors.
 
         Args:
             state: the state before the round, with the public answers that clients received.

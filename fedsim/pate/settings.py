@@ -26,7 +26,7 @@ class StudentSettings(Settings):
 
     @property
     def local(self) -> LocalSettings:
-        """Settings of local training that are equivalent to the student's settings."""
+        """The student's settings, in the form of the section `local` of an experiment."""
         return LocalSettings(
             steps=self.steps,
             batch_size=self.batch_size,
@@ -81,9 +81,9 @@ class PateSettings(Settings):
         return self.queries if self.answers is None else self.answers
 
     def ballots(self, rounds: int) -> Ballots:
-        """Return the number of queries and the noise of each round, for a check and for a vote.
+        """Return the number of queries and the noise level of each checking and each voting round.
 
-        A run has these two rounds for each batch of queries.
+        Each batch of queries has one checking round, then one voting round.
 
         Args:
             rounds: the setting `federation.rounds`, an even number; half of it is the number of
@@ -97,7 +97,10 @@ class PateSettings(Settings):
 
     @property
     def votes(self) -> Mapping[str, Any]:
-        """Numbers of queries and noise on each count, with the names that `privacy.json` uses."""
+        """The settings `queries`, `answers`, `sigma_threshold` and `sigma`, as in `privacy.json`.
+
+        The first two are numbers of queries, the last two noise levels of vote counts.
+        """
         return {
             "queries": self.queries,
             "answers": self.most_answers,

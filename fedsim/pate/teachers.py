@@ -30,7 +30,7 @@ class Trainer:
     """A trainer that trains a model from its initial weights without noise.
 
     Attributes:
-        model: the model of the process; every training starts from the weights in `start`.
+        model: the model that all clients of this process share; each training starts from `start`.
         loss: the loss, which returns one value per example.
         gradients: per-example gradient rules of the model; None computes gradients by torch.
         start: the initial weights.
@@ -55,7 +55,7 @@ class Trainer:
         return cls(model, loss, gradients, _values_of(model))
 
     def train(self, x: Tensor, y: Tensor, local: LocalSettings, key: StreamKey) -> None:
-        """Train the model of the process on the given examples.
+        """Train the model in place on the given examples, starting from the initial weights.
 
         Args:
             x: features (n, ...), n ≥ 1.
@@ -95,7 +95,7 @@ class Teachers:
         queries: features of the public queries (queries, ...).
         classes: number of classes.
         agenda: the rule for which queries each round asks.
-        known: labels that trained teachers predict for all queries, by client. PRIVATE.
+        known: labels (queries,) that each teacher trained so far predicts, by client. PRIVATE.
     """
 
     trainer: Trainer
@@ -113,7 +113,9 @@ class Teachers:
         round_number: int,
         answers: Mapping[str, np.ndarray],
     ) -> NDArray[np.int64]:
-        """Return a client's label for each query that a round asks (rows,); `NO_LABEL` for no vote.
+        """Return a client's vote on each query of a round, a label for each row, (rows,).
+
+        The first call trains the client's teacher. A row without a vote has `NO_LABEL`.
 
         Args:
             client: number of the client.

@@ -38,13 +38,13 @@ class FineTune:
 
 
 class Ditto:
-    """The personalization method ditto: training with a penalty on the distance to global values.
+    """The personalization method ditto: training with a penalty for distance to the global model.
 
-    It minimises the client's loss + λ/2 · ‖v − w‖² over the personal model v, for the final global
-    model w. This is the personal objective of Ditto (Li et al. 2021, "Ditto: Fair and Robust
-    Federated Learning Through Personalization", equation 1). The paper solves it during the rounds,
-    at each round's global model. Here it is solved once, after the last round, starting from w. The
-    objective is the same, and the rounds do not depend on it.
+    The method minimises the client's loss + λ/2 · ‖v − w‖² over the personal model v, for the final
+    global model w. This is the personal objective of Ditto (Li et al. 2021, "Ditto: Fair and Robust
+    Federated Learning Through Personalization", equation 1). The paper minimises it in every round,
+    with the global model of that round. fedsim minimises it once, after the last round, starting
+    from w. The objective is the same, and the rounds do not depend on personal models.
     """
 
     def __init__(self, settings: DittoSettings) -> None:
@@ -143,9 +143,9 @@ class ShiftedLogits(nn.Module):
 class LabelPrior:
     """The personalization method label_prior: logits are shifted to the client's class frequencies.
 
-    It adds log(client's share / global share) to the logit of each class. If clients differ only in
-    the frequencies of classes, this turns the posterior of the global model into the client's
-    posterior, by Bayes' theorem.
+    The method adds log(client's share / global share) of each class to the logit of that class. If
+    clients differ only in the frequencies of classes, this turns the posterior of the global model
+    into the client's posterior, by Bayes' theorem.
     """
 
     def __init__(self, settings: LabelPriorSettings) -> None:

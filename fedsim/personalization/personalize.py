@@ -63,7 +63,7 @@ def method_of(settings: PersonalizationSettings) -> Personalizer:
 
 
 def personal_key(seed: int, client: int) -> StreamKey:
-    """Return the key of the random streams for a client's personal model; no round uses them."""
+    """Return the key of the random streams for a client's personal model; rounds use other keys."""
     return StreamKey(torch_seed(stream_key(seed, Purpose.PERSONALIZATION)), client, 0)
 
 
@@ -77,7 +77,9 @@ def personalize(
     seed: int = 0,
     client: int = 0,
 ) -> nn.Module:
-    """Return a client's personal model in eval mode, made from the global model and its examples.
+    """Return a client's personal model, made from the global model and the client's examples.
+
+    The personal model is in eval mode.
 
     No noise is added: no ε covers the personal model or a score of it. Both must stay with the
     client.
@@ -188,7 +190,7 @@ class ScoredModel:
     task: Task
 
     def scores(self, model: nn.Module, examples: Examples) -> Scores:
-        """Return the metrics of a global or personal model, by name; empty without examples."""
+        """Return a model's metrics on `examples`, by name; empty if there are no examples."""
         if len(examples) == 0:
             return {}
         metrics = evaluate(model, self.loss, self.task, examples)

@@ -1,1 +1,1 @@
-"""Planning before training: ε that an experiment spends, code that it runs, files that it reads."""
+"""Facts about an experiment before it trains: its planned ε, and the code and files it uses."""

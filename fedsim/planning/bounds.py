@@ -1,4 +1,4 @@
-"""Computation of ε of a schedule of steps by several bounds, after any number of steps."""
+"""Curves of ε over the number of training steps, computed by several privacy bounds."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ class CurveSchedule:
 
     @property
     def text(self) -> str:
-        """Settings of the schedule as text."""
+        """Rate q, noise multiplier z and δ as text, such as `q = 0.01, z = 1, δ = 1e-05`."""
         rate, noise = self.sampling_rate, self.noise_multiplier
         return f"q = {rate:.4g}, z = {noise:.4g}, δ = {self.delta:g}"
 
@@ -48,7 +48,7 @@ class BoundCurve:
 
     Attributes:
         schedule: schedule of the steps.
-        bounds: the bounds, in the order of the columns.
+        bounds: the bounds, in the order of the ε values of a point.
         points: pairs (number of steps, ε by each bound), ascending. ε is None if the theorem of a
             bound does not cover the steps.
     """
@@ -68,7 +68,7 @@ class BoundCurve:
         return min((epsilon for epsilon in self.last if epsilon is not None), default=math.inf)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the curve as a JSON value; infinite ε is null, ε without a theorem is absent."""
+        """Return the curve as a JSON value; ε is null if infinite, absent if no theorem applies."""
         schedule = self.schedule
         return {
             "clients": list(schedule.clients),
@@ -94,7 +94,9 @@ class BoundCurve:
 def given_schedule(
     *, sampling_rate: float, noise_multiplier: float, delta: float, steps: int
 ) -> CurveSchedule:
-    """Return a schedule of Poisson-sampled Gaussian steps, for zero-out and add-remove adjacency.
+    """Return a schedule of Poisson-sampled Gaussian steps.
+
+    The ε of this schedule holds under zero-out and under add-remove adjacency.
 
     Args:
         sampling_rate: sampling rate q in (0, 1].
@@ -125,7 +127,7 @@ def bound_curve(
 
     Args:
         schedule: schedule of the steps.
-        bounds: the bounds, in the order of the columns.
+        bounds: the bounds; the ε values of each point are in this order.
         steps: numbers of steps after which ε is computed, each from 1 to `schedule.steps`. None
             means only after all steps.
     """
@@ -144,7 +146,7 @@ def bound_curve(
 
 
 def round_numbers(first: int, last: int) -> tuple[int, ...]:
-    """Return the numbers 1, 2, 5, 10, 20, ... between two numbers of steps, and both of these.
+    """Return `first`, `last` and all numbers 1, 2, 5, 10, 20, ... between them, ascending.
 
     Args:
         first: first number, at least 1.
@@ -156,7 +158,7 @@ def round_numbers(first: int, last: int) -> tuple[int, ...]:
 
 
 def even_numbers(first: int, last: int, count: int) -> tuple[int, ...]:
-    """Return about `count` numbers of steps from `first` to `last`, with equal ratios between them.
+    """Return about `count` whole numbers from `first` to `last`, about evenly spaced in logarithm.
 
     Args:
         first: first number, at least 1.

@@ -1,8 +1,8 @@
 """The privacy plan of an experiment under every trust model and privacy unit.
 
-A cell is a pair of trust model and unit: the experiment with `privacy.trust` and `privacy.unit`
-changed. Noise and ε of a cell come from the assembled federation, so they are what `fedsim run`
-would charge.
+A cell is a pair of a trust model and a privacy unit. Its plan is that of the same experiment with
+`privacy.trust` and `privacy.unit` changed to this pair. Noise and ε come from the federation that
+`fedsim run` would use, so they equal what a run would charge.
 """
 
 from collections.abc import Mapping
@@ -58,12 +58,13 @@ class PlannedCell:
         trust: the trust model: local, distributed or central.
         unit: the privacy unit: example or client.
         is_own: whether the experiment file has this trust model and unit.
-        clients: noise and ε of each client; empty if the experiment cannot run this way.
+        clients: noise and ε of each client that trains; empty if the experiment cannot run this
+            way.
         delta: largest δ of any client; None if the experiment cannot run this way.
-        honest: smallest number of honest clients whose noise is in a sum; None without distributed
-            trust.
-        strictest: numbers of the clients whose settings need the most noise. Their need sets the
-            noise of all clients. Empty in local trust.
+        honest: smallest number of honest clients in a secure sum, each of which adds a share of the
+            noise; None if the trust model is not distributed.
+        strictest: numbers of the clients whose privacy settings require the most noise, and so
+            determine the noise of all clients. Empty in local trust, where noise is set per client.
         reason: first reason why the experiment cannot run this way; None if it can.
     """
 
@@ -93,7 +94,7 @@ class PlannedCell:
         return max(values, default=None)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plan as a JSON value; infinite ε are null, trusted observers are absent."""
+        """Return the plan as a JSON value; ε is null if infinite, absent for a trusted observer."""
         cell: dict[str, Any] = {"trust": self.trust, "unit": self.unit, "own": self.is_own}
         if self.reason is not None:
             return {**cell, "reason": self.reason}
@@ -118,6 +119,8 @@ class PlannedCell:
 
 def plan_cells(loaded: LoadedExperiment, federation: Federation) -> tuple[PlannedCell, ...]:
     """Return the plans of an experiment under every trust model and privacy unit, without training.
+
+    If the mechanism's proof needs local trust, there is only the plan of the file's own settings.
 
     Args:
         loaded: the experiment; the result is empty if it has no section `privacy`.
@@ -144,7 +147,7 @@ def plan_cell(
     *,
     also: Mapping[str, Any] | None = None,
 ) -> PlannedCell:
-    """Return the plan for a trust model and unit that the experiment file does not have.
+    """Return an experiment's plan with another trust model and privacy unit than in its file.
 
     If the experiment cannot run this way, the plan has the first error message as its `reason`.
 
@@ -219,12 +222,12 @@ def _epsilons(plan: PrivacyPlan, privacy: PrivacySettings) -> dict[str, float]:
 
 
 def planned_epsilon(plan: PrivacyPlan, privacy: PrivacySettings, charges: Charges) -> float:
-    """Return ε of planned charges, including the error of fedsim's noise sampler.
+    """Return the ε of one client's planned releases, including the noise sampler's error.
 
     Args:
         plan: privacy plan of the client.
         privacy: privacy settings of the client.
-        charges: planned privacy events against one observer, with their numbers.
+        charges: pairs (privacy event, number of releases), as one observer sees them.
     """
     return _epsilon(tuple(charges), plan.delta, privacy.accounting, privacy.adjacency.name)
 

@@ -1,4 +1,4 @@
-"""Projection of the ε and noise of a federation without training, also by other bounds."""
+"""Planned noise and ε of each client, and curves of ε by several bounds, without training."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -42,10 +42,10 @@ def experiment_curves(
 
     Args:
         loaded: the experiment and the directory to which its paths refer.
-        names: names of the bounds; None means the usual bounds.
-        points: number of points of each curve, at equal ratios. The value 1 means only after all
-            steps.
-        phases: display of the phases; None shows nothing.
+        names: names of the bounds on ε; None means the default bounds.
+        points: number of points of each curve, evenly spaced in the logarithm of the steps. With 1,
+            ε is computed only after all steps.
+        phases: display of the current phase of the work; None shows nothing.
 
     Raises:
         PrivacyPlanError: the experiment has no `privacy` section, or no noise meets its target.
@@ -69,8 +69,8 @@ def experiment_curves(
 def client_kinds(federation: Federation) -> tuple[CurveSchedule, ...]:
     """Return one schedule of steps for each group of clients with equal privacy settings.
 
-    These are sampling rate, noise multiplier, δ and number of steps. The noise of a group is that
-    of its client with the smallest effective noise multiplier.
+    The settings are sampling rate, noise multiplier, δ and number of steps. A group's schedule has
+    the noise of the group's client with the smallest effective noise multiplier.
 
     Args:
         federation: the federation, which has privacy.
@@ -170,12 +170,13 @@ class Plan:
     Attributes:
         target_epsilon: budget ε of all clients; None without a common budget.
         clients: projected privacy spend of each client.
-        median_client: number of the client of median size.
+        median_client: number of the client with the median number of examples.
         variations: projected spend of the median client, each with one setting changed.
         refusal: reason why `fedsim run` refuses the plan; None if it does not.
-        note: a line about clients smaller than a batch; None if there are none.
+        note: warning that the batch size is too large for the smallest clients; None if it is not.
         cells: plans of the experiment under every trust model and privacy unit.
-        bounds: ε of each kind of clients by several bounds; None if no bounds were requested.
+        bounds: ε by several bounds, for each group of clients with equal privacy settings; None if
+            no bounds were requested.
     """
 
     target_epsilon: float | None
@@ -240,9 +241,10 @@ def plan_experiment(
 
     Args:
         loaded: the experiment and the directory to which its paths refer.
-        curves: whether each client gets a curve, which has ε after fewer rounds, too.
-        bounds: names of further bounds on the ε of each kind of clients; None for no bounds.
-        phases: display of the phases; None shows nothing.
+        curves: whether ε is also computed after fewer rounds (`PlannedClient.curve`).
+        bounds: names of further bounds on ε, computed for each group of clients with equal privacy
+            settings; None for no bounds.
+        phases: display of the current phase of the work; None shows nothing.
 
     Raises:
         PrivacyPlanError: the experiment has no `privacy` section, or no noise meets its target.

@@ -1,8 +1,8 @@
 """Reports of `fedsim validate` on the code and files of an experiment, and on its data.
 
 An experiment file may come from an untrusted source. The footprint lists the code that would run
-and the files that would be read, so that the user can review them before the run. To find it,
-nothing is imported, and only plug-ins are opened, for their digest.
+and the files that would be read, so that the user can review them before the run. No plug-in is
+imported for this; plug-in files are only read, to compute their hash.
 
 With `--data` every check is made that `fedsim run` makes before its first round. The ranges of
 values and the classes that are shown come from the public test set. Of a client's data, only the
@@ -135,7 +135,7 @@ class DataFindings:
 
     @property
     def hints(self) -> list[str]:
-        """Hints about data that a run accepts, but that train badly or cannot be scored."""
+        """Warnings about data that a run accepts, but on which training or scoring works badly."""
         return list(_hints(self))
 
     def lines(self) -> list[str]:
@@ -178,7 +178,7 @@ def check_data(loaded: LoadedExperiment, *, phases: Phases | None = None) -> Dat
 
     Args:
         loaded: the experiment and the directory to which its paths refer.
-        phases: display of the phases; None shows nothing.
+        phases: display of the current phase of the work; None shows nothing.
 
     Raises:
         ValueError: the experiment cannot be assembled (see `assemble`).

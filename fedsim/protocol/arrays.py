@@ -5,8 +5,8 @@ parser for each array of each client. A `LiveArray` holds the numbers and makes 
 It is read-only, so that all code in the process can share it.
 
 A global model in a message normally has the parameters by name, and an upload has the same names
-and shapes. In zeroth-order training the global model is the list of all rounds' coefficients, and
-an upload has the coefficients of one round.
+and shapes. In zeroth-order training messages hold coefficients of public random directions instead
+of parameters: a global model has those of all rounds so far, and an upload has those of one round.
 """
 
 import hashlib
@@ -42,7 +42,8 @@ def to_arrays(values: dict[str, np.ndarray]) -> ArrayRecord:
 class LiveArray(Array):
     """A read-only Flower `Array` around a numpy array in memory, without serialization.
 
-    Pickling turns it into an ordinary Flower array; so does copying it into a new Flower record.
+    A live array becomes an ordinary Flower array if it is pickled or copied into a new Flower
+    record.
 
     Args:
         values: an array of any shape; the caller must not change it afterwards.
@@ -122,12 +123,12 @@ BASE_DIGEST = "base-sha256"
 
 
 def is_coefficients(arrays: ArrayRecord) -> bool:
-    """Whether a model is given by coefficients of zeroth-order training, not by parameters."""
+    """Whether arrays are a model as zeroth-order coefficients instead of parameters."""
     return set(arrays.keys()) == {COEFFICIENTS, BASE_DIGEST}
 
 
 def upload_base(arrays: ArrayRecord) -> ArrayRecord:
-    """Return the arrays of an upload with zero update: the global model, or coefficients of 0.
+    """Return the upload of a client that changes nothing: the global model, or coefficients of 0.
 
     Args:
         arrays: the global model of a train request, given by parameters or by coefficients.
@@ -143,7 +144,8 @@ def with_round(arrays: ArrayRecord, aggregate: ArrayRecord) -> ArrayRecord:
 
     Args:
         arrays: the global model before the round.
-        aggregate: the new model; if the model is given by coefficients, those of the round.
+        aggregate: the new model, or the coefficients of the round if the model is given by
+            coefficients.
     """
     if not is_coefficients(arrays):
         return aggregate
@@ -153,5 +155,8 @@ def with_round(arrays: ArrayRecord, aggregate: ArrayRecord) -> ArrayRecord:
 
 
 def without_update(arrays: ArrayRecord) -> ArrayRecord:
-    """Return the global model after a round without an update (its coefficients, if any, are 0)."""
+    """Return the global model after a round that changes nothing.
+
+    A model given by coefficients gets coefficients of 0 for the round.
+    """
     return with_round(arrays, upload_base(arrays)) if is_coefficients(arrays) else arrays

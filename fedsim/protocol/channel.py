@@ -1,8 +1,8 @@
 """Requests to clients and their answers, over any Flower grid or by direct calls.
 
-A reply may come from another source than the node that was asked: Flower's SuperLink answers in its
-own name for a node that died. So a reply is matched to its request by the request's id. On a grid
-that sets no ids, it is matched by its source.
+A reply may come from another sender than the node that was asked: Flower's SuperLink answers in its
+own name for a node that died. So replies are matched to requests by the request's id. On a grid
+that sets no message ids, they are matched by the sender.
 
 The server sends and receives dataclasses. They are converted to Flower's records only if a message
 leaves the process or reaches a user's Flower app.
@@ -26,7 +26,7 @@ _Key = TypeVar("_Key")
 
 @dataclass(frozen=True)
 class ClientError:
-    """The answer of a client or helper node that failed, or the error that Flower reports for it.
+    """Answer in place of a reply, if a client or helper node failed or sent no valid reply.
 
     Attributes:
         reason: text that says why the client or helper node failed.
@@ -60,9 +60,9 @@ def exchange(
     """Send requests and yield each request's key and answer as answers arrive.
 
     Guarantee: each key is yielded once, with a reply or with a `ClientError`. The reply has content
-    and comes from the node that was asked. The error is that of the node or of the SuperLink, or
-    `NO_REPLY` at the end. Other replies are logged and ignored: replies from unknown nodes, to
-    other requests, and second replies.
+    and comes from the node that was asked. The error comes from the node or from the SuperLink.
+    Requests that have no answer at the end yield `NO_REPLY`. Other replies are logged and ignored:
+    replies from unknown nodes, to other requests, and second replies.
 
     Args:
         grid: the grid that reaches the nodes.
@@ -104,7 +104,7 @@ class ClientChannel(Protocol):
         """Yield the node id and the answer of each client once, as answers arrive.
 
         Args:
-            requests: the request to each node, by node id, in ascending order of clients.
+            requests: the request to each node, by node id, in ascending order of client numbers.
             timeout: the longest time to wait for all answers, in seconds; None for no limit.
         """
         ...
@@ -115,7 +115,7 @@ class DirectGrid(Protocol):
     """A Flower grid whose clients run in this process and can be called without messages."""
 
     def direct_channel(self) -> ClientChannel | None:
-        """Return a channel of direct calls to clients; None if their app must receive messages."""
+        """Return a channel of direct calls to clients; None if the app must receive messages."""
         ...
 
 
@@ -135,7 +135,7 @@ class MessageChannel:
     def train(
         self, requests: Mapping[int, TrainRequest], *, timeout: float | None
     ) -> Iterator[tuple[int, TrainAnswer]]:
-        """Yield the node id and the answer of each client once; see `ClientChannel.train`."""
+        """Yield the node id and the answer of each client once, as answers arrive."""
         messages = {node: request.to_message(node) for node, request in requests.items()}
         for node, reply in exchange(self.grid, messages, timeout=timeout):
             yield node, self._read(reply)

@@ -13,14 +13,14 @@ from fedsim.protocol.errors import ProtocolError
 
 @dataclass(frozen=True)
 class ClientSpend:
-    """The privacy budget that one client has spent, with the mechanism for which it was spent.
+    """The privacy budget that one client has spent, and the noise and sampling that it paid for.
 
     All values are public under the client's adjacency. Anyone can recompute ε from the two ledgers.
 
     Attributes:
         client: the client's number.
-        examples: the public number of examples from which the sampling rate follows: the client's
-            size, or a declared size.
+        examples: the public number of the client's examples (exact or declared), from which the
+            sampling rate is computed.
         delta: the δ of the client's guarantee.
         noise_multiplier: the noise multiplier z.
         sampling_rate: the expected share of the client's examples in a batch.
@@ -29,10 +29,10 @@ class ClientSpend:
         steps: the number of steps for which the client was charged.
         round_steps: the number of steps of the last charge.
         ledger: all charged events, against the adversary for which the client's ε is claimed.
-        head: the hash of the client's last record in the journal.
+        head: the hash of the client's last record in the durable ledger.
         against_server: all charged events against a server that sees the client's single uploads.
-            It is None before the first charge, if `ledger` is already against such a server, or if
-            no noise protects the uploads from it.
+            It is None before the first charge. It is also None if `ledger` is already against such
+            a server, or if no noise protects the uploads from the server.
     """
 
     client: int

@@ -4,7 +4,7 @@ from fedsim.core.errors import FedsimError
 
 
 class ProtocolError(FedsimError, ValueError):
-    """Raised for a message that does not follow the protocol; it names the record and the fault."""
+    """Raised for a message that breaks the protocol; the error names the record and the fault."""
 
 
 # Codes of errors that replace an answer; Flower's codes are below 100.

@@ -1,11 +1,12 @@
 """The only module that uses Flower's private modules; docs/decisions/flower.md lists what it uses.
 
-They are checked against flwr 1.40 and 1.41. Flower has no public way to:
+These private parts are checked against flwr 1.40 and 1.41. Flower has no public way to:
 
-- set the id of a message: in a deployment the link sets it, and strategies may match replies by it;
+- set the id of a message: in a deployment Flower's link does so, and a strategy may match replies
+  to requests by this id;
 - create the description of a run, which `Grid.run` must return;
-- set the identity of the process: Flower creates messages only inside one of its tasks;
-- read the code of Flower's error for a client that raised.
+- make the process a task of a run: Flower creates messages only inside such a task;
+- read the error code by which Flower reports that a client's code raised an exception.
 """
 
 from collections.abc import Iterator
@@ -50,7 +51,10 @@ def replace_content(message: Message, content: RecordDict) -> Message:
 
 @contextmanager
 def server_identity(run_id: int) -> Iterator[None]:
-    """Make this process the server task of a run; only inside a task does Flower make messages."""
+    """Make this process the server task of a run, within a `with` block.
+
+    Flower creates messages only inside a task.
+    """
     from flwr.supercore.task_identity import TaskIdentity
 
     with preserve_identity():

@@ -23,8 +23,8 @@ _Record = TypeVar("_Record", ArrayRecord, ConfigRecord, MetricRecord)
 def record_of(content: RecordDict, name: str, kind: type[_Record]) -> _Record | None:
     """Return the record with a given name and type; None if there is none.
 
-    This is faster than Flower's own access. Flower's views copy all records of a type each time.
-    Flower's `get` raises and catches an error if the name is missing, which is the common case.
+    This is faster than Flower's own access. Flower's views copy all records of a type each time. If
+    the name is missing, as it often is, Flower's `get` raises and catches an error.
 
     Args:
         content: the content of a message, or a client's state.
@@ -66,12 +66,12 @@ class TrainRequest:
         round_number: the round, from 1.
         arrays: the global model.
         offer: the parameters of a secure sum; None if updates are sent in clear.
-        clip_norm: the adaptive clip norm after earlier rounds, or one for each group of parameters;
-            None if the clip norm is fixed.
+        clip_norm: the adaptive clip norm after earlier rounds, or a tuple of them if groups of
+            parameters are clipped separately; None if the clip norm is fixed.
         weight: the client's planned weight in the mean, which the client checks; None if all
             clients have the same weight.
-        sent: further arrays that the algorithm sends for each trained parameter, by name. They are
-            functions of earlier uploads.
+        sent: further arrays by name that the algorithm sends for each trained parameter, computed
+            from earlier uploads alone.
     """
 
     round_number: int
@@ -131,12 +131,12 @@ class TrainReply:
         examples: the client's public number of examples.
         spend: the client's spent privacy budget; None without privacy.
         delay: the delay of the reply, in simulated seconds.
-        clip_norm: the adaptive clip norm after the round, whose release the round was charged for;
+        clip_norm: the adaptive clip norm after the round, which the round's privacy charge covers;
             None without adaptive clipping.
-        clip_count: the noisy value of b − ½, where the bit b is 1 if the update's norm was within
-            the clip norm. The server adapts the clip norm with it. None if the server adapts no
-            clip norm.
-        numbers: the metrics that the algorithm declares, by name; empty with privacy.
+        clip_count: the noisy value of b − ½, where b is 1 if the update's norm was within the clip
+            norm, and 0 otherwise. The server adapts the clip norm with this value. None if the
+            server adapts no clip norm.
+        numbers: the training metrics that the algorithm declares, by name; empty with privacy.
     """
 
     arrays: ArrayRecord
@@ -278,7 +278,7 @@ def side_records(spend: ClientSpend | None, delay: float) -> dict[str, ConfigRec
 
 
 def read_side_records(message: Message) -> tuple[ClientSpend | None, float]:
-    """Return the client's privacy spend and the reply's delay in seconds from a reply.
+    """Return the pair (privacy spend of the client, delay in simulated seconds) from a reply.
 
     The spend is None without privacy.
 
@@ -296,7 +296,7 @@ def read_side_records(message: Message) -> tuple[ClientSpend | None, float]:
 
 @dataclass(frozen=True)
 class Withdrawal:
-    """A client's reply that it leaves the federation, as its budget allows no further step.
+    """A client's reply that it leaves, because its privacy budget allows no further step.
 
     Attributes:
         client: the client's number.
@@ -370,7 +370,7 @@ class SealedReply:
         """Return the sealed reply that a Flower message holds.
 
         Raises:
-            ProtocolError: the message has no sealed update, or has values in clear.
+            ProtocolError: the message has no record of secure aggregation, or has values in clear.
         """
         content = message.content
         if SECAGG not in content.config_records:

@@ -23,7 +23,7 @@ class NodeIdentity:
 
     Attributes:
         number: the client's number from 0, or the helper's number from 1.
-        role: whether the node is a client or a helper.
+        role: whether the node is a client or a helper of secure aggregation.
     """
 
     number: int
@@ -32,10 +32,13 @@ class NodeIdentity:
 
 @runtime_checkable
 class NumberedGrid(Protocol):
-    """A Flower grid that created its nodes, and so knows which client or helper each node is."""
+    """A Flower grid that knows which client or helper each node is, as it created the nodes."""
 
     def numbered_nodes(self) -> Sequence[int] | None:
-        """Return the node ids of all clients, then of all helpers, in order; None if unknown."""
+        """Return the node ids of all clients, by client number, and then of all helpers.
+
+        The result is None if the grid does not know which node is which.
+        """
         ...
 
 

@@ -1,9 +1,9 @@
 """Noisy sums of updates as integers, and the update rule of adaptive clip norms.
 
 Clients round their clipped contributions to integer multiples of a fixed unit. Then integer noise
-is added. Each client adds a share of it (distributed trust), or the server adds all of it (central
-trust). The sum of integers is exact, in plain numbers and in a ring. Everything after the sum is
-post-processing.
+is added: each client adds a share of the noise (distributed trust), or the server adds all of it
+(central trust). A sum of integers is exact, with or without secure aggregation. Everything after
+the noisy sum is post-processing.
 """
 
 import math
@@ -22,17 +22,17 @@ class SumPlan:
     its weight is `unit` times these integers.
 
     Attributes:
-        unit: the value of one integer step, with its sign. The mean update is unit times the sum of
-            integers over the sum of weights. With an adaptive clip norm S it is the value at S = 1,
-            to be multiplied by the S of the round.
+        unit: the value of the integer 1 in an update; it may be negative. The mean update is unit
+            times the sum of integers over the sum of weights. With an adaptive clip norm S, unit is
+            the value at S = 1 and is multiplied by the S of the round.
         bound: the largest |integer| of one client in one coordinate, including the client's noise.
         shapes: the shape of each trained tensor by name, in the order of the model.
         server_noise: whether the server adds the noise, as one draw for the sum. Otherwise the
             clients add it.
         divisor: a public number that divides the sum if participation is secret. None means that
             the sum is divided by the participants' total weight.
-        count_unit: the value of one integer step of `CLIP_COUNT`, the sum that adapts the clip
-            norm; None if the clip norm is fixed.
+        count_unit: the value of the integer 1 in `CLIP_COUNT`, the sum by which the clip norm is
+            adapted; None if the clip norm is fixed.
     """
 
     unit: float
@@ -50,7 +50,7 @@ AdaptiveClipNorm = float | tuple[float, ...]
 
 
 def whole_bound(bound: AdaptiveClipNorm) -> float:
-    """Return the clip norm of the whole gradient: (Σ C_m²)^(1/2) for group clip norms C_m."""
+    """Return the clip norm of the whole gradient; group clip norms C_m give (Σ C_m²)^(1/2)."""
     return math.hypot(*bound) if isinstance(bound, tuple) else bound
 
 
@@ -58,8 +58,8 @@ def whole_bound(bound: AdaptiveClipNorm) -> float:
 class BoundRule:
     """The update rule of an adaptive clip norm.
 
-    The clip norm after C is C · exp(−η (b̄ − γ)), where b̄ is the noisy fraction of norms that are
-    at most C.
+    The clip norm after C is C · exp(−η (b̄ − γ)), where b̄ is the noisy fraction of gradients (or
+    updates) with a norm of at most C.
 
     Source: Andrew et al. 2021, arXiv:1905.03871, Algorithm 1.
 
@@ -97,7 +97,8 @@ def check_bound(bound: AdaptiveClipNorm) -> float:
     """Return an adaptive clip norm, after checking that `BoundRule.next_bound` can return it.
 
     Raises:
-        ValueError: the clip norm is out of range, or there is one for each group of parameters.
+        ValueError: the clip norm is out of range, or is a tuple with one value for each group of
+            parameters.
     """
     if isinstance(bound, tuple):
         raise ValueError(f"the adaptive clip norm must be one number, got {bound!r}")

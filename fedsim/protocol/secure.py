@@ -21,10 +21,11 @@ _T = TypeVar("_T")
 def to_records(
     message: object, *, live: bool = False, name: str = SECAGG
 ) -> dict[str, ConfigRecord | ArrayRecord]:
-    """Return the Flower records of a secure aggregation message, or of a state with such fields.
+    """Return the Flower records of a secure aggregation message, or of a client's saved state.
 
     Args:
-        message: a dataclass of `fedsim.secagg.messages`, or a state with such fields.
+        message: a dataclass of `fedsim.secagg.messages`, or a saved state with fields of the same
+            types.
         live: whether arrays stay in this process and are shared without a copy; the caller must
             not change them afterwards.
         name: the name of the record of plain fields. The record of arrays has this name with the
@@ -61,7 +62,7 @@ def make_query(stage: str, message: object, node_id: int) -> Message:
     """Return a secure aggregation query as a Flower message.
 
     Args:
-        stage: the message type, such as `HELLO`.
+        stage: the Flower message type of the protocol's step, such as `HELLO`.
         message: a dataclass of `fedsim.secagg.messages`.
         node_id: the id of the node that receives the query.
     """

@@ -1,7 +1,8 @@
-"""Counters of the bytes that clients receive and send in a round, with or without serialization.
+"""Counters of the bytes that clients receive and send in a round.
 
-The values of arrays and the bytes of sealed fields are counted. Names, types, frames and records of
-a few numbers are not. Messages to helpers of secure aggregation are not counted either.
+The count is the same whether messages are serialized or not. It covers the values of arrays and the
+bytes of encrypted fields. It leaves out names, types, the framing of messages, records of a few
+numbers, and messages to helpers of secure aggregation.
 """
 
 import math
@@ -18,7 +19,7 @@ from fedsim.protocol.messages import SealedReply, TrainReply, TrainRequest
 
 
 class WrappedGrid(Grid):
-    """A Flower grid that forwards all calls to another grid; subclasses override some methods.
+    """Base class of Flower grids that wrap another grid and forward all calls to it.
 
     Args:
         grid: the grid that receives the calls.
@@ -60,7 +61,7 @@ class WrappedGrid(Grid):
         return self._grid.push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies that have arrived."""
+        """Return the replies that have arrived to the messages with the given ids."""
         return self._grid.pull_messages(message_ids)
 
     def send_and_receive(
@@ -110,7 +111,7 @@ class Traffic:
             self.down += sum(map(_array_bytes, request.sent.values()))
 
     def receive(self, answer: TrainAnswer) -> None:
-        """Add the bytes of a client's answer to `up`; a failure or a withdrawal has no bytes."""
+        """Add the bytes of a client's answer to `up`; a failure or a withdrawal adds none."""
         if isinstance(answer, TrainReply):
             self.up += _array_bytes(answer.arrays)
         elif isinstance(answer, SealedReply):

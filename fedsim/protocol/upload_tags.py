@@ -1,9 +1,9 @@
 """Checksums of uploads, called tags, which cover every value that leaves a client in clear.
 
 A tag is the AES-256-GMAC (NIST SP 800-38D) of the values. The key comes from the experiment's seed,
-and client and round are the nonce. A tag takes a twelfth of the time of a SHA-256, below 1 % of a
-small client's round. Different uploads have the same tag with a probability below 2^-100, unless
-someone who knows the seed constructs them.
+and client and round are the nonce. Computing a tag takes a twelfth of the time of a SHA-256, which
+is below 1 % of a small client's time for a round. Two different uploads have the same tag with a
+probability below 2^-100, unless someone who knows the seed constructs them.
 """
 
 import struct
@@ -34,9 +34,9 @@ class UploadTags:
     def of(self, client: int, round_number: int, reply: TrainReply) -> str:
         """Return the tag of the values that a client released in a round, as 32 hexadecimal digits.
 
-        The tag covers the bytes of the arrays in C order, one array after the other. Then follow
-        the adaptive clip norm and the noisy count, if there are any. Names, types and shapes are
-        not covered, as they equal those of the request.
+        The tag covers the bytes of all arrays in C order, then the adaptive clip norm and the noisy
+        count, if the reply has them. It does not cover names, types and shapes, as these equal
+        those of the request.
 
         Args:
             client: the client's number.

@@ -1,1 +1,1 @@
-"""Results shown to people: the HTML report of a run, figures, and terminal output."""
+"""Code that shows results to people: the HTML report of a run, figures, and terminal output."""

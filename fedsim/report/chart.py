@@ -1,6 +1,6 @@
-"""Charts as data: axes, the lines, dots and areas on them, and text.
+"""Data classes that describe a chart: its axes, lines, dots, areas and texts.
 
-Each figure is made by a function that returns a chart; `fedsim.report.drawing` draws every chart.
+Other modules make charts of these classes, and `fedsim.report.drawing` draws them.
 """
 
 import math
@@ -37,18 +37,18 @@ def shortened(text: str, most: int) -> str:
 
 
 def thinned(points: Sequence[_Item]) -> Sequence[_Item]:
-    """Return at most about `_MAX_POINTS` of the points, evenly spread; the last one is kept."""
+    """Return about `_MAX_POINTS` of the points at most, evenly spread and with the last one."""
     stride = -(-len(points) // _MAX_POINTS)
     return points[::-1][::stride][::-1] if stride > 1 else points
 
 
 def number_text(value: float) -> str:
-    """Return a number as the text of a tick mark."""
+    """Return a number as text for a tick mark."""
     return f"{value:,.6g}".replace("e+0", "e").replace("e+", "e")
 
 
 def ticks(low: float, high: float, most: int = 6, *, whole: bool = False) -> list[float]:
-    """Return up to `most` + 1 round numbers from `low` to `high`; `[low]` if these are close."""
+    """Return up to `most` + 1 round numbers from `low` to `high`; `[low]` if the ends are close."""
     if high - low <= _NEARLY * abs(high):
         return [low]
     rough = (high - low) / most
@@ -62,7 +62,10 @@ def ticks(low: float, high: float, most: int = 6, *, whole: bool = False) -> lis
 
 
 def powers(low: float, high: float, factors: Sequence[float] = (1.0,)) -> list[float]:
-    """Return the numbers factor · 10^k from `low` to `high`; over many decades, only some k."""
+    """Return tick values from `low` to `high`: factor · 10^k for whole k and each given factor.
+
+    Over many decades, only some k are used.
+    """
     exponents = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
     stride = -(-len(exponents) // 7)
     candidates = [factor * 10.0**exponent for exponent in exponents[::stride] for factor in factors]
@@ -70,7 +73,7 @@ def powers(low: float, high: float, factors: Sequence[float] = (1.0,)) -> list[f
 
 
 def room_around(values: Sequence[float], *, logarithmic: bool = False) -> Point:
-    """Return the ends of an axis that has some room around the smallest and largest value."""
+    """Return (low, high) for an axis that shows the given values with some room on both sides."""
     low, high = min(values, default=0.0), max(values, default=1.0)
     if logarithmic:
         factor = (high / low) ** _MARGIN if high > low else 1.5
@@ -84,10 +87,10 @@ class Axis:
     """One axis of a chart.
 
     Attributes:
-        low: value at the left or lower end; larger than `high` for a falling axis.
+        low: value at the left or lower end; may be larger than `high`, for an axis that falls.
         high: value at the right or upper end.
         marks: the text of each tick mark, by its value.
-        label: name of the quantity.
+        label: name of the quantity that the axis shows.
         logarithmic: whether the axis is logarithmic.
         grid: whether a line crosses the chart at each mark.
         upright: whether the text of tick marks below the chart is turned by 90 degrees.
@@ -102,7 +105,7 @@ class Axis:
     upright: bool = False
 
     def share(self, value: float) -> float:
-        """Return the position of a value: 0 at the low end of the axis, 1 at the high end."""
+        """Return the position of a value on the axis, from 0 at `low` to 1 at `high`."""
         low, high = self.low, self.high
         if self.logarithmic:
             low, high, value = math.log(low), math.log(high), math.log(value)
@@ -110,12 +113,12 @@ class Axis:
 
     @property
     def room(self) -> float:
-        """Width of the axis's text on the left of a chart, in pixels."""
+        """Width that the text of a vertical axis needs on the left of the chart, in pixels."""
         return (28 if self.label else 9) + width_of(self.marks.values())
 
     @property
     def height(self) -> float:
-        """Height of the axis's text below a chart, in pixels."""
+        """Height that the text of a horizontal axis needs below the chart, in pixels."""
         return 24 + (width_of(self.marks.values()) if self.upright else 14)
 
 
@@ -151,9 +154,9 @@ def number_axis(
 
 @dataclass(frozen=True)
 class Line:
-    """A line through points, with a gap wherever a point is NaN.
+    """A line through points, with a gap wherever a coordinate is NaN.
 
-    An infinite coordinate stands for the edge of the chart, also in the other kinds of marks.
+    An infinite coordinate means the edge of the chart, as it also does in areas, dots and notes.
     """
 
     points: Sequence[Point]
@@ -166,7 +169,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Area:
-    """A filled area whose border is given by points; a NaN point starts a second area."""
+    """A filled area, given by the points of its border; a NaN coordinate begins another area."""
 
     points: Sequence[Point]
     ink: Ink = "bar"
@@ -188,7 +191,7 @@ class Dots:
 
 @dataclass(frozen=True)
 class Note:
-    """A text beside a point, moved right and down by `offset` pixels."""
+    """A text beside a point, moved right and down from the point by `offset` pixels."""
 
     words: str
     point: Point
@@ -205,7 +208,7 @@ Mark = Line | Area | Dots | Note
 
 @dataclass(frozen=True)
 class Tip:
-    """A tooltip at a point given in the coordinates of the data."""
+    """A tooltip at the point (x, y), in the units of the two axes."""
 
     x: float
     y: float
@@ -214,7 +217,7 @@ class Tip:
 
 @dataclass(frozen=True)
 class Look:
-    """The style of an entry in a legend."""
+    """The style of an entry in a chart's legend: colour, dashes of the line, and symbol."""
 
     ink: Ink
     dash: str = ""
@@ -223,7 +226,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure with two axes.
+    """A figure with a horizontal and a vertical axis.
 
     Attributes:
         label: description of the chart for screen readers.
@@ -235,8 +238,9 @@ class Chart:
         top: space above the chart, in pixels.
         right: space to the right of the last value, in pixels; grid lines cross it.
         names: labels at the ends of lines: (text, last point of the line, colour of the line).
-        tips: tooltips near a point, ascending along the axis.
-        across: whether each tooltip covers a row of the drawing instead of a column.
+        tips: tooltips, sorted along the horizontal axis (along the vertical one if `across`).
+        across: whether the pointer shows a tooltip anywhere in a row of the drawing, instead of a
+            column.
         heading: lines of text above the chart, drawn only in a chart file.
         legend: style of each named mark, by name, drawn only in a chart file; a page has its own
             legend.
@@ -263,21 +267,28 @@ class Chart:
 
     @property
     def aside(self) -> float:
-        """Width in pixels that the labels of curves need, to the right of the grid lines."""
+        """Width that labels at the ends of lines need on the right of the chart, in pixels."""
         return width_of(name for name, _, _ in self.names) + 9 if self.names else 0.0
 
 
 def level(value: float, ink: Ink = "muted", width: float = 1.1, tip: str = "") -> Line:
-    """Return a dashed horizontal line at a value, drawn for comparison."""
+    """Return a dashed horizontal line across the chart at a value, to compare other values with."""
     return Line([(-math.inf, value), (math.inf, value)], ink, width, "4 3", tip=tip)
 
 
 def target(value: float, words: str) -> list[Mark]:
-    """Return a dashed horizontal line at a value, and a text above the start of the line."""
+    """Return a dashed horizontal line at a value, with a text above the left end of the line."""
     return [level(value), Note(words, (-math.inf, value), (4, -8), "muted")]
 
 
 def interval(place: float, ends: Point, ink: Ink, *, across: bool = False) -> list[Mark]:
-    """Return the marks of an interval with end caps: horizontal if `across`, else vertical."""
+    """Return an error bar between two values: horizontal if `across`, else vertical.
+
+    Args:
+        place: coordinate of the bar on the other axis.
+        ends: the two values.
+        ink: colour of the bar.
+        across: whether the bar is horizontal.
+    """
     points = [(end, place) if across else (place, end) for end in ends]
     return [Line(points, ink, 1.6), Dots(points, ink, "|" if across else "_", 4.0)]

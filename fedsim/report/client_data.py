@@ -1,7 +1,6 @@
 """Report sections on clients' private data, and on the votes of a run with `task: pate`.
 
-A report with differential privacy or secure aggregation has no section on private data
-(`fedsim.runs.recorded_figures`).
+The section on private data is left out if the run has differential privacy or secure aggregation.
 """
 
 import math
@@ -33,7 +32,7 @@ _MAX_ROWS = 500  # rows of a figure: more than pixels would only make the file l
 
 
 def client_data_context(contents: RunContents) -> dict[str, Any] | None:
-    """Return the template values of the section on private data; None if there are no figures."""
+    """Return the values of the report's section on private data, by name; None if left out."""
     figures = contents.client_data
     if figures is None or contents.is_private or contents.privacy.get("secure_aggregation"):
         return None
@@ -219,7 +218,7 @@ def _shares(counts: Sequence[int]) -> list[float]:
 
 
 def answers_context(contents: RunContents) -> dict[str, Any] | None:
-    """Return the template values of the section on votes; None unless the task is pate."""
+    """Return the values of the report's section on votes, by name; None without `task: pate`."""
     answers = contents.optional(ANSWERS)
     if answers is None:
         return None

@@ -1,7 +1,7 @@
-"""The report's table of clients, as rows for a page without scripts and as JSON for the script.
+"""The report's table of clients, as HTML rows and as JSON for the page's script.
 
-With privacy, the table has every client's privacy spend; ε comes first, so that a narrow screen
-shows it. Without privacy, the table has the sizes of clients and their rounds.
+With privacy, the table has every client's privacy spend. Without privacy, it has each client's
+number of examples and of rounds.
 """
 
 import json
@@ -32,17 +32,17 @@ Note = tuple[str, str]
 
 @dataclass(frozen=True)
 class ClientTable:
-    """The table of all clients as text, stored by groups of clients with equal rows ("kinds").
+    """The table of all clients as text, with one row for each kind of clients.
 
-    A hundred thousand clients have few different rows. So the page has each row once, with the
-    numbers of its clients.
+    Clients of a kind have equal rows, except for number and name. Even of a hundred thousand
+    clients there are few kinds, which keeps the page small.
 
     Attributes:
-        headings: heading of each column, by key; the first columns are the client's number and,
-            where clients have names, the name.
-        kinds: texts of each kind's row, without number and name.
+        headings: heading of each column, by the column's key; the first columns are the client's
+            number and, if clients have names, the name.
+        kinds: the row of each kind as texts, without number and name.
         members: numbers of the clients of each kind, ascending.
-        first_rows: whole rows for a page without scripts, in the initial order.
+        first_rows: the first rows with number and name, for a browser that runs no scripts.
         sorted_by: key of the column that gives the initial order.
         notes: all types of notes in the table, to filter by.
         names: public name of each client, by number; empty where clients have only numbers.
@@ -57,7 +57,7 @@ class ClientTable:
     names: Mapping[int, str] = field(default_factory=dict)
 
     def to_json(self) -> Markup:
-        """Return all clients as JSON for the script, safe inside `<script>`.
+        """Return the table as JSON for the page's script, safe inside `<script>`.
 
         The numbers of a kind's clients are written as the first number, then the differences.
         """
@@ -85,8 +85,8 @@ def client_table(facts: Facts, rows: ClientRows, lost: Mapping[int, int]) -> Cli
     With over 200 clients, those with the largest ε come first.
 
     Args:
-        facts: facts behind the privacy statement of the run.
-        rows: the clients of `privacy.json`, in the order of `facts.clients`.
+        facts: the recorded facts on the run's privacy, on which its privacy statement is based.
+        rows: the clients' rows of `privacy.json`, in the order of `facts.clients`.
         lost: number of charged updates that never arrived, by client.
     """
     order = list(range(len(rows)))
@@ -121,8 +121,8 @@ def plain_table(
     """Return the table of clients for a federation without privacy.
 
     Args:
-        rows: the clients of `privacy.json`.
-        rounds: number of rounds whose average has the client's update, by client.
+        rows: the clients' rows of `privacy.json`.
+        rounds: number of rounds whose average contains the client's update, by client.
         lost: number of updates that never arrived, by client.
         scores: accuracy of the final model on the client's held-out examples, by client; None
             where it was not measured.
@@ -167,17 +167,17 @@ def make_table(
     notes_of: Callable[[int], Sequence[Note]],
     sorted_by: str,
 ) -> ClientTable:
-    """Return a table of clients, made from one row for each kind of clients with equal rows.
+    """Return a table of clients; a row is computed once for each kind of clients with equal rows.
 
     Args:
         headings: heading of each column to show, by key, `notes` last.
-        rows: the clients of `privacy.json`.
-        order: indices into `rows`, in the initial order.
-        kind_of: function from an index to the key of its kind; indices with equal keys have equal
-            texts and notes.
-        cells_of: function from an index to the texts of its row, by column key, without number and
-            name.
-        notes_of: function from an index to its notes.
+        rows: the clients' rows of `privacy.json`.
+        order: indices into `rows`, in the order in which the page first shows the clients.
+        kind_of: function from an index to a key; clients with equal keys have equal texts and
+            notes.
+        cells_of: function from an index to the texts of the client's row, by column key, without
+            number and name.
+        notes_of: function from an index to the notes on the client.
         sorted_by: key of the column that gives the initial order.
     """
     members: dict[tuple[object, ...], list[int]] = {}
@@ -232,7 +232,7 @@ def _headings(facts: Facts, headings: dict[str, str]) -> dict[str, str]:
 
 
 def clients_above_others(facts: Facts) -> frozenset[int]:
-    """Return the clients with the largest printed ε; empty if all clients have the same ε."""
+    """Return the clients whose printed ε is the largest; none if all have the same ε."""
     largest = facts.worst_clients
     return frozenset() if len(largest) == len(facts.clients) else frozenset(largest)
 

@@ -1,7 +1,7 @@
-"""The content of the report: the files of a run directory, read once, and scores in words.
+"""The content of the report: the files of a run directory, and sentences on the model's scores.
 
-A high accuracy can hide that a model never predicts a rare class. The report shows this by the
-majority baseline, the recall of each class and a warning.
+A high accuracy can hide that a model never predicts a rare class. So the report has the accuracy of
+always predicting the most frequent class, the recall of each class, and a warning.
 """
 
 import math
@@ -48,7 +48,7 @@ class ClassScore:
 
     @property
     def hits(self) -> int:
-        """Number of examples of the class that are predicted as the class."""
+        """Number of examples of the class that are correctly predicted as this class."""
         return round((self.recall or 0.0) * self.examples)
 
     @property
@@ -59,12 +59,12 @@ class ClassScore:
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores of a final model, as in `scores.json`.
+    """The scores of a run's final model on the test set, as in `scores.json`.
 
     Attributes:
         classes: scores of each class or label; empty in regression.
-        confusion: number of test examples by true class (rows) and predicted class (columns);
-            None where it is left out.
+        confusion: number of test examples by true class (rows) and predicted class (columns); None
+            if `scores.json` has no such table.
         majority_class: name of the most frequent class; None for several labels and in regression.
         majority: accuracy of always predicting the most frequent class; None in regression.
         metrics: metrics of the last round, by name.
@@ -78,7 +78,7 @@ class Scores:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Scores":
-        """Return the scores that the content of `scores.json` describes."""
+        """Return the scores from the parsed content of `scores.json`."""
         majority, matrix = content["majority"], content["confusion"]
         rows = [
             ClassScore(
@@ -105,7 +105,7 @@ class Scores:
 
     @property
     def accuracy(self) -> float | None:
-        """Share of correct predictions; None in regression."""
+        """Share of the model's predictions that are correct; None in regression."""
         if self.majority is None:
             return None
         if self.majority_class is None or not self.examples:
@@ -122,12 +122,12 @@ class Scores:
 
     @property
     def constant_class(self) -> str | None:
-        """The class that the model predicts for every test example; None if there are two."""
+        """The class that the model predicts for every test example; None if it predicts several."""
         predicted = [score.name for score in self.classes if score.predicted]
         return predicted[0] if len(predicted) == 1 and not self.has_labels else None
 
     def constant_metrics(self, loss: str) -> dict[str, float]:
-        """Return metrics of the best constant prediction on the test set, where they are known.
+        """Return the known test metrics of the best constant prediction, by name.
 
         Args:
             loss: the setting `model.loss`.
@@ -151,18 +151,18 @@ class Scores:
 
     @property
     def by_recall(self) -> list[ClassScore]:
-        """The classes that have examples, with ascending recall."""
+        """The scores of the classes that have test examples, sorted by recall, lowest first."""
         known = [score for score in self.classes if score.recall is not None]
         return sorted(known, key=lambda score: score.recall or 0.0)
 
     @property
     def has_labels(self) -> bool:
-        """Whether an example can have several labels."""
+        """Whether one example can have several labels (multi-label classification)."""
         return self.majority is not None and self.majority_class is None
 
 
 def read_scores(directory: RunDirectory) -> Scores | None:
-    """Return the scores of a run; None if the run failed.
+    """Return the scores in a run's `scores.json`; None if the run has no such file.
 
     Raises:
         DamagedRunError: the file is damaged.
@@ -176,14 +176,14 @@ def read_scores(directory: RunDirectory) -> Scores | None:
 
 
 def baseline_text(scores: Scores) -> str | None:
-    """Return the accuracy of always guessing the largest class as text; None in regression."""
+    """Return a text with the accuracy of always guessing the largest class; None in regression."""
     if scores.majority is None:
         return None
     return f"majority baseline {metric_text('accuracy', scores.majority)}"
 
 
 def baseline_sentence(scores: Scores) -> str | None:
-    """Return a sentence on the accuracy of a constant prediction; None in regression."""
+    """Return a sentence on the accuracy of the best constant prediction; None in regression."""
     if scores.majority is None:
         return None
     share = metric_text("accuracy", scores.majority)
@@ -197,7 +197,7 @@ def baseline_sentence(scores: Scores) -> str | None:
 
 
 def warnings_of(scores: Scores) -> list[str]:
-    """Return warnings about classes without a hit, and about a model no better than a constant."""
+    """Return warnings: a class that the model never finds, a model no better than a constant."""
     messages = []
     missed = [score for score in scores.classes if score.is_missed]
     if missed:
@@ -228,11 +228,7 @@ def warnings_of(scores: Scores) -> list[str]:
 
 
 def advice_of(scores: Scores) -> str | None:
-    """Return advice for a model no better than a constant prediction; None for other models.
-
-    Args:
-        scores: scores of the run.
-    """
+    """Return advice for a model no better than a constant prediction; None for other models."""
     if not scores.is_constant:
         return None
     return (
@@ -242,9 +238,9 @@ def advice_of(scores: Scores) -> str | None:
 
 
 def recall_line(scores: Scores) -> str | None:
-    """Return a line with the recall of each class; None for fewer than two classes.
+    """Return a line of text with the recall of each class; None for fewer than two classes.
 
-    With over four classes, the line has only the three lowest values.
+    For more than four classes, the line has only the three lowest values.
     """
     ordered = scores.by_recall
     if len(ordered) < 2:
@@ -258,7 +254,7 @@ def recall_line(scores: Scores) -> str | None:
 
 
 def recall_text(value: float | None) -> str:
-    """Return a recall or a precision in percent, or a dash if there is none."""
+    """Return a recall or a precision as text in percent, or a dash if it is None."""
     if value is None:
         return "–"
     return "0%" if value == 0 else f"{value:.1%}"
@@ -276,7 +272,7 @@ def _names(names: Sequence[str]) -> str:
 
 
 def scores_context(scores: Scores | None) -> dict[str, Any] | None:
-    """Return the template values of the section on scores; None if there is nothing to show.
+    """Return the values of the report's section on scores, by name; None if it is left out.
 
     Args:
         scores: scores of the run; None in a run without scores.
@@ -329,7 +325,7 @@ class RunContents(RunFiles):
 
     @cached_property
     def scores(self) -> Scores | None:
-        """The scores in `scores.json`; None if the run failed."""
+        """The scores in `scores.json`; None if the run has no such file."""
         return read_scores(self.directory)
 
     @cached_property
@@ -339,12 +335,12 @@ class RunContents(RunFiles):
 
     @property
     def is_private(self) -> bool:
-        """Whether the experiment has differential privacy; the ε may still be infinite."""
+        """Whether the experiment has a section `privacy`; ε may still be infinite."""
         return self.privacy["accountant"] is not None
 
     @cached_property
     def facts(self) -> Facts:
-        """The recorded facts from which the privacy statement of the run is made."""
+        """The recorded facts on the run's privacy, on which its privacy statement is based."""
         run = RunFacts(
             status=self.summary["status"],
             rounds=self.summary["rounds"],
@@ -367,7 +363,7 @@ class RunContents(RunFiles):
 
     @property
     def client_metrics(self) -> dict[str, float | None]:
-        """The final metrics on clients' held-out examples, by name; empty if not evaluated."""
+        """The final metrics on clients' held-out examples, by name; empty if the run has none."""
         return self._metrics("clients_")
 
     def _metrics(self, where: str, chosen: Sequence[Any] = ()) -> dict[str, float | None]:
@@ -381,7 +377,7 @@ class RunContents(RunFiles):
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The settings in `experiment.yaml`; empty if the file is unreadable, as after an edit."""
+        """The settings in `experiment.yaml`; empty if an edit made the file unreadable."""
         try:
             settings = parse_plain_yaml(self.experiment_text)
         except FormatError:
@@ -390,7 +386,7 @@ class RunContents(RunFiles):
 
     @property
     def planned_rounds(self) -> int | None:
-        """Number of rounds in the experiment; None if its file is unreadable."""
+        """Planned number of rounds; None if `experiment.yaml` cannot be parsed."""
         rounds = self._setting("federation", "rounds")
         return rounds if isinstance(rounds, int) else None
 
@@ -401,7 +397,7 @@ class RunContents(RunFiles):
 
 
 def read_contents(directory: RunDirectory) -> RunContents:
-    """Return the contents of a run directory for the report.
+    """Read the files of a run directory that the report needs, and return their content.
 
     Raises:
         RunDirectoryError: the run has no result files.

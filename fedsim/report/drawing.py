@@ -1,7 +1,6 @@
 """Drawing of a chart as SVG for a page, or as an SVG, PNG or PDF file.
 
-Everything in a chart becomes lines, areas, dots and notes in pixels. Pages and files are written
-from these. SVG is written by hand: importing a library for figures takes longer than a short run.
+No library for figures is used, since importing one takes longer than a short run.
 """
 
 import math
@@ -243,7 +242,7 @@ def check_chart_path(path: Path) -> Path:
 
 @dataclass(frozen=True, repr=False)
 class ChartFigure:
-    """A figure that a notebook shows, and that can be saved to a file."""
+    """A chart that a notebook displays as its result, and that can be saved to a file."""
 
     chart: Chart
 

@@ -1,4 +1,4 @@
-"""The report's box "Experiment": settings and recorded sizes of a run, in a few lines."""
+"""The report's box "Experiment", which shows settings and sizes of a run in a few lines."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +10,10 @@ _MAX_CHARACTERS = 300
 
 
 def experiment_rows(contents: RunContents) -> list[tuple[str, str]]:
-    """Return (label, text) for each line of the box "Experiment"; unknown settings are left out."""
+    """Return (label, text) for each line of the box "Experiment".
+
+    Settings that cannot be read from `experiment.yaml` are left out.
+    """
     lines = (
         ("Data", _data(contents)),
         ("Partition", _partition(contents)),
@@ -25,7 +28,7 @@ def experiment_rows(contents: RunContents) -> list[tuple[str, str]]:
 
 
 def sizes_text(contents: RunContents) -> str:
-    """Return the range of the clients' numbers of examples as text; "" if it is private."""
+    """Return as text the smallest and largest number of examples of a client; "" if private."""
     sizes = [row["examples"] for row in contents.clients if row["examples"] is not None]
     if not sizes:
         return ""

@@ -1,8 +1,8 @@
 """The report of a run: one HTML file, readable offline, on paper, on a phone and without scripts.
 
-The report is made from the files of the run directory alone. It can be rewritten at any time; the
-same files give the same bytes. Its only script is inline. The page's security policy names the
-script's hash. So no other script can run, even if text from a file is not escaped by mistake.
+The report is made from the files of the run directory alone, and can be made again at any time; the
+same files give the same bytes. Its only script is part of the page. The page's content security
+policy allows only this script, by its hash. So no other script can run, even by mistake.
 """
 
 import base64
@@ -43,7 +43,7 @@ _RELATIONS = {"zero_out": "REPLACE_SPECIAL", "add_remove": "ADD_OR_REMOVE_ONE"}
 
 @dataclass(frozen=True)
 class Recipe:
-    """A script that recomputes one client's ε with dp-accounting."""
+    """A Python script that recomputes one client's ε with the library dp-accounting."""
 
     client: int
     script: str
@@ -55,9 +55,9 @@ class _NoCounterpartError(ValueError):
 
 
 def recipe(contents: RunContents) -> Recipe | None:
-    """Return a script that recomputes the federation's ε with dp-accounting.
+    """Return a Python script that recomputes the federation's ε with the library dp-accounting.
 
-    This ε is that of the client with the largest ε. The result is None without privacy, if nothing
+    The script is for the client with the largest ε. The result is None without privacy, if nothing
     was spent, or if dp-accounting has no counterpart of an event in the ledger.
     """
     spends = [spend for spend in contents.clients if spend["ledger"]]
@@ -193,22 +193,22 @@ _TITLES = {
 
 
 def guarantees(sentences: Sequence[Sentence]) -> list[Sentence]:
-    """Return the sentences of the privacy statement that claim its guarantee."""
+    """Return those sentences of a privacy statement that claim the guarantee."""
     return [s for s in sentences if s.point == "guarantee" and s.kind == "claim"]
 
 
 def warnings(sentences: Sequence[Sentence]) -> list[Sentence]:
-    """Return the sentences of the privacy statement that are warnings."""
+    """Return those sentences of a privacy statement that are warnings."""
     return [sentence for sentence in sentences if sentence.kind == "warning"]
 
 
 def limits(sentences: Sequence[Sentence]) -> list[Sentence]:
-    """Return the sentences of the privacy statement that name a limit of its guarantee."""
+    """Return those sentences of a privacy statement that name a limit of the guarantee."""
     return [sentence for sentence in sentences if sentence.kind == "limit"]
 
 
 def points(sentences: Sequence[Sentence]) -> list[tuple[str, list[Sentence]]]:
-    """Return the other parts of the privacy statement in order, as (title, its sentences)."""
+    """Return pairs (title, sentences): the parts of a privacy statement beside the guarantee."""
     by_point: dict[str, list[Sentence]] = {}
     for sentence in sentences:
         if sentence.point in _TITLES and sentence.kind in ("claim", "fact"):
@@ -231,7 +231,7 @@ def write_report(directory: RunDirectory) -> None:
 
 
 def render_report(contents: RunContents) -> str:
-    """Return the report of a run as HTML; all text from files is escaped."""
+    """Return the report of a run as the text of an HTML page; all text from files is escaped."""
     page = page_templates().get_template("report.html.jinja").render(_context(contents))
     # Error messages may hold lone surrogates, from undecodable file names for example.
     return page.encode(errors="replace").decode()
@@ -239,7 +239,10 @@ def render_report(contents: RunContents) -> str:
 
 @cache  # compiled once for all pages of a process
 def page_templates() -> jinja2.Environment:
-    """Return the jinja environment of the templates, which escapes text, with filter `typeset`."""
+    """Return the jinja environment that renders the report's templates and escapes all text.
+
+    Templates can use the filter `typeset`.
+    """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE, encoding="utf-8"),
         autoescape=True,
@@ -298,7 +301,7 @@ def _context(contents: RunContents) -> dict[str, Any]:
 
 
 def typeset(text: str) -> Markup:
-    """Return a sentence as escaped HTML with code, subscripts and unbreakable "ε ≤ 8"."""
+    """Return a sentence as escaped HTML; "ε ≤ 8" stays on one line, and `code` becomes `<code>`."""
     escaped = str(escape(text))
     escaped = re.sub(r"`([^`]*)`", r"<code>\1</code>", escaped)
     escaped = escaped.replace("ε_k", "ε<sub>k</sub>")

@@ -1,4 +1,4 @@
-"""The report's overview: headline figures, curves, incidents and environment."""
+"""The report's overview: headline figures, curves, failures of clients, times and environment."""
 
 import math
 from collections import Counter
@@ -30,7 +30,10 @@ Drawings = list[tuple[str, Markup]]
 
 
 def round_drawings(contents: RunContents) -> Drawings:
-    """Return (caption, SVG drawing) for curves of metrics, losses and ε over the rounds."""
+    """Return a list of (caption, SVG drawing), one for each curve over the rounds.
+
+    The curves show metrics, losses, the largest ε and the noise-to-signal ratio.
+    """
     if not contents.rounds:
         return []
     over = over_rounds([row["round"] for row in contents.rounds])
@@ -46,7 +49,7 @@ def metric_chart(contents: RunContents, metric: str | None = None) -> Chart:
     """Return the chart of a metric over the rounds.
 
     Args:
-        contents: content of the run directory.
+        contents: the files of the run.
         metric: name of the metric in `rounds.jsonl`, or `epsilon_max`; None means the main metric.
 
     Raises:
@@ -66,7 +69,10 @@ def metric_chart(contents: RunContents, metric: str | None = None) -> Chart:
 
 
 def cost_drawings(contents: RunContents) -> Drawings:
-    """Return (caption, SVG drawing) for curves of the main metric against ε, traffic and time."""
+    """Return a list of (caption, SVG drawing) for curves of the main metric.
+
+    The horizontal axes are the costs that the run recorded: ε, traffic and time.
+    """
     if len(contents.rounds) < 2 or not contents.metrics:
         return []
     name = next(iter(contents.metrics))
@@ -78,7 +84,7 @@ def cost_drawings(contents: RunContents) -> Drawings:
 
 
 def spends_of(contents: RunContents) -> list[Spend]:
-    """Return the ε and target ε of every client, for the figure of the clients' ε."""
+    """Return the spent ε and the target ε of every client, for a chart."""
     return [
         Spend(spend["client"], spend["epsilon"], spend.get("target_epsilon"))
         for spend in contents.clients
@@ -161,12 +167,12 @@ def _epsilon_curve(contents: RunContents, over: Over) -> Curve:
 
 
 def noise_curve(contents: RunContents, over: Over) -> Curve | None:
-    """Return the curve of the update's noise-to-signal ratio over the rounds; None if unknown.
+    """Return the curve of the noise-to-signal ratio of a round's average update, over the rounds.
 
-    The update u is the sum of a signal and independent noise of expected length n, so ‖u‖² ≈
-    ‖signal‖² + n². The ratio is n² / ‖signal‖². In d dimensions the squared length of the noise
-    deviates by a share of √(2 / d). A signal below that share cannot be told from noise, so the
-    ratio has a largest value.
+    The result is None if the ratio is unknown. The update u is the sum of a signal s and noise of
+    expected length n, so ‖u‖² ≈ ‖s‖² + n². The ratio is n² / ‖s‖². In d dimensions, the squared
+    length of the noise deviates from n² by about n² √(2 / d). A signal whose squared length is
+    below this deviation cannot be told from noise. So the ratio is at most √(d / 2).
     """
     lengths = [(row.get("update_norm"), row.get("noise_norm")) for row in contents.rounds]
     size = (contents.summary.get("sizes") or {}).get("trained_parameters")
@@ -206,7 +212,7 @@ _MIN_REST_SHARE = 0.005  # share of the time below which the rest is not listed
 
 @dataclass(frozen=True)
 class Card:
-    """A headline figure of the report: a label, a value, and a line of detail below."""
+    """A headline figure of the report: a label, a value as text, and a line of detail below."""
 
     label: str
     value: str
@@ -225,7 +231,7 @@ class Incident:
 
 @dataclass(frozen=True)
 class Phase:
-    """A phase of the set-up, or a part of the rounds, with its time and share of the run."""
+    """A part of a run, such as loading data or training, with its time and its share of the run."""
 
     name: str
     time: str
@@ -248,7 +254,7 @@ def cards(contents: RunContents) -> list[Card]:
 
 
 def incidents(contents: RunContents) -> list[Incident]:
-    """Return all failures of clients and all withdrawals, sorted by round and client."""
+    """Return all failures and withdrawals of clients, sorted by round and client."""
     return sorted(
         _all_incidents(contents.rounds),
         key=lambda incident: (incident.round_number, incident.client),
@@ -326,10 +332,11 @@ def _personal_cards(contents: RunContents) -> list[Card]:
 
 
 def personal_table(contents: RunContents) -> list[tuple[str, ...]]:
-    """Return the table of personal models: metrics of the global and the personal model.
+    """Return a table that compares each client's personal model with the global model, as texts.
 
-    Each row has a client, its numbers of examples, and the metrics of both models, as texts. The
-    first row is the heading; the second row has all clients together.
+    A row has the client, its numbers of examples, and the metrics of both models. The first row is
+    the heading, and the second row is for all clients together. Without personal models, the table
+    is empty.
     """
     personal = contents.personal
     if personal is None:
@@ -375,17 +382,17 @@ def _planned(contents: RunContents) -> str:
 
 
 def lost_updates(contents: RunContents) -> Counter[int]:
-    """Return the number of updates that never reached the average, by client."""
+    """Return the number of updates that never reached a round's average, by client."""
     return Counter(failure["client"] for row in contents.rounds for failure in row["failed"])
 
 
 def rounds_of_clients(contents: RunContents) -> Counter[int]:
-    """Return the number of rounds whose average has the client's update, by client."""
+    """Return the number of rounds whose average contains the client's update, by client."""
     return Counter(client for row in contents.rounds for client in row["participants"])
 
 
 def phases(contents: RunContents) -> list[Phase]:
-    """Return the recorded time of each phase of the set-up and of each part of the rounds."""
+    """Return the time that each part of the run took, such as loading data or training."""
     setup = _setup(contents)
     totals: Counter[str] = Counter(setup)
     for row in contents.rounds:

@@ -1,4 +1,4 @@
-"""Printing of a privacy plan: possible trust models and privacy units, and ε by several bounds."""
+"""Printing of a privacy plan in the terminal, before any training."""
 
 from collections.abc import Iterator, Sequence
 
@@ -29,7 +29,7 @@ _MAX_NAMED_CLIENTS = 3
 
 
 def print_bound_curve(curve: BoundCurve, console: Console | None = None) -> None:
-    """Print a table of the ε of one schedule by several bounds; rows are numbers of steps."""
+    """Print a table of ε over the number of steps; each column is another upper bound on ε."""
     console = console or Console()
     labels = [bound.label for bound in curve.bounds]
     table = figure_table(f"ε of DP-SGD: {curve.schedule.text}", ["steps", *labels])
@@ -40,7 +40,10 @@ def print_bound_curve(curve: BoundCurve, console: Console | None = None) -> None
 
 
 def print_client_kinds(curves: Sequence[BoundCurve], console: Console | None = None) -> None:
-    """Print a table of the ε of all planned steps; a row is a group of clients with equal plans."""
+    """Print a table of each client's ε after all planned steps, by several upper bounds.
+
+    Clients with equal plans share a row.
+    """
     console = console or Console()
     if not curves:
         print_sentence(console, "no client takes a step, so nothing is charged")
@@ -74,7 +77,7 @@ def print_client_kinds(curves: Sequence[BoundCurve], console: Console | None = N
 
 
 def bounds_csv(curves: Sequence[BoundCurve]) -> str:
-    """Return ε by several bounds as CSV; each row is a schedule and a number of steps."""
+    """Return CSV text of ε by several upper bounds: a row for each schedule and number of steps."""
     names = [bound.name for bound in curves[0].bounds] if curves else []
     rows: list[list[object]] = []
     for curve in curves:
@@ -116,7 +119,7 @@ _KEY = (
 
 
 def print_plan(plan: Plan, console: Console | None = None) -> None:
-    """Print the planned privacy spend of every client, and how single changes would affect it."""
+    """Print a privacy plan: the clients with the largest ε, and the effect of changed settings."""
     console = console or Console()
     budgets = any(client.target_epsilon is not None for client in plan.clients)
     table = figure_table(
@@ -180,10 +183,10 @@ def _budget_cells(client: PlannedClient) -> list[str]:
 
 
 def print_cells(cells: tuple[PlannedCell, ...], console: Console) -> None:
-    """Print which pairs of trust model and privacy unit the experiment can run in.
+    """Print with which pairs of trust model and privacy unit the experiment could run.
 
-    Each possible pair is a line with its noise and its ε against each adversary. For each other
-    pair, the reason is printed.
+    For a possible pair, the noise and the ε against each adversary are printed; for another pair,
+    the reason why it is impossible.
     """
     possible = [cell for cell in cells if cell.reason is None]
     table = figure_table(

@@ -1,4 +1,4 @@
-"""The figures of the report and of `--plot`: each function returns a chart."""
+"""Functions that make the charts of the report and of the option `--plot`."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -52,12 +52,12 @@ _SAME_SHARE = 0.99  # share of the largest ε from which bars look the same
 
 @dataclass(frozen=True)
 class Over:
-    """The horizontal axis of a curve: the coordinates of its points, and how they are labelled.
+    """The horizontal coordinates of a curve's points, and how the axis labels them.
 
     Attributes:
-        label: name of the quantity, below the axis.
+        label: name of the quantity, such as "round", shown below the axis.
         values: horizontal coordinates of the points, ascending.
-        text: function that returns a coordinate in words.
+        text: function that returns a coordinate as text, such as "round 3".
         whole: whether only whole numbers are marked.
     """
 
@@ -67,14 +67,14 @@ class Over:
     whole: bool = False
 
     def axis(self) -> Axis:
-        """Return the axis from the first to the last value."""
+        """Return the horizontal axis, which reaches from the first to the last coordinate."""
         ends, few = (self.values[0], self.values[-1]), self.whole and len(self.values) <= 5
         marked = self.values if few else ticks(*ends, whole=self.whole)
         return Axis(*ends, {value: number_text(value) for value in marked}, self.label)
 
 
 def over_rounds(rounds: Sequence[int]) -> Over:
-    """Return a horizontal axis for values of rounds, with the numbers of the rounds."""
+    """Return a horizontal axis whose coordinates are the numbers of rounds."""
     return Over("round", rounds, lambda number: f"round {number:,.0f}", whole=True)
 
 
@@ -84,8 +84,8 @@ class Curve:
 
     Attributes:
         label: name of the quantity, in words.
-        over: the horizontal axis.
-        values: a value for each point of the horizontal axis; None where it was not finite.
+        over: the points' horizontal coordinates, with their axis.
+        values: the value at each horizontal coordinate; None if it was not finite.
         text: function that returns a value as text, beside the last point.
         percent: whether the vertical axis is labelled in percent, and ends at 100 %.
         target: value of a horizontal line for comparison; None for no line.
@@ -137,7 +137,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Spend:
-    """The ε that one client has spent; `epsilon` is None if it is infinite."""
+    """The ε that one client has spent (None if infinite), and the client's target ε, if any."""
 
     client: int
     epsilon: float | None
@@ -145,7 +145,7 @@ class Spend:
 
     @property
     def text(self) -> str:
-        """The client's number and its ε in words."""
+        """The client's number and its ε as text."""
         aim = "" if self.target is None else f" of {self.target:g}"
         return f"client {self.client}: ε {aligned_epsilon(self.epsilon)}{aim}"
 
@@ -153,15 +153,18 @@ class Spend:
 def spend_chart(spends: Sequence[Spend]) -> Chart:
     """Return the chart of every client's ε.
 
-    The chart has a bar for each client; for more than `MAX_BARS` clients, it has a curve sorted by
-    ε. Clients with nearly the same ε need no chart, as `narrow_range` describes them.
+    The chart has a bar for each client. For more than `MAX_BARS` clients, it is a curve of their ε
+    in sorted order.
     """
     draw = _bars if len(spends) <= MAX_BARS else _ranked
     return draw(spends, "Epsilon spent by each client; the table below has every number")
 
 
 def narrow_range(spends: Sequence[Spend]) -> tuple[float, float] | None:
-    """Return the smallest and largest ε of several clients; None if they differ by over 1 %."""
+    """Return (smallest, largest) ε of two or more clients if these differ by at most 1 %.
+
+    Otherwise the result is None.
+    """
     epsilons = [math.inf if spend.epsilon is None else spend.epsilon for spend in spends]
     if len(epsilons) < 2 or not min(epsilons) >= _SAME_SHARE * max(epsilons):
         return None
@@ -227,7 +230,7 @@ def _ranked(spends: Sequence[Spend], label: str) -> Chart:
 
 
 def profile_chart(profile: Profile) -> Chart:
-    """Return the chart of a ledger's curve δ(ε), with a mark at the reported pair (ε, δ)."""
+    """Return the chart of a client's privacy profile δ(ε), with a dot at the reported (ε, δ)."""
     points = [(epsilon, delta) for epsilon, delta in profile.curve if delta > _MIN_DELTA]
     pair = (profile.epsilon, profile.delta)
     all_points = [*points, pair] if math.isfinite(profile.epsilon) else points
@@ -252,7 +255,7 @@ def profile_chart(profile: Profile) -> Chart:
 
 
 def attack_chart(attack: AttackBound) -> Chart:
-    """Return the chart of an attack's largest true-positive rate by false-positive rate."""
+    """Return the chart of the largest true-positive rate of any attack, by false-positive rate."""
     rates, bounds = attack.false_alarms, attack.detection
     guesses, at_most = list(zip(rates, rates, strict=True)), list(zip(rates, bounds, strict=True))
     shown = {rate: text for rate, text in _RATES.items() if rate >= rates[0]}
@@ -292,7 +295,7 @@ def line_chart(
     log_x: bool = True,
     dotted: Sequence[float] | None = None,
 ) -> Chart:
-    """Return a chart of lines over a common axis, each with its name at its end.
+    """Return a chart of lines over a common horizontal axis, with each line's name at its end.
 
     Args:
         lines: values of each line at `xs`, by name; a value that is None, not finite or not above
@@ -302,7 +305,7 @@ def line_chart(
         x_label: label of the horizontal axis.
         y_label: label of the vertical axis, which is logarithmic.
         log_x: whether the horizontal axis is logarithmic.
-        dotted: values among `xs` that get a dot; None means all.
+        dotted: horizontal coordinates among `xs` at which lines have a dot; None means all.
     """
     marks, ends, values = list[Mark](), list[tuple[str, Point, Ink]](), list[float]()
     places = set(xs if dotted is None else dotted)
@@ -324,14 +327,14 @@ def line_chart(
 def bounds_chart(
     curve: "BoundCurve", *, dotted: Sequence[int] | None = None, whose: str = ""
 ) -> Chart:
-    """Return a chart of ε by each bound over the number of steps.
+    """Return a chart of ε over the number of steps, with a line for each bound on ε.
 
-    A text beside each line gives the ε after all steps.
+    A text beside each line names the bound and its ε after all steps.
 
     Args:
         curve: ε by each bound at ascending numbers of steps.
-        dotted: numbers of steps that get a dot; None means all.
-        whose: clients that take the steps, in words; "" if the settings were given directly.
+        dotted: numbers of steps at which lines have a dot; None means all.
+        whose: the clients that take the steps, as text for the title; "" without clients.
     """
     steps = [steps for steps, _ in curve.points]
     lines = {
@@ -346,7 +349,7 @@ def bounds_chart(
 
 
 def plan_chart(plan: "Plan") -> Chart:
-    """Return a chart of every client's planned ε over the rounds in which the client takes part."""
+    """Return a chart of each client's planned ε over the number of rounds with the client."""
     curves = [
         [(0.0, 0.0), *((float(n), value) for n, value in client.curve if math.isfinite(value))]
         for client in plan.clients

@@ -1,6 +1,6 @@
-"""Progress of a run on stderr or in a notebook: phases, headline, warnings and rounds.
+"""Display of a run's progress on stderr or in a notebook: headline, warnings and rounds.
 
-IPython is never imported here: a notebook has loaded it already.
+IPython is never imported: in a notebook it is loaded already.
 """
 
 import io
@@ -70,7 +70,7 @@ def headline(federation: Federation) -> list[str]:
 
 
 def notes(federation: Federation) -> list[str]:
-    """Return notes on batch sizes, weights and feature scales that do not suit the data."""
+    """Return a note for a batch size, a weighting or feature scales that do not fit the data."""
     experiment = federation.experiment
     candidates = (
         full_batch_note(experiment, federation.data.clients.sizes),
@@ -81,13 +81,13 @@ def notes(federation: Federation) -> list[str]:
 
 
 def scale_note(features: NDArray[np.generic], names: Sequence[str] | None) -> str | None:
-    """Return a note if the features span orders of magnitude; None otherwise.
+    """Return a text if the scales of the features differ too much or are too large, else None.
 
-    The largest features dominate the gradient and its clipping, so the others teach nothing.
+    Gradients are then dominated by the largest features, so the model learns little from others.
 
     Args:
         features: features (n, ...) of the public test set, as the model gets them.
-        names: name of each of the k features, for features (n, k); None if they have no names.
+        names: name of each of the k features if `features` is (n, k); None without names.
     """
     if features.dtype.kind != "f" or not len(features):
         return None
@@ -162,7 +162,11 @@ def _sizes(federation: Federation) -> str:
 
 
 def warnings(federation: Federation) -> list[str]:
-    """Return warnings: what would not be trained, and what makes an ε too weak or incomplete."""
+    """Return warnings to print before a run, about training and privacy.
+
+    They name parameters that training would not change, clients whose δ is too large, and constants
+    that were read from private rows.
+    """
     return [
         *still_warnings(federation.model.still),
         *_loose_deltas(federation),
@@ -203,11 +207,13 @@ _PATIENCE_SECONDS = 5.0  # without a terminal, only a longer phase gets a line
 
 
 class PhaseDisplay:
-    """Display of the current phase: a spinner with the elapsed time; without a terminal, a line.
+    """Display of what a run does before or after the rounds, such as "checking the model".
+
+    In a terminal it is a spinner with the elapsed time, elsewhere a line.
 
     Args:
         console: console to print to.
-        patience: time after which a phase gets a line if there is no terminal, in seconds.
+        patience: time in seconds after which a line is printed, if the output is no terminal.
     """
 
     def __init__(self, console: Console, *, patience: float = _PATIENCE_SECONDS) -> None:
@@ -216,7 +222,7 @@ class PhaseDisplay:
         self._timer: Timer | None = None
 
     def show(self, name: str) -> None:
-        """Show a phase instead of the phase before; the name "" shows no phase."""
+        """Show the name of a phase in place of the last one; "" ends the display."""
         if self._timer is not None:
             self._timer.cancel()
         if self._progress is not None:
@@ -242,7 +248,7 @@ class PhaseDisplay:
 
 @contextmanager
 def shown_phases(console: Console | None = None) -> Iterator[Phases]:
-    """Yield an object to which phases are reported; each is shown on stderr while it lasts."""
+    """Yield an object that is told when a phase begins, and shows the phase on stderr."""
     phases = Phases(PhaseDisplay(console or Console(stderr=True)).show)
     try:
         yield phases
@@ -254,7 +260,10 @@ _MAX_METRICS = 3  # in the line of a round
 
 
 class ProgressCallback:
-    """The progress of a run: a bar with metric and largest ε, or lines without a terminal."""
+    """Callback that shows the rounds of a run, with metrics and the largest ε.
+
+    In a terminal it shows a progress bar; elsewhere it prints a line for each round.
+    """
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
@@ -273,7 +282,7 @@ class ProgressCallback:
         self._failures = Counter[tuple[int, str]]()
 
     def phase(self, name: str) -> None:
-        """Show a phase that is not part of the rounds; the name "" shows no phase."""
+        """Show the name of a phase before or after the rounds; "" ends the display."""
         self._phase.show(name)
 
     def started(self, federation: Federation, path: Path) -> None:
@@ -293,7 +302,7 @@ class ProgressCallback:
             self._progress.start()
 
     def round_finished(self, row: Mapping[str, Any]) -> None:
-        """Advance the progress bar, or print a line."""
+        """Show the figures of a finished round, and print failures and withdrawals of clients."""
         figures = _figures(row)
         for entry in row["failed"]:
             self._print_failure(row["round"], entry["client"], str(entry["reason"]))
@@ -403,7 +412,7 @@ _PASSING = re.compile(r"(?:round )?(?P<done>\d+)/(?P<total>\d+)\b.*|.* \.\.\.")
 
 
 def notebook_progress() -> ProgressCallback | None:
-    """Return a callback that shows the run in the notebook; None outside of notebooks."""
+    """Return a callback that shows a run's progress in a notebook; None outside of notebooks."""
     console = notebook_console()
     return None if console is None else ProgressCallback(console)
 
@@ -419,10 +428,10 @@ def notebook_console() -> Console | None:
 
 
 class NotebookArea(io.StringIO):
-    """A text stream that shows its last lines in a single output of a notebook cell.
+    """A text stream that shows the last lines written to it as one output of a notebook cell.
 
-    A line such as "round 3/20" or "checking the model ..." is replaced by the line after it. As the
-    last line it has a progress bar, in notebooks that show HTML.
+    A line such as "round 3/20" or "checking the model ..." is replaced by the next line. While it
+    is the last line, a progress bar is shown below it, in notebooks that show HTML.
 
     Args:
         display: the module `IPython.display`.

@@ -18,7 +18,7 @@ from fedsim.tracking.callbacks import RunCallback
 
 
 def render_head(path: Path) -> str:
-    """Return the figures and the guarantee of a run directory as a piece of HTML.
+    """Return the headline figures and the guarantee of a run directory as a piece of HTML.
 
     The styles in it do not affect the rest of a page. All text from files is escaped.
 
@@ -43,11 +43,11 @@ def render_head(path: Path) -> str:
 
 
 def draw(path: Path, metric: str | None) -> ChartFigure:
-    """Return the figure of a metric over the rounds of a run.
+    """Return a figure of one metric over the rounds of a run.
 
     Args:
         path: the run directory.
-        metric: name of the metric; None means the main one.
+        metric: name of the metric; None means the main metric.
 
     Raises:
         InputError: the run has no such metric.
@@ -70,7 +70,7 @@ def run(
     The report is written after a failure, too.
 
     Example:
-        Four clients train a model of a notebook on arrays of a notebook, each with ε = 8.
+        Four clients train a model that a notebook defines, on its arrays, each with ε = 8.
 
         >>> import fedsim
         >>> from sklearn.datasets import load_digits
@@ -98,15 +98,15 @@ def run(
         >>> figure, model = result.figure(), result.model()
 
         `fedsim.compare(experiment, vary={"privacy.target_epsilon": [None, 8, 2]}, seeds=3)` runs
-        variants of it. docs/reference/keys.md has every key.
+        variants of this experiment. docs/reference/keys.md has every key.
 
     Args:
         source: path of an experiment file, or its content as a mapping. In a mapping,
             `data.dataset` may be arrays, tensors or data frames, (x, y) or (x_train, y_train,
             x_test, y_test), or a function `load(seed, **args)` that returns them; `model.name` a
-            class or a function that returns a module; `model.loss` a function of (outputs,
-            targets) that returns a loss for each example. The run directory has their names and
-            digests alone: give them again to resume the run, or to load its model elsewhere.
+            class or a function that returns a module; `model.loss` a function of (outputs, targets)
+            that returns a loss for each example. The run directory has only names and digests of
+            such objects: give the objects again to resume the run, or to load its model elsewhere.
         overrides: `{"key.path": value}` or `["key.path=value", ...]`, applied before validation.
         out: the run directory; must be new or empty. Default: `runs/<name>-<time>`.
         resume: whether to continue the run in `out` after its last finished round. The result

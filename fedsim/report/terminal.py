@@ -1,4 +1,4 @@
-"""Output in the terminal: tables that never break a number, and the result of a run."""
+"""Output in the terminal: tables, wrapped sentences, and the result of a run."""
 
 import math
 import re
@@ -36,7 +36,7 @@ _GLUE = "\u00a0"
 def wrap_text(text: str, width: int, *, indent: str = "") -> str:
     """Return a text, wrapped into lines of at most `width` characters.
 
-    A longer word, such as a path, stays whole.
+    A word that is longer than a line, such as a path, is not broken.
 
     Args:
         text: the text on one line.
@@ -54,7 +54,7 @@ def wrap_text(text: str, width: int, *, indent: str = "") -> str:
 
 
 def print_sentence(console: Console, text: str, style: str | None = None) -> None:
-    """Print a sentence, wrapped to the width of a terminal; elsewhere, on one line."""
+    """Print a sentence: wrapped to the width of a terminal, or on one line if there is none."""
     if console.is_terminal:
         text = wrap_text(text, console.width, indent="  ")
     console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
@@ -67,7 +67,7 @@ _MAX_FAILING = 5
 
 
 def figure_table(title: str, numbers: list[str], *, texts: Sequence[str] = ()) -> Table:
-    """Return an empty table that fits ten columns of numbers into 80 characters."""
+    """Return a table without rows, so narrow that ten columns of numbers fit into 80 characters."""
     table = Table(
         box=box.SIMPLE_HEAD,
         title=title,
@@ -83,7 +83,10 @@ def figure_table(title: str, numbers: list[str], *, texts: Sequence[str] = ()) -
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print a table without cutting numbers: with less padding, or wider than the terminal."""
+    """Print a table without cutting numbers.
+
+    A wide table has less padding, or is printed wider than the terminal.
+    """
     if _width(console, table) > console.width:
         table.padding = (0, 0, 0, 0)
     console.print(table, width=max(_width(console, table), console.width), crop=False)
@@ -105,17 +108,16 @@ def client_text(client: int, name: str | None) -> str:
 def print_result(
     directory: RunDirectory, console: Console | None = None, *, waited: float | None = None
 ) -> None:
-    """Print the result of a run directory: the privacy table, a summary and the manifest's root.
+    """Print the result of a run: the table of clients' privacy, a summary, warnings and the root.
 
-    The root is one hash over all records of the run.
+    The root is the digest of all records in the run's manifest.
 
     Guarantee: an ε is stated only where the privacy statement of the run states it.
 
     Args:
         directory: the run directory.
         console: the console to print to; None for standard output.
-        waited: seconds that the user waited for the run, from the command on; None where they are
-            not known.
+        waited: seconds since the user gave the command; None if they are not known.
     """
     console = console or Console()
     contents = read_contents(directory)

@@ -1,6 +1,7 @@
-"""Columns of `clients.csv`, and of the tables of clients in Python, terminal and report.
+"""Columns of the tables of clients: in `clients.csv`, in Python, in the terminal and in the report.
 
-A new column is an entry of `COLUMNS`, and a key of a client's row in `privacy.json`.
+A column is an entry of `COLUMNS`. Its values are those of a key in the clients' rows of
+`privacy.json`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,14 +34,13 @@ def _differs(name: str, rows: ClientRows) -> bool:
 
 @dataclass(frozen=True)
 class Place:
-    """The position, heading and format of a column in the terminal or the report.
+    """How a table in the terminal or the report shows a column: position, heading and format.
 
     Attributes:
-        order: position of the column; a table sorts its columns by it.
+        order: number by which a table sorts its columns.
         heading: heading of the column, with the symbol of the figure.
         text: function that returns a value as text for people.
-        where: function that takes the column's name and all rows, and returns whether the column is
-            shown.
+        where: function of the column's name and all rows; returns whether the column is shown.
     """
 
     order: int
@@ -51,16 +51,17 @@ class Place:
 
 @dataclass(frozen=True)
 class ClientColumn:
-    """A column with one value for each client; a row without the column's key has no value.
+    """A column of the tables of clients, with at most one value for each client.
 
     Attributes:
-        name: key in a client's row of `privacy.json`, and heading in `clients.csv`.
-        page: position and format in the report; None if the report does not show the column.
-        terminal: position and format in the terminal, after the client's number and name; None if
-            the terminal does not show the column.
+        name: key in a client's row of `privacy.json` (or absent there), and heading in
+            `clients.csv`.
+        page: how the report shows the column; None if it does not.
+        terminal: how the terminal shows the column, after the client's number and name; None if it
+            does not.
         is_text: whether the values are text instead of numbers.
-        where: function that takes the column's name and all rows, and returns whether `clients.csv`
-            has the column.
+        where: function of the column's name and all rows; returns whether `clients.csv` has the
+            column.
     """
 
     name: str
@@ -101,18 +102,18 @@ COLUMNS = (
 
 
 def client_columns(rows: ClientRows) -> list[ClientColumn]:
-    """Return the columns of `clients.csv`; `name` is one of them if clients have names."""
+    """Return the columns of `clients.csv`; `name` is among them only if clients have names."""
     return [column for column in COLUMNS if column.where(column.name, rows)]
 
 
 def clients_table(rows: ClientRows) -> str:
-    """Return the text of `clients.csv` for the clients of `privacy.json`."""
+    """Return the text of `clients.csv` for the clients' rows of `privacy.json`."""
     names = [column.name for column in client_columns(rows)]
     return csv_text(names, ([row.get(name) for name in names] for row in rows))
 
 
 def client_places(table: Literal["page", "terminal"], rows: ClientRows) -> dict[str, Place]:
-    """Return the shown columns by name, each with its position and format, in table order."""
+    """Return how a table shows each of its columns, by column name, from left to right."""
     places: list[tuple[str, Place | None]]
     places = [(column.name, getattr(column, table)) for column in client_columns(rows)]
     shown = [(name, place) for name, place in places if place and place.where(name, rows)]

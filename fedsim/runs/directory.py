@@ -1,4 +1,7 @@
-"""The files of a run directory; each is written as a whole, and none is a pickle."""
+"""Reading and writing of the files in a run directory.
+
+A crash leaves no half-written file, and no file is a pickle.
+"""
 
 import hashlib
 import json
@@ -99,17 +102,16 @@ class RunDirectory:
         inputs: Mapping[str, str],
         opens_sums: bool = False,
     ) -> None:
-        """Create the directory with its first files, so that every run directory can be resumed.
+        """Create the directory with the first files of a run, and lock it for this process.
 
-        The directory appears with all of these files or not at all. This process locks the run
-        before the directory gets its final name.
+        The directory appears with all files that a resumed run needs and the lock, or not at all.
 
         Args:
             experiment: content of `experiment.yaml`.
             environment: content of `environment.json`.
-            inputs: digests of the run's inputs, for `checkpoint/inputs.json`.
-            opens_sums: whether the run will open secure sums, which `checkpoint/opening.json`
-                records.
+            inputs: digests of data, model and plug-ins by name, for `checkpoint/inputs.json`.
+            opens_sums: whether secure aggregation will open sums of updates, which
+                `checkpoint/opening.json` records.
 
         Raises:
             RunDirectoryError: the directory is not new or empty.
@@ -159,7 +161,7 @@ class RunDirectory:
 
     @property
     def is_locked(self) -> bool:
-        """Whether this object holds the lock of the run at its final path."""
+        """Whether this object holds the lock of the run at `path`."""
         return self._lock is not None and self._lock.is_held
 
     def unlock(self) -> None:
@@ -174,7 +176,7 @@ class RunDirectory:
         Raises:
             RunDirectoryError: the directory holds no run.
             DamagedRunError: `environment.json` is missing or damaged.
-            SchemaError: the run has another schema.
+            SchemaError: this version of fedsim cannot read the files of the run.
         """
         if not any((path / name).is_file() for name in ("experiment.yaml", "manifest.json")):
             raise RunDirectoryError(f"{path} is not a run directory: it has no experiment.yaml")
@@ -183,11 +185,14 @@ class RunDirectory:
         return directory
 
     def read_version(self) -> str:
-        """Return the version of fedsim that began the run, or the search of a selected model.
+        """Return the version of fedsim that began the run.
+
+        If the directory holds a model that a search selected, it is the version that began the
+        search.
 
         Raises:
             DamagedRunError: `environment.json` is missing or damaged.
-            SchemaError: the run has another schema.
+            SchemaError: this version of fedsim cannot read the files of the run.
         """
         path, selection = self.path / _ENVIRONMENT, self.path / _SELECTION
         if not path.exists() and selection.is_file():
@@ -242,14 +247,15 @@ class RunDirectory:
             sync_directory(self.path)
 
     def write_json(self, name: str, value: object) -> None:
-        """Write a JSON file of the directory; NaN and infinity are refused."""
+        """Write a JSON file of the directory; NaN or infinity raises a ValueError."""
         self.write_text(name, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
     def write_privacy(self, content: Mapping[str, Any]) -> None:
-        """Write `privacy.json`; each client is on one line, which keeps a large file short.
+        """Write `privacy.json`, with one line for each client.
 
         Args:
-            content: content of the file, `clients` last; NaN and infinity are refused.
+            content: content of the file, with key `clients` last; NaN or infinity raises a
+                ValueError.
         """
         self.write_text("privacy.json", privacy_text(content))
 
@@ -258,7 +264,7 @@ class RunDirectory:
 
         Raises:
             RunDirectoryError: the file is missing, or is no JSON object.
-            SchemaError: the file has another schema.
+            SchemaError: this version of fedsim cannot read the file.
         """
         if not (self.path / name).exists():
             raise RunDirectoryError(
@@ -271,7 +277,9 @@ class RunDirectory:
         return content
 
     def read_rounds(self) -> list[RoundRow]:
-        """Return the lines of finished rounds; a line that a crash cut short is left out.
+        """Return the records of finished rounds in `rounds.jsonl`.
+
+        A last line that a crash cut short is left out.
 
         Raises:
             DamagedRunError: the file is missing or damaged.
@@ -298,7 +306,7 @@ class RunDirectory:
         return experiment
 
     def read_inputs(self) -> dict[str, str]:
-        """Return the digests of the run's inputs.
+        """Return the recorded digests of data, model and plug-ins, by name.
 
         Raises:
             DamagedRunError: the digests or `environment.json` are missing or damaged.
@@ -312,7 +320,7 @@ class RunDirectory:
         return hashlib.sha256(read_bytes(self.path / _ENVIRONMENT)).hexdigest()
 
     def write_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Write `clients.csv` from the clients of `privacy.json`."""
+        """Write `clients.csv` from the clients' rows of `privacy.json`."""
         self.write_text("clients.csv", clients_table(rows))
 
     def read_model(self) -> dict[str, np.ndarray]:
@@ -350,14 +358,17 @@ class RunDirectory:
         return RunCheckpoint.read(path) if path.exists() else None
 
     def write_opening(self, opening: OpenedSum) -> None:
-        """Record which clients are in the next secure sum; replace the previous record."""
+        """Record which clients are in the secure sum that is opened next.
+
+        The record replaces that of the previous sum.
+        """
         content = {"round": opening.round_number, "clients": list(opening.clients)}
         if opening.digest:
             content["sum"] = opening.digest
         write_sealed(self.path / _OPENING, content)
 
     def read_opening(self) -> OpenedSum | None:
-        """Return which clients are in the last secure sum; None if the run opens no sums.
+        """Return the record of the last sum that secure aggregation opened; None without sums.
 
         Raises:
             DamagedRunError: the file is damaged.
@@ -369,7 +380,7 @@ class RunDirectory:
 
 
 class RunFiles:
-    """The parsed files of a run; each is read on first use, and a damaged file raises an error.
+    """The content of a run's files, each read on first use; a damaged file raises an error.
 
     Args:
         directory: the run directory.
@@ -386,7 +397,7 @@ class RunFiles:
 
     @cached_property
     def experiment(self) -> ExperimentWithClients:
-        """The experiment in `experiment.yaml`; no other file is read."""
+        """The experiment in `experiment.yaml`."""
         return read_settings(self.directory.path / "experiment.yaml")
 
     @cached_property
@@ -401,7 +412,7 @@ class RunFiles:
 
     @property
     def clients(self) -> list[PrivateClientRow]:
-        """The clients' rows in `privacy.json`; without privacy, a row has no privacy spend."""
+        """The clients' rows in `privacy.json`; rows without privacy have no privacy spend."""
         return cast(list[PrivateClientRow], self.privacy["clients"])
 
     @cached_property
@@ -411,18 +422,18 @@ class RunFiles:
 
     @property
     def last_round(self) -> dict[str, Any] | None:
-        """The line of the last round that `summary.json` counts; None if no round is finished."""
+        """The line of `rounds.jsonl` for the last round in `summary.json`; None without rounds."""
         number, rows = self.summary["rounds"], self.rounds
         return cast(dict[str, Any], rows[number - 1]) if 0 < number <= len(rows) else None
 
     @cached_property
     def releases(self) -> list[Releases]:
-        """The records in `releases.jsonl`: checksums of the uploads of each finished round."""
+        """The lines of `releases.jsonl`: checksums of the uploads of each finished round."""
         return read_releases(self.directory.releases)
 
     @cached_property
     def journal(self) -> FileJournal:
-        """The reader of the durable ledger `ledger.jsonl`; it reads records when needed.
+        """The reader of the ledger `ledger.jsonl`, which has the charges of all clients.
 
         Raises:
             DamagedRunError: the file is missing.
@@ -433,11 +444,11 @@ class RunFiles:
 
     @cached_property
     def histories(self) -> Mapping[int, Sequence[Charge]]:
-        """The charges of each client in `ledger.jsonl`, from which a total can be computed.
+        """The charges of each client in `ledger.jsonl`, by client.
 
         Raises:
-            DamagedRunError: the file is missing, or lacks the record that `privacy.json` names as
-                the last one of a client. A run that goes on may have more records.
+            DamagedRunError: the file is missing, or lacks the charge that `privacy.json` names as a
+                client's last one. Later charges are allowed.
         """
         histories = {client: self.journal.history(client) for client in self.journal.clients()}
         for row in (self.optional("privacy.json") or {"clients": []})["clients"]:
@@ -449,12 +460,12 @@ class RunFiles:
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether the run has its folder `checkpoint/`, which users leave out of a shared copy."""
+        """Whether the folder `checkpoint/` exists; users leave it out when they share a run."""
         return (self.directory.path / KEPT).is_dir()
 
     @cached_property
     def checkpoint(self) -> RunCheckpoint | None:
-        """The checkpoint; None before the first round has finished."""
+        """The content of the checkpoint file; None before the first round has finished."""
         return self.directory.read_checkpoint()
 
     @property
@@ -464,7 +475,7 @@ class RunFiles:
 
     @cached_property
     def opening(self) -> OpenedSum | None:
-        """The record of the last secure sum; None if the run opens no sums."""
+        """The record of the last sum of secure aggregation; None if the run opens no such sums."""
         return self.directory.read_opening()
 
     def optional(self, name: str) -> dict[str, Any] | None:

@@ -1,13 +1,12 @@
-"""Reading and writing of files: whole, durable, checked against a type, a schema and a digest.
+"""Functions that read and write the files of runs: JSON, YAML, lines of JSON, and arrays.
 
-JSON, YAML, lines of JSON and arrays each have one reader. `write_bytes` replaces a file and returns
-when the new content and its name are on disk. A sealed file holds a digest of its own content, so
-that no changed byte is read as a record.
+A file is replaced as a whole, and is on disk when `write_bytes` returns. A sealed file holds a
+digest of its own content, so that a change of the file is noticed.
 
-This version reads the schemas that it writes and no others. Any change of a file's meaning, keys or
-words, or of how its figures are computed, raises the file's schema number. A run directory, the
-state of a node and a checkpoint also name their version of fedsim. Another version may draw or
-charge differently, so only the version that began a run or a node can resume it.
+The format of most files has a schema number. Any change of a file's keys, words or meaning, or of
+how its figures are computed, raises the number. A version of fedsim reads only the schema numbers
+that it writes. A run directory, the state of a node and a checkpoint also name their version of
+fedsim. Only this version can resume them, since another one may draw or charge differently.
 """
 
 import hashlib
@@ -43,7 +42,7 @@ class DamagedRunError(RunDirectoryError):
 
     @classmethod
     def of(cls, path: Path, problem: str) -> "DamagedRunError":
-        """Return the error of a damaged file; its message names the fix.
+        """Return the error for a damaged file, with a message that names the fix.
 
         Args:
             path: the file.
@@ -145,7 +144,7 @@ def read_sealed(path: Path, model: type[_Model]) -> _Model:
 
 
 def checked(path: Path, model: type[_Model], content: object, where: str = "the file") -> _Model:
-    """Check the content of a file against a type, and return it as an object of that type.
+    """Return the parsed content of a file as an object of a pydantic class, after a check.
 
     Args:
         path: the file, for the message.
@@ -190,7 +189,7 @@ def alike(first: Any, second: Any, *, relative: float, absolute: float = 0.0) ->
 
 
 class LinesFile:
-    """A file of JSON lines that only grows; memory holds just the digest of all lines."""
+    """Writer that appends lines to a file of JSON lines, and keeps a digest of all lines."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -198,7 +197,7 @@ class LinesFile:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all lines."""
+        """SHA-256 of all lines, in hex."""
         return self._hash.hexdigest()
 
     def append(self, line: str) -> None:
@@ -226,13 +225,13 @@ def first_lines(path: Path, count: int) -> bytes:
 
 
 def read_lines(path: Path, model: type[_Model]) -> Iterator[tuple[_Model, Any]]:
-    """Yield each line of a JSON lines file twice: as a typed record, and as parsed JSON.
+    """Yield for each line of a JSON lines file a pair: a checked record, and the parsed JSON.
 
     A last line that a crash cut short is skipped.
 
     Args:
         path: the file.
-        model: the type of the records.
+        model: the pydantic class of the records.
 
     Raises:
         DamagedRunError: the file is missing, or a line does not fit `model`.
@@ -248,7 +247,7 @@ def read_lines(path: Path, model: type[_Model]) -> Iterator[tuple[_Model, Any]]:
 
 
 def arrays_bytes(arrays: Mapping[str, np.ndarray], metadata: dict[str, str] | None) -> bytes:
-    """Return the content of a safetensors file.
+    """Return the content of a safetensors file with the given arrays.
 
     Args:
         arrays: the arrays, by name.
@@ -300,7 +299,7 @@ class SchemaError(InputError):
 
 
 def check_schema(path: Path, content: Mapping[str, Any]) -> None:
-    """Check that a file has the schema that this version reads.
+    """Check that a file has the schema number (version of its format) that this fedsim reads.
 
     Args:
         path: the file, whose name is one of `SCHEMAS`.

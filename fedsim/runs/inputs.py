@@ -1,12 +1,11 @@
-"""Digests of the inputs of a run, with a key for private examples, and the run's environment.
+"""Digests of a run's inputs (data, model, plug-ins), and a description of its environment.
 
-An experiment file names data, plug-ins and tables by path, and those files may change. A resumed
-run with other data would keep charges for examples that it no longer trains on.
+Files that an experiment names may change before a run is resumed. With other data, the resumed run
+would keep charges for examples on which it no longer trains. The digests show such a change.
 
 An adversary that knows all examples but one could test each guess of the last one against a plain
-hash. So the digest of the data is keyed. The key is a file of the user, made at the first run, and
-is in no run directory. Digests of one user can be compared. Without the key they are random
-numbers.
+hash. So the digest of the data is keyed. The user's first run makes the key, in a file outside of
+all run directories. Digests with the same key can be compared. Without the key they look random.
 """
 
 import hashlib
@@ -42,10 +41,12 @@ def key_path() -> Path:
 
 
 def private_digest(arrays: Iterable[np.ndarray]) -> str:
-    """Return a keyed BLAKE2b digest of arrays, types and shapes; it begins with the key's name.
+    """Return a keyed BLAKE2b digest of arrays with their types and shapes.
+
+    The result is `NAME:DIGEST`, where the name identifies the user's key (`key_path`).
 
     Guarantee: without the key, the digest is a pseudorandom function's value and tells nothing of
-    the arrays. Under one key, equal digests mean equal arrays, up to a collision.
+    the arrays. With the same key, equal digests mean equal arrays, up to a collision.
 
     Args:
         arrays: arrays of any type and shape.
@@ -62,7 +63,7 @@ def private_digest(arrays: Iterable[np.ndarray]) -> str:
 
 
 def have_one_key(first: str, second: str) -> bool:
-    """Whether two keyed digests have the same key; only then can they be compared."""
+    """Whether two digests of `private_digest` have the same key, and so can be compared."""
     return first.partition(":")[0] == second.partition(":")[0]
 
 
@@ -111,11 +112,11 @@ _WHAT = {
 
 
 def fingerprint(federation: Federation) -> dict[str, str]:
-    """Return the digests of the data, the initial model, the mechanisms and the plug-ins' sources.
+    """Return digests by name, of data, initial model, privacy mechanisms and plug-ins' sources.
 
-    The digest of the data is keyed: an adversary that has the run directory cannot test a guess of
-    an example. The targets of the test set have a separate digest, which is equal for runs whose
-    scores can be compared. The number of planned rounds is in no digest, so that it may grow.
+    The digest of the data is keyed, so that an adversary with the run directory cannot test guesses
+    of an example. Runs with the same digest `test`, of the test set's targets, have comparable
+    scores. No digest covers the number of rounds, as a resumed run may have more.
     """
     data = federation.data
     examples = chain([data.test], data.clients, data.held_out or ())
@@ -130,9 +131,10 @@ def fingerprint(federation: Federation) -> dict[str, str]:
 
 
 def objects_digest(experiment: Experiment) -> dict[str, str]:
-    """Return a keyed digest of what the code of Python objects uses; empty without objects.
+    """Return {"objects": a keyed digest of all values that the experiment's Python objects use}.
 
-    The values may be computed from private examples.
+    Python objects are classes and functions given in place of names. Their values may come from
+    private examples. Without such objects, the result is empty.
     """
     texts = [text for plugin in experiment.objects for text in plugin.code().values]
     values = [np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8) for text in texts]
@@ -190,7 +192,7 @@ _PACKAGES = ("torch", "flwr", "numpy", "scipy", "pydantic", "scikit-learn", "saf
 
 
 def describe_environment(*, seed: int) -> dict[str, object]:
-    """Return the content of `environment.json`, such as versions, seed and commit."""
+    """Return the content of `environment.json`: versions, platform, seed and commit of fedsim."""
     return {
         "fedsim": fedsim.__version__,
         "schema": SCHEMAS["environment.json"],

@@ -1,11 +1,11 @@
-"""`manifest.json`: a digest of every file of an ended run, and one digest over its records.
+"""The file `manifest.json`: a digest of every file of an ended run, and one digest of all records.
 
-The records are the files that say what ran and what was spent. `root` is one digest of all records.
-A user keeps it elsewhere, or signs it. Pages, such as `report.html`, are made from the records and
-can be written again. So they are listed separately and do not change the root.
+The records are the files that say what ran and what was spent. `root` is the digest of all records,
+which a user can sign or keep elsewhere. Pages, such as `report.html`, are made from the records and
+can be written again. So pages are listed separately and do not change the root.
 
-The manifest shows every change of a run directory by a person or a disk that does not rewrite the
-manifest as well. Only a root that was kept elsewhere shows a forgery of both.
+A changed file no longer matches the manifest. A forger can change the manifest as well. Only a root
+that was kept elsewhere shows this.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ NOT_COVERED = (FILE, LOCK)  # and the folders of trackers
 
 
 class ManifestError(RunDirectoryError):
-    """Error of a manifest that is missing, or that has another text than fedsim writes."""
+    """Error of a manifest that is missing, unreadable or changed."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Manifest:
 
     Attributes:
         records: SHA-256 of each record, by its path in the run directory.
-        pages: SHA-256 of each page, by its path in the run directory.
+        pages: SHA-256 of each page (such as `report.html`), by its path in the run directory.
     """
 
     records: Mapping[str, str]
@@ -58,7 +58,7 @@ class Manifest:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def to_text(self) -> str:
-        """Return the only valid text of this manifest; a file with any other text is refused."""
+        """Return the text of `manifest.json` for this manifest; any other text is refused."""
         content = {
             "schema": SCHEMAS[FILE],
             "records": dict(sorted(self.records.items())),
@@ -69,9 +69,9 @@ class Manifest:
 
 
 def write_manifest(directory: RunDirectory) -> None:
-    """Write the manifest of an ended run, as the last file of the run.
+    """Write `manifest.json` for an ended run, as the last file of the run.
 
-    Temporary files that a crash left behind are removed first. Links are not listed.
+    Temporary files that a crash left behind are removed first. Symbolic links are not listed.
     """
     paths = set(_files(directory.path))
     leftovers = {path for path in paths if PurePosixPath(path).match(".*.tmp")}
@@ -84,13 +84,13 @@ def write_manifest(directory: RunDirectory) -> None:
 
 
 def list_again(directory: RunDirectory, path: str) -> None:
-    """Update the digest of one rewritten file in the manifest; other digests stay.
+    """Write the new digest of one file into the manifest; nothing else changes.
 
-    A run that was killed before its end has no manifest, so nothing is written for it.
+    A run that was killed has no manifest, so nothing is written for it.
 
     Args:
         directory: the run directory.
-        path: path of a page, or of a record that was added after the run, in the run directory.
+        path: path in the run directory of a page, or of a record that was added after the run.
 
     Raises:
         ManifestError: the manifest was changed.
@@ -112,7 +112,8 @@ def read_manifest(directory: RunDirectory) -> Manifest:
     """Return the manifest of a run.
 
     Raises:
-        ManifestError: the manifest is missing, has another schema, or was changed.
+        ManifestError: the manifest is missing, was changed, or was written by a version of fedsim
+            with another format.
     """
     if (directory.path / FILE).is_symlink():
         raise ManifestError(f"{FILE} is a link, and fedsim wrote a file")
@@ -137,9 +138,9 @@ def read_manifest(directory: RunDirectory) -> Manifest:
 
 
 def refuse_changed_records(directory: RunDirectory) -> None:
-    """Check that a run to resume has the files that its manifest lists, if it has a manifest.
+    """Check before a run is resumed that its files are those in its manifest.
 
-    Files that a resumed run writes again may differ. A killed run has no manifest.
+    Only the files from which a run resumes are checked. A killed run has no manifest and passes.
 
     Raises:
         DamagedRunError: a file or the manifest was changed; the message names it.
@@ -156,7 +157,7 @@ def refuse_changed_records(directory: RunDirectory) -> None:
 
 
 def root_of(directory: RunDirectory) -> str | None:
-    """Return the manifest's digest over all records; None before the run has ended.
+    """Return the digest of all records in the manifest; None for a run without a manifest.
 
     Raises:
         ManifestError: the manifest was changed.
@@ -167,14 +168,14 @@ def root_of(directory: RunDirectory) -> str | None:
 def changed_files(
     directory: RunDirectory, manifest: Manifest, *, pages: bool = True
 ) -> Iterator[str]:
-    """Yield one line for each file that differs from the manifest: changed, missing or unlisted.
+    """Yield one line for each file that was changed, is missing, or is not listed in the manifest.
 
     If the whole folder `checkpoint/` is absent, its files do not count as missing.
 
     Args:
         directory: the run directory.
         manifest: the manifest of the run.
-        pages: whether pages are checked too.
+        pages: whether pages such as `report.html` are checked, too.
     """
     listed = {**manifest.records, **manifest.pages}
     present = set(_files(directory.path))
@@ -193,7 +194,10 @@ def changed_files(
 
 
 def uncovered_folders(directory: RunDirectory) -> tuple[str, ...]:
-    """Return the names of the trackers' folders, whose files no manifest lists."""
+    """Return the names of the folders that trackers (such as MLflow) wrote.
+
+    No manifest lists the files in these folders.
+    """
     return tuple(name for name in sorted(TRACKERS) if (directory.path / name).is_dir())
 
 

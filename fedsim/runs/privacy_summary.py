@@ -1,4 +1,4 @@
-"""The content of `privacy.json`: the privacy spend of every client, and facts on secure sums.
+"""The content of `privacy.json`: the privacy spend of clients, and facts on secure aggregation.
 
 `clients.csv` and the report show the same figures.
 """
@@ -36,17 +36,16 @@ from fedsim.statement.privacy_file import PrivacyFile, PrivateClientRow, ledger_
 
 @dataclass(frozen=True, kw_only=True)
 class ClientSummary(ClientSpend):
-    """The privacy spend of one client, with its ε and the other values of its row in the report.
+    """The privacy spend of one client, with the values of the client's row in `privacy.json`.
 
     Attributes:
         epsilon: ε at the client's δ, by the run's accountant; ∞ for a client without noise.
-        epsilon_rdp: ε at the client's δ by Rényi DP, at the orders of the run.
-        terms: the values of the client's row that follow from the settings
-            (`recorded_client_terms`).
+        epsilon_rdp: ε at the client's δ by Rényi DP, at the orders α that the run uses.
+        terms: the values of the row that follow from the settings (see `recorded_client_terms`).
         withdrawn_round: round in which the client withdrew; None for a client that stayed.
-        clip_norm: adaptive clip norm at the end of the run, or one for each group of parameters;
-            None without adaptive clipping.
-        epsilon_against_server: ε of the ledger against the server; None without such a ledger.
+        clip_norm: adaptive clip norm at the end of the run (a tuple if each group of parameters has
+            its own); None if the clip norm is fixed.
+        epsilon_against_server: ε against the server as adversary; None unless trust is distributed.
         name: public name of the client; None for a client that has only a number.
     """
 
@@ -61,11 +60,11 @@ class ClientSummary(ClientSpend):
 
 @dataclass(frozen=True, repr=False)
 class PrivacySummary:
-    """The privacy spend of all clients; the federation's guarantee is the largest ε of any client.
+    """The privacy spend of all clients, and the guarantee of the whole federation.
 
     Attributes:
         clients: the spend of every client, in ascending order.
-        terms: the values of `privacy.json` that follow from the settings (`recorded_terms`).
+        terms: the values of `privacy.json` that follow from the settings (see `recorded_terms`).
         secure_aggregation: value of the key `secure_aggregation` in `privacy.json`.
     """
 
@@ -80,7 +79,10 @@ class PrivacySummary:
 
     @property
     def epsilon_statistics(self) -> dict[str, float | None]:
-        """Largest, median and smallest ε of the clients; only the largest is a guarantee."""
+        """The largest, median and smallest ε of the clients, by the names max, median and min.
+
+        Only the largest ε is a guarantee. An infinite ε is None.
+        """
         epsilons = [spend.epsilon for spend in self.clients]
         return {
             "max": finite_or_none(max(epsilons)),
@@ -90,7 +92,7 @@ class PrivacySummary:
 
     @property
     def slack(self) -> Slack | None:
-        """The largest amounts that the noise sampler adds to a client's ε and δ; None if ε is ∞."""
+        """The most that the sampler of noise adds to a client's ε and δ; None if an ε is ∞."""
         if not math.isfinite(self.system_epsilon):
             return None
         # At the largest ε: the slack grows with it, and with a smaller δ.
@@ -99,7 +101,7 @@ class PrivacySummary:
 
     @cached_property
     def guarantee(self) -> str:
-        """The guarantee in a few words, or the reason why the run has none."""
+        """The federation's privacy guarantee in a few words, or the reason why there is none."""
         return guarantee_words(read_facts(self.to_json()))
 
     def __repr__(self) -> str:
@@ -295,12 +297,13 @@ def _client_json(spend: ClientSummary, trust: Trust) -> PrivateClientRow:
 def secure_summary(
     federation: Federation, rows: Sequence[Mapping[str, Any]], *, one_operator: bool
 ) -> dict[str, Any] | None:
-    """Return the entry `secure_aggregation` of `privacy.json`; None if updates were in clear.
+    """Return the value of `secure_aggregation` in `privacy.json`; None for updates sent in clear.
 
     Args:
         federation: the federation that ran.
         rows: the lines of `rounds.jsonl`.
-        one_operator: whether all parties ran in one simulation.
+        one_operator: whether one simulation ran all parties, so that nothing kept them from
+            colluding.
     """
     channel = federation.secure
     if channel is None:
@@ -345,17 +348,17 @@ _TRUST = {
 
 @dataclass(frozen=True)
 class SecureAggregationReport:
-    """The recorded facts of secure aggregation in a run.
+    """The facts on secure aggregation in a run that `privacy.json` records.
 
     Attributes:
         settings: settings of secure aggregation.
-        encoder: encoder of updates as integers, with its computed parameters.
+        encoder: encoder of updates as integers, with the parameters of the encoding.
         clients_sampled: number of clients of a round.
         survivors: number of clients in the sum, by completed round.
-        aborted: reason of each aborted round, by round; its uploads left the clients and stay
-            charged.
+        aborted: reason why each aborted round failed, by round; its uploads stay charged, as they
+            were sent.
         retried: number of repeated requests to helpers.
-        plan_digest: digest of the privacy plan to which uploads are bound; "" without privacy.
+        plan_digest: digest of the privacy plan, which each upload names; "" without privacy.
         repeats_noise: whether a repeated round draws the same noise again, from its seed.
         is_integer_sum: whether uploads are integers with noise already added, so that no client is
             left out because of its values.
@@ -372,7 +375,7 @@ class SecureAggregationReport:
     is_integer_sum: bool = False
 
     def conditions(self) -> dict[str, bool]:
-        """Return whether each condition of a guarantee against an active server is met, by name.
+        """Return which conditions of a guarantee against an active server are met, by name.
 
         Reference: docs/explain/trust_models.md, "An active server".
         """
@@ -388,7 +391,7 @@ class SecureAggregationReport:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the entry `secure_aggregation` of `privacy.json` as JSON values."""
+        """Return the value of the key `secure_aggregation` in `privacy.json`, as JSON values."""
         settings, encoder = self.settings, self.encoder
         hidden = settings.protocol.name != "quantized"
         return {

@@ -1,18 +1,18 @@
-"""Files of scores and other figures of a run: PATE answers, scores by class, private data.
+"""Files with scores and other figures that a run writes at its end.
 
-`answers.json` of a run with `task: pate` has the queries, their noisy shares and their labels. All
-of these follow from charged releases and from public labels, so they cost no further ε.
+`answers.json` of a run with `task: pate` has the queries (public examples that clients vote on),
+noisy shares of the votes, and labels. All of these follow from charged releases and from public
+labels, so they cost no further ε.
 
 `scores.json` has the final model's scores by class, on public examples, which cost no ε.
 `personalization.json` has the scores of personal models, and is written only for data declared
 public.
 
-`client_data.json` has figures of the clients' private data, for the experimenter's eyes. They are
-computed after the last round, outside of every message, and no ε covers them. So they are written
-only where the run promises nothing about the data: without differential privacy and without secure
-aggregation, as for `evaluation.holdout`.
+`client_data.json` has figures of the clients' private data, computed after the last round. No ε
+covers them. So they are written only in a run without differential privacy and without secure
+aggregation, like the scores of `evaluation.holdout`.
 
-A new file is an entry of `FIGURES`: the run writes it, and `verify` compares it with other files.
+Each file has an entry in `FIGURES`, with the functions that compute and check the file's content.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EndedRun:
-    """An ended run, from which the files of scores and figures are computed.
+    """What is known at the end of a run, to compute the files of scores and figures.
 
     Attributes:
         federation: federation of the run; its model is overwritten.
@@ -338,12 +338,16 @@ def _personal_scores(run: EndedRun) -> dict[str, Any] | None:
 
 
 def summary_of(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those values of `personalization.json` that `summary.json` repeats."""
+    """Return the part of `personalization.json` that `summary.json` repeats."""
     return {key: content[key] for key in ("figures_of", "held_out", "global", "personal")}
 
 
 def personal_metrics(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the personal models' metrics over all clients, with names `personal_...`."""
+    """Return the mean metrics of personal models, by names such as `personal_loss`.
+
+    Args:
+        summary: content of `summary.json`.
+    """
     personal = summary.get("personalization") or {"personal": {}}
     return {f"personal_{name}": value for name, value in personal["personal"].items()}
 
@@ -398,10 +402,10 @@ def _pooled(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def pooled(scores: Sequence[Mapping[str, float]], weights: Sequence[int]) -> dict[str, float]:
-    """Return the means of metrics over all held-out examples of all clients.
+    """Return the means of clients' metrics, weighted by their numbers of held-out examples.
 
     Args:
-        scores: metrics of each client; empty for a client without examples.
+        scores: metrics of each client by name; empty for a client without examples.
         weights: number of held-out examples of each client.
     """
     names = next((list(metrics) for metrics in scores if metrics), [])
@@ -415,15 +419,15 @@ def pooled(scores: Sequence[Mapping[str, float]], weights: Sequence[int]) -> dic
 
 @dataclass(frozen=True)
 class FigureFile:
-    """A file of scores or figures that a run writes: how to compute it and how to check it.
+    """A file with scores or figures of a run, and the functions that compute and check its content.
 
     Attributes:
         name: name of the file.
-        content: function that returns the content for an ended run, without the schema number; None
-            if the run has no such file.
-        reads: names of the files that `problems` reads, in words.
-        problems: function that yields each contradiction between the file and those files, or
-            within the file.
+        content: function that returns the file's content without the schema number, or None if the
+            run has no such file.
+        reads: names of all files that `problems` reads, as a text for messages.
+        problems: function that yields a line for each contradiction within the file, or between the
+            file and the other ones.
     """
 
     name: str

@@ -1,6 +1,7 @@
-"""Terms of a run: the values of `privacy.json` that follow from the settings alone.
+"""The values of `privacy.json` that follow from a run's settings alone ("terms").
 
-The code that writes the file and the code of `verify` share this table, but no computed figure.
+The code that writes the file and `fedsim verify` both take these values from here. They share no
+code for computed figures.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +23,7 @@ def recorded_terms(experiment: ExperimentWithClients) -> dict[str, Any]:
     """Return the values of `privacy.json` that follow from a run's settings, in the file's order.
 
     Args:
-        experiment: the experiment, with the number of clients.
+        experiment: the settings, with the number of clients.
     """
     terms = {name: term(experiment) for name, term in TERMS.items()}
     return {name: value for name, value in terms.items() if not _is_absent(name, value)}
@@ -31,13 +32,14 @@ def recorded_terms(experiment: ExperimentWithClients) -> dict[str, Any]:
 def recorded_client_terms(
     client_privacy: ClientPrivacy, plan: PrivacyPlan, clip_norm: AdaptiveClipNorm | None
 ) -> dict[str, Any]:
-    """Return the values of one client in `privacy.json` that follow from its settings.
+    """Return the values in a client's row of `privacy.json` that follow from the client's settings.
 
     Values that do not apply to the client are left out.
 
     Args:
         client_privacy: privacy settings of the client.
-        plan: privacy plan of the client. Its noise is left out, since it depends on the model.
+        plan: privacy plan of the client. The plan's noise is not in the result, as it depends on
+            the model.
         clip_norm: adaptive clip norm at the end of the run; None if the clip norm is fixed.
     """
     privacy = client_privacy.privacy
@@ -75,7 +77,7 @@ CLIENT_TERMS = (
 
 
 def server_ledger(spend: ClientSpend, trust: Trust) -> PrivacyLedger | None:
-    """Return a client's ledger against the server; None unless the trust model is distributed.
+    """Return a client's ledger with the server as adversary; None unless trust is distributed.
 
     Args:
         spend: the client's privacy spend.

@@ -1,15 +1,15 @@
-"""Types for the structured files of a run.
+"""Types for the records in a run's files: rounds, releases, checkpoint and model card.
 
-After a round `releases.jsonl`, `rounds.jsonl` and the checkpoint are written, in this order. A line
-of `releases.jsonl` has a tag (keyed checksum) of every unencrypted upload; `fedsim verify RUN
---replay` computes the tags again. The line is on disk before its round is in `rounds.jsonl`, so
-every finished round has one. The line of `rounds.jsonl` is on disk before the checkpoint.
+Each round ends with a line in `releases.jsonl`, a line in `rounds.jsonl` and a new checkpoint. They
+are written in this order, each after the one before is on disk. A line of `releases.jsonl` has a
+tag (keyed checksum) of every unencrypted upload; `fedsim verify RUN --replay` computes the tags
+again.
 
-The checkpoint has the server's state and digests of the other files at that time. It is one
+The checkpoint has the server's state, and digests of the other files at that time. It is one
 safetensors file with a digest of its content, so that a crash leaves no mixture of two states.
 
-The card of a saved model is in the header of `model.safetensors`: how to build the model, how to
-read its outputs, and its origin. So a model keeps its card when the file leaves the run.
+The model card in the header of `model.safetensors` says how to build the model, how to read its
+outputs, and where it comes from.
 """
 
 import hashlib
@@ -67,8 +67,8 @@ class RunCheckpoint:
 
     Attributes:
         state: the state of the server.
-        heads: hash of the last ledger record of each charged client, by client, as the server knew
-            it at the end of the round.
+        heads: for each charged client, the hash of the last ledger record that the server knew at
+            the end of the round.
         rounds_digest: SHA-256 of the lines of `rounds.jsonl` up to and including this round.
         releases_digest: SHA-256 of the lines of `releases.jsonl` up to and including this round.
     """
@@ -81,8 +81,7 @@ class RunCheckpoint:
     def to_bytes(self) -> bytes:
         """Return the checkpoint as the content of a safetensors file.
 
-        safetensors sorts names, but a model's digest depends on their order. So an entry `names`
-        keeps the order.
+        An entry `names` has the order of the model's arrays, which safetensors does not keep.
         """
         arrays = to_numpy(self.state.arrays)
         content = _Content(
@@ -115,13 +114,13 @@ class RunCheckpoint:
 
     @classmethod
     def read(cls, path: Path) -> "RunCheckpoint":
-        """Return the checkpoint that a file of `to_bytes` holds.
+        """Return the checkpoint in a file.
 
         Args:
             path: the file.
 
         Raises:
-            SchemaError: the checkpoint has another schema.
+            SchemaError: this version of fedsim cannot read the checkpoint.
             DamagedRunError: the file differs from its digest, or is no checkpoint.
         """
         tensors, metadata = read_arrays(path, "the checkpoint")
@@ -199,7 +198,9 @@ class _Row(BaseModel):
 
 
 def read_rounds(path: Path) -> list[RoundRow]:
-    """Return the lines of finished rounds; a line that a crash cut short is left out.
+    """Return the records of finished rounds in `rounds.jsonl`.
+
+    A last line that a crash cut short is left out.
 
     Raises:
         DamagedRunError: the file is missing, or a line is no round.
@@ -208,12 +209,12 @@ def read_rounds(path: Path) -> list[RoundRow]:
 
 
 class RepeatedFailure(TypedDict):
-    """A client that failed in several rounds with the same reason.
+    """A client that failed in several rounds for the same reason.
 
     Attributes:
         client: the client's number.
         rounds: the number of these rounds, at least `MIN_REPETITIONS`.
-        reason: the client's reason, as its answer gave it.
+        reason: the reason of the failure, as the client reported it.
     """
 
     client: int
@@ -225,7 +226,7 @@ MIN_REPETITIONS = 3
 
 
 def repeated_failures(rows: Sequence[RoundRow]) -> list[RepeatedFailure]:
-    """Return the failures that clients repeated with the same reason, ascending by client."""
+    """Return the clients that failed in `MIN_REPETITIONS` rounds or more for the same reason."""
     counts = Counter(
         (failure["client"], str(failure["reason"])) for row in rows for failure in row["failed"]
     )
@@ -237,7 +238,7 @@ def repeated_failures(rows: Sequence[RoundRow]) -> list[RepeatedFailure]:
 
 
 def absent_clients(rows: Sequence[RoundRow]) -> tuple[int, ...]:
-    """Return the clients that failed and never took part in an average, in ascending order."""
+    """Return the clients that failed and contributed to no average, in ascending order."""
     failed = {failure["client"] for row in rows for failure in row["failed"]}
     return tuple(sorted(failed - {client for row in rows for client in row["participants"]}))
 
@@ -251,14 +252,15 @@ Blocks = Literal["planned", "alone"]
 
 
 class Releases(BaseModel):
-    """The record of one round's releases: tags (keyed checksums) of the clients' uploads.
+    """The tags (keyed checksums) of the clients' uploads in one round: a line of `releases.jsonl`.
 
     Attributes:
         round: the round, from 1.
         conditions: digest of the settings, plug-in sources, versions and device.
-        blocks: whether clients trained vectorized in the planned blocks, or one by one.
+        blocks: "planned" if clients trained vectorized in the planned blocks (groups of clients);
+            "alone" if they trained one by one.
         model: SHA-256 of the global model after the round.
-        uploads: tag of the released values, by client, for clients that sent them in clear.
+        uploads: tag of each client's upload, by client; an encrypted upload has no tag.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -270,12 +272,13 @@ class Releases(BaseModel):
 
     @classmethod
     def of(cls, report: RoundReport, *, conditions: str, blocks: Blocks) -> Self:
-        """Return the record of a finished round's releases.
+        """Return the line of `releases.jsonl` for a finished round.
 
         Args:
             report: report of the finished round.
             conditions: digest of the settings, plug-in sources, versions and device.
-            blocks: whether clients trained vectorized in the planned blocks, or one by one.
+            blocks: "planned" if clients trained vectorized in the planned blocks (groups of
+                clients); "alone" if they trained one by one.
         """
         return cls(
             round=report.round_number,
@@ -287,7 +290,9 @@ class Releases(BaseModel):
 
 
 def read_releases(path: Path) -> list[Releases]:
-    """Return the releases of finished rounds; a line that a crash cut short is left out.
+    """Return the records of `releases.jsonl` for finished rounds.
+
+    A last line that a crash cut short is left out.
 
     Raises:
         DamagedRunError: the file is missing, or a line names another round than its own.
@@ -319,8 +324,9 @@ class ModelCard:
         metrics: metrics of the model on the public test set, by name.
         statement: the guarantee in words, as in `privacy.json`.
         fedsim: version of fedsim that trained the model.
-        values: digest of the values that were sent to clients, if the file holds a full model made
-            from them and from fixed parts; None if the file holds the sent values.
+        values: None if the file holds the values that clients trained. If it holds a full model
+            that was made from these and from fixed values, this is the digest of the trained
+            values.
     """
 
     input_shape: tuple[int, ...]

@@ -1,9 +1,9 @@
-"""Checks whether a run can resume: changed settings, and files that contradict each other.
+"""Checks before a run is resumed: settings that may not change, and files that contradict others.
 
-Each file was written when the others were in a known state. So a file that is lost, shortened or
-replaced by an older one contradicts the rest. `--resume` refuses such a run before anything is
-spent or written; `fedsim verify` reports it. These checks do not notice if all files together are
-replaced by older ones. Only a copy that is kept elsewhere shows that.
+The files of a run are written in a fixed order. So a file that is lost, shortened or replaced by an
+older one contradicts the rest. `--resume` refuses such a run before anything is spent or written;
+`fedsim verify` reports it. If all files together are replaced by older ones, only a copy that is
+kept elsewhere shows it.
 """
 
 import shlex
@@ -28,7 +28,7 @@ def resume_command(source: object, overrides: Mapping[str, Any] | Sequence[str],
 
     Args:
         source: path or content of the experiment; only a path is in the command.
-        overrides: the overrides that were given to the run.
+        overrides: the changes of settings that were given to the run.
         path: the run directory.
     """
     file = str(source) if isinstance(source, str | Path) else "FILE"
@@ -40,10 +40,10 @@ def resume_command(source: object, overrides: Mapping[str, Any] | Sequence[str],
 def refuse_changes(before: Experiment, after: Experiment) -> None:
     """Check that a run may resume with a changed experiment.
 
-    `runtime` may change, since it changes no result. `secure_aggregation.on_abort` and
-    `protocol.combine_...` may change. `federation.rounds` may grow under a given
-    `noise_multiplier`, and with `input_perturbation`, whose rounds cost nothing. The rounds may
-    not grow with `noise_correlation`, which charges a whole run at its start.
+    Settings in `runtime`, `secure_aggregation.on_abort` and `protocol.combine_...` may change.
+    `federation.rounds` may grow without privacy, with a given `noise_multiplier`, and with
+    `input_perturbation`, whose rounds cost nothing. It may not grow with `noise_correlation`, which
+    charges the whole run at its start.
 
     Args:
         before: the experiment of the run.
@@ -91,7 +91,7 @@ def _check_rounds(after: Experiment, old: int, new: int) -> None:
 
 
 def differences(old: Any, new: Any, path: str) -> dict[str, tuple[Any, Any]]:
-    """Return {key path: (old, new)} for each difference of two nested mappings."""
+    """Return {"key.path": (old, new)} for each value that differs between two nested mappings."""
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return {} if old == new else {path: (old, new)}
     differing: dict[str, tuple[Any, Any]] = {}
@@ -119,13 +119,13 @@ def _charges(files: RunFiles) -> Iterator[Charge]:
 def contradictions(
     files: RunFiles, experiment: ExperimentWithClients, *, ledger_lags: bool = False
 ) -> Iterator[str]:
-    """Yield one line for each contradiction between the files of a run.
+    """Yield one line of text for each contradiction between the files of a run.
 
     Args:
-        files: files of the run, which have the schema of this version.
+        files: the files of the run.
         experiment: the experiment of the run.
-        ledger_lags: whether the charges are on other machines until the end of the run, as in a
-            deployment. The ledger is then not compared with rounds and checkpoint.
+        ledger_lags: whether clients on other machines keep the charges until the run ends, as in a
+            deployment. The ledger is then not compared with the other files.
 
     Raises:
         DamagedRunError: a file is missing or damaged.
@@ -146,12 +146,12 @@ def contradictions(
 def refuse_contradictions(
     directory: RunDirectory, experiment: ExperimentWithClients, *, ledger_lags: bool
 ) -> None:
-    """Check that a run may resume: its files are whole and do not contradict each other.
+    """Check before a run is resumed that its files are whole and do not contradict each other.
 
     Args:
         directory: the run directory.
         experiment: the experiment of the run.
-        ledger_lags: whether the charges are on other machines until the end of the run.
+        ledger_lags: whether clients on other machines keep the charges until the run ends.
 
     Raises:
         DamagedRunError: a record is damaged, or two contradict each other; the message names it.

@@ -1,7 +1,7 @@
 """The lock that lets only one process write a run directory, for the whole run.
 
-Two processes in one run directory would mix checkpoints, and open secure sums of two client sets.
-The lock ends with the process that holds it, however that process ends.
+Two processes would mix their checkpoints, and could open secure sums of two sets of clients. The
+lock ends with the process that holds it, even if the process is killed.
 """
 
 import json
@@ -58,12 +58,12 @@ class RunLock:
             os.pwrite(descriptor, _holder().encode(), 0)
 
     def follow(self, run: Path) -> None:
-        """Use the lock file at the run directory's new name, after a rename."""
+        """Note the new path of the run directory after it was renamed."""
         self._path = run / LOCK
 
     @property
     def is_held(self) -> bool:
-        """Whether this object holds the lock, and its file is still the one at the lock's path."""
+        """Whether this object holds the lock, and the lock file is still in the run directory."""
         return self._descriptor is not None and _is_at(self._descriptor, self._path)
 
     def release(self) -> None:

@@ -24,7 +24,7 @@ Status = Literal["completed", "stopped", "interrupted", "failed"]
 
 
 class MissingPandasError(FedsimError, ImportError):
-    """Error of a requested table if pandas is not installed."""
+    """Error of a request for a data frame when pandas is not installed."""
 
     exit_code = ExitCode.WRONG_INPUT
 
@@ -39,7 +39,7 @@ class RunFailedError(FedsimError, RuntimeError):
 
 @dataclass(frozen=True, repr=False)
 class RunResult:
-    """The result of a run.
+    """The result of a run: final metrics, privacy spend and rounds.
 
     Attributes:
         path: the run directory.
@@ -52,10 +52,10 @@ class RunResult:
         rounds: one mapping for each finished round, as in `rounds.jsonl`.
         seconds: wall-clock time of all rounds, in seconds.
         base: the directory in which the experiment's relative paths start.
-        model_name: name of the model; a `PythonObject` holds its class or function.
-        render_head: function that returns the beginning of a run's report as HTML, for notebooks;
-            with None, notebooks show `repr`.
-        draw: function that draws a metric of a run directory; None draws nothing.
+        model_name: the setting `model.name`; a `PythonObject` holds a class or function.
+        render_head: function from the run directory to the beginning of the report as HTML, which
+            notebooks show; None shows `repr`.
+        draw: function of (run directory, metric) that draws the metric; None draws nothing.
     """
 
     path: Path
@@ -95,8 +95,8 @@ class RunResult:
     def rounds_frame(self) -> "pandas.DataFrame":
         """Return the numbers of every round as a data frame with index `round` (needs pandas).
 
-        Columns are the keys of `rounds.jsonl`. For a list of clients, the value is its length.
-        `timeline.train` is the time of a part of the round, in seconds.
+        Columns are the keys of `rounds.jsonl`; a list of clients becomes their number. Columns such
+        as `timeline.train` have the time of one part of the round, in seconds.
 
         Raises:
             MissingPandasError: pandas is not installed.
@@ -124,7 +124,7 @@ class RunResult:
     def clients_frame(self) -> "pandas.DataFrame":
         """Return a data frame with a row for each client, as in `clients.csv`.
 
-        The index is `client`. Empty cells are NaN. With privacy, an ε without a bound is ∞.
+        The index is `client`. Empty cells are NaN. With privacy, an infinite ε is ∞.
 
         Raises:
             MissingPandasError: pandas is not installed.
@@ -155,7 +155,7 @@ class RunResult:
         return import_pandas("clients.csv").DataFrame(columns).set_index("client")
 
     def figure(self, metric: str | None = None) -> Any:
-        """Return a figure of a metric over the rounds, which a notebook shows.
+        """Return a figure of one metric over the rounds; a notebook displays the figure.
 
         Args:
             metric: a column of `rounds_frame`, such as `test_loss` or `epsilon_max`; None means the
@@ -185,7 +185,7 @@ def import_pandas(instead: str) -> Any:
     """Return the module pandas, which is imported only for tables.
 
     Args:
-        instead: the file that has the table, too.
+        instead: the file with the same table, which the error message names.
 
     Raises:
         MissingPandasError: pandas is not installed.

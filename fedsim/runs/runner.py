@@ -60,13 +60,14 @@ AddPages = Callable[[RunDirectory], None]
 
 @dataclass(frozen=True)
 class RunParts:
-    """The engine that executes a run, and the objects that follow its progress.
+    """The engine that executes a run, and the functions that are told of the run's progress.
 
     Attributes:
         engine: engine that executes the federation.
-        callback: callback that receives every round; None for no callback.
-        add_pages: function that writes the pages of a run at its end; None for no pages.
-        phases: display of the phases before and after the rounds.
+        callback: callback that is called after every round; None for no callback.
+        add_pages: function that writes pages such as the report at the end of a run; None for no
+            pages.
+        phases: display of what the run does before and after the rounds, such as loading data.
     """
 
     engine: Engine
@@ -97,8 +98,8 @@ def run_experiment(
 ) -> RunResult:
     """Run an experiment, write its run directory, and return its result.
 
-    Arguments and errors are those of `fedsim.run`. `add_pages` writes pages from the other files,
-    such as the report. It is called at the end, even of a failed or interrupted run.
+    Arguments and errors are those of `fedsim.run`. The function `add_pages` writes pages, such as
+    the report. It is called at the end of a run, even if the run failed or was interrupted.
     """
     loaded = load_experiment(source, overrides, base=base)
     callback = add_trackers(loaded.experiment.runtime.trackers, callback, base=loaded.base)

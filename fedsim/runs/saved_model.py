@@ -37,7 +37,7 @@ _OF_WHOLE_MODELS = {"init": None, "train": [], "lora": None}
 
 
 def read_model_card(run: str | Path) -> ModelCard:
-    """Return the description of a run's final model: its classes, metrics and guarantee.
+    """Return the model card of a run's final model: inputs, classes, metrics and privacy guarantee.
 
     Args:
         run: the run directory.
@@ -128,7 +128,7 @@ def load_model(
 def load_core(
     run: str | Path, *, base: Path, build: Callable[..., nn.Module] | None = None
 ) -> nn.Module:
-    """Return the final model of a run, without the transforms of `model.features`.
+    """Return the final model of a run, which takes inputs to which `model.features` was applied.
 
     Args:
         run: the run directory.
@@ -230,7 +230,7 @@ class Predictions:
         probabilities: probability of each class or label (n, classes); None in regression.
         targets: true value of each example in the file, in the form of `values`; None if the file
             has no targets.
-        kept: columns of the file that are not features, as text, by name.
+        kept: columns of the file that are not features (such as an identifier), as text, by name.
         scores: metrics on the file's targets, as in `scores.json`; None without targets.
     """
 

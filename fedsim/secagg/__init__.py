@@ -1,6 +1,6 @@
 """Cryptography of secure aggregation, by which the server learns only the sum of the updates.
 
-- `settings`: the options of an experiment file.
+- `settings`: the section `secure_aggregation` of an experiment file.
 - `encoding`, `metrics`, `payload`, `digests`: an update as a vector over the ring Z_2^b.
 - `additive`, `hpke`, `identity`: secret shares for several aggregators.
 - `shamir`, `graph`, `masks`: masks for a single server.

@@ -3,8 +3,8 @@
 A vector Y is split into k shares: one for the leader (the server) and k - 1 for helpers. A helper's
 share is the keystream of a 32-byte seed s_j, and only the seed is sent. The leader's share is the
 rest, Y - Σ PRG(s_j). All k shares add up to Y exactly. Any k - 1 shares are uniform for every Y if
-AES-256 (or ChaCha20) is pseudorandom. The module also makes the `info` bytes of each share, which
-HPKE and HKDF bind to it.
+AES-256 (or ChaCha20) is pseudorandom. The module also computes the `info` bytes, by which HPKE and
+HKDF bind a share to its round and parties.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ class AdditiveSharing:
         """Replace a vector by the leader's share, in place, and return the helpers' seeds.
 
         Args:
-            vector: the payload, ring elements (d,); afterwards it is the leader's share.
+            vector: the vector to share, ring elements (d,); overwritten with the leader's share.
             contexts: the `info` bytes of each helper's share; all must be different.
         """
         seeds = [self.draw_seed() for _ in contexts]
@@ -73,7 +73,7 @@ TOTAL_PURPOSE = "helper total"
 
 
 def leader_share_info(context: RoundContext, client: int) -> bytes:
-    """Return the `info` bytes that bind a client's share for the leader to its round.
+    """Return the `info` bytes that bind a client's share for the leader to a round.
 
     Args:
         context: the context of the round.
@@ -83,7 +83,7 @@ def leader_share_info(context: RoundContext, client: int) -> bytes:
 
 
 def seed_info(context: RoundContext, client: int, helper: int) -> bytes:
-    """Return the `info` bytes that bind the envelope with a client's seed to its round and helper.
+    """Return the `info` bytes that bind a client's encrypted seed to a round and a helper.
 
     Args:
         context: the context of the round.
@@ -94,7 +94,7 @@ def seed_info(context: RoundContext, client: int, helper: int) -> bytes:
 
 
 def total_info(context: RoundContext, helper: int) -> bytes:
-    """Return the `info` bytes that bind a helper's sum of shares to its round.
+    """Return the `info` bytes that bind a helper's sum of shares to a round.
 
     Args:
         context: the context of the round.

@@ -1,4 +1,4 @@
-"""The context of a round, to which every envelope and mask is bound: no other round can use it."""
+"""The context of a round, which makes encrypted secrets and masks useless in any other round."""
 
 import hashlib
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ _DOMAIN = b"fedsim secure aggregation 2"
 
 @dataclass(frozen=True, kw_only=True)
 class RoundContext:
-    """The values on which all parties of a round must agree.
+    """The values of a secure aggregation round on which the server, helpers and clients must agree.
 
     Attributes:
         run_id: the name of the run.
@@ -38,7 +38,7 @@ class RoundContext:
         Guarantee: different fields give different bytes (every field is preceded by its length).
 
         Args:
-            purpose: the use of the secret. The texts are part of the wire format.
+            purpose: the use of the secret, as a text that is part of the wire format.
             sender: the number of the client or helper that sends the secret.
             receiver: the number of the party that receives it; 0 for the server.
         """
@@ -61,10 +61,10 @@ class RoundContext:
 
 
 def pack(fields: Iterable[bytes]) -> bytes:
-    """Return fields as one byte string, each after its length; different lists give other bytes."""
+    """Return byte fields joined, each after its length; different lists give different bytes."""
     return b"".join(len(field).to_bytes(4, "big") + field for field in fields)
 
 
 def set_digest(clients: Iterable[int]) -> str:
-    """Return the SHA-256, in hex, of a set of client numbers; their order does not matter."""
+    """Return the SHA-256, in hex, of a set of client numbers; the order does not matter."""
     return hashlib.sha256(pack(str(client).encode() for client in sorted(clients))).hexdigest()

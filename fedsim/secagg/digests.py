@@ -1,8 +1,9 @@
 """Checksums of vectors over the ring Z_2^b, which reveal accidental damage in transit.
 
-The range check of the decoder finds a wrong mask, but not one flipped bit in a correct vector. The
-checksum is an AES-256-GMAC tag under a key derived from public bytes. It is several times as fast
-as SHA-256. It detects accidents, not forgeries.
+The decoder of a sum checks that its values are in range. This check finds a wrong mask, but often
+not one flipped bit, which the checksum finds. The checksum is an AES-256-GMAC tag under a key
+derived from public bytes. It is several times as fast as SHA-256. It detects accidents, not
+forgeries.
 """
 
 import hmac
@@ -25,7 +26,8 @@ def vector_tag(vector: Ring, info: bytes) -> bytes:
 
     Args:
         vector: ring elements (d,).
-        info: the `info` bytes of the vector, from which the key is derived.
+        info: bytes that name the vector's round and parties; the checksum's key is derived from
+            them.
     """
     mac = _mac(info)
     for block in _blocks(vector):
@@ -51,7 +53,8 @@ def verify_and_add(
         client: the client that error messages name; None if no client sent the vector.
 
     Raises:
-        ShareMismatchError: vector, checksum or context changed in transit; `total` is unchanged.
+        ShareMismatchError: the checksum does not fit vector and `info`, as one of them was changed
+            in transit; `total` is unchanged.
     """
     mac = _mac(info)
     for block, total_block in zip(_blocks(vector), _blocks(total), strict=True):

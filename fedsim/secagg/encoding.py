@@ -93,11 +93,12 @@ class FixedPointEncoder:
         """Return the encoder of a federation.
 
         Args:
-            settings: the section `encoding` of the federation; `auto` values are computed here.
+            settings: the section `encoding` of the settings; this function computes values that are
+                `auto`.
             num_clients: the largest number of clients in one round.
             weighted: whether clients have different weights.
             largest_update: a bound on the size of every value in the planned uploads, used for
-                `value_bound: auto`; None if no bound is known, which stands for 8.
+                `value_bound: auto`. None means that no bound is known; 8 is used instead.
 
         Raises:
             CapacityError: the largest sum does not fit into the ring, or `num_clients` is larger
@@ -145,7 +146,7 @@ class FixedPointEncoder:
 
     @property
     def capacity(self) -> int:
-        """Largest |sum| that leaves the guard bits unused: 2^(ring_bits - 1 - guard_bits) - 1."""
+        """Largest |sum| that the encoding allows, 2^(ring_bits - 1 - guard_bits) - 1."""
         return _ring_capacity(self.ring_bits, self.guard_bits)
 
     @property
@@ -167,8 +168,8 @@ class FixedPointEncoder:
     def max_abs_error(self) -> float:
         """Bound on |decoded mean - exact mean| in each coordinate, rounded up: Guarantee (P2).
 
-        The first term covers the rounding of values: half a step to nearest, a whole step if
-        stochastic. The second term covers float64 rounding in encoding and decoding.
+        The bound covers the rounding of values (half a step of 2^-f for "nearest", a whole step for
+        "stochastic"), and the float64 rounding in encoding and decoding.
         """
         exponent = self.frac_bits + (self.rounding == "nearest")
         return math.nextafter(2.0**-exponent + self.value_bound * 2.0**-51, math.inf)
@@ -248,7 +249,7 @@ class FixedPointEncoder:
         return total.view(self.signed_dtype) / (divisor * 2.0**self.frac_bits)
 
     def in_range(self, total: Ring) -> bool:
-        """Whether each sum is one that `max_clients` honest clients can produce."""
+        """Whether `max_clients` honest clients can produce every value in the sum `total`."""
         if not len(total):
             return True
         lifted = total.view(self.signed_dtype)
@@ -305,12 +306,12 @@ class FixedPointEncoder:
 def largest_frac_bits(*, ring_bits: int, guard_bits: int, units: int, value_bound: float) -> int:
     """Return the largest number of fraction bits, at most 32, for which every sum fits the ring.
 
-    It is the largest f with units ⌈C 2^f⌉ ≤ 2^(b-1-g) - 1, or -1 if none exists.
+    The result is the largest f with units ⌈C 2^f⌉ ≤ 2^(b-1-g) - 1, or -1 if none exists.
 
     Args:
         ring_bits: number of bits b of a ring element.
         guard_bits: number g of unused top bits.
-        units: the largest total weight n_max w_max.
+        units: the largest total weight of a sum, n_max w_max.
         value_bound: the largest |value| C.
 
     Example:

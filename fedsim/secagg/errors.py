@@ -4,7 +4,7 @@ from fedsim.core.errors import FedsimError
 
 
 class SecureAggregationError(FedsimError):
-    """Base class of the errors that refuse a round, or one client's message in a round.
+    """Base class of the errors for which a round, or one client's message in it, is refused.
 
     Attributes:
         round_number: number of the round; None outside of a round.
@@ -29,7 +29,7 @@ class SecureAggregationError(FedsimError):
 
 
 class TooFewClientsError(SecureAggregationError):
-    """Raised if a sum has fewer than `min_clients` clients: it would reveal too much about each."""
+    """Raised if a sum has fewer than `min_clients` clients and would reveal too much about each."""
 
 
 class LayoutMismatchError(SecureAggregationError):
@@ -53,7 +53,7 @@ class ZeroWeightError(SecureAggregationError):
 
 
 class CapacityError(SecureAggregationError):
-    """Raised if a configuration or a sum does not fit into the ring, or into one upload."""
+    """Raised if the sums of a round may not fit into the ring, or if an upload is too long."""
 
 
 class ReplayError(SecureAggregationError):
@@ -69,7 +69,7 @@ class DuplicateClientError(SecureAggregationError):
 
 
 class ContextMismatchError(SecureAggregationError):
-    """Raised if the parties do not agree on run, round, model, layout or parameters."""
+    """Raised if server, helpers and clients disagree on run, round, model, layout or settings."""
 
 
 class AlreadyAnsweredError(SecureAggregationError):
@@ -77,7 +77,7 @@ class AlreadyAnsweredError(SecureAggregationError):
 
 
 class AggregatorUnavailableError(SecureAggregationError):
-    """Raised if an aggregator whose share the sum needs does not answer."""
+    """Raised if an aggregator does not answer, although the sum needs the aggregator's share."""
 
 
 class ShareMismatchError(SecureAggregationError):
@@ -91,7 +91,7 @@ class ThresholdError(SecureAggregationError):
         message: the beginning of the error's text.
         have: the number of shares.
         need: the threshold.
-        where: values of `round_number` and `client` for the base class.
+        where: `round_number` and `client` of the error, as for `SecureAggregationError`.
     """
 
     def __init__(self, message: str, *, have: int, need: int, **where: int | None) -> None:
@@ -128,7 +128,7 @@ _BY_NAME = {
 
 
 def error_by_name(kind: str, message: str) -> SecureAggregationError:
-    """Return the error that another party reported, as an object of the class that it named.
+    """Return the error that another party reported, as an object of the reported class.
 
     Args:
         kind: the name of the error's class; an unknown name gives the base class.

@@ -1,7 +1,7 @@
 """Rules for message fields: ranges of numbers, and lengths of bytes and texts.
 
-The annotation of a field in `messages` holds its rule. A party that receives a message checks all
-rules at once. Then the party compares values that no rule can know, such as the clients of a round,
+The annotation of a field in `messages` holds its rule. A party that receives a message first checks
+all fields against their rules. Then the party compares some values, such as the clients of a round,
 with its own settings and state.
 """
 
@@ -85,7 +85,7 @@ SealedShares = Annotated[bytes, Octets((2 * SHARE_BYTES + ENVELOPE_OVERHEAD_BYTE
 def check_fields(message: object) -> None:
     """Check that every field of a message follows its rule.
 
-    A list follows a rule if each entry follows it, and if it has at most `MAX_CLIENTS` entries.
+    A list field must have at most `MAX_CLIENTS` entries, each of which follows the field's rule.
 
     Args:
         message: a dataclass of `messages`.
@@ -105,7 +105,7 @@ def check_fields(message: object) -> None:
 
 @lru_cache
 def field_rules(kind: type) -> dict[str, tuple[Rule, bool]]:
-    """Return for each field of a message class its rule, and whether the field is a list."""
+    """Return pairs (rule, whether the field is a list) by name, for message fields with a rule."""
     hints = get_type_hints(kind, include_extras=True)
     rules: dict[str, tuple[Rule, bool]] = {}
     for field in fields(kind):

@@ -1,8 +1,8 @@
 """The graph of clients that share pairwise masks: complete (SecAgg) or sparse (SecAgg+).
 
 Source: Bell, Bonawitz, Gascón, Lepoint, Raykova 2020, "Secure single-server aggregation with
-(poly)logarithmic overhead". The conditions are those of section 3. The graph is a Harary graph in
-which the clients have random positions.
+(poly)logarithmic overhead". The numbers of neighbours and shares follow the conditions in section
+3. The sparse graph is a Harary graph in which the clients have random positions.
 """
 
 import logging
@@ -96,8 +96,8 @@ def sparse_neighbourhood(
 ) -> Neighbourhood | None:
     """Return the smallest safe number of neighbours and the threshold; None if none is safe.
 
-    The number is below the number of clients n. Clients that are corrupt or drop out, ⌊γn⌋ and
-    ⌊δn⌋ of them, have random positions in the graph.
+    The result is valid for n clients, of which ⌊γn⌋ are corrupt and ⌊δn⌋ drop out, all at random
+    positions in the graph. The number of neighbours is below n.
 
     Guarantee: with probability at least 1 - 2^-security_bits no client has `threshold` corrupt
     neighbours and the honest survivors stay connected. With probability at least 1 - 2^-30 every
@@ -107,7 +107,8 @@ def sparse_neighbourhood(
         clients: the number n of clients.
         corrupt_fraction: the fraction γ of corrupt clients.
         dropout_fraction: the fraction δ of clients that drop out.
-        security_bits: the exponent σ; each of the two failures gets half of the probability 2^-σ.
+        security_bits: the exponent σ. Too many corrupt neighbours and a disconnected graph may each
+            have a probability of half of 2^-σ.
     """
     for degree in range(2, clients):
         if degree % 2 and clients % 2:
@@ -187,11 +188,11 @@ def _harary(members: tuple[int, ...], degree: int) -> dict[int, tuple[int, ...]]
 
 
 def complete_threshold(settings: SecureAggregationSettings, clients: int) -> int:
-    """Return how many shares recover a secret in a complete graph; every client can compute it.
+    """Return the number of shares that recover a secret in a complete graph of n clients.
 
     Args:
-        settings: settings with a fixed threshold, or `auto` for more than two thirds of the
-            clients.
+        settings: settings with a fixed threshold, or with `auto`, which means the least number
+            above two thirds of n.
         clients: the number n of clients.
 
     Raises:

@@ -1,6 +1,6 @@
 """Sealed envelopes (encrypted small secrets), by HPKE (RFC 9180) in base mode.
 
-The suite is X25519, HKDF-SHA256 and AES-256-GCM.
+The cipher suite is X25519, HKDF-SHA256 and AES-256-GCM.
 """
 
 from collections.abc import Iterable
@@ -67,7 +67,7 @@ class SealingKey:
         Args:
             envelope: the bytes that `seal` returned.
             info: the `info` bytes of the secret, as its sender computed them.
-            client: the sender that error messages name.
+            client: the number of the sender, for error messages.
 
         Raises:
             EnvelopeError: the envelope is damaged, sealed to another key, or for another context.

@@ -2,8 +2,8 @@
 
 A helper's lasting key signs the helper's sealing key of each run. Clients pin the lasting key and
 encrypt their seeds for the sealing key of the run. A helper that loses its state (a restart, a new
-disk) also loses the sealing key. This is intended: a lasting sealing key would open the envelopes
-of an old run again, for another set of clients.
+disk) also loses the sealing key. This is intended: with a lasting sealing key the helper could open
+the envelopes of an old run a second time, for another set of clients.
 
 A client's lasting key signs each envelope that the client seals. Helpers pin the lasting keys of
 all clients, so a helper counts only clients that exist. A server that makes up envelopes has no
@@ -47,7 +47,7 @@ class IdentityKey:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the public key in hex, which other parties pin."""
+        """SHA-256 of the public key in hex; other parties pin (store and compare) this value."""
         return key_fingerprint(self.public)
 
     def sign(self, *, run_id: str, helper: int, params: str, public_key: bytes) -> bytes:
@@ -72,7 +72,7 @@ class IdentityKey:
 
 
 def key_fingerprint(public: bytes) -> str:
-    """Return the SHA-256 of a public key in hex, which other parties pin."""
+    """Return the SHA-256 of a public key in hex, by which other parties recognise the key."""
     return hashlib.sha256(public).hexdigest()
 
 
@@ -113,7 +113,7 @@ def verify_helper_key(hello: HelloReply, pin: str, *, params: str, client: int) 
 def is_from_client(
     envelope: bytes, *, info: bytes, identity: bytes, signature: bytes, pin: str
 ) -> bool:
-    """Whether the client with a pinned lasting key signed an envelope for exactly this context.
+    """Whether an envelope has a valid signature, for `info`, of the client whose key is pinned.
 
     Args:
         envelope: the sealed seed.

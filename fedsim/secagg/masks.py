@@ -6,7 +6,8 @@ their output is predictable.
 
 Client u uploads Y + PRG(b_u) + Σ_{v>u} PRG(s_uv) - Σ_{v<u} PRG(s_uv) for its payload Y. The secrets
 s_uv come from a key agreement of clients u and v, and their masks cancel. The self-mask of seed b_u
-protects an upload that arrives late, after the server has recovered s_uv.
+protects an upload that arrives late: the server has then already recovered the s_uv, to remove the
+pairwise masks of a client that seemed lost.
 
 Source: Bonawitz et al. 2017, "Practical secure aggregation for privacy-preserving machine
 learning".
@@ -68,8 +69,8 @@ class SeedExpander:
     def add_into(self, vector: Ring, keys: Iterable[bytes], *, subtract: bool = False) -> None:
         """Add the masks of keys to a vector, in place.
 
-        All keys are applied to one block of the vector while it is in the cache. Besides the
-        vector, memory is O(1).
+        For speed, the masks of all keys are added to one piece of the vector after the other. The
+        extra memory does not grow with the vector.
 
         Args:
             vector: ring elements (d,).
@@ -120,7 +121,7 @@ def _add(vector: Ring, streams: Sequence[_Keystream], *, subtract: bool) -> None
 
 @dataclass
 class PairwiseMasks:
-    """A collection of the masks of one round, all applied in two passes over a vector.
+    """A collection of masks of one round, which are added to a vector in two passes.
 
     Args:
         context: the context of the round; the key of every mask depends on it.
@@ -146,8 +147,8 @@ class PairwiseMasks:
     def add_pairwise_mask(self, client: int, private: bytes, peer: int, public: bytes) -> None:
         """Add the pairwise mask of a client with another client to the collection.
 
-        The masks of both clients cancel. So the server itself adds the mask of a client that
-        dropped out.
+        The masks of the two clients cancel in the sum. If one of them dropped out, the server adds
+        that client's mask itself.
 
         Args:
             client: the number of the client that owns the private key.
@@ -161,7 +162,10 @@ class PairwiseMasks:
         (self._plus if client == low else self._minus).append(key)
 
     def apply(self, vector: Ring) -> None:
-        """Apply the collected masks to a vector, in place, and empty the collection."""
+        """Apply the collected masks to a vector, in place, and empty the collection.
+
+        Each mask is added or subtracted, as it was collected.
+        """
         self.expander.add_into(vector, self._plus)
         self.expander.add_into(vector, self._minus, subtract=True)
         self._plus, self._minus = [], []

@@ -1,9 +1,9 @@
 """The messages of secure aggregation, which `wire` converts to records.
 
-Names of classes and fields are part of the wire format. Annotations hold the rules that `fields`
-checks. Some fields have no rule. `hpke.load_public_key` checks public keys. Arrays must have the
-length of the receiver's payload. A client compares the offer's nonce with the rest of the context.
-A helper checks envelopes and signatures client by client.
+Names of classes and fields are part of the wire format. A field's annotation holds its rule, which
+`fields` checks. Fields without a rule are checked elsewhere: public keys by `hpke.load_public_key`,
+and arrays by the receiver, which knows their length. Clients check the nonce of a `RoundOffer` with
+the rest of the context. Helpers check envelopes and signatures for each client separately.
 """
 
 from dataclasses import dataclass, field
@@ -39,7 +39,7 @@ class Hello:
     Attributes:
         run_id: the name of the run.
         params: the digest of the settings.
-        min_clients: the smallest number of clients in a sum that the leader allows.
+        min_clients: the leader's lower limit on the number of clients in a sum.
     """
 
     run_id: Name
@@ -90,7 +90,7 @@ class RoundOffer:
 
     @property
     def hellos(self) -> tuple[HelloReply, ...]:
-        """The helpers' replies to `Hello`, as reported by the server, which may alter them.
+        """The helpers' replies to `Hello`, as the server reports them; it could have altered them.
 
         Raises:
             ValueError: the fields with one entry for each helper differ in length.
@@ -157,9 +157,9 @@ class Upload:
 class CombineRequest:
     """Request from leader (server) to helper to open envelopes and, if `release`, to send a sum.
 
-    Without `release` the helper only lists the envelopes that do not open. With two or more helpers
-    that request comes first, because a helper releases the sum of only one set of clients. The
-    other fields are those of `RoundContext`.
+    Without `release` the helper only lists the envelopes that do not open. If there are two or more
+    helpers, the leader first sends a request without `release`, because a helper releases the sum
+    of only one set of clients. Fields that are not listed here are those of `RoundContext`.
 
     Attributes:
         asked: all clients that were asked in the round, in ascending order.
@@ -170,7 +170,7 @@ class CombineRequest:
         envelopes: the sealed seed of each client in the sum.
         identities: the lasting public key of each client in the sum. It is b"" for a client without
             a lasting key, and () if no client has one.
-        signatures: the signature of each envelope; b"" or () in the same cases.
+        signatures: the lasting key's signature of each envelope; b"" and () as for `identities`.
     """
 
     run_id: Name
@@ -196,7 +196,7 @@ class CombineReply:
         helper: the number of the helper, ≥ 1.
         round_nonce: the random nonce of this attempt at the round.
         released: whether a sum was released. Otherwise `total` is empty and `tag` is b"".
-        rejected: the clients that are refused, as their envelopes do not open.
+        rejected: the clients whose envelopes do not open.
         count: the number of clients in `total`.
         clients: the digest of the set of clients in `total`.
         total: the helper's share of the sum, ring elements (d,).
@@ -215,7 +215,7 @@ class CombineReply:
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """Message that a party refuses a request, with the class name and text of its error."""
+    """Message by which a party refuses a request; it holds the class name and text of an error."""
 
     error: str
     message: str
@@ -223,7 +223,7 @@ class Refusal:
 
 @dataclass(frozen=True, kw_only=True)
 class KeysReply:
-    """Message from client to server with its public keys of a round, for envelopes and masks."""
+    """Message from client to server with the client's two public keys for a round."""
 
     client: ClientNumber
     sealing_key: bytes
@@ -232,7 +232,7 @@ class KeysReply:
 
 @dataclass(frozen=True, kw_only=True)
 class Roster:
-    """Message from server to client with the clients that hold its secret shares, and their keys.
+    """Message from server to client: who holds the client's secret shares, with the holders' keys.
 
     Attributes:
         clients: the holders of shares: the client's neighbours, and in a complete graph also the
@@ -254,7 +254,7 @@ class Roster:
 class SharesReply:
     """Message from client to server with sealed shares of the client's two secrets.
 
-    The secrets are the seed of its self-mask and its private masking key.
+    The secrets are the seed of the client's self-mask and the client's private masking key.
 
     Attributes:
         client: the client's number.
@@ -271,7 +271,7 @@ class SharesReply:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskRequest:
-    """Message from server to client with the envelopes that other clients (`senders`) sent it."""
+    """Message from server to client with the envelopes that `senders` sealed for this client."""
 
     senders: tuple[ClientNumber, ...]
     envelopes: tuple[SealedShares, ...]
@@ -279,7 +279,7 @@ class MaskRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedReply:
-    """Message from client to server with the payload under all masks, and a checksum of it."""
+    """Message from client to server with the masked payload and the checksum `tag` of it."""
 
     client: ClientNumber
     masked: Ring
@@ -301,7 +301,7 @@ class UnmaskRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class UnmaskReply:
-    """Message from client to server with shares of active clients' seeds and lost clients' keys."""
+    """Message from client to server: shares of active clients' seeds and dropped clients' keys."""
 
     client: ClientNumber
     active: tuple[ClientNumber, ...]

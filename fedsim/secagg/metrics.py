@@ -28,7 +28,7 @@ class MetricGrid:
 
     @classmethod
     def from_bound(cls, name: str, bound: float, encoder: FixedPointEncoder) -> "MetricGrid":
-        """Return a metric's encoding with the most fraction bits that fit the encoder's range.
+        """Return a metric's encoding, with as many fraction bits as the update's encoder allows.
 
         An encoded metric is then never larger than the largest encoded value of an update.
 
@@ -49,7 +49,7 @@ class MetricGrid:
         )
 
     def units(self, value: float) -> int:
-        """Return a value, after clipping, in units of 2^-frac_bits; ties round to even."""
+        """Return a metric's value, clipped and rounded (ties to even), in units of 2^-frac_bits."""
         clipped = min(max(value, -self.bound), self.bound)
         return round(Fraction(clipped) * 2**self.frac_bits)
 
@@ -67,8 +67,8 @@ class MetricGrid:
 class MetricGrids:
     """The fixed-point encoding of all declared metrics as coordinates of the payload.
 
-    With the client's weight w, a payload holds w m for each metric m. One more coordinate is 1 if
-    the client clipped a metric. So the sum shows whether a mean contains clipped values.
+    The payload of a client with weight w holds w m for each encoded metric m. One more coordinate
+    is 1 if the client clipped any metric. So the sum shows how many clients did.
 
     Attributes:
         grids: the encoding of each metric, in the order of the coordinates.
@@ -85,7 +85,7 @@ class MetricGrids:
             encoder: the encoder of the update.
 
         Raises:
-            CapacityError: a bound is too large.
+            CapacityError: a metric's bound is too large for the encoder of the update.
         """
         return cls(
             tuple(MetricGrid.from_bound(name, bound, encoder) for name, bound in bounds.items())
@@ -99,7 +99,7 @@ class MetricGrids:
     def encode(
         self, values: Mapping[str, float], weight: int, *, client: int | None = None
     ) -> list[int]:
-        """Return a client's coordinates for the payload, `length` whole numbers.
+        """Return a client's weighted and rounded metrics as `length` whole numbers for its payload.
 
         Args:
             values: the mean of each metric over the client's examples, by name.
@@ -129,7 +129,7 @@ class MetricGrids:
         """Return the weighted mean of each metric, and the number of clients that clipped a metric.
 
         Args:
-            sums: the sums of the clients' coordinates, `length` whole numbers.
+            sums: the sums of the clients' results of `encode`, `length` whole numbers.
             weight: the total weight W ≥ 1.
         """
         means = {

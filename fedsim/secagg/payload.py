@@ -1,7 +1,7 @@
 """The payload of secure aggregation: a client's upload as one vector.
 
-It holds the update, the declared metrics, the weight, and the number 1. The layout of the model
-says which slice of the vector is which tensor.
+The payload holds the update, the declared metrics, the weight, and the number 1. The layout of the
+model says which slice of the vector holds which tensor.
 """
 
 import hashlib
@@ -162,7 +162,8 @@ class DecodedSum:
     """The decoded sum of a round.
 
     Attributes:
-        arrays: the arrays of the next model by name. If clients send integers, these are the sums.
+        arrays: the arrays of the next model by name, or the sums if clients send integer
+            contributions.
         weight: the total weight of the clients in the sum.
         num_clients: the number of clients in the sum.
         metrics: the weighted mean of each declared metric, by name.
@@ -184,9 +185,9 @@ class PayloadCodec:
     """Encoder of clients' updates as payload vectors, and decoder of sums of such vectors.
 
     A payload is [w q_1 … w q_d, w m_1 … w m_j, (clips), w, 1] with values q, metrics m and weight
-    w. Weight and 1 are summed too, so the sum hides the size of a single client and shows the
-    number of summed clients. Metrics are means over a client's examples, clipped and weighted like
-    the client's update.
+    w; (clips) is the number of clipped values, present only if the encoder clips. Weight and 1 are
+    summed too, so the sum hides the size of a single client and shows the number of summed clients.
+    Metrics are means over a client's examples, clipped and weighted like the client's update.
 
     Attributes:
         encoder: the fixed-point encoder of the update.
@@ -239,7 +240,11 @@ class PayloadCodec:
 
     @property
     def length(self) -> int:
-        """Number of ring elements: coordinates + 2, plus metrics, plus one if clips are counted."""
+        """Number of ring elements of a payload.
+
+        These are the model's coordinates, the metrics, the number of clips if counted, the weight
+        and the 1.
+        """
         return self._body.stop + 2
 
     def encode(

@@ -1,7 +1,7 @@
 """Settings of secure aggregation, from which all other parameters are computed.
 
-Each protocol has a settings class for the keys that only this protocol has, such as `threshold` in
-`protocol: {name: secagg, threshold: 5}`.
+Each protocol has a settings class for the options that only this protocol has, such as `threshold`
+in `protocol: {name: secagg, threshold: 5}`.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ _NAME = Field(description="name of the protocol; see `secure_aggregation.protoco
 
 
 class AdditiveSettings(Settings):
-    """Additive shares for two or more aggregators: the server and helpers."""
+    """Settings of the protocol with additive shares, for a server and one or more helpers."""
 
     name: Literal["additive"] = _NAME
     combine_timeout_s: float = Field(
@@ -43,7 +43,7 @@ class AdditiveSettings(Settings):
 
 
 class SecAggSettings(Settings):
-    """Pairwise masks between all clients of a round, for a single server."""
+    """Settings of the protocol with pairwise masks between all clients, for a single server."""
 
     name: Literal["secagg"] = _NAME
     threshold: Annotated[int, Field(ge=1, le=MAX_CLIENTS)] | Literal["auto"] = Field(
@@ -53,7 +53,7 @@ class SecAggSettings(Settings):
 
 
 class SecAggPlusSettings(Settings):
-    """Pairwise masks between neighbours in a sparse graph, for a single server."""
+    """Settings of the protocol with masks between neighbours in a graph, for a single server."""
 
     name: Literal["secagg_plus"] = _NAME
     corrupt_fraction: float = Field(
@@ -77,7 +77,7 @@ class SecAggPlusSettings(Settings):
 
 
 class QuantizedSettings(Settings):
-    """The same fixed-point numbers without cryptography, as a baseline."""
+    """Settings of a baseline with the same fixed-point numbers, but without cryptography."""
 
     name: Literal["quantized"] = _NAME
 
@@ -130,7 +130,7 @@ class EncodingSettings(Settings):
 
 
 class LastingKeySettings(Settings):
-    """Lasting keys of helpers and clients, by which the other parties recognise them."""
+    """Settings of the lasting (long-term) keys by which helpers and clients are recognised."""
 
     helper_fingerprints: _Fingerprints = Field(
         default=(),
@@ -165,7 +165,7 @@ class LastingKeySettings(Settings):
 
 
 class SecureAggregationSettings(Settings):
-    """`secure_aggregation:` in an experiment file; without the section, aggregation is plain."""
+    """Settings `secure_aggregation:` of an experiment file; without them, aggregation is plain."""
 
     protocol: Annotated[ProtocolSettings, Choice()] = Field(
         default=AdditiveSettings(name="additive"),
@@ -242,7 +242,7 @@ class SecureAggregationSettings(Settings):
         return self.aggregators - 1 if isinstance(self.protocol, AdditiveSettings) else 0
 
     def plan(self) -> dict[str, Any]:
-        """Return the settings as JSON values, without those that each machine sets for itself."""
+        """Return the settings as JSON values, except those that each machine sets for itself."""
         return self.model_dump(mode="json", exclude=_OF_EACH_MACHINE)
 
     def digest(self) -> str:

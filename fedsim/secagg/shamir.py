@@ -56,8 +56,8 @@ class ShamirSharing:
     def combine(self, shares: Mapping[int, bytes]) -> bytes:
         """Return the secret that has the given shares, each keyed by its evaluation point.
 
-        If there are more shares than needed, those with the smallest points are used. So the
-        secrets of many owners can share one set of Lagrange coefficients.
+        Of more shares than needed, those with the smallest points are used. So all secrets whose
+        shares are at the same points need the Lagrange coefficients only once.
 
         Raises:
             ThresholdError: there are fewer than `threshold` shares.

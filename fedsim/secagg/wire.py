@@ -1,8 +1,8 @@
 """The wire format of secure aggregation messages: records of plain fields and of arrays.
 
-A message becomes `{"kind", "version", field: bool | int | str | bytes | list of one type}` and
-`{field: array}`, which are strictly checked on receipt. Any transport of typed records can carry
-both.
+A message becomes two records, which are strictly checked on receipt:
+`{"kind", "version", field: bool | int | str | bytes | list of one type}` and `{field: array}`. Any
+transport of typed records can carry them.
 """
 
 import types
@@ -37,7 +37,7 @@ class WireRecord:
 
 
 def to_record(message: object) -> WireRecord:
-    """Return the wire record of a message, or of a state with the same types of fields."""
+    """Return the wire record of a message, or of a party's saved state with such fields."""
     config: Config = {"kind": type(message).__name__, "version": WIRE_VERSION}
     arrays: dict[str, NDArray] = {}
     for name, kind in _fields(type(message)).items():

@@ -11,7 +11,7 @@ from fedsim.core.errors import ExitCode, FedsimError
 
 
 class EngineError(FedsimError, RuntimeError):
-    """Error if an engine cannot run on this machine; the message says what it needs."""
+    """Raised if an engine cannot run on this machine; the message says what the engine needs."""
 
     exit_code = ExitCode.WRONG_INPUT
 
@@ -24,8 +24,8 @@ class Engine(ABC):
         one_operator: whether a single party operates all nodes.
         writes_ledger: whether privacy charges go to the ledger in the run directory. Otherwise the
             ledgers are on the nodes, and the run directory gets a copy at the end.
-        plans_blocks: whether clients train together in planned blocks, on stacked tensors.
-            Otherwise each client trains alone.
+        plans_blocks: whether groups of clients (blocks) train together, with their models stacked
+            in one tensor. Otherwise each client trains alone.
     """
 
     patience: float = 60.0
@@ -35,10 +35,10 @@ class Engine(ABC):
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Hold the resources of `execute`, such as a connection to Ray, during a `with` block.
+        """Hold what `execute` needs, such as a connection to Ray, during a `with` block.
 
-        If no session is open, `execute` opens one. A run opens the session before it creates its
-        directory. So an engine that cannot run leaves no files behind.
+        If no session is open, `execute` opens one. A run opens a session before it creates the run
+        directory, so that a failure here leaves no files behind.
 
         Raises:
             EngineError: the engine cannot run on this machine.

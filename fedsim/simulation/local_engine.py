@@ -1,7 +1,8 @@
 """Local engine: Flower's `Grid` in one process, where sending a message is a function call.
 
 Unchanged ServerApps, Strategies and ClientApps run on it without Ray and without serialization. For
-fedsim's own apps without mods, train requests skip Flower messages too (`direct_channel`).
+fedsim's own apps without Flower mods, train requests are not even Flower messages
+(`direct_channel`).
 
 Some behaviour that Flower does not specify:
 
@@ -48,13 +49,17 @@ class DirectAnswers(Protocol):
 
     @property
     def takes_batches(self) -> bool:
-        """Whether the app has no Flower mods, so that it may be asked without messages."""
+        """Whether the app has no Flower mods, which would need a Flower message per request."""
         ...
 
     def answer_requests(
         self, requests: Iterable[tuple[TrainRequest, Context]]
     ) -> Iterator[Iterator[Answer]]:
-        """Yield answers to requests in groups, in order; a request comes with its context."""
+        """Yield groups of answers, in the order of the requests.
+
+        Args:
+            requests: pairs of a train request and the context of the node that answers.
+        """
         ...
 
 
@@ -90,13 +95,13 @@ class DirectChannel:
 
 
 class LiveArrayCache:
-    """Cache of one shared, read-only copy of an array record that many requests have in common."""
+    """Cache of the last array record, so that requests with this record share a read-only copy."""
 
     def __init__(self) -> None:
         self._last: tuple[ArrayRecord, ArrayRecord] | None = None
 
     def of(self, record: ArrayRecord) -> ArrayRecord:
-        """Return a record with the same arrays; they are read-only and shared by all callers."""
+        """Return a read-only copy of a record; successive calls with one record share the copy."""
         if self._last is None or self._last[0] is not record:
             values = {name: array.numpy() for name, array in record.items()}
             self._last = record, live_record(values)
@@ -139,10 +144,10 @@ class LocalGrid(VirtualGrid):
         self._client_app = client_app
 
     def direct_channel(self) -> DirectChannel | None:
-        """Return the channel that asks clients without messages, or None if messages are needed.
+        """Return the channel that sends train requests without Flower messages, if it can be used.
 
-        Messages are needed if the app is not fedsim's, if it has mods, or if a subclass of the grid
-        overrides `send_and_receive`.
+        The result is None if the app is not fedsim's, if the app has Flower mods, or if a subclass
+        of the grid overrides `send_and_receive`.
         """
         app = self._client_app
         if isinstance(app, DirectAnswers) and self._needs_no_messages:
@@ -150,7 +155,11 @@ class LocalGrid(VirtualGrid):
         return None
 
     def numbered_nodes(self) -> Sequence[int] | None:
-        """Return all node ids by number, or None if the nodes must be asked for their numbers."""
+        """Return the ids of all nodes, in the order of their partition numbers.
+
+        The result is None where `direct_channel` returns None. The server then sends a message to
+        each node to get the node's number.
+        """
         return self.node_range if self._needs_no_messages else None
 
     @property

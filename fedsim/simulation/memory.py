@@ -37,7 +37,7 @@ def keep_freed_memory() -> bool:
 
 
 def freeze_objects() -> None:
-    """Exclude all existing objects from garbage collection, and make collections rarer."""
+    """Exclude all existing objects from garbage collection, and make later collections rarer."""
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
 

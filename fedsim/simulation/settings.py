@@ -22,7 +22,7 @@ TRACKERS = {
 
 
 class RuntimeSettings(Settings):
-    """`runtime:` in an experiment file."""
+    """Settings `runtime:` of an experiment file, which say where and how a run is executed."""
 
     engine: Literal["local", "ray", "flower"] = Field(
         default="local",

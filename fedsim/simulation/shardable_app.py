@@ -21,19 +21,19 @@ class ShardableApp(Protocol):
 
     @property
     def ledger(self) -> Path | None:
-        """File of the privacy ledger; None without a ledger."""
+        """Path of the privacy ledger's file; None if the app records no charges."""
         ...
 
     def expected_work(self) -> Sequence[float]:
-        """Return the expected work of each client, in any common unit."""
+        """Return the expected work of each client, by client number; only ratios matter."""
         ...
 
     def ranges(self) -> Sequence[Sequence[int]]:
-        """Return ranges of clients that must share a process, ascending; each client is in one."""
+        """Return ranges of client numbers, ascending; clients of one range must share a process."""
         ...
 
     def first_of_block(self, client: int, message: Message) -> int:
-        """Return the first client of a client's block; the clients of a block train together.
+        """Return the first client of the group (block) with which a client answers a message.
 
         Args:
             client: the client that receives the message.
@@ -42,7 +42,11 @@ class ShardableApp(Protocol):
         ...
 
     def shard(self, clients: Sequence[int]) -> ShardFactory:
-        """Return a picklable function that creates the app of the given clients in any process."""
+        """Return a picklable function that a worker process calls to create an app of some clients.
+
+        Args:
+            clients: the numbers of these clients.
+        """
         ...
 
 

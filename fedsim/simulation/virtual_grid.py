@@ -1,7 +1,7 @@
 """Base class of the simulated grids, which implement Flower's `Grid`.
 
-A node's `Context` is created with its first message, because it takes half a kilobyte. If a round
-asks 1,000 of 100,000 clients, most clients get a context late or never.
+A node's `Context` takes half a kilobyte of memory, so it is created when the node gets its first
+message. If a round has 1,000 of 100,000 clients, most clients get a context late or never.
 """
 
 import time
@@ -38,7 +38,7 @@ class NodeContexts(Mapping[int, Context]):
     the others are created after unpickling.
 
     Args:
-        partitions: the numbers of the nodes, in the order of iteration.
+        partitions: the numbers of the nodes; the mapping iterates in this order.
         num_nodes: the number of nodes of the federation.
         run_id: Flower's id of the run.
         run_config: the configuration of the run, of which each context has a copy.
@@ -63,7 +63,7 @@ class NodeContexts(Mapping[int, Context]):
 
     @property
     def partitions(self) -> range | tuple[int, ...]:
-        """Numbers of the nodes, in the order of iteration."""
+        """Numbers of the nodes, in the order in which this mapping iterates over them."""
         return self._order
 
     def __getitem__(self, node: int) -> Context:
@@ -201,9 +201,10 @@ _Answer = TypeVar("_Answer")
 def answer_requests(
     app: ClientApp, requests: Sequence[tuple[Message, Context]]
 ) -> Iterator[AnswerGroup]:
-    """Call a client app with requests and yield its answers in groups, in the same order.
+    """Call a client app with requests and yield groups of answers, in the order of the requests.
 
-    An app with Flower mods, or an app that is not fedsim's, is called once for each message.
+    An app with Flower mods, or an app that is not fedsim's, is called once for each message, and
+    each of its groups has one answer.
 
     Args:
         app: the app that the clients run.
@@ -229,10 +230,10 @@ def chunk_by_time(
     chunk_seconds: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[tuple[list[_Answer], float]]:
-    """Collect answers into chunks of a minimum duration; yield each chunk and its seconds.
+    """Collect answers into chunks, and yield each chunk with the seconds that it took to compute.
 
-    A chunk ends after the first group at which the minimum duration has passed. So the receiver can
-    process it while the next group is computed.
+    A chunk ends after the first group at which the minimum duration has passed. The receiver can
+    then process the chunk while the next group is computed.
 
     Args:
         groups: the answers in groups, each group computed when it is read.

@@ -1,7 +1,7 @@
 """The files that `fedsim init` writes, ready to run.
 
-Without data they are an experiment, a model and their tests. From a table it is one experiment
-(`tables.py`).
+Without `--data` these are an experiment, a model, and tests of both. With a table as `--data`, only
+an experiment is written (`tables.py`).
 """
 
 import re
@@ -21,13 +21,13 @@ _YAML_WORDS = {"null", "true", "false", "yes", "no", "on", "off"}
 
 
 class StarterError(InputError):
-    """Error of a directory into which `fedsim init` cannot write its files."""
+    """Raised if `fedsim init` cannot write its files, because of the directory or the table."""
 
 
 def write_starter(directory: Path) -> tuple[Path, ...]:
     """Write the starter files into a new or empty directory and return their paths.
 
-    The experiment gets the name of the directory, if it is a valid name of an experiment.
+    The experiment gets the directory's name if that is a valid experiment name.
 
     Raises:
         StarterError: the directory is not empty, or is a file.
@@ -42,7 +42,7 @@ def check_directory(directory: Path) -> None:
     """Check that a directory is new or empty.
 
     Raises:
-        StarterError: it is a file, or not empty.
+        StarterError: the directory is a file, or is not empty.
     """
     if directory.exists() and not directory.is_dir():
         raise StarterError(f"{directory} is a file; name a new or empty directory")
@@ -51,7 +51,7 @@ def check_directory(directory: Path) -> None:
 
 
 def write_files(directory: Path, texts: Mapping[str, str]) -> tuple[Path, ...]:
-    """Write files into a directory, which is made, and return their paths.
+    """Write files into a directory, which is created if necessary, and return their paths.
 
     Args:
         directory: the directory.
@@ -64,12 +64,12 @@ def write_files(directory: Path, texts: Mapping[str, str]) -> tuple[Path, ...]:
 
 
 def starter_text(file: str) -> str:
-    """Return the content of a file of this package's `files`."""
+    """Return the content of a file in this package's folder `files`."""
     return files(__name__).joinpath("files", file).read_text(encoding="utf-8")
 
 
 def experiment_name(directory: Path) -> str:
-    """Return a directory's name if an experiment may have it, and else a usual name."""
+    """Return the directory's name if it is a valid experiment name, otherwise `my-federation`."""
     name = directory.resolve().name
     is_name = re.fullmatch(r"[A-Za-z][\w-]{0,49}", name, re.ASCII) is not None
     return name if is_name and name.lower() not in _YAML_WORDS else _NAME

@@ -1,4 +1,4 @@
-"""An experiment that is drafted from the rows of a table, for `fedsim init --data`."""
+"""Drafting of an experiment from the rows of a table, for `fedsim init --data`."""
 
 import os
 import re
@@ -41,11 +41,11 @@ class TableExperiment:
     Attributes:
         path: the experiment file.
         rows: number of rows of the table.
-        target: name of the target.
-        target_reason: why this column is the target.
-        clients: the column that names the clients; None where rows are dealt at random.
-        clients_reason: why the clients are these.
-        columns: the drafts of all columns but `clients`, the target first.
+        target: name of the column to predict.
+        target_reason: why this column was chosen as the target.
+        clients: name of the column that names each row's client; None if rows are dealt at random.
+        clients_reason: why the rows are divided among clients in this way.
+        columns: the drafted settings of all columns except `clients`, the target first.
     """
 
     path: Path
@@ -65,10 +65,11 @@ def write_table_experiment(
     Args:
         directory: the directory.
         data: a .csv or .parquet file.
-        target: name of the column to predict; None takes the first of `TARGET_NAMES`, or the last
-            column if it has few values.
-        clients: name of the column that names the client of each row; None takes one that is named
-            so, with 2 to 50 values of 20 rows each, or else deals the rows among 5 clients.
+        target: name of the column to predict. None takes a column with the first possible name of
+            `TARGET_NAMES`, or else the last column if it has few different values.
+        clients: name of the column that names the client of each row. None takes a column with a
+            name such as hospital, and with 2 to 50 values that occur in at least 20 rows each. If
+            there is none, the rows are dealt at random among 5 clients.
 
     Raises:
         StarterError: the directory is not empty, or the table has no such columns or no features.

@@ -1,7 +1,7 @@
 """The privacy statement of a run: sentences that can only be built from facts that support them.
 
 `read_facts` turns `privacy.json` and facts from the run's other files into typed facts.
-`statement_of` returns all sentences that those facts support. Every other sentence raises
+`statement_of` returns all sentences that those facts support. Building any other sentence raises
 `UnsupportedClaimError`, so no caller can print a claim that does not hold.
 """
 

@@ -2,11 +2,12 @@
 
 Every figure here is an upper bound. δ(ε) is computed at some points only. Between them it is
 bounded by two facts: the true δ(ε) never increases, and is convex in e^ε (Dong, Roth, Su 2019,
-arXiv:1905.02383, Proposition 2.12 and its dual). So it lies below every chord of points above it.
+arXiv:1905.02383, Proposition 2.12 and its dual). So it lies below the chord between any two points
+above it.
 
-The bound on every attack on any client is the pointwise maximum over the clients' profiles. Two
-curves that meet at one pair (ε, δ) may cross elsewhere. So with budgets that are calibrated to one
-ε, no single client is the worst case at every false-alarm rate.
+The bound for all clients is, at each false-positive rate, the largest of the clients' bounds.
+Clients with the same (ε, δ) may have different profiles, so no single client need have the largest
+bound at every rate.
 """
 
 import json
@@ -47,10 +48,12 @@ class Profile:
         client: number of the client.
         delta: δ of the client's guarantee.
         epsilon: ε of the ledger at `delta`.
-        curve: (ε, δ) ascending in ε; the releases are (ε, δ)-DP at every one of these points.
-        mu: a distance μ such that no attack has a true-positive rate more than `slack` above that
-            of the best test of N(0, 1) against N(μ, 1). None if no useful μ exists.
-        slack: the allowance beside `mu`: δ / 100, or more where the accountant's rounding needs it.
+        curve: pairs (ε, δ), ascending in ε; the client's releases are (ε, δ)-DP at every one of
+            these points.
+        mu: a Gaussian-DP parameter μ. No attack has a true-positive rate more than `slack` above
+            that of the best test of N(0, 1) against N(μ, 1). None if no useful μ exists.
+        slack: the amount that the bound by `mu` adds to the true-positive rate. It is δ / 100, or
+            the last δ of the curve if that is larger.
     """
 
     client: int
@@ -61,7 +64,7 @@ class Profile:
     slack: float
 
     def true_positive_bound(self, false_positive_rate: float) -> float:
-        """Return an upper bound on the true-positive rate of any attack at a false-positive rate.
+        """Return an upper bound on any attack's true-positive rate at a false-positive rate.
 
         Guarantee: for every (ε, δ) of the curve and every test, TPR <= e^ε FPR + δ (Wasserman,
         Zhou 2010) and, with the two data sets exchanged, 1 - TPR >= e^-ε (1 - δ - FPR). The
@@ -102,7 +105,7 @@ def profile_of(
 ) -> Profile | None:
     """Return the privacy profile of a ledger, or None if the ledger's ε is infinite.
 
-    Above an ε of 500 the profile has no curve and no μ.
+    If the ledger's ε is above 500, the profile has no curve and no μ.
 
     Args:
         client: number of the client, for the profile.
@@ -135,14 +138,20 @@ def _profile_of_text(
 
 
 def gaussian_true_positive_rate(mu: float, false_positive_rate: float) -> float:
-    """Return the true-positive rate 1 - G_μ(FPR) of the best test of N(0, 1) against N(μ, 1)."""
+    """Return the true-positive rate of the best test of N(0, 1) against N(μ, 1).
+
+    Args:
+        mu: the distance μ of the two means.
+        false_positive_rate: the false-positive rate of the test.
+    """
     return float(ndtr(mu + ndtri(false_positive_rate)))
 
 
 def smallest_mu(curve: tuple[tuple[float, float], ...], slack: float) -> float | None:
     """Return the smallest μ with δ(ε) <= δ_μ(ε) + slack for all ε >= 0, rounded up.
 
-    δ_μ(ε) is the privacy profile of a Gaussian release with distance μ; `slack` is an allowance.
+    δ(ε) is the privacy profile that `curve` bounds. δ_μ(ε) is the profile of a Gaussian release:
+    N(0, 1) against N(μ, 1).
 
     Guarantee: every test has TPR <= 1 - G_μ(FPR) + slack, where G_μ is the trade-off function of
     N(0, 1) and N(μ, 1) (Dong, Roth, Su 2019, Proposition 2.12: TPR rises by at most `slack` if δ
@@ -190,7 +199,7 @@ def _curve(get_delta: Callable[[float], float], end: float) -> tuple[tuple[float
 
 @dataclass(frozen=True)
 class AttackBound:
-    """Upper bound on the true-positive rate of any attack on any client.
+    """Upper bound on the true-positive rate of any membership-inference attack on any client.
 
     Attributes:
         false_alarms: false-positive rates, ascending.
@@ -202,13 +211,20 @@ class AttackBound:
 
     @classmethod
     def over(cls, profiles: Iterable[Profile]) -> Self:
-        """Return the bound for several profiles: at each rate, the largest of their bounds."""
+        """Return the bound that covers several privacy profiles δ(ε).
+
+        At each false-positive rate, it is the largest of the profiles' bounds on the true-positive
+        rate.
+        """
         curves = [[profile.true_positive_bound(rate) for rate in _GRID] for profile in profiles]
         return cls(_GRID, tuple(max(bounds) for bounds in zip(_GRID, *curves, strict=True)))
 
     @classmethod
     def from_json(cls, content: object) -> Self | None:
-        """Return the bound in the entry `attack`; None if a rate of `table` is missing in it."""
+        """Return the bound in the entry `attack` of `privacy.json`; None if the entry is not valid.
+
+        A valid entry has every rate of `FALSE_POSITIVE_RATES`.
+        """
         if not isinstance(content, dict):
             return None
         lists = content.get("false_alarms"), content.get("detection")
@@ -224,7 +240,7 @@ class AttackBound:
         return {"false_alarms": list(self.false_alarms), "detection": list(self.detection)}
 
     def covers(self, profile: Profile) -> bool:
-        """Whether the bound is at least the bound of a profile, at every false-positive rate."""
+        """Whether this bound holds for a client's profile too, at every false-positive rate."""
         return all(
             bound >= profile.true_positive_bound(rate) * (1 - _ROUNDING)
             for rate, bound in zip(self.false_alarms, self.detection, strict=True)
@@ -232,7 +248,7 @@ class AttackBound:
 
     @property
     def table(self) -> tuple[tuple[float, float], ...]:
-        """Pairs (false-positive rate, bound) at the rates `FALSE_POSITIVE_RATES`."""
+        """Pairs (false-positive rate, bound on true-positive rate) at `FALSE_POSITIVE_RATES`."""
         of = dict(zip(self.false_alarms, self.detection, strict=True))
         return tuple((rate, of[rate]) for rate in FALSE_POSITIVE_RATES)
 
@@ -243,11 +259,11 @@ def attack_bound(
     accountant: AccountantChoice,
     adjacency: Adjacency,
 ) -> AttackBound | None:
-    """Return the bound on every attack on any client; None if some ledger proves no bound.
+    """Return the bound that holds for every attack on any client.
 
-    A row is skipped if another row has the same kind of event with at least as many releases and at
-    most as much noise. An attack on the skipped row is not stronger, since a noisier release is a
-    function of a less noisy one.
+    The result is None if an ε is infinite, a ledger cannot be read, or no client was charged. A
+    client is skipped if another has the same δ and event, with at least as many releases and at
+    most as much noise: a noisier release is a function of a less noisy one.
 
     Args:
         rows: rows of the clients in `privacy.json`.

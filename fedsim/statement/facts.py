@@ -27,15 +27,16 @@ _RELATIVE_TOLERANCE = 1e-9  # difference of one accountant between machines
 
 @dataclass(frozen=True, kw_only=True)
 class ClientFacts:
-    """The recorded privacy spend of one client; an ε without a bound is infinite.
+    """The recorded privacy spend of one client; `epsilon` is infinite without a finite bound.
 
     Attributes:
-        examples: public number of examples that sets the sampling rate, true or declared; 0 if the
-            unit is the client, whose size is private.
+        examples: public number of the client's examples (true or declared), which sets the sampling
+            rate; 0 if the privacy unit is the client, as this number is then private.
         events: types of the events in the client's ledger.
-        is_joint: whether every event in the ledger is a joint release of several parts.
+        is_joint: whether every event in the ledger is a joint release of several values, such as
+            clipped gradients and a count.
         is_one_event: whether the ledger has a single event, which covers the whole run.
-        head: last hash of the ledger.
+        head: the last hash in the ledger's hash chain.
         withdrawn_round: round in which the client withdrew because its budget was spent; None if it
             did not withdraw.
     """
@@ -58,23 +59,23 @@ class ClientFacts:
 
     @property
     def has_charges(self) -> bool:
-        """Whether the client was charged."""
+        """Whether the client was charged for any release."""
         return self.rounds > 0
 
     @property
     def has_large_delta(self) -> bool:
-        """Whether δ is at least 1 / examples; such a δ allows publishing one example."""
+        """Whether δ >= 1 / examples; publishing a random example would satisfy such a δ."""
         return self.examples > 0 and self.delta >= 1 / self.examples
 
 
 @dataclass(frozen=True, kw_only=True)
 class MechanismFacts:
-    """The recorded mechanism of all clients, with the names of the experiment file.
+    """The recorded privacy mechanism of all clients, in the words of the experiment file.
 
     A value is None if it is not recorded.
 
     Attributes:
-        orders: Rényi orders that the experiment names; None means those of the accountant.
+        orders: Rényi orders that the experiment file gives; None means the accountant's defaults.
         noise_correlation: correlation of noise from step to step; None for independent noise.
         off_gradients: settings and bounds of a mechanism whose noise is neither on gradients nor on
             whole updates; None for other mechanisms.
@@ -100,7 +101,7 @@ class RunFacts:
         status: completed, stopped, interrupted or failed.
         rounds: number of finished rounds.
         planned_rounds: number of rounds in the experiment; None where it is not known.
-        lost_updates: number of charged updates that never reached the average.
+        lost_updates: number of charged updates that never reached the average of a round.
         absent_clients: clients that failed in the run, and of which no update reached the average.
     """
 
@@ -116,21 +117,23 @@ class Facts:
     """All recorded facts from which the privacy statement of a run is made.
 
     Attributes:
-        clients: facts about every client; its ε holds against the run's adversary.
-        trust: trust model and unit of the run.
+        clients: facts about every client. Each client's ε holds against the adversary of `trust`.
+        trust: trust model and privacy unit of the run.
         against_server: facts of the same run against a server that sees single uploads, in
             distributed trust; None with another trust model.
         mechanism: mechanism of all clients; None in a federation without differential privacy.
-        profile: curve δ(ε) of the client with the largest ε. None if its ledger proves nothing (no
-            privacy, nothing spent, an infinite ε, an unreadable ledger).
-        attack: bound on every attack on any client; None if some ledger proves nothing.
+        profile: privacy profile δ(ε) of the client with the largest ε. None without privacy or
+            charges, if an ε is infinite, or if the ledger cannot be read.
+        attack: bound on every attack on any client. None if an ε is infinite or a ledger cannot be
+            read.
         digest: hash over the ledgers of all clients.
         version: version of fedsim that began the run.
         secure_aggregation: recorded facts of the protocol; None if the server saw single updates.
         tuning: declaration about earlier runs on the same data; None without one.
         personal_models: method by which clients make personal models; None if they make none.
         public_parts: fixed features, initial weights and frozen parameters of the model, and
-            constants of columns that were read from the rows; None if it has none.
+            constants of table columns (such as ranges) that were read from the rows; None if there
+            are none.
         run: facts on how the run ended; None if only the privacy account is known.
     """
 
@@ -150,7 +153,7 @@ class Facts:
 
     @property
     def is_private(self) -> bool:
-        """Whether the experiment has differential privacy; the ε may still be infinite."""
+        """Whether the experiment has differential privacy; a client's ε may still be infinite."""
         return self.mechanism is not None
 
     @cached_property
@@ -170,7 +173,7 @@ class Facts:
 
     @cached_property
     def worst_clients(self) -> tuple[int, ...]:
-        """The clients that share the largest ε, as it is printed."""
+        """The clients whose ε is the largest one, up to the digits that are printed."""
         largest = epsilon_text(self.epsilon)
         return tuple(c.client for c in self.clients if epsilon_text(c.epsilon) == largest)
 
@@ -186,14 +189,14 @@ class Facts:
 
     @cached_property
     def has_charges(self) -> bool:
-        """Whether any client was charged."""
+        """Whether any client was charged for a release."""
         return any(client.has_charges for client in self.clients)
 
     @cached_property
     def clients_with_large_delta(self) -> tuple[int, ...]:
-        """The clients with δ >= 1 / n, for n examples of the client.
+        """The clients with δ >= 1 / n, where n is the client's number of examples.
 
-        If the privacy unit is the client, n is the number of clients.
+        If the privacy unit is the client, n is the number of clients instead.
         """
         if self.protects_clients:
             return tuple(c.client for c in self.clients if c.delta >= 1 / len(self.clients))
@@ -201,7 +204,7 @@ class Facts:
 
     @property
     def has_constants_from_rows(self) -> bool:
-        """Whether constants of columns were read from private rows, as the experiment declares."""
+        """Whether, as declared, column ranges and other constants came from private rows."""
         return self.is_private and "constants" in (self.public_parts or {})
 
     @property
@@ -221,7 +224,7 @@ class Facts:
 
     @property
     def off_gradients(self) -> Mapping[str, object] | None:
-        """The mechanism if its noise is neither on gradients nor on updates; None otherwise."""
+        """Recorded settings of a mechanism without noise on gradients or updates; else None."""
         return None if self.mechanism is None else self.mechanism.off_gradients
 
     @cached_property
@@ -253,7 +256,7 @@ class Facts:
 
     @cached_property
     def kind(self) -> ReleaseKind:
-        """The kind of the clients' releases; `NO_RELEASE` if no known kind is recorded."""
+        """What clients release, such as noisy gradients or votes; `NO_RELEASE` if not known."""
         return self.choices.kind
 
     @property
@@ -263,12 +266,12 @@ class Facts:
 
     @property
     def protects_clients(self) -> bool:
-        """Whether ε protects everything that a client has, instead of one example."""
+        """Whether the privacy unit is all data of a client, instead of one example."""
         return self.kind.protects_client
 
     @property
     def sizes_are_declared(self) -> bool:
-        """Whether the clients' `examples` are declared numbers, as the true ones are private."""
+        """Whether `examples` are numbers that the file declares, as the true ones are private."""
         return self.adjacency == "add_remove"
 
     @property
@@ -278,12 +281,12 @@ class Facts:
 
     @property
     def lost_updates(self) -> int:
-        """Number of charged updates that never reached the average; 0 if it is not known."""
+        """Number of charged updates that never reached a round's average; 0 if not known."""
         return 0 if self.run is None else self.run.lost_updates
 
     @property
     def absent_clients(self) -> tuple[int, ...]:
-        """The clients of which no update reached the average; empty if they are not known."""
+        """Clients that failed and have no update in any round's average; empty if not known."""
         return () if self.run is None else self.run.absent_clients
 
     @cached_property
@@ -307,7 +310,7 @@ class Facts:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether a finite ε of at least one release may be stated."""
+        """Whether clients were charged and a finite ε may be stated for them."""
         return (
             self.is_private
             and self.has_charges

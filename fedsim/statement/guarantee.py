@@ -1,7 +1,7 @@
 """Sentences on the guarantee: against whom it holds, and what one ε protects.
 
-A certificate is a guarantee of the run against one adversary. Several certificates of one run hold
-at once. No sentence adds, averages or compares them.
+A certificate is a pair (ε, δ) that a run guarantees against one adversary. A run may have several,
+which hold at once. No sentence of the statement adds, averages or compares their ε.
 """
 
 import math
@@ -24,7 +24,7 @@ claim = partial(TABLE.sentence, "guarantee", "claim")
 
 @warning("No differential privacy", holds=lambda facts: not facts.is_private)
 def no_privacy(facts: Facts) -> str:
-    """Return the sentence that the federation has no differential privacy."""
+    """Return the sentence saying that the federation has no differential privacy."""
     return (
         "This federation ran without differential privacy: anyone who sees a client's updates "
         "may learn anything about its examples."
@@ -37,7 +37,7 @@ def no_privacy(facts: Facts) -> str:
     values=lambda facts: {"clients": list(facts.unbounded_clients)},
 )
 def infinite_epsilon(facts: Facts) -> str:
-    """Return the sentence that a client's ε is infinite, so that there is no guarantee."""
+    """Return the sentence saying that a client's ε is infinite, so that there is no guarantee."""
     unbounded = facts.unbounded_clients
     who = clients_text(unbounded).capitalize() if unbounded else "Some client"
     return (
@@ -55,7 +55,7 @@ def infinite_epsilon(facts: Facts) -> str:
     values=lambda facts: {"objections": list(facts.objections)},
 )
 def withheld(facts: Facts) -> str:
-    """Return the sentence that the recorded facts do not support the reported ε."""
+    """Return the sentence saying that the recorded facts do not support the reported ε."""
     return (
         f"An ε is reported for this run, but {'; '.join(facts.objections)}. No guarantee "
         "is stated; `fedsim verify` checks the run against its ledger."
@@ -72,7 +72,7 @@ def withheld(facts: Facts) -> str:
     ),
 )
 def nothing_released(facts: Facts) -> str:
-    """Return the sentence that no client was charged."""
+    """Return the sentence saying that no client was charged."""
     return "No client released an update, so no privacy was spent: ε = 0 for every client."
 
 
@@ -99,14 +99,14 @@ def _pair(facts: Facts) -> Mapping[str, Any]:
     values=_pair,
 )
 def simulated_guarantee(facts: Facts) -> str:
-    """Return the guarantee of the simulated mechanism, for a run with noise from a seed."""
+    """Return the guarantee for seeded noise, as a sentence about the simulated mechanism."""
     core = core_text(facts)
     return f"The mechanism that this run simulates has this guarantee: {core}. {_largest(facts)}"
 
 
 @claim("Guarantee", holds=lambda facts: facts.is_bounded and facts.noise == "secure", values=_pair)
 def guarantee(facts: Facts) -> str:
-    """Return the guarantee of the run itself, for noise that nobody can repeat and remove."""
+    """Return the guarantee for noise that cannot be repeated, as a sentence about the run."""
     core = core_text(facts)
     return f"{core[0].upper()}{core[1:]}. {_largest(facts)}"
 
@@ -123,7 +123,7 @@ def _is_shared(facts: Facts) -> bool:
     values=lambda facts: _pair(facts.against_server or facts),
 )
 def against_server(facts: Facts) -> str:
-    """Return the guarantee of distributed trust against the server, by a client's own noise."""
+    """Return the second guarantee of distributed trust: a client's own noise against the server."""
     other = facts.against_server or facts
     simulated = "In the mechanism that this run simulates, e" if other.noise == "seeded" else "E"
     return (
@@ -142,7 +142,7 @@ def against_server(facts: Facts) -> str:
     ),
 )
 def no_server_guarantee(facts: Facts) -> str:
-    """Return the sentence that the clients' own noise gives no guarantee against the server."""
+    """Return the warning that, in distributed trust, no ε against the server can be stated."""
     return (
         "No ε is stated against a server that sees single updates: the recorded shares of the "
         "noise support none. `fedsim verify` checks the run against its ledger."
@@ -241,7 +241,7 @@ def released(facts: Facts) -> str:
     holds=lambda facts: facts.is_bounded and not facts.protects_clients,
 )
 def unit(facts: Facts) -> str:
-    """Return what one ε protects, for a run whose privacy unit is the example."""
+    """Return the sentences on what one ε protects, for a run whose privacy unit is the example."""
     return (
         "The unit of privacy is one training example of one client. A person with several examples "
         "on one client is protected less. For a person with examples on several clients, the "
@@ -256,7 +256,7 @@ def unit(facts: Facts) -> str:
     holds=lambda facts: facts.is_bounded and facts.protects_clients,
 )
 def client_unit(facts: Facts) -> str:
-    """Return what one ε protects, for a run whose privacy unit is the client."""
+    """Return the sentences on what one ε protects, for a run whose privacy unit is the client."""
     return (
         "The unit of privacy is everything that one client has: all of its examples together, and "
         "their number. For a person with data on several clients, the privacy losses of these "
@@ -325,7 +325,7 @@ def adjacency(facts: Facts) -> str:
 
 
 def certificates_of(facts: Facts) -> list[Certificate]:
-    """Return the guarantee against each adversary; an ε that facts do not support is None."""
+    """Return (ε, δ) against each adversary; an ε that the facts do not support is None."""
     if not facts.is_private:
         return []
     views = (facts, facts.against_server)
@@ -343,7 +343,7 @@ def supported_epsilon(facts: Facts | None) -> float | None:
 
 
 def stated_certificates(facts: Facts) -> list[tuple[Certificate, float]]:
-    """Return the guarantees that the recorded facts support, each with its ε."""
+    """Return pairs (certificate, ε) for the guarantees that the recorded facts support."""
     if not facts.has_charges:
         return []
     certificates = certificates_of(facts)

@@ -1,4 +1,4 @@
-"""Sentences on the limits of the guarantee: what no ε of the run covers."""
+"""Sentences on the limits of the guarantee: risks that the ε of a run does not include."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -25,7 +25,7 @@ def _is_of_sums(facts: Facts) -> bool:
     holds=lambda facts: facts.has_constants_from_rows,
 )
 def constants_from_rows(facts: Facts) -> str:
-    """State that no ε covers constants which were read from private rows."""
+    """Return the warning that no ε covers column ranges and categories read from private rows."""
     return (
         "The constants of the table's columns (ranges, categories, values of gaps) were read "
         "from the rows, as the experiment declares. No ε here covers what they reveal. The "
@@ -38,7 +38,7 @@ def constants_from_rows(facts: Facts) -> str:
     holds=lambda facts: facts.is_private and facts.has_charges and facts.trust.trust == "central",
 )
 def trusted_server(facts: Facts) -> str:
-    """Return the sentence that central trust has no guarantee against the server."""
+    """Return the sentence saying that central trust has no guarantee against the server."""
     noun = "votes" if facts.counts_votes else "updates"
     seen = f"{'single' if facts.secure_aggregation is None else 'sums of'} {noun}"
     return (
@@ -57,7 +57,7 @@ def trusted_server(facts: Facts) -> str:
     },
 )
 def collusion(facts: Facts) -> str:
-    """Return the sentences on what fails if more clients collude than planned."""
+    """Return the sentences on how many clients may collude before a guarantee is lost."""
     trust = facts.trust
     allowed = (
         "No client of a sum may collude with its observer, or add no noise; a curious "
@@ -83,7 +83,7 @@ def collusion(facts: Facts) -> str:
     values=lambda facts: {"unmet": unmet_conditions(facts.secure_aggregation)},
 )
 def active_server(facts: Facts) -> str:
-    """Return the sentence that says whether the guarantee for sums covers a cheating server."""
+    """Return the sentence saying whether the guarantee for sums holds if the server cheats."""
     unmet = unmet_conditions(facts.secure_aggregation)
     if not unmet:
         return (
@@ -108,7 +108,7 @@ def active_server(facts: Facts) -> str:
     ),
 )
 def sizes_excluded(facts: Facts) -> str:
-    """Return the sentence that weights by size make the size of each client public."""
+    """Return the sentence saying that weights by size make the size of each client public."""
     return (
         f"Clients are weighted by {facts.trust.weighting}, which follows from the number "
         "of a client's examples. These numbers are treated as public facts that were fixed "
@@ -121,7 +121,7 @@ def sizes_excluded(facts: Facts) -> str:
     holds=lambda facts: facts.is_bounded and facts.trust.participation_rate is None,
 )
 def no_amplification(facts: Facts) -> str:
-    """Return the sentence on effects that could lower ε but are not used."""
+    """Return the sentence saying that ε uses no amplification by client selection or shuffling."""
     if facts.trust.trust == "distributed":
         return (
             "No amplification by client selection or shuffling is claimed. Secure aggregation "
@@ -138,7 +138,7 @@ def no_amplification(facts: Facts) -> str:
     holds=lambda facts: facts.noise == "seeded" and facts.has_charges,
 )
 def seeded_noise(facts: Facts) -> str:
-    """Return the sentence that anyone who knows the seed can remove the noise."""
+    """Return the sentence saying that anyone who knows the seed can remove the noise."""
     return (
         "The noise is computed from a seed, so that the simulation is reproducible. It gives no "
         "protection against anyone who knows the seed, and the settings of this run contain it."
@@ -150,7 +150,7 @@ def seeded_noise(facts: Facts) -> str:
     holds=lambda facts: facts.noise == "secure" and facts.has_charges,
 )
 def secure_noise(facts: Facts) -> str:
-    """Return the sentence that the noise is the operating system's and cannot be repeated."""
+    """Return the sentence saying that noise from the operating system cannot be repeated."""
     return (
         "Batches and noise come from the operating system's random number generator. Neither "
         "they nor this run can be repeated."
@@ -185,7 +185,7 @@ def floating_point(facts: Facts) -> str:
 
 @limit("Failures are not covered", holds=lambda facts: facts.is_private and facts.lost_updates > 0)
 def error_messages(facts: Facts) -> str:
-    """Return the sentence that failures and their messages are outside the guarantee."""
+    """Return the sentence saying that failures and their messages are outside the guarantee."""
     return (
         "Whether a client fails, and its error message, may depend on its examples. Both "
         "reached the server and this report; no ε includes them."
@@ -202,7 +202,7 @@ def error_messages(facts: Facts) -> str:
     ),
 )
 def unfinished(facts: Facts) -> str:
-    """Return the sentence that the run did not end as planned."""
+    """Return the sentence saying that the run did not end as planned."""
     run = facts.run
     if run is None:
         return ""
@@ -218,7 +218,7 @@ def unfinished(facts: Facts) -> str:
     holds=lambda facts: facts.is_private and facts.personal_models is not None,
 )
 def personal_model(facts: Facts) -> str:
-    """Return the sentence that personal models, made without noise, have no guarantee."""
+    """Return the sentence saying that personal models, made without noise, have no guarantee."""
     return (
         f"A client may make a personal model ({facts.personal_models}) from the final "
         "global model and its own examples, without noise. No ε covers a personal model or a "
@@ -235,7 +235,7 @@ def personal_model(facts: Facts) -> str:
     ),
 )
 def parties_on_one_host(facts: Facts) -> str:
-    """Return the sentence that a simulation has one operator, who could combine all shares."""
+    """Return the sentence saying that all parties of secure aggregation ran in one simulation."""
     return (
         "All parties of secure aggregation ran in one simulation. Every message of the "
         "protocol was real; that its parties do not collude was only simulated."
@@ -244,7 +244,7 @@ def parties_on_one_host(facts: Facts) -> str:
 
 @limit("Updates are not checked", holds=lambda facts: facts.hides_updates)
 def unseen_updates(facts: Facts) -> str:
-    """Return the sentence that the server cannot check updates that it cannot see."""
+    """Return the sentence saying that the server cannot check updates that it cannot see."""
     return (
         "Secure aggregation gives no protection against clients that send false updates: the "
         "server cannot inspect a single update."

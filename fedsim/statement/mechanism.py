@@ -168,10 +168,10 @@ def client_update(facts: Facts) -> str:
 
 
 def row_of(kind: ReleaseKind) -> Row:
-    """Return the statement's sentence template for a kind of release that supplies its own text.
+    """Return the sentence template that describes a mechanism, from the mechanism's own text.
 
     Args:
-        kind: the kind of release, with a title and a statement; its name is the sentence's id.
+        kind: the kind of release; its `title` and `statement` are the heading and the text.
     """
     name = kind.name.removesuffix("_perturbation")
     return Row(name, "mechanism", "fact", kind.title, _charged(kind.name), _kind_text, _kind_values)
@@ -230,7 +230,7 @@ def votes(facts: Facts) -> str:
     },
 )
 def shared_noise(facts: Facts) -> str:
-    """Return the sentences that the noise of a sum comes from several clients."""
+    """Return the sentences saying that the noise of a sum comes from several clients."""
     honest, noise = facts.trust.honest_clients, _ranges(facts, "noise_multiplier")
     return (
         f"A sum has the noise of at least {count_text(honest, 'honest client')}, with equal "
@@ -259,7 +259,7 @@ def _bands(facts: Facts) -> int:
     values=lambda facts: {"bands": _bands(facts)},
 )
 def correlation(facts: Facts) -> str:
-    """Return the sentences that noise is correlated over steps, and the run is one event."""
+    """Return the sentences on noise that is correlated over steps, and on how it is charged."""
     bands = _bands(facts)
     return (
         f"Each step takes back a part of the noise of the {bands - 1} steps before it (a "
@@ -274,7 +274,7 @@ def correlation(facts: Facts) -> str:
     values=lambda facts: {"declared_sizes": facts.sizes_are_declared},
 )
 def public_constants(facts: Facts) -> str:
-    """Return the sentence that no private number of examples scales a step."""
+    """Return the sentence saying that divisor and noise use no private number of examples."""
     if facts.protects_clients:
         return (
             "Divisor, noise and number of rounds follow from settings: no number of examples "
@@ -304,7 +304,7 @@ def _sampler_values(facts: Facts) -> dict[str, str]:
     values=_sampler_values,
 )
 def sampler(facts: Facts) -> str:
-    """Return the sentence on the sampler that ran; ε accounts for the same sampler."""
+    """Return the sentence on how batches were sampled, which is also what ε accounts for."""
     batches = SAMPLING_SCHEMES[_sampler_values(facts)["ran"]].statement
     return f"{batches[0].upper()}{batches[1:]}."
 
@@ -316,7 +316,7 @@ def sampler(facts: Facts) -> str:
     ),
 )
 def every_round(facts: Facts) -> str:
-    """Return the sentence that drawing clients does not amplify privacy in this run."""
+    """Return the sentence saying that sampling of clients does not amplify privacy here."""
     return (
         "A round is charged in full to every client that takes part: who takes part is public, "
         "so that drawing clients amplifies nothing."
@@ -329,7 +329,7 @@ def every_round(facts: Facts) -> str:
     values=lambda facts: {"rate": facts.trust.participation_rate},
 )
 def drawn_clients(facts: Facts) -> str:
-    """Return the sentences that clients are drawn in secret, which amplifies privacy."""
+    """Return the sentences saying that clients are drawn in secret, and how rounds are charged."""
     return (
         "In each round the server draws each client independently with probability p = "
         f"{facts.trust.participation_rate or 0.0:.4g}, and charges the round to every "

@@ -1,6 +1,6 @@
-"""Words for what each observer (adversary) sees under each trust model.
+"""Phrases that describe each adversary (observer) and what it sees, under each trust model.
 
-The statement, pages and tools use these words. `fedsim.accountant.trust.OBSERVERS` lists the
+The privacy statement and the tools print them. `fedsim.accountant.trust.OBSERVERS` lists the
 observers against whom a trust model has a guarantee.
 """
 
@@ -20,13 +20,13 @@ OBSERVER_NAMES: Mapping[Observer, str] = {
 
 @dataclass(frozen=True)
 class View:
-    """Words for the adversary against whom a run's ε holds, and for what it sees.
+    """Phrases on the adversary against whom a run's ε holds, and on what it sees.
 
     Attributes:
         observer: the adversary, as worded after "against".
         sees: what the adversary sees, as worded after "An attacker sees".
-        releases: the releases that one ε covers, with their verb.
-        adversary: the adversary with all that it sees, as the beginning of a sentence.
+        releases: the releases that one ε covers, with the verb "are" at the end.
+        adversary: a sentence without its full stop: the adversary, and all that it sees.
     """
 
     observer: str
@@ -80,12 +80,12 @@ _VOTES = {
 
 
 def view_of(facts: Facts) -> View:
-    """Return the words for the adversary against whom the run's ε holds."""
+    """Return the phrases on the adversary against whom the run's ε holds."""
     return (_VOTES if facts.counts_votes else _UPDATES)[facts.trust.trust]
 
 
 def core_text(facts: Facts) -> str:
-    """Return the guarantee of a run in words without numbers, as a part of a sentence."""
+    """Return a clause that states the guarantee of a run with symbols ε and δ, not their values."""
     view, is_local = view_of(facts), facts.trust.trust == "local"
     if facts.protects_clients:
         unit = f"everything that {'client' if is_local else 'any client'} k has"

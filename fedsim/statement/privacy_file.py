@@ -1,4 +1,4 @@
-"""The types of `privacy.json`, and its reader, which returns the recorded facts."""
+"""Typed form of the file `privacy.json`, and a reader that returns the facts it records."""
 
 import hashlib
 import json
@@ -34,8 +34,8 @@ class LedgerEntry(TypedDict):
 class ClientRow(TypedDict):
     """The entry of one client in `privacy.json`; `epsilon` is null if it is not finite.
 
-    `name` is public, and absent where clients have only numbers.
-    `examples` is null where the unit is the client.
+    `name` is public; it is absent if the client has only a number. `examples` is null if the
+    privacy unit is the client.
     """
 
     client: int
@@ -48,9 +48,9 @@ class ClientRow(TypedDict):
 class PrivateClientRow(ClientRow):
     """The entry of one client in `privacy.json`, in a federation with differential privacy.
 
-    `epsilon` and `ledger` hold against the adversary `against`. In distributed trust,
-    `epsilon_against_server` and `ledger_against_server` hold against a server that sees single
-    uploads of the client.
+    `epsilon` and `ledger` hold against the adversary that `against` names. In distributed trust,
+    `epsilon_against_server` and `ledger_against_server` hold against a server that sees the
+    client's single uploads.
     """
 
     epsilon_against_server: NotRequired[float | None]
@@ -74,7 +74,10 @@ class PrivateClientRow(ClientRow):
 
 
 class Certificate(TypedDict):
-    """A pair (ε, δ) that holds for all clients against one adversary; ε is null if unsupported."""
+    """A pair (ε, δ) that holds for all clients against one adversary.
+
+    `epsilon` is null if the recorded facts do not support it.
+    """
 
     against: Observer
     epsilon: float | None
@@ -82,7 +85,7 @@ class Certificate(TypedDict):
 
 
 class PrivacyFile(TypedDict):
-    """The content of `privacy.json`; without differential privacy, names of settings are null."""
+    """The content of `privacy.json`; privacy settings are null without differential privacy."""
 
     sums: NotRequired[Mapping[str, Any]]
     participation: NotRequired[Mapping[str, Any]]
@@ -118,13 +121,13 @@ class PrivacyFile(TypedDict):
 def read_facts(privacy: Mapping[str, Any], *, run: RunFacts | None = None) -> Facts:
     """Return the facts that the content of `privacy.json` records.
 
-    The ε of the federation is taken from the clients, not from `system_epsilon`. The profile is
-    computed again from the ledger of the client with the largest ε. `attack` is read; if it is
-    absent, as in a file not yet written, it is computed from all ledgers.
+    The ε of the federation is taken from the clients, not from `system_epsilon`. The profile δ(ε)
+    is computed again from the ledger of the client with the largest ε. The bound on attacks is read
+    from `attack`. If this key is absent, the bound is computed from all ledgers.
 
     Args:
-        privacy: the content of `privacy.json`; the other keys of the statement are ignored.
-        run: facts on how the run ended, from its other files; None where they are not known.
+        privacy: the content of `privacy.json`; the texts of the statement in it are ignored.
+        run: facts on how the run ended, from its other files; None if they are not known.
 
     Raises:
         KeyError: a key is missing.
@@ -216,7 +219,7 @@ def _against_server(privacy: Mapping[str, Any], run: RunFacts | None) -> Facts |
 
 
 def ledger_digest(rows: Iterable[Mapping[str, Any]]) -> str | None:
-    """Return one SHA-256 over all clients' ledgers; None if a ledger's last hash is not recorded.
+    """Return one SHA-256 over all clients' ledgers; None if a client has no `ledger_head`.
 
     The hashed text has a line "<client> <ledger_head>" for each client, by client number, ended by
     a newline, so that `sha256sum` computes the same digest.

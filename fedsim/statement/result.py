@@ -1,4 +1,4 @@
-"""Sentences on spend, attacks, secure aggregation, budgets, and how to check a run."""
+"""Sentences on a run's result: ε spent, bounds on attacks, secure aggregation, budgets, checks."""
 
 import math
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ def _largest_share(facts: Facts) -> float:
     values=lambda facts: {"largest_delta_times_examples": _largest_share(facts)},
 )
 def delta_below_one_in_n(facts: Facts) -> str:
-    """Return the sentences that every δ is too small to allow publishing a whole example."""
+    """Return the sentences saying that every δ is too small to allow publishing a whole example."""
     share = percent_text(_largest_share(facts))
     if facts.protects_clients:
         return (
@@ -67,7 +67,7 @@ def delta_below_one_in_n(facts: Facts) -> str:
     values=lambda facts: {"clients": list(facts.clients_with_large_delta)},
 )
 def delta_too_large(facts: Facts) -> str:
-    """Return the sentences that some δ is large enough to allow publishing an example."""
+    """Return the sentences saying that some δ is large enough to allow publishing an example."""
     if facts.protects_clients:
         return (
             "δ is not below 1 / the number of clients. With a δ this large, a federation that "
@@ -88,7 +88,7 @@ def _spread(facts: Facts) -> Mapping[str, float]:
 
 @TABLE.sentence("result", "fact", "Every client, and the federation", values=_spread)
 def spread(facts: Facts) -> str:
-    """Return the largest ε, which is the guarantee, and the median and minimum, which are not."""
+    """Return the sentence on the largest ε (the guarantee), and the median and smallest ε."""
     largest, median, smallest = map(epsilon_text, _spread(facts).values())
     return (
         f"The guarantee for all clients is the largest ε of "
@@ -119,7 +119,7 @@ def _bounds(facts: Facts) -> tuple[tuple[float, float], ...]:
     },
 )
 def attack_bound(facts: Facts) -> str:
-    """Return the bounds on the true-positive rate of membership inference, in words."""
+    """Return the sentences on the largest true-positive rate of membership inference."""
     (rate, top), *rest = (
         (f"{100 * rate:.4g}%", f"at most {percent_text(bound)}") for rate, bound in _bounds(facts)
     )
@@ -150,7 +150,7 @@ def _gaussian(facts: Facts) -> Mapping[str, Any]:
     values=_gaussian,
 )
 def gaussian_bound(facts: Facts) -> str:
-    """Return the sentence on the number μ that bounds the whole trade-off curve."""
+    """Return the sentence on the Gaussian-DP parameter μ, which bounds every attack's rates."""
     values = _gaussian(facts)
     others = "" if len(facts.clients) == 1 else " The μ of another client may be larger."
     return (
@@ -246,7 +246,7 @@ def _exactness(recorded: Mapping[str, Any]) -> list[str]:
     values=_recorded,
 )
 def nothing_hidden(facts: Facts) -> str:
-    """Return the sentence that secure aggregation ran without cryptography, as a baseline."""
+    """Return the sentence saying that secure aggregation ran without cryptography."""
     return (
         f"Updates were quantised and summed in plaintext (protocol "
         f"{_recorded(facts).get('protocol')}, for comparison only): the server saw each of them. "
@@ -268,7 +268,7 @@ def _targets(facts: Facts) -> list[float]:
     values=lambda facts: {"clients": list(facts.clients_over_target)},
 )
 def targets_exceeded(facts: Facts) -> str:
-    """Return the sentence that some clients spent more than their target ε."""
+    """Return the sentence saying that some clients spent more than their target ε."""
     return f"The target ε was exceeded by {clients_text(facts.clients_over_target)}."
 
 
@@ -285,7 +285,7 @@ def _target_values(facts: Facts) -> Mapping[str, float]:
     values=_target_values,
 )
 def targets_kept(facts: Facts) -> str:
-    """Return the sentence that no client spent more than its target ε."""
+    """Return the sentence saying that no client spent more than its target ε."""
     targets = _targets(facts)
     who = "Every client" if len(targets) == len(facts.clients) else "Each of them"
     return (
@@ -296,7 +296,7 @@ def targets_kept(facts: Facts) -> str:
 
 @budget("Budgets", holds=lambda facts: facts.is_private and not _targets(facts))
 def no_targets(facts: Facts) -> str:
-    """Return the sentence that the experiment gave a noise multiplier and no target ε."""
+    """Return the sentence saying that the experiment gave a noise multiplier and no target ε."""
     return "The noise multiplier was given without a target ε: no budget limited the spend."
 
 
@@ -326,7 +326,7 @@ def withdrawals(facts: Facts) -> str:
     values=lambda facts: {"updates": facts.lost_updates},
 )
 def lost_updates(facts: Facts) -> str:
-    """Return the number of lost updates in words; their clients keep the charges."""
+    """Return the sentence on the number of lost updates; their clients keep the charges."""
     return (
         f"{count_text(facts.lost_updates, 'update')} never reached the average. A charge is "
         "written before training starts and is never taken back. Every ε therefore includes each "
@@ -336,7 +336,7 @@ def lost_updates(facts: Facts) -> str:
 
 @TABLE.sentence("data access", "fact", "Access to private data in this run", holds=is_private)
 def data_access(facts: Facts) -> str:
-    """Return the sentence on the steps of the run that read clients' examples."""
+    """Return the sentence on what clients' examples were read for."""
     kind = facts.kind
     return (
         f"Clients' examples were read for {kind.reads} only, and {kind.charged} is in the ledger. "
@@ -389,7 +389,7 @@ def ledger(facts: Facts) -> str:
     holds=lambda facts: facts.is_bounded and facts.tuning is None,
 )
 def tuning_not_charged(facts: Facts) -> str:
-    """Return the sentence that ε does not include earlier runs on the same data."""
+    """Return the sentence saying that ε does not include earlier runs on the same data."""
     return (
         "Tuning runs on the same data are not charged: every run spends privacy, and this "
         "account covers one run only."

@@ -21,16 +21,16 @@ class UnsupportedClaimError(FedsimError, ValueError):
 
 @dataclass(frozen=True)
 class Row:
-    """A sentence of the statement as a template; a call with facts returns the sentence.
+    """Template of a sentence of the statement; a call with facts returns the sentence.
 
     Attributes:
         identifier: id of the sentence in files.
-        point: heading of the statement's part that lists the sentence, such as "guarantee".
+        point: the part of the statement to which the sentence belongs, such as "guarantee".
         kind: claim, fact, limit or warning.
         title: heading of the sentence on a page.
         holds: function that returns whether facts support the sentence.
         words: function from facts to the text.
-        values: function from facts to every number of the text, unrounded, for programs.
+        values: function from facts to the values in the text, unrounded and by name, for programs.
     """
 
     identifier: str
@@ -52,9 +52,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Sentence:
-    """One sentence of the privacy statement.
+    """One sentence of the privacy statement, made from a template (`row`) and facts.
 
-    Guarantee: an object exists only if the facts support the sentence, and only an object has a
+    Guarantee: if the facts do not support the sentence, no object is created, so that there is no
     text.
 
     Raises:
@@ -92,7 +92,7 @@ class Sentence:
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """All numbers of the text, unrounded, for programs."""
+        """The values that the text states, unrounded and by name, for programs."""
         return self.row.values(self.facts)
 
     def to_json(self) -> dict[str, Any]:
@@ -108,7 +108,7 @@ class Sentence:
 
 
 def is_bounded(facts: Facts) -> bool:
-    """Whether a finite ε of at least one release may be stated; most sentences require this."""
+    """Whether clients were charged and a finite ε may be stated; most sentences require this."""
     return facts.is_bounded
 
 
@@ -133,7 +133,7 @@ class StatementTable(list[Row]):
         holds: Holds = is_bounded,
         values: Values = _no_values,
     ) -> Callable[[Words], Row]:
-        """Return a decorator that adds a function from facts to text to this list, as a template.
+        """Return a decorator that adds a template to this list, from a function of facts to text.
 
         The name of the function is the id of the sentence in files.
 
@@ -143,7 +143,7 @@ class StatementTable(list[Row]):
             title: heading of the sentence on a page.
             holds: function that returns whether facts support the sentence; by default, whether
                 there is a guarantee.
-            values: function from facts to every number of the text, unrounded.
+            values: function from facts to the values in the text, unrounded and by name.
         """
 
         def add(words: Words) -> Row:

@@ -36,9 +36,9 @@ def in_words(sentences: Sequence[Sentence]) -> str:
 
 
 def to_json(facts: Facts) -> dict[str, Any]:
-    """Return the keys of `privacy.json` that the statement fills.
+    """Return the privacy statement as a dictionary of top-level entries of `privacy.json`.
 
-    The values of `profile` and `attack` are None without a finite ε.
+    The entries `profile` and `attack` are None if no finite ε can be stated.
     """
     sentences = statement_of(facts)
     return {

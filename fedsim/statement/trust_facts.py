@@ -1,4 +1,4 @@
-"""Recorded facts about trust model and unit, and the conditions of each of their pairs."""
+"""Recorded facts about a run's trust model and privacy unit, and checks that they support its ε."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,23 +20,26 @@ UNMET_CONDITIONS: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class TrustFacts:
-    """Recorded facts about trust model and unit; None if a fact is unknown or has no meaning.
+    """Recorded facts about a run's trust model and privacy unit.
+
+    A fact is None if it is unknown or does not apply to the run.
 
     Attributes:
-        trust: local, distributed or central.
-        unit: example or client.
-        min_clients: smallest number m of clients in a sum that is opened.
+        trust: the trust model: local, distributed or central.
+        unit: the privacy unit: example or client.
+        min_clients: smallest number m of clients in a secure sum that is opened.
         colluding_clients: number t of clients of a sum that may collude with its observer or add no
             noise.
         local_steps: number of noisy steps of a client in a round.
         optimizer: optimizer of the clients; "sgd" is plain SGD.
         opened_sums: number of clients in each sum that was opened.
-        unexplained: first client whose ε needs more noise than the clients' shares in its sums
-            have; None if there is no such client.
+        unexplained: first client whose ledger claims more noise than the shares of the honest
+            clients add up to; None if there is no such client.
         participation_rate: probability of each client to take part, drawn independently and in
             secret.
-        weighting: name of the clients' weights, if the unit is the client.
-        votes: `queries`, `answers`, `sigma_threshold` and `sigma` of PATE; None if clients train.
+        weighting: name of the scheme of the clients' weights, if the privacy unit is the client.
+        votes: numbers that describe PATE's votes, under `queries`, `answers`, `sigma_threshold` and
+            `sigma`; None if clients train.
     """
 
     trust: str = "local"
@@ -53,12 +56,15 @@ class TrustFacts:
 
     @property
     def protects_client(self) -> bool:
-        """Whether the unit is the client, that is, everything that it has."""
+        """Whether the privacy unit is the client, that is, all data of one client."""
         return protects_client(self.unit)
 
     @property
     def observers(self) -> tuple[Observer, ...]:
-        """The adversaries against whom there is a guarantee; the first is that of the run's ε."""
+        """The adversaries against whom there is a guarantee.
+
+        The run's ε holds against the first one.
+        """
         return OBSERVERS.get(self.trust, ())
 
     @property
@@ -72,8 +78,8 @@ class TrustFacts:
         """Return the types of events that a client's ledger may have.
 
         Args:
-            of_batches: type of the event of one batch; None if the sampling of batches is not
-                known.
+            of_batches: type of the event that the batch sampling scheme charges; None if the
+                scheme is not known.
         """
         if not self.protects_client:
             return frozenset() if of_batches is None else frozenset({of_batches})
@@ -87,7 +93,9 @@ LOCAL_EXAMPLE = TrustFacts()
 
 
 def trust_objections(trust: TrustFacts, secure: Mapping[str, Any] | None) -> Iterator[str]:
-    """Yield reasons why the recorded trust model, unit or sums do not support ε.
+    """Yield reasons why the recorded facts on trust do not support the ε that a run claims.
+
+    These facts are the trust model, the privacy unit, and the protocol that opens sums of uploads.
 
     Args:
         trust: facts about trust model and unit.
@@ -102,7 +110,7 @@ def trust_objections(trust: TrustFacts, secure: Mapping[str, Any] | None) -> Ite
 
 
 def unmet_conditions(secure: Mapping[str, Any] | None) -> list[str]:
-    """Return the names of the conditions in `UNMET_CONDITIONS` not recorded as met.
+    """Return which conditions of a guarantee against an active server are not recorded as met.
 
     Args:
         secure: recorded facts on secure aggregation; None without it.

@@ -1,1 +1,1 @@
-"""Tools built on the simulator: they import the simulator, and it never imports them."""
+"""Tools that use the simulator: advice, audit, deployment, search, totals, curves and replay."""

@@ -1,4 +1,4 @@
-"""The command `fedsim curve`: bounds on ε over the steps of DP-SGD."""
+"""The command `fedsim curve`, which compares bounds on ε over the steps of DP-SGD."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -38,7 +38,7 @@ from fedsim.tools.replay_channel import MemoryJournal, RecordedRound, ReplayGrid
 
 
 class ReplayImpossibleError(InputError):
-    """Error of a run that cannot be replayed here; the run itself may be sound."""
+    """Error that a run cannot be replayed in this environment; the run may still be correct."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class Replay:
         rounds: number of rounds that were run again.
         uploads: number of uploads that were recomputed and compared.
         charges: number of charges that were recomputed and compared.
-        problems: the differences in the first round that has differences, in ascending order of
-            clients.
+        problems: a message for each difference in the first round that has differences, in
+            ascending order of client numbers; empty if the replay equals the records.
     """
 
     rounds: int

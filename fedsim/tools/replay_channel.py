@@ -1,7 +1,8 @@
-"""Channel of a replay: clients that trained in the run train again, all others repeat their record.
+"""The channel of a replay, which trains again only the clients that trained in the recorded run.
 
-Which clients failed or withdrew may have depended on the machine (a worker that died, an
-interrupt), so it is taken from the record. A client's computation does not depend on the others.
+For all other clients, the channel repeats the recorded failure or withdrawal. Which clients failed
+may have depended on the machine (a worker that died, an interrupt), so it is taken from the
+records.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +30,7 @@ class RecordedRound:
         number: number of the round, from 1.
         row: the round's line of `rounds.jsonl`; None if the round was interrupted.
         releases: the round's line of `releases.jsonl`; None if the round was interrupted.
-        charges: charge of each charged client, by client.
+        charges: charge of each client that was charged in the round, by client number.
     """
 
     number: int
@@ -39,28 +40,28 @@ class RecordedRound:
 
     @property
     def uploads(self) -> Mapping[int, str]:
-        """Tag (keyed checksum) of each unencrypted upload, by client."""
+        """Tags (keyed checksums) of the round's unencrypted uploads, by client number."""
         return {} if self.releases is None else self.releases.uploads
 
     @cached_property
     def participants(self) -> frozenset[int]:
-        """The clients whose updates are in the average of the round."""
+        """Numbers of the clients whose updates are in the average of the round."""
         return frozenset(() if self.row is None else self.row["participants"])
 
     @cached_property
     def asked(self) -> frozenset[int]:
-        """The clients that trained: those with a charge, an upload, or a part in the average."""
+        """Numbers of the clients that trained: with a charge, an upload or a part in the mean."""
         return frozenset(self.charges) | frozenset(self.uploads) | self.participants
 
     @cached_property
     def withdrawals(self) -> Mapping[int, str]:
-        """The recorded reasons of clients that withdrew from the federation, by client."""
+        """Reason of each client that withdrew from the federation in the round, by client."""
         rows = () if self.row is None else self.row["withdrawn"]
         return {row["client"]: str(row["reason"]) for row in rows}
 
     @cached_property
     def failures(self) -> Mapping[int, str]:
-        """The recorded reasons of clients that failed, by client."""
+        """Error message of each client that failed in the round, by client number."""
         rows = () if self.row is None else self.row["failed"]
         return {row["client"]: str(row["reason"]) for row in rows}
 
@@ -126,8 +127,9 @@ class ReplayChannel:
 
     Attributes:
         channel: the channel to all clients.
-        rounds: the recorded rounds, from the first.
-        failures: mapping to which errors of clients that train again are added, by client.
+        rounds: the recorded rounds, from round 1.
+        failures: mapping for the errors of the current round's clients that train again, by client
+            number; `train` clears and fills it.
         is_secret: whether the record names no participants, so that every drawn client trains.
     """
 
@@ -139,7 +141,7 @@ class ReplayChannel:
     def train(
         self, requests: Mapping[int, TrainRequest], *, timeout: float | None
     ) -> Iterator[tuple[int, TrainAnswer]]:
-        """Yield (node, answer) for each client: a new reply, or the recorded failure."""
+        """Yield a pair (node id, answer) for each client: a new reply, or the recorded failure."""
         self.failures.clear()
         if not requests:
             return
@@ -173,8 +175,9 @@ class ReplayGrid(LocalGrid):
     Args:
         client_app: the ClientApp of every node.
         num_clients: number of nodes.
-        rounds: the recorded rounds, from the first.
-        failures: mapping to which errors of clients that train again are added, by client.
+        rounds: the recorded rounds, from round 1.
+        failures: mapping for the errors of the current round's clients that train again, by client
+            number.
         is_secure: whether updates are summed by secure aggregation.
         is_secret: whether the record names no participants, so that every drawn client trains.
         options: the other arguments of `LocalGrid`.

@@ -34,12 +34,12 @@ class RunCallback(Protocol):
         ...
 
     def ended(self) -> None:
-        """Receive the end of the run; called once, after the last round."""
+        """React to the end of the run; called once, after the last round."""
         ...
 
 
 def phases_of(callback: RunCallback | None) -> Phases:
-    """Return an object that times phases and announces each to a callback, if it has `phase`."""
+    """Return a `Phases` object that calls the callback's method `phase`, if it has one."""
     return Phases(partial(tell_phase, callback))
 
 
@@ -56,11 +56,11 @@ def tell_phase(callback: RunCallback | None, name: str) -> None:
 
 
 class CheckingCallback:
-    """A callback object that calls a check after each round, and another callback object.
+    """A callback that wraps another callback, and calls a check after each round.
 
     Args:
         check: the check, which may raise to end the run.
-        callback: the other callback object, which gets all calls; None to call the check alone.
+        callback: the wrapped callback, which gets all calls; None to call the check alone.
     """
 
     def __init__(self, check: Callable[[], None], callback: RunCallback | None) -> None:
@@ -68,22 +68,22 @@ class CheckingCallback:
         self._observer = callback
 
     def phase(self, name: str) -> None:
-        """Forward the name of a phase to the other callback object."""
+        """Forward the name of a phase to the wrapped callback."""
         tell_phase(self._observer, name)
 
     def started(self, federation: "Federation", path: Path) -> None:
-        """Forward the start of the run to the other callback object."""
+        """Forward the start of the run to the wrapped callback."""
         if self._observer is not None:
             self._observer.started(federation, path)
 
     def round_finished(self, row: Mapping[str, Any]) -> None:
-        """Forward the line of a round to the other callback object, then call the check."""
+        """Forward the line of a round to the wrapped callback, then call the check."""
         if self._observer is not None:
             self._observer.round_finished(row)
         self._check()
 
     def ended(self) -> None:
-        """Forward the end of the run to the other callback object."""
+        """Forward the end of the run to the wrapped callback."""
         if self._observer is not None:
             self._observer.ended()
 
@@ -129,10 +129,11 @@ _SCORES = ("test_", "clients_", "train_")
 
 
 def row_numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers in a line of `rounds.jsonl` by name; other values are left out.
+    """Return the numbers in a round's line of `rounds.jsonl` by name; other values are left out.
 
-    Numbers in a mapping are named `key.inner`, and scores by class `test_recall_per_class.0`. Any
-    other list, such as `participants`, is replaced by its length.
+    A number in a mapping is named `key.inner`. A list of scores, such as one for each class, has
+    one number for each item: `test_recall_per_class.0`. The number of any other list, such as
+    `participants`, is its length.
     """
     return dict(_numbers(row))
 

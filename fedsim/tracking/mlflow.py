@@ -1,4 +1,4 @@
-"""Tracker for MLflow, at `MLFLOW_TRACKING_URI` or in files in `mlflow/` of the run directory."""
+"""Tracker for MLflow: logs to `MLFLOW_TRACKING_URI`, or to `mlflow/` in the run directory."""
 
 import os
 import time
@@ -14,8 +14,8 @@ _MAX_VALUE_CHARS = 500  # MLflow refuses longer parameters
 class MlflowTracker:
     """A tracker that logs settings as MLflow parameters, and metrics by round (extra `mlflow`).
 
-    It uses an MLflow client of its own. So MLflow's global state, which the caller may use, does
-    not change.
+    The tracker uses a separate MLflow client, so that MLflow's global state, which the caller may
+    use, does not change.
     """
 
     def __init__(self) -> None:

@@ -45,7 +45,7 @@ class TrackerError(FedsimError, RuntimeError):
 def add_trackers(
     names: Sequence[str], callback: RunCallback | None, *, base: Path
 ) -> RunCallback | None:
-    """Return a callback object that calls the named trackers and then `callback`.
+    """Return a callback object that forwards calls to the named trackers, then to `callback`.
 
     Args:
         names: keys of `TRACKERS` and plug-ins; if empty, `callback` is returned unchanged.

@@ -1,1 +1,1 @@
-"""Zeroth-order steps (from loss differences): settings and public random directions."""
+"""Settings and public random directions of zeroth-order steps, which use losses, not gradients."""

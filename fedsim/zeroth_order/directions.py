@@ -1,7 +1,8 @@
-"""Public random directions, which depend on (seed, round, step, number) and nothing else.
+"""Public random directions, each a function of seed, round, step and number of the direction alone.
 
-Server and clients compute the same model update from the coefficients of the steps. So directions
-are drawn by numpy on the CPU, and updates are added in a fixed order without fused operations.
+A step moves the model along its directions, each times a coefficient. Server and clients must
+compute the same model from the coefficients, bit for bit. So directions are drawn by numpy on the
+CPU, and updates are added in a fixed order without fused operations.
 """
 
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ _MAX_KEPT_VALUES = 1 << 22  # 16 MB
 
 @dataclass(frozen=True)
 class Directions:
-    """Random directions of an experiment, along which the model is measured and moved.
+    """Random directions of an experiment, along which steps measure the loss and move the model.
 
     Attributes:
         seed: the experiment's seed; it may be public, because directions do not depend on data.
@@ -33,7 +34,7 @@ class Directions:
     )
 
     def direction(self, round_number: int, step: int, number: int) -> NDArray[np.float32]:
-        """Return one direction as a read-only float32 array (d,).
+        """Return a random direction as a read-only float32 array (d,).
 
         Args:
             round_number: number of the round, from 1.
@@ -62,7 +63,9 @@ class Directions:
     def add_round(
         self, values: NDArray[np.generic], coefficients: NDArray[np.generic], round_number: int
     ) -> None:
-        """Add the update of a round to the trained values, in place.
+        """Add a round's update to the trained values, in place.
+
+        The update is the sum, over all directions of all steps, of coefficient times direction.
 
         Args:
             values: trained values as one flat array (d,).

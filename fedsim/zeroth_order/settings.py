@@ -11,10 +11,11 @@ MAX_DIRECTIONS = 4096
 
 
 class BackwardPasses:
-    """Properties of training with backward passes, the default for gradients.
+    """Properties of training by backpropagation, which is the default of `local.gradient`.
 
     Attributes:
-        saves_derived_model: whether the saved model is computed from the values that clients send.
+        saves_derived_model: whether clients train other values than the model's parameters, so that
+            the saved model must be computed from them.
         public_parts: keys that this training adds to the public description of model and training.
         not_audited: message with which an audit refuses this training; "" if it accepts it.
         not_advised: message with which `fedsim plan --advise` refuses this training, or "".
@@ -63,5 +64,5 @@ class ZerothOrderSettings(Settings):
 
     @property
     def public_parts(self) -> Mapping[str, int]:
-        """Public number of random directions in a step, in a dict under its key."""
+        """Public description of this training: the number of random directions in a step."""
         return {"directions": self.directions}

@@ -162,7 +162,7 @@ class RoundAbortedError(FedsimError):
 
 
 class ClientAnswer(Protocol):
-    """Interface of a client's reply: the fields that it has beside its update."""
+    """Interface of a client's reply: its fields other than the update."""
 
     @property
     def spend(self) -> ClientSpend | None:
@@ -189,7 +189,7 @@ class AggregationResult:
 
     Attributes:
         arrays: the weighted mean of the client models; None if no client is in the aggregate.
-        lost: the reason for each client that was added but is missing from the aggregate.
+        lost: for each client that was added but is missing from the aggregate, the reason.
         metrics: the mean of each declared metric, by name.
         clipped: number of update values that were clipped before the sum.
         clipped_metrics: number of clients that clipped a metric.
@@ -197,7 +197,8 @@ class AggregationResult:
             send no integers, or if no client is in the aggregate.
         clip_count: the noisy count that updates the adaptive clip norm, in grid steps (a step is
             the value of the integer 1 in the sum). None if the clip norm is fixed.
-        models: the stacked models of n clients (n, ...) by name, ascending by client, or empty.
+        models: the arrays of all n clients' models, stacked (n, ...) by name, ascending by client;
+            empty if single models are not kept.
     """
 
     arrays: ArrayRecord | None
@@ -255,7 +256,7 @@ class Aggregator(ABC, Generic[A]):
         """Set the adaptive clip norm S of the updates of the next round.
 
         Args:
-            clip_norm: the clip norm S, an L2 norm; None if it is fixed.
+            clip_norm: the clip norm S, an L2 norm; None if the clip norm is fixed.
         """
 
     def weigh(self, client: int, factor: float) -> None:
@@ -266,8 +267,8 @@ class Aggregator(ABC, Generic[A]):
             factor: the multiplier, > 0.
 
         Raises:
-            ValueError: the factor is not 1, but clients weigh their own updates, as in a secure
-                sum.
+            ValueError: the factor is not 1, but the clients multiply updates by weights
+                themselves, as in a secure sum.
         """
         if factor != 1.0:
             raise ValueError(f"client {client} weighs its own update, got a factor of {factor:g}")
@@ -286,7 +287,7 @@ class Aggregator(ABC, Generic[A]):
 
     @abstractmethod
     def finish(self) -> AggregationResult:
-        """Return the aggregate of the round, and the clients that are missing from it.
+        """Return the aggregate of the round; it lists the added clients that are not in it.
 
         Raises:
             RoundAbortedError: the updates cannot be aggregated.
@@ -348,7 +349,7 @@ class PlainAggregator(Aggregator[TrainReply]):
         self._current.skip(client)
 
     def finish(self) -> AggregationResult:
-        """Return the round's weighted mean, without arrays if no client had a positive weight."""
+        """Return the round's weighted mean; it has no arrays if no weight was positive."""
         mean, self._mean = self._current.result(), None
         kept = [self._models[client] for client in sorted(self._models)]
         models = {name: np.stack([model[name] for model in kept]) for name in (kept or [{}])[0]}

@@ -1,4 +1,4 @@
-"""Mean model of a round from integer updates, with the server's noise under central trust.
+"""Mean model of a round from the sum of integer updates, to which the server may add noise.
 
 Clients round their updates to integers, multiples of one public grid step. So the sum is exact,
 with or without secure aggregation. Under central trust (the server may see raw sums), the server
@@ -92,7 +92,7 @@ class NoisySum(Aggregator[Any]):
 
     Args:
         sums: the aggregator that adds up the clients' integers.
-        plan: the value of an integer step, the divisor of the sum, and who adds the noise.
+        plan: the value of the integer 1 in the sum, the divisor of the sum, and who adds the noise.
         weights: the aggregation weights of all clients.
         noise: the server's noise; unused if clients add the noise.
         opened_sums: the record of sums that already got noise, in this or an earlier process.
@@ -191,7 +191,7 @@ class NoisySum(Aggregator[Any]):
         )
 
     def scale(self, clip_norm: float | None) -> None:
-        """Set the clip norm S of the next round's updates; one integer step is S · `plan.unit`."""
+        """Set the clip norm S of the next round's updates; the integer 1 means S · `plan.unit`."""
         self._scale = 1.0 if clip_norm is None else clip_norm
 
     def _record(self, clients: set[int], sums: Integers) -> None:
@@ -244,9 +244,9 @@ _CAPACITY = 1 << 62  # largest |sum| in int64 that leaves room for the server's 
 
 
 class IntegerSum(Aggregator[TrainReply]):
-    """Aggregator that adds up the clients' integers, each of which the server can read.
+    """Aggregator that adds up the clients' integer updates, which the server can read one by one.
 
-    The sum is exact, so the order does not matter.
+    The sum is exact, so the order of the clients does not matter.
 
     Args:
         plan: the plan with the names, shapes and largest absolute value of a client's integers.
@@ -295,7 +295,7 @@ class IntegerSum(Aggregator[TrainReply]):
         """Leave a client out of the sum."""
 
     def finish(self) -> AggregationResult:
-        """Return the clients' summed integers as `sums` of the result; None without clients."""
+        """Return a result whose `sums` are the clients' summed integers; None without clients."""
         return AggregationResult(None, sums=self._sums if self._added else None)
 
 

@@ -41,7 +41,7 @@ class PlanValues:
 class ClientWeights:
     """Weights of all clients, the same in every round.
 
-    In a round, a participant counts with its weight over the sum of all participants' weights.
+    In the mean of a round, a participant has the share: its weight / the participants' total.
 
     Attributes:
         name: the name of the weighting, for messages.
@@ -55,7 +55,7 @@ class ClientWeights:
 
     @cached_property
     def is_uniform(self) -> bool:
-        """Whether every weight is 1."""
+        """Whether every client's weight is 1."""
         return all(value == 1 for value in self.values)
 
     def announced(self, client: int) -> int | None:
@@ -93,11 +93,11 @@ def plan_weights(
 ) -> ClientWeights:
     """Return the weights of all clients under a weighting rule.
 
-    Under the rule `noise`, weights are scaled so that the largest is `units`, and rounded to whole
-    numbers >= 1. The rounding is public.
+    Under the rule `examples_over_noise`, weights are scaled so that the largest is `units`, and
+    rounded to whole numbers >= 1 (0 for a client without examples). The rounding is public.
 
     Args:
-        weighting: the exponents of size and noise, and the largest share of one client in a mean.
+        weighting: the rule: exponents of size and noise, and a client's largest share of a mean.
         clients: the public plan values of each client.
         clients_per_round: the number of clients that are asked in a round.
         units: the largest weight, >= 1.

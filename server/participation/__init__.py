@@ -2,8 +2,8 @@
 
 | module | content |
 |---|---|
-| `settings.py` | `federation.participation`, a class for each scheme; ranges as `1-20, 41-60` |
-| `participation.py` | who takes part when, as the privacy plan and the charges use it |
+| `settings.py` | settings of each scheme, and the reading of ranges such as `1-20, 41-60` |
+| `participation.py` | clients of each round, for the server, the privacy plan and the charges |
 | `schedules.py` | uniform draws, independent draws, groups that take turns, availability traces |
 | `buffered.py` | asynchronous rounds on a simulated clock (FedBuff) |
 """

@@ -7,7 +7,7 @@ client may have started some rounds earlier. If s rounds were applied while it t
 has staleness s and is scaled by (1 + s)^(-1/2).
 
 The schedule depends only on the seed and public settings. Training times are simulated, so they
-depend on no data and no machine. So it is known before round 1 when each client trains.
+depend on no data and no machine. The whole schedule is therefore known before round 1.
 
 A client is in a buffer at most once, so it has one training, one charge and one noise draw in a
 round. For this, the server starts only clients that neither train nor wait in the buffer.
@@ -28,8 +28,8 @@ class BufferedRound:
 
     Attributes:
         clients: the clients whose updates are in the buffer, ascending.
-        starts: for each of these clients, the round that produced the global model it started from;
-            0 stands for the initial model.
+        starts: for each of these clients, the round whose global model the client started from; 0
+            stands for the initial model.
         time: the simulated time at which the buffer was full, in the unit of the training times.
         pending: the rounds whose global models other clients still train from.
     """

@@ -1,4 +1,4 @@
-"""Participants of each round, by a public schedule or a secret draw, and the stragglers.
+"""Choice of the clients of each round, by a public schedule or a secret draw, and of stragglers.
 
 A public schedule is fixed by the seed and by public settings before the run. So each client's
 number of rounds is known in advance, and its noise can be planned. The server knows the schedule
@@ -161,7 +161,7 @@ class Participation:
 
     @cached_property
     def schedule(self) -> Schedule:
-        """Schedule of the clients of every round, for draws that follow from the seed."""
+        """Schedule of the clients of every round; it holds for draws that follow from the seed."""
         settings, basis = self.settings, (self.seed, self.num_clients, self.clients_per_round)
         match settings:
             case UniformParticipation():
@@ -196,7 +196,8 @@ class Participation:
     def round_sizes(self) -> tuple[int, int]:
         """Smallest number of clients in a non-empty round, and largest number in any round.
 
-        Clients that fail are counted.
+        Both are the expected number for Poisson draws. Clients that fail are counted; stragglers
+        that `on_partial: drop` removes are not.
         """
         fewest, most = self.schedule.sizes(self.rounds)
         if not self._drops:
@@ -210,7 +211,7 @@ class Participation:
         return Stragglers(self.seed, 0.0 if self.partial_work is None else self.partial_work.share)
 
     def stragglers_in(self, round_number: int) -> frozenset[int]:
-        """Return the stragglers of a round, even if `on_partial: drop` removes them from it."""
+        """Return the stragglers of a round, also those that `on_partial: drop` removes from it."""
         if self.partial_work is None:
             return frozenset()
         if round_number not in self._stragglers:
@@ -224,7 +225,7 @@ class Participation:
 
     @property
     def rate(self) -> float:
-        """Probability that a client takes part in a round, `clients_per_round` over all clients."""
+        """Probability that a client takes part in a round: clients_per_round / num_clients."""
         return min(1.0, self.clients_per_round / self.num_clients)
 
     @property
@@ -235,8 +236,9 @@ class Participation:
     def draw(self, round_number: int) -> tuple[int, ...]:
         """Draw the clients that take part in a round; return them in ascending order.
 
-        Guarantee: a Poisson draw takes each client independently with probability exactly k / N (k
-        expected clients of N). If draws do not follow from the seed, each call is a new draw.
+        Guarantee: a Poisson draw takes each client independently, with probability exactly
+        clients_per_round / num_clients. If draws do not follow from the seed, each call is a new
+        draw.
         """
         if self.is_keyed:
             return self.in_round(round_number)
@@ -260,7 +262,7 @@ class Participation:
         return tuple(client for client in clients if client not in left_out)
 
     def on_record(self, round_number: int) -> tuple[int, ...]:
-        """Return a round's participants as the run's records name them; none for secret draws."""
+        """Return the participants of a round that the run's records name; none for secret draws."""
         return () if self.is_secret else self.in_round(round_number)
 
     def charged_in(self, round_number: int) -> tuple[int, ...]:
@@ -270,7 +272,7 @@ class Participation:
     def rounds_of(self, client: int) -> tuple[int, ...]:
         """Return the rounds that a client is charged for, ascending.
 
-        These are the rounds with the client, or all rounds if participation is secret.
+        These are the rounds in which the client takes part; if participation is secret, all rounds.
         """
         if self._is_in_all_rounds:
             return tuple(range(1, self.rounds + 1))
@@ -278,7 +280,7 @@ class Participation:
         return tuple(rounds[ends[client] : ends[client + 1]].tolist())
 
     def planned_rounds(self) -> tuple[int, ...]:
-        """Return the number of rounds that each client is charged for, in the order of clients."""
+        """Return the number of rounds that each client is charged for, by client number."""
         if self._is_in_all_rounds:
             return (self.rounds,) * self.num_clients
         return tuple(np.diff(self._rounds_by_client[0]).tolist())

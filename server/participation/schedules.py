@@ -1,4 +1,4 @@
-"""Public schedules of the clients of each round: uniform, Poisson, cyclic, availability.
+"""Public schedules, which say which clients are in each round: uniform, Poisson, cyclic, by trace.
 
 Each schedule depends only on the seed and public settings. Later rounds do not change earlier ones.
 """
@@ -95,7 +95,7 @@ class PoissonSchedule:
         return tuple(int(client) for client in (drawn < self.clients_per_round).nonzero()[0])
 
     def sizes(self, rounds: int) -> tuple[int, int]:
-        """Return the expected number of clients of a round, as both smallest and largest number."""
+        """Return the expected number of clients of a round, as the smallest and the largest."""
         size = min(self.clients_per_round, self.num_clients)
         return size, size
 

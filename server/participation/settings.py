@@ -1,4 +1,4 @@
-"""Settings of `federation.participation`, with one class for each scheme; ranges such as `1-20`."""
+"""Settings of `federation.participation`, and the reading of client ranges such as `1-20`."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -97,7 +97,7 @@ class PoissonParticipation(Settings):
 
 
 class CyclicParticipation(Settings):
-    """Settings of groups that take turns; `clients_per_round` clients are drawn from a group."""
+    """Settings of groups of clients that take turns; each round draws clients from one group."""
 
     scheme: Literal["cyclic"] = Field(default="cyclic", description=PARTICIPATIONS["cyclic"])
     groups: int | None = Field(
@@ -189,7 +189,7 @@ class TraceParticipation(Settings):
 
 
 class DurationTable(Settings):
-    """Settings of public training times, one number for each client."""
+    """Settings of simulated training times, one public number for each client."""
 
     path: str | None = Field(
         default=None,

@@ -1,8 +1,8 @@
 """A helper of additive secret sharing, which releases one sum of client shares per round.
 
 Clients send each helper a random seed, encrypted with the helper's key; the seed expands to the
-helper's share of the update. The helper is a state machine without network. The helper's state is a
-dictionary of plain values, which the node stores.
+helper's share of the update. The helper is a state machine; its node sends and receives the
+messages. The helper's state is a dictionary of plain values, which the node stores.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ class HelperState:
         private_key: the private key of the run, to which clients encrypt, 32 bytes.
         min_clients: the fewest clients in a sum, the larger of the helper's and the server's value.
         answered: the last round whose sum was released; 0 before the first release.
-        question: the digest of the request that was answered with that sum.
+        question: the digest of the request that got this sum as its answer.
         past: the names of earlier runs, which are refused because their answers are not stored.
     """
 
@@ -58,7 +58,7 @@ class HelperState:
     past: tuple[str, ...] = ()
 
     def to_record(self) -> dict[str, _Plain]:
-        """Return the state as plain values, with the private key; they must not leave the node."""
+        """Return the state as plain values; one is a private key, so keep them on the node."""
         return {
             "run_id": self.run_id,
             "private_key": self.private_key,

@@ -1,4 +1,4 @@
-"""Server side of additive sharing: it adds the clients' shares and computes the sum.
+"""Server side of additive secret sharing: it adds the clients' shares and computes the sum.
 
 The server acts as the leader, with share number 0; the helpers have the other shares. The leader is
 a state machine, and the caller transports the messages:

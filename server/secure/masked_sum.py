@@ -1,10 +1,13 @@
 """Server side of secure aggregation by pairwise masks (SecAgg, SecAgg+).
 
+The messages of a round, in order:
+
     keys -> rosters -> shares -> envelopes -> masked payloads -> unmask requests -> shares -> sum
 
-The server is a state machine without network. A client that misses a stage drops out of the
-following stages. Threat model: the server follows the protocol (semi-honest). Clients check those
-requests with which a dishonest server could learn most (`fedsim.clients.secure.masked_upload`).
+The server is a state machine; its caller sends the messages. A client that misses a stage drops out
+of the following stages. Threat model: the server follows the protocol (semi-honest). Clients check
+those requests with which a dishonest server could learn most
+(`fedsim.clients.secure.masked_upload`).
 """
 
 from collections.abc import Iterable
@@ -131,7 +134,7 @@ class MaskedSum:
         self._keys[reply.client] = reply
 
     def rosters(self) -> dict[int, Roster]:
-        """End the stage of keys, draw the graph, and return each client's neighbours and keys.
+        """End the stage of keys, draw the graph, and return each client's neighbours with keys.
 
         Raises:
             TooFewClientsError, ThresholdError: too few clients sent keys.

@@ -1,4 +1,4 @@
-"""Record of the sums that a server learned: one client set per round, even after a crash.
+"""Record of the sums that a server learned: it lets only one client set per round be summed.
 
 A sum is opened when the parties of secure aggregation reveal it to the server. A server that adds
 noise to a sum of integers opens that sum too.
@@ -6,8 +6,8 @@ noise to a sum of integers opens that sum too.
 The difference of two sums of one round reveals updates of single clients. A run may die after the
 server has learned a sum. When the run resumes, it repeats the round under a new run id and with
 fresh secrets. Clients repeat their answers, but different clients may drop out. Helpers know a
-round by its run id and cannot notice. So the server first writes the client set of each sum to
-disk.
+round by its run id and cannot notice. So the server writes the client set of each sum to disk
+before it learns the sum.
 """
 
 from collections.abc import Callable, Iterable
@@ -42,8 +42,8 @@ class OpenedSums:
 
     Guarantee: `record_opening` returns only after `save` has returned. It raises if an earlier
     process opened the sum of another client set in the same round. Within a process, a round's sum
-    is opened once. If a helper rejects clients, no sum was opened, and a smaller client set is
-    recorded next.
+    is opened once. If a helper rejects clients, no sum was opened yet, and the smaller client set
+    is recorded next.
 
     Attributes:
         previous: the last opened sum of an earlier process; None if there was none.
@@ -54,7 +54,7 @@ class OpenedSums:
     save: Callable[[OpenedSum], None] = field(default=_discard)
 
     def admissible_clients(self, round_number: int) -> frozenset[int] | None:
-        """Return the only client set whose sum the round may open; None if any set is allowed."""
+        """Return the only client set whose sum the server may learn; None if any set is allowed."""
         if self.previous is None or self.previous.round_number != round_number:
             return None
         return frozenset(self.previous.clients)

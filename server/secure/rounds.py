@@ -86,7 +86,7 @@ class QueryChannel:
         retries: int,
         on_retry: Callable[[int], None],
     ) -> Iterator[tuple[int, _Reply]]:
-        """Query each party, repeat queries to silent parties, and yield each number and reply.
+        """Query each party, ask silent parties again, and yield each party's number and reply.
 
         Before each further attempt, a party that is offline has `timeout` seconds to come back.
 
@@ -171,7 +171,7 @@ class SecureRound(ABC):
 
     @abstractmethod
     def lost_clients(self) -> Mapping[int, str]:
-        """Return each client that was added but is not in the sum, with the reason."""
+        """Return the reason for each client that was added but is not in the sum, by client."""
 
 
 class AdditiveRound(SecureRound):
@@ -229,7 +229,7 @@ class AdditiveRound(SecureRound):
         return self._leader.open(reference=reference)
 
     def lost_clients(self) -> Mapping[int, str]:
-        """Return each client whose encrypted share a helper could not decrypt, with the reason."""
+        """Return the reason for each client whose encrypted share a helper could not decrypt."""
         return self._leader.rejected
 
     def _count_retries(self, queries: int) -> None:
@@ -282,7 +282,7 @@ class MaskedRound(SecureRound):
         return server.open(reference=reference)
 
     def lost_clients(self) -> Mapping[int, str]:
-        """Return each client that sent its keys but no masked update, with the reason."""
+        """Return the reason for each client that sent its keys but no masked update, by client."""
         left_out = "the exchange of masks went on without it"
         missing = sorted(set(self._key_senders) - set(self._server.clients))
         return {client: self._drop_reasons.get(client, left_out) for client in missing}
@@ -310,7 +310,7 @@ class MaskedRound(SecureRound):
 
 
 def error_text(error: SecureAggregationError) -> str:
-    """Return an error as `Class: message`; docs/explain/secure_aggregation.md has the classes."""
+    """Return an error as text `Class: message` (classes: docs/explain/secure_aggregation.md)."""
     return f"{type(error).__name__}: {error}"
 
 

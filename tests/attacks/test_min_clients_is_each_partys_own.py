@@ -144,7 +144,7 @@ def test_the_statement_of_a_run_says_so(secure_parties: Any) -> None:
     scene = secure_parties()
     facts = SecureAggregationReport(scene.settings, scene.codec.encoder, 6).to_dict()
     text = secure_aggregation(_facts(facts)).text
-    assert "a server that makes clients up can open a sum with a single real client" in text
+    assert "a server that invents clients can open a sum with a single real client" in text
 
 
 def _facts(secure: dict[str, Any]) -> Facts:

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fedsim.comparison.comparison_result import ComparisonResult, _csv
+from fedsim.comparison.comparison_result import ComparisonResult, _table_of_runs
 from fedsim.comparison.differences import group_by_unit, unit_problems
 from fedsim.comparison.page import render_comparison
 from fedsim.comparison.results import Results
 from fedsim.comparison.terminal import print_comparison
+from fedsim.core.text_formats import csv_text
 
 UNITS = {"none": None, "local": "example", "sums": "example", "users": "client", "dp-avg": "client"}
 BASELINES = {"example": "none", "client": "users"}
@@ -131,7 +132,7 @@ def test_json_and_table_name_unit_trust_and_observer(mixed: ComparisonResult) ->
     )
     assert central["certificates"] == {"models": 8.0}
     assert any("cannot be compared" in note for note in content["notes"])
-    rows = list(csv.DictReader(io.StringIO(_csv(results))))
+    rows = list(csv.DictReader(io.StringIO(csv_text(*_table_of_runs(results)))))
     sums = next(row for row in rows if row["variant"] == "a-sums")
     assert (sums["trust"], sums["unit"], sums["against"]) == ("distributed", "example", "sums")
     assert sums["epsilon_against_server"] == "20.0"

@@ -7,6 +7,7 @@ import pytest
 
 from fedsim.algorithms.catalog import algorithms
 from fedsim.comparison.load import load_comparison
+from fedsim.comparison.settings import ComparisonSettings
 from fedsim.experiment import ExperimentError, load_experiment
 from fedsim.experiment.messages import MOVED_KEYS
 from fedsim.experiment.schema import Experiment
@@ -25,11 +26,11 @@ MOVED = "federation.strategy.lr: moved; write federation.strategy.server_lr"
 
 
 def is_key(dotted: str) -> bool:
-    """Whether an experiment file has a key, in any variant of its sections."""
+    """Whether an experiment file or a comparison file has a key, in any kind of its sections."""
     *sections, name = dotted.split(".")
     if sections == ["federation", "strategy"]:
         return any(name in kind.Options.model_fields for kind in algorithms().values())
-    shape: Shape = Experiment
+    shape: Shape = ComparisonSettings if sections[0] == "select" else Experiment
     for section in sections:
         shape = shape_of(keys_of(shape)[section])
     return name in keys_of(shape)

@@ -1,13 +1,14 @@
-"""Table of layer rules, which compute per-example gradients for each type of module.
+"""Table of layer rules: functions that compute per-example gradients, one for each type of module.
 
-A rule runs a module on a padded batch and records each use of its trained parameters. It returns
-None for a call that it does not cover, and the module then runs through `torch.func`. A new rule
-needs a function here and, unless existing uses suffice, a `LayerUse` with its test.
+A rule runs a module on a padded batch and records each call as a `LayerUse`, which computes the
+per-example gradients. The rule returns None for a call that it does not cover, and the module then
+runs through `torch.func`. A new rule needs a function here, and a tested subclass of `LayerUse` if
+none of those here fits.
 
-Gradient norms are never under-estimated. A gradient that is held in memory is measured in float64,
-from the same values that are released. The gradient of a large linear layer on sequences is never
-held in memory. It is measured in float64 too, and a bound on the rounding of the released float32
-sum is added (Higham 2002, section 3.1).
+Gradient norms are never under-estimated. If per-example gradients are held in memory, their norms
+are computed in float64 from the values that are released. The gradients of a large linear layer on
+sequences are not held in memory. Their norms include a bound on all rounding errors, those of the
+norm and those of the released sum (Higham 2002, section 3.1).
 """
 
 from collections.abc import Callable, Mapping

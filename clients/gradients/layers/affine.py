@@ -7,12 +7,14 @@ from fedsim.clients.gradients.layers.base import LayerUse, Operand
 
 
 class AffineUse(LayerUse):
-    """One call of a scale and shift: x · w + b, with w and b (d...) and x (n, ..., d..., *after).
+    """One call of a scale w and a shift b on an input x: the output is x · w + b.
+
+    w and b have shape (d...), and x has shape (n, ..., d..., *after).
 
     Args:
         weight: the scale w; with None, the scale is 1.
         bias: the shift b; with None, the shift is 0.
-        dimensions: number of dimensions of x after those of w and b, such as 2 for an image.
+        dimensions: number of dimensions in `after`, such as 2 for images with channels first.
     """
 
     def __init__(self, weight: Operand | None, bias: Operand | None, dimensions: int = 0) -> None:
@@ -37,7 +39,7 @@ class AffineUse(LayerUse):
         return (rows * self._spread(self.weight.values, g)).flatten(0, 1)
 
     def compute(self, index: int) -> Tensor:
-        """Return the per-example gradients (n, *shape) of the scale or shift with this index."""
+        """Return the per-example gradients (n, *shape) of the parameter with the given index."""
         g = self.output_gradient
         values = g * self.input if index == self.weight_index else g
         last = g.ndim - self._after

@@ -1,7 +1,7 @@
-"""Base classes of layer rules: one call of a layer, with its per-example gradients.
+"""Base classes for one call of a layer and the per-example gradients of its parameters.
 
-Gradient norms are in float64. They include a bound on the rounding of the released sum, so they
-are never too small.
+Gradient norms are float64. They include a bound on the rounding of the sums of gradients that are
+released, so that no norm is too small.
 """
 
 from abc import ABC, abstractmethod
@@ -55,20 +55,20 @@ def row_norms(values: Tensor) -> Tensor:
 
 
 def unit_roundoff(values: Tensor) -> float:
-    """Return the relative rounding error of one multiplication in a tensor's matrix product."""
+    """Return the relative rounding error of each multiplication in a tensor's matrix product."""
     if values.is_cuda and values.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32:
         return 2.0**-11
     return torch.finfo(values.dtype).eps / 2
 
 
 def with_rounding(squared: Tensor, absolute: Tensor, error: float, terms: float) -> Tensor:
-    """Return upper bounds (n,) on the squared norms of released sums, rounding included.
+    """Return upper bounds (n,) on the squared norms of n computed sums, rounding included.
 
     Args:
-        squared: squared norms (n,) of n sums of terms, computed in float64.
-        absolute: bounds (n,) on the sum of the norms of each sum's terms.
-        error: rounding error of `squared`, relative to the square of `absolute`.
-        terms: rounding error of the released sums, relative to `absolute`.
+        squared: squared norm of each exact sum (n,), computed in float64.
+        absolute: for each sum, a bound on the norms of its terms added together (n,).
+        error: rounding error in `squared`, as a fraction of the square of `absolute`.
+        terms: rounding error in the computed sums, as a fraction of `absolute`.
     """
     exact = (squared + error * absolute.square()).clamp_(min=0).sqrt_()
     return (exact + terms * absolute).square_()
@@ -124,11 +124,11 @@ class Operand:
 class ExampleUse:
     """Per-example gradients of some parameters for the n rows of a padded batch.
 
-    A padded batch has R rows for each of K clients in turn, so n = K · R. This class holds the
-    gradients in memory. Subclasses compute them from a layer's input and output gradient.
+    A padded batch has R rows for each of K clients in turn, so n = K · R. This class holds given
+    gradients in memory; the subclass `LayerUse` computes them when they are needed.
 
     Args:
-        held: gradients (n, *shape) by index of the parameter.
+        held: for each parameter index, the per-example gradients (n, *shape).
 
     Attributes:
         parameters: indices of the trained parameters.
@@ -172,7 +172,7 @@ class ExampleUse:
             factors: factor of each row (K, R), of the type of `into`; with None, each factor is 1.
             into: tensor (k, *shape) to which Σ_i factor_i · gradient_i is added; products and sums
                 are computed in the type of `into`, or a wider one.
-            part: rows of the padded batch to add, which belong to k clients.
+            part: the rows of the padded batch that are added; they belong to k clients.
         """
         clients = len(into) if factors is None else len(factors)
         rows = part.of(self.rows(index), clients)
@@ -185,7 +185,7 @@ class ExampleUse:
         into += self.in_shape(total, index).view(into.shape)
 
     def joined_views(self, views: int) -> "ExampleUse":
-        """Return gradients per example, each the sum over the example's augmented views.
+        """Return the gradient of each example: the sum of the gradients of its augmented views.
 
         Args:
             views: number of views of each example, in successive rows.
@@ -204,7 +204,7 @@ class ExampleUse:
         self.held = {index: zero_rows(held, dropped) for index, held in self.held.items()}
 
     def forget(self) -> None:
-        """Free the memory of the gradients, as a user's loss may keep this object alive."""
+        """Delete all gradients of this object, which may live on in the graph of a user's loss."""
         vars(self).clear()
 
 
@@ -218,10 +218,10 @@ class LayerUse(ExampleUse, ABC):
         bias: the layer's bias; None where it has none.
 
     Attributes:
-        operand: the weight, or the bias where there is no weight.
+        operand: the weight, or the bias if there is no weight.
         clients: number of clients K.
         weight_index: index of the weight; None where it is frozen or absent.
-        needs_input: whether gradients need the input, which they do where the weight is trained.
+        needs_input: whether the weight is trained, as the weight's gradient needs the input.
         input: input of the layer (n, ...), set by the backward pass if `needs_input` is true.
         output_gradient: gradient at the output (n, ...), set by the backward pass.
 
@@ -274,7 +274,7 @@ class LayerUse(ExampleUse, ABC):
             self.input = zero_rows(self.input, dropped)
 
     def by_client(self, values: Tensor) -> Tensor:
-        """Return a tensor (n, ..., d) as one matrix (n / K · ..., d) for each of K clients."""
+        """Return a tensor (n, ..., d) reshaped to (K, m, d), one matrix for each of K clients."""
         return values.reshape(self.clients, -1, values.shape[-1])
 
 
@@ -322,8 +322,8 @@ def add_outer(left: Tensor, right: Tensor, into: Tensor, *, whole: bool) -> None
         left: left factors of K clients (K, m, a).
         right: right factors (K, m, b).
         into: tensor (K, a, b) to add to.
-        whole: whether the product is computed in float64 before it is added. Otherwise `into` would
-            be rounded once for each row, and sequences have many rows per example.
+        whole: whether the product is computed in float64 and then added. Otherwise each of the m
+            rows is added to `into` with a rounding error, which is too much for long sequences.
     """
     kind = torch.float64 if whole else into.dtype
     left, right = left.to(kind), right.to(kind)

@@ -23,7 +23,7 @@ class Geometry:
         kernel: size of the kernel.
         stride: distance between neighbouring patches, in pixels.
         dilation: distance between neighbouring kernel elements, in pixels.
-        padding: number of zeros (before, after) an image.
+        padding: pair with the number of zeros added before and after the image.
     """
 
     kernel: tuple[int, ...]
@@ -37,7 +37,11 @@ class Geometry:
         return [0, 0, *(side for sides in reversed(self.padding) for side in sides)]
 
     def places(self, padded: Sequence[int]) -> tuple[int, ...]:
-        """Return the size of the output in each dimension, given the size of a padded image."""
+        """Return the size of the output in each dimension.
+
+        Args:
+            padded: size of the padded image in each dimension.
+        """
         dimensions = zip(padded, self.kernel, self.stride, self.dilation, strict=True)
         return tuple((side - d * (k - 1) - 1) // s + 1 for side, k, s, d in dimensions)
 
@@ -56,9 +60,9 @@ class Geometry:
 class ConvolutionUse(LayerUse):
     """One call of a convolution in 1, 2 or 3 dimensions, without groups.
 
-    Gradients of the parameters are products with image patches. On the CPU, torch's convolutions
-    compute the outputs, client by client, and the gradients at inputs with many channels. On other
-    devices these are products with patches too.
+    Gradients of the parameters are matrix products with image patches. On the CPU, outputs and the
+    gradients at inputs with many channels are computed by torch's convolutions, one client after
+    the other. On other devices they are matrix products with image patches.
     """
 
     def __init__(self, weight: Operand, bias: Operand | None, geometry: Geometry) -> None:
@@ -148,7 +152,11 @@ class ConvolutionUse(LayerUse):
             added += gradient(x, added.shape, client_g, geometry.stride, 0, geometry.dilation)
 
     def compute(self, index: int) -> Tensor:
-        """Compute the gradients (n, size) of a parameter per example, ordered by kernel element."""
+        """Compute the per-example gradients (n, size) of a parameter as flat rows.
+
+        For the weight, the values of a row are in the order (output channel, kernel element, input
+        channel).
+        """
         g = self.output_gradient.movedim(1, -1).flatten(1, -2)  # (n, places, out)
         if index != self.weight_index:
             return g.sum(1)
@@ -156,7 +164,7 @@ class ConvolutionUse(LayerUse):
         return row_products(g.transpose(1, 2), patches).flatten(1)
 
     def in_shape(self, rows: Tensor, index: int) -> Tensor:
-        """Return gradients (m, size), ordered by kernel element, in the shape of the parameter."""
+        """Return gradients (m, size), ordered as by the method `rows`, in the parameter's shape."""
         if index != self.weight_index:
             return rows
         by_taps = rows.view(len(rows), -1, *self._geometry.kernel, self._channels)

@@ -16,7 +16,7 @@ class EmbeddingUse(LayerUse):
         self._sums: tuple[Tensor, Tensor, Tensor] | None = None
 
     def joined_views(self, views: int) -> "EmbeddingUse":
-        """Return the call in which all views of an example are one row, with all their lookups."""
+        """Return this call with one row per example, which has the lookups of all its views."""
         use = EmbeddingUse(self.operand, self._padding)
         use.input = self.input.unflatten(0, (-1, views))
         use.output_gradient = self.output_gradient.unflatten(0, (-1, views))

@@ -23,11 +23,11 @@ from fedsim.clients.gradients.layers.base import (
 class LinearUse(LayerUse):
     """One call of a linear layer x Wᵀ + b, on vectors (n, in) or sequences (n, ..., in).
 
-    Here a is an example's input and g the gradient at its output. On vectors, the gradient g aᵀ has
-    the product of the norms of g and a as its norm. On sequences, the gradient Σ_t g_t a_tᵀ is held
-    in memory if all examples' gradients have at most `BUDGET` values. Otherwise its squared norm is
-    Σ_st (a_s·a_t)(g_s·g_t) for short sequences, or a sum over blocks of its rows. Both are in
-    float64, and a bound on the rounding of the released product is added.
+    Let a be the input for an example, and g the gradient at the output. On vectors, the gradient of
+    W is g aᵀ, with norm ‖g‖ ‖a‖. On sequences with positions t, the gradient is Σ_t g_t a_tᵀ. It is
+    held in memory if the gradients of all examples together have at most `BUDGET` values. Otherwise
+    its squared norm is computed as Σ_st (a_s·a_t)(g_s·g_t) for short sequences, and from a few rows
+    of the gradient at a time for long ones. A bound on all rounding errors is added.
 
     Source: Goodfellow 2015, "Efficient Per-Example Gradient Computations"; Bu et al. 2023,
     "Differentially Private Optimization on Large Model at Small Cost".
@@ -40,7 +40,7 @@ class LinearUse(LayerUse):
 
     @staticmethod
     def joined(uses: Sequence["LinearUse"]) -> "LinearUse":
-        """Return several calls with the same parameters as one call on longer sequences."""
+        """Join several calls of one layer to a single call on longer sequences, and return it."""
         first = uses[0]
         use = LinearUse(first.operand, first.bias)
         use.output_gradient = torch.cat([_sequences(part.output_gradient) for part in uses], 1)
@@ -49,7 +49,7 @@ class LinearUse(LayerUse):
         return use
 
     def joined_views(self, views: int) -> "LinearUse":
-        """Return the call in which the augmented views of an example are one longer sequence."""
+        """Return this call with one row per example: a sequence that joins all its views."""
         use = LinearUse(self.operand, self.bias)
         use.output_gradient = _sequences(self.output_gradient.unflatten(0, (-1, views)))
         if self.needs_input:

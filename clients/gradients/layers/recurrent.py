@@ -1,6 +1,6 @@
 """Recurrent layers, run one time step after another, as linear layers that are called each time.
 
-torch runs nn.LSTM, nn.GRU and nn.RNN as one fused operation, which has no batching rule for vmap.
+torch runs nn.LSTM, nn.GRU and nn.RNN as one fused operation, which `vmap` does not support.
 Equations: those of torch.nn.LSTM, torch.nn.GRU and torch.nn.RNN.
 """
 

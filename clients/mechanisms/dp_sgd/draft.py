@@ -1,4 +1,4 @@
-"""Conversion of a client's settings to its DP-SGD step: sampling, clipping, correlated noise."""
+"""Privacy plan of a client that trains with DP-SGD, made from the client's settings."""
 
 from dataclasses import replace
 
@@ -25,11 +25,11 @@ from fedsim.clients.sampling.sampling import Sampling
 
 
 def draft(request: PlanRequest) -> Draft:
-    """Return the uncalibrated privacy plan of a client that trains with DP-SGD.
+    """Return the privacy plan, before noise calibration, of a client that trains with DP-SGD.
 
-    Under zero-out and replace-one adjacency, the client's public size sets the sampling rate and
-    the expected batch size. Under add-remove the size is private, and the declared size takes its
-    place.
+    Sampling rate and expected batch size follow from the client's number of examples. Under
+    zero-out and replace-one adjacency this number is public. Under add-remove it is private, and
+    the size that the settings declare takes its place.
 
     Args:
         request: the client's settings, schedule and model.
@@ -181,7 +181,7 @@ def _allocation(privacy: PrivacySettings) -> NoiseAllocation:
 
 
 def chosen_noise(privacy: PrivacySettings) -> ChosenNoise:
-    """Return the given noise multiplier and the relative noise of each group in the settings."""
+    """Return the noise that the settings of each parameter group ask for, as a `ChosenNoise`."""
     groups = privacy.clipping.groups.values()
     return ChosenNoise(
         given=tuple(group.noise_multiplier for group in groups),

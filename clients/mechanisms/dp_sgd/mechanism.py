@@ -5,8 +5,8 @@ batch size L:
 
 | case                          | release                                 | event                |
 |-------------------------------|-----------------------------------------|----------------------|
-| the batch is empty            | noise alone, divided by L               | as always, charged   |
-| a gradient is NaN or infinite | that example contributes exactly 0      | as always            |
+| the batch is empty            | noise alone, divided by L               | charged as usual     |
+| a gradient is NaN or infinite | that example contributes exactly 0      | charged as usual     |
 | z = 0                         | the clipped sum over L, not rounded     | Gaussian(0): ε is ∞  |
 | z = 0 and C infinite          | the plain sum over L                    | Gaussian(0): ε is ∞  |
 | z > 0 and C infinite          | refused when the model is known         | none                 |
@@ -103,18 +103,18 @@ class DpSgdMechanism(SummedMechanism):
     def event(self) -> Event:
         """Privacy event including the sampling, as charged to the ledger.
 
-        The event covers one step if batches are drawn independently. With shuffled,
-        balls-and-bins or cyclic batches it covers one epoch or cycle.
+        The event covers one step if batches are drawn independently. With shuffled or
+        balls-and-bins batches it covers one epoch, and with cyclic batches one cycle.
         """
         return self.sampling.event(self.mechanism)
 
     @property
     def mechanism(self) -> Event:
-        """Privacy event of a step given its batch: one Gaussian, or one for several groups jointly.
+        """Privacy event of a step without sampling: a Gaussian, or a `JointGaussian` of groups.
 
-        The noise multipliers are reduced by the effect of rounding to the integer grid. Before
-        `for_model` they are the nominal ones. With correlated noise the event covers everything
-        that the run releases about one use of an example.
+        Its noise multipliers are nominal until `for_model` reduces them by the effect of rounding
+        to the integer grid. With correlated noise the event covers everything that the run releases
+        about one use of an example.
         """
         parts = self._part_multipliers()
         return Gaussian(parts[0]) if len(parts) == 1 else JointGaussian(parts)
@@ -131,7 +131,7 @@ class DpSgdMechanism(SummedMechanism):
 
     @property
     def effective_noise_multiplier(self) -> float:
-        """Noise multiplier of all groups and counts together, as reduced by rounding."""
+        """Noise multiplier of all groups and counts together, reduced by integer rounding."""
         return group_noise_multiplier(self._part_multipliers())
 
     def charges(self, first_step: int, steps: int, *, noise_factor: float = 1.0) -> Charges:
@@ -166,7 +166,7 @@ class DpSgdMechanism(SummedMechanism):
         return self.largest_batch
 
     def steps_of_round(self, planned: range, charged: range, *, has_examples: bool) -> range:
-        """Return the step numbers of a round: `charged`, as each step is one charged release."""
+        """Return `charged`, as each local step has the number of the release that it makes."""
         return charged
 
     def releases_of(self, steps: int) -> int:
@@ -174,7 +174,7 @@ class DpSgdMechanism(SummedMechanism):
         return steps
 
     def for_model(self, parameters: FlatParameters) -> Self:
-        """Return the mechanism for a model; its event has the noise of each parameter group.
+        """Return the mechanism for a model; `event` then knows the model's groups of parameters.
 
         Args:
             parameters: the model's trained parameters.
@@ -204,7 +204,7 @@ class DpSgdMechanism(SummedMechanism):
         return self.bound_groups
 
     def standard_deviations(self, groups: Groups) -> tuple[float, ...]:
-        """Return the standard deviation of the noise on the clipped sum of each group."""
+        """Return the standard deviation of the noise on the sum of clipped gradients, by group."""
         z = self.clipping.gradient_noise(self.noise_multiplier)
         return group_noise(self.allocation, z, groups)
 
@@ -259,10 +259,10 @@ class DpSgdMechanism(SummedMechanism):
                 )
 
     def grid_steps(self, groups: Groups) -> tuple[float, ...]:
-        """Return the length of a step of the integer grid, for each group.
+        """Return the length of a step of the integer grid for each group of parameters.
 
-        Clipped gradients are summed in this unit. It is 2⁻²⁴ times the standard deviation of the
-        noise, or 1 if the mechanism adds no noise.
+        Released sums of gradients are multiples of this length. It is 2⁻²⁴ times the standard
+        deviation of the noise, or 1 if the mechanism adds no noise.
         """
         sigmas = self.standard_deviations(groups)
         return tuple(sigma / DEVIATION if sigma else 1.0 for sigma in sigmas)
@@ -274,7 +274,7 @@ class DpSgdMechanism(SummedMechanism):
 
     @cached_property
     def rounding(self) -> SumRounding:
-        """Bound on the rounding error of sums of gradients; independent of `max_physical_batch`."""
+        """Bound on the rounding error of sums of gradients, for any `max_physical_batch`."""
         rows = padded_rows(self.sampling.usual_batch(self.expected_batch))
         return SumRounding.of(self.largest_batch, rows)
 
@@ -339,8 +339,9 @@ class DpSgdMechanism(SummedMechanism):
     ) -> float | None:
         """Return the expected squared L2 norm of a step's noise in the model, or None if unknown.
 
-        The result is None with a stateful optimizer or correlated noise, as steps then add up
-        differently. It is also None if only the client knows each step's adaptive clipping norm.
+        The result is None with a stateful optimizer or correlated noise, because the noise of steps
+        does not simply add up. It is also None if only the client knows the adaptive clipping norm
+        of each step.
         """
         bound = self.adapted_clip_norm
         if lr is None or self.correlation is not None:

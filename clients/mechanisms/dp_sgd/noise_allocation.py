@@ -10,11 +10,11 @@ from fedsim.clients.clipping.clipping import Groups
 
 @dataclass(frozen=True)
 class ChosenNoise:
-    """Noise multipliers that are given for some groups; the others share the remaining privacy.
+    """Noise multipliers given for some groups of parameters; those of other groups are computed.
 
     Attributes:
-        given: noise multiplier of each group; an entry is None where it is to be computed.
-        relative: relative noise of each group; computed noise multipliers are proportional to it.
+        given: noise multiplier of each group; None for a group whose noise multiplier is computed.
+        relative: weight of each group; computed noise multipliers are proportional to the weights.
     """
 
     given: tuple[float | None, ...]
@@ -22,7 +22,7 @@ class ChosenNoise:
 
     @property
     def together(self) -> float | None:
-        """Noise multiplier of all groups together; None unless it is given for every group."""
+        """Noise multiplier of all groups together; None unless each group has a given one."""
         known = [z_m for z_m in self.given if z_m is not None]
         return group_noise_multiplier(known) if len(known) == len(self.given) else None
 
@@ -96,9 +96,9 @@ def group_noise(
     Group m has clipping norm C_m, d_m values and noise multiplier z_m; its noise has the deviation
     σ_m = z_m C_m. The whole step has noise multiplier z. The rules for M groups are:
 
-    - "uniform": the same σ everywhere, z · (Σ C_m²)^(1/2);
+    - "uniform": σ_m = z · (Σ C_m²)^(1/2), the same for each group;
     - "proportional": the same z_m = z √M for each group, σ_m = z_m C_m;
-    - "optimal": least total noise Σ d_m σ_m²; the same as "uniform" where C_m ∝ √d_m;
+    - "optimal": σ_m with the least total noise Σ d_m σ_m²; equal to "uniform" if C_m ∝ √d_m;
     - explicit z_m: σ_m = z_m C_m.
 
     | edge case            | result                                         |
@@ -115,7 +115,7 @@ def group_noise(
     Guarantee: (Σ C_m² / σ_m²)^(−1/2) = z, so all groups together are one Gaussian release with z.
 
     Raises:
-        ValueError: explicit z_m are not one for each group, or a bound is infinite though z > 0.
+        ValueError: the number of explicit z_m is not M, or a C_m is infinite though z > 0.
     """
     z, bounds = noise_multiplier, groups.bounds
     if isinstance(allocation, ChosenNoise):

@@ -1,8 +1,8 @@
 """Settings of DP-SGD: `privacy.sampling`, `privacy.clipping` and `privacy.noise_correlation`.
 
-Each group of parameters may have a separate clipping norm. The noise multiplier of a group is
-given, or follows from the noise of the whole step. Groups without a noise multiplier share the
-remaining privacy, in the ratio of their `relative_noise`.
+Each group of parameters may have a separate clipping norm and noise multiplier. If only some groups
+have a noise multiplier, the noise multipliers of the others are computed from that of the whole
+step, in the ratio of their `relative_noise`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -135,7 +135,7 @@ ClippingSettings = Annotated[
 
 
 def has_all_noise(groups: Groups) -> bool:
-    """Whether there is at least one group, and every group has a given noise multiplier."""
+    """Whether there are parameter groups, and the settings give each of them a noise multiplier."""
     return bool(groups) and all(group.noise_multiplier is not None for group in groups.values())
 
 

@@ -2,7 +2,7 @@
 
 C is the clipping norm, z the noise multiplier, σ = z C, and L the expected batch size.
 
-draw        a batch of each client, by the sampling that is charged (done by `training.block`)
+draw        a batch of each client, with the sampling that is charged (done by `training.block`)
 gradient    g_i of each example i of the batch
 clip        g_i · min(1, C / ‖g_i‖), in each group of parameters; a factor of each g_i, not a copy
 sum         S = sum of the clipped g_i, in steps of an integer grid, each of length σ / 2²⁴
@@ -27,18 +27,18 @@ from fedsim.noise.sources import NoiseSource
 class PrivateStep:
     """DP-SGD steps of K clients that train together, each with a separate mechanism.
 
-    Guarantee: the release of a client in a step has the `event` of its mechanism, and is a function
-    of that client's batch, parameters and noise alone, to the last bit.
+    Guarantee: the release of a client in a step has the privacy event of the client's mechanism. It
+    is a function of that client's batch, parameters and noise alone, to the last bit.
 
     Attributes:
-        adapts: whether any client clips adaptively, so that unclipped gradients are counted.
+        adapts: whether any client has adaptive clipping, for which unclipped gradients are counted.
 
     Args:
         gradients: method that computes the per-example gradients of the model.
         mechanisms: the mechanism of each client; an entry is None where the client is absent.
         rows: number of rows of each client in a padded batch.
-        divides: whether a release is divided by the expected batch size; otherwise it is the
-            integers of the grid.
+        divides: whether a release is the noisy mean gradient (the sum divided by the expected batch
+            size); otherwise it is the noisy sum, as whole numbers of integer-grid steps.
     """
 
     def __init__(

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Ballot:
-    """Size and noise of a ballot, in which clients vote on public queries.
+    """Size and noise of a ballot: one round in which clients vote on public queries.
 
     Attributes:
         queries: largest number of queries that a client votes on.
-        deviation: standard deviation σ of the noise on each count at noise multiplier 1, in votes.
+        deviation: standard deviation σ of the noise on each count, in votes, if the noise
+            multiplier is 1.
     """
 
     queries: int
@@ -18,7 +19,7 @@ class Ballot:
 
 @dataclass(frozen=True)
 class Ballots:
-    """Two alternating ballots of a run: a check in odd rounds, a vote in even rounds.
+    """The two ballots of a run: a check in odd rounds, and a vote in even rounds.
 
     Attributes:
         check: the ballot in which clients vote on all queries of a batch, to find those on which

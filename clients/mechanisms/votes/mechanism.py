@@ -59,8 +59,8 @@ class VoteMechanism(UpdateMechanism):
     with noise multiplier z and the σ of the ballot.
 
     Guarantee: the release of a ballot is m Gaussian releases of noise multiplier z σ / √2, each on
-    the counts of one query. This holds for any two data sets of the client, and for the client's
-    zero-out.
+    the counts of one query. This holds for any change of the client's data, and for a client that
+    is zeroed out.
 
     Proof. A vote adds c = ⌊2²⁴ / (z σ)⌋ to one integer of its query and 0 to the others; the noise
     is a rounded normal of deviation 2²⁴ on each. Another teacher moves the integers of a query by
@@ -91,7 +91,7 @@ class VoteMechanism(UpdateMechanism):
 
     @property
     def effective_noise_multiplier(self) -> float:
-        """Noise multiplier of one Gaussian release that costs as much as the first two ballots."""
+        """Noise multiplier of one Gaussian release that costs as much as rounds 1 and 2."""
         return self.noise_multiplier / math.sqrt(self.cost(2))
 
     def cost(self, rounds: int) -> float:
@@ -154,7 +154,7 @@ class VoteMechanism(UpdateMechanism):
         return replace(self, noise_multiplier=noise_multiplier)
 
     def vote_steps(self, round_number: int) -> int:
-        """Return the number of steps of the integer grid that a vote adds to a count in a round."""
+        """Return how many steps of the integer grid one vote adds to a count in the given round."""
         deviation = self.noise_multiplier * self.ballots.of_round(round_number).deviation
         return math.floor(DEVIATION / deviation * _ROUNDED_DOWN)
 
@@ -188,7 +188,7 @@ def release_votes(
 
 
 def draft(request: PlanRequest) -> Draft:
-    """Return the uncalibrated privacy plan of a client that votes in every round.
+    """Return the privacy plan, before noise calibration, of a client that votes in every round.
 
     Args:
         request: the client's settings and rounds; its `problem` is the `Ballots`, and its
@@ -229,7 +229,7 @@ def draft(request: PlanRequest) -> Draft:
 
 
 def votes_of(task: ClientTask, request: TrainRequest) -> NDArray[np.generic]:
-    """Return the noisy votes that a client uploads for a ballot (rows · classes,), a row per query.
+    """Return the noisy votes that a client uploads for a ballot, flat (queries · classes,).
 
     Args:
         task: the client's task, with a voter (the object that predicts labels).

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class FedAdagradOptions(Settings):
-    """`federation.strategy` of `fedadagrad`."""
+    """Settings of the algorithm `fedadagrad` below `federation.strategy`."""
 
     server_lr: float = Field(default=0.1, gt=0, description="server learning rate η")
     beta_1: float = Field(default=0.0, ge=0, lt=1, description="decay of the first moment")
@@ -31,5 +31,5 @@ class FedAdagrad(AdaptiveOptimizer):
     options: FedAdagradOptions
 
     def second_moment(self, v: "np.ndarray", square: "np.ndarray") -> "np.ndarray":
-        """Return the next second moment: v + `square`."""
+        """Return the next second moment v + Δ², where `square` is Δ²."""
         return v + square

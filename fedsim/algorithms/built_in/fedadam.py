@@ -21,6 +21,9 @@ class FedAdam(AdaptiveOptimizer):
     options: AdaptiveOptions
 
     def second_moment(self, v: "np.ndarray", square: "np.ndarray") -> "np.ndarray":
-        """Return the next second moment β₂ v + (1 − β₂) `square`; β₂ is the option `beta_2`."""
+        """Return the next second moment β₂ v + (1 − β₂) Δ², where `square` is Δ².
+
+        β₂ is the option `beta_2`.
+        """
         beta = self.options.beta_2
         return beta * v + (1 - beta) * square

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class FedAvgOptions(Settings):
-    """`federation.strategy` of `fedavg`."""
+    """Settings of the algorithm `fedavg` below `federation.strategy`."""
 
     server_lr: float = Field(default=1.0, gt=0, description="server learning rate η; 1: the mean")
 

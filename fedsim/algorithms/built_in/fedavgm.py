@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class FedAvgMOptions(Settings):
-    """`federation.strategy` of `fedavgm`."""
+    """Settings of the algorithm `fedavgm` below `federation.strategy`."""
 
     server_lr: float = Field(default=1.0, gt=0, description="server learning rate η")
     momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum factor β")

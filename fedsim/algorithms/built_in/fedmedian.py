@@ -21,7 +21,7 @@ class FedMedian(Algorithm):
     uses_each_update: ClassVar[bool] = True
 
     def server(self, state: "ServerState", update: Update) -> "ServerState":
-        """Return the state with the median of trained parameters and the mean of other arrays."""
+        """Return the state with the medians of trained parameters and the means of other arrays."""
         model, n = dict(update.mean), len(update.contributions)
         for name, _ in self.trained(state):
             ordered = update.models[name].astype("float64")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class FedNova(Algorithm):
     """Average of normalised updates: x ← x − η τ Σ p_k d_k, with τ = Σ p_k a_k.
 
-    x is the global model, y_k that of client k, η the server learning rate, and d_k = (x − y_k) /
+    x is the global model, y_k client k's model, η the server learning rate, and d_k = (x − y_k) /
     a_k the normalised update. p_k is the client's weight over the sum of weights. a_k is the L1
     norm of the coefficients with which the client's gradients enter its update. K_k steps of SGD
     with momentum ρ have a_k = (K_k − ρ (1 − ρ^K_k) / (1 − ρ)) / (1 − ρ); without momentum a_k =
@@ -35,7 +35,7 @@ class FedNova(Algorithm):
         return 1.0 / self._norm(contribution)
 
     def server(self, state: "ServerState", update: Update) -> "ServerState":
-        """Return the state with the global model moved by the step that the class defines."""
+        """Return the state with the global model after the normalised step (see the class)."""
         total = sum(contribution.weight for contribution in update.contributions)
         shares = [
             (contribution.weight / total, self._norm(contribution))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class FedProxOptions(FedAvgOptions):
-    """`federation.strategy` of `fedprox`."""
+    """Settings of the algorithm `fedprox` below `federation.strategy`."""
 
     proximal_weight: float = Field(
         default=1.0, ge=0, description="μ of the penalty μ/2 · ‖local − global‖²; 0: FedAvg"
@@ -41,7 +41,7 @@ class ProximalRule(ClientRule):
         start: "Tensor",
         sent: Mapping[str, "Tensor"],
     ) -> None:
-        """Add the penalty's gradient to `gradient`, in place."""
+        """Add the penalty's gradient μ (w − w_global) to `gradient`, in place."""
         gradient.add_(values - start, alpha=self.weight)
 
 
@@ -59,5 +59,5 @@ class FedProx(FedAvg):
     Options: ClassVar[type[Settings]] = FedProxOptions
 
     def client(self) -> ClientRule | None:
-        """Return the rule that adds the penalty's gradient."""
+        """Return the rule that adds the gradient of the penalty μ/2 ‖w − w_global‖²."""
         return ProximalRule(self.options.proximal_weight)

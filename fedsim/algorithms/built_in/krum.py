@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class KrumOptions(Settings):
-    """`federation.strategy` of `krum`."""
+    """Settings of the algorithm `krum` below `federation.strategy`."""
 
     malicious_clients: int = Field(
         default=0, ge=0, description="f, number of malicious clients in a round"
@@ -60,7 +60,7 @@ class Krum(Algorithm):
         return state.with_model({**update.mean, **model})
 
     def chosen(self, state: "ServerState", update: Update) -> list[int]:
-        """Return the indices of the chosen models in `update.models`, nearest first.
+        """Return the indices of the chosen models in `update.models`, smallest distance sum first.
 
         Args:
             state: the server state before the round.

@@ -20,7 +20,7 @@ UPLOADED = "clients that uploaded"
 
 
 class MrMtlOptions(Settings):
-    """`federation.strategy` of `mr_mtl`."""
+    """Settings of the algorithm `mr_mtl` below `federation.strategy`."""
 
     mean_weight: float = Field(
         default=1.0,
@@ -49,7 +49,7 @@ class CenterRule(ClientRule):
         start: "Tensor",
         sent: Mapping[str, "Tensor"],
     ) -> None:
-        """Add the penalty's gradient to `gradient`, in place."""
+        """Add the penalty's gradient λ (w − w̄) to `gradient`, in place."""
         gradient.add_(values - sent[CENTER], alpha=self.weight)
 
 
@@ -88,7 +88,7 @@ class MrMtl(Algorithm):
         return state.with_memory(center, {**rows, UPLOADED: uploaded})
 
     def client(self) -> ClientRule | None:
-        """Return the rule that adds the penalty's gradient."""
+        """Return the rule that adds the gradient of the penalty λ/2 ‖w_k − w̄‖²."""
         return CenterRule(self.options.mean_weight)
 
     def send(self, state: "ServerState", client: int) -> "Mapping[str, Arrays]":

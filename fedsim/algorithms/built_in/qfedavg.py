@@ -14,7 +14,7 @@ LOSS = "loss"
 
 
 class QFedAvgOptions(Settings):
-    """`federation.strategy` of `qfedavg`."""
+    """Settings of the algorithm `qfedavg` below `federation.strategy`."""
 
     q: float = Field(default=1.0, ge=0, description="fairness q; 0: FedAvg of equal weights")
 
@@ -39,7 +39,7 @@ class QFedAvg(Algorithm):
     options: QFedAvgOptions
 
     def server(self, state: "ServerState", update: Update) -> "ServerState":
-        """Return the state with the weighted step of the class, and the mean of other arrays."""
+        """Return the state after the loss-weighted step (see the class); buffers are averaged."""
         q = self.options.q
         smooth = 1.0 / self.training.learning_rate(state.round_number + 1)
         trained, total = self.trained(state), 0.0

@@ -17,7 +17,7 @@ CORRECTION = "correction"
 
 
 class ScaffoldOptions(Settings):
-    """`federation.strategy` of `scaffold`."""
+    """Settings of the algorithm `scaffold` below `federation.strategy`."""
 
     server_lr: float = Field(default=1.0, gt=0, description="server learning rate η")
 
@@ -32,7 +32,7 @@ class CorrectionRule(ClientRule):
         start: "Tensor",
         sent: Mapping[str, "Tensor"],
     ) -> None:
-        """Add the correction that the server sent to `gradient`, in place."""
+        """Change `gradient` in place: add the correction that the server sent."""
         gradient.add_(sent[CORRECTION])
 
 
@@ -67,7 +67,7 @@ class Scaffold(Algorithm):
     options: ScaffoldOptions
 
     def init(self, state: "ServerState") -> "ServerState":
-        """Return the state with all control variates 0."""
+        """Return the initial state, with every control variate set to 0."""
         control = {name: x * 0.0 for name, x in self.trained(state)}
         clients = self.training.num_clients
         rows = {
@@ -77,7 +77,7 @@ class Scaffold(Algorithm):
         return state.with_memory(control, rows)
 
     def client(self) -> ClientRule:
-        """Return the rule that corrects gradients."""
+        """Return the rule that adds the control-variate correction to each gradient."""
         return CorrectionRule()
 
     def send(self, state: "ServerState", client: int) -> "Mapping[str, Arrays]":

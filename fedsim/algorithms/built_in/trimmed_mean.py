@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class TrimmedMeanOptions(Settings):
-    """`federation.strategy` of `trimmed_mean`."""
+    """Settings of the algorithm `trimmed_mean` below `federation.strategy`."""
 
     trimmed_share: float = Field(
         default=0.2,

@@ -36,7 +36,7 @@ class Picture:
     Attributes:
         name: name of the figure in the page and of its files, such as `rounds`.
         caption: the line above the figure.
-        chart: the drawing; a heading in it warns readers of the figure's file, if necessary.
+        chart: the drawing; if it shows private data, its heading warns the reader.
         columns: column names of the figure's CSV.
         rows: the drawn numbers, row by row; None is an empty cell.
     """
@@ -55,7 +55,7 @@ class Picture:
 def looks_of(results: Results) -> dict[str, Look]:
     """Return the colour, line style and symbol of each variant, by its name.
 
-    After eight variants the colours repeat, with another line style.
+    From the ninth variant on, the colours repeat with another line style.
     """
     count, kinds, symbols = len(SERIES), len(DASHES), len(SYMBOLS)
     return {
@@ -73,13 +73,13 @@ def figure_name(results: Results, name: str) -> str:
 
     Args:
         results: the results of the variants of one privacy unit.
-        name: name of the figure within its unit.
+        name: name of the figure; with two privacy units, the unit is appended.
     """
     return f"{name}-{results.groups[0].unit}" if results.has_sibling else name
 
 
 def ends_of(metric: str, variant: VariantResult) -> Point | None:
-    """Return (low, high) of the interval of a variant's metric; None if there is no interval.
+    """Return the interval (low, high) of a variant's mean metric; None for a single seed.
 
     Both ends are clipped to the metric's range.
     """
@@ -90,19 +90,19 @@ def ends_of(metric: str, variant: VariantResult) -> Point | None:
 
 
 def values_of(metric: str, variants: Sequence[VariantResult]) -> list[float]:
-    """Return the means of a metric for all variants, and the ends of their intervals."""
+    """Return a list of a metric's mean for each variant, then both ends of all their intervals."""
     means = [variant.metrics[metric].mean for variant in variants]
     return means + [end for variant in variants for end in ends_of(metric, variant) or ()]
 
 
 def numbers_of(metric: str, variant: VariantResult) -> tuple[float | None, ...]:
-    """Return (number of seeds, mean, low, high) of a variant's metric."""
+    """Return (number of seeds, mean, low, high) of a metric; low and high are its interval."""
     estimate = variant.metrics[metric]
     return estimate.n, estimate.mean, estimate.low, estimate.high
 
 
 def estimate(variant: VariantResult, metric: str, place: float, look: Look, tip: str) -> list[Mark]:
-    """Return the marks of a variant's mean metric: a dot and an interval.
+    """Return the chart marks of a variant's mean metric: a dot for the mean, and its interval.
 
     Args:
         variant: the variant.
@@ -133,7 +133,7 @@ def metric_axis(metric: str, values: Sequence[float], label: str, *, most: int =
 
 
 def epsilon_axis(epsilons: Sequence[float], label: str, beyond: float | None = None) -> Axis:
-    """Return a logarithmic axis with few tick marks, at values of ε or at round numbers.
+    """Return a logarithmic axis for ε with few tick marks, at values of ε or at round numbers.
 
     Args:
         epsilons: the values of ε to draw.

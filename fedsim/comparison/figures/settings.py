@@ -1,8 +1,8 @@
 """Figures of the compared metric against a varied setting.
 
-The variants on a line differ only in this setting; other varied settings give several lines. The
-lines are found from the variants' settings. So it does not matter whether a grid, `one_at_a_time`,
-`--vary`, single variants or existing runs produced the values.
+A line connects variants that differ only in this setting; if other settings vary too, there are
+several lines. Lines are found from the variants' settings alone, so it does not matter how the
+variants were defined.
 """
 
 import math
@@ -64,12 +64,12 @@ class SweepLine:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The lines of one figure: variants over the values of one setting.
+    """One figure of the compared metric over the values of one setting, with one or more lines.
 
     Attributes:
         key: key of the setting, such as `local.optimizer.lr`.
-        places: axis position of each value, by the text of the value. Positions are the numbers
-            themselves, or 0, 1, 2, ... in the order of the variants.
+        places: position of each value on the x axis, by the text of the value. It is the value
+            itself if all values are numbers, else 0, 1, 2, ... in the order of the variants.
         is_numeric: whether the values are numbers.
         lines: the lines, at least one.
     """
@@ -86,9 +86,9 @@ class Sweep:
 
 
 def find_sweeps(results: Results) -> tuple[Sweep, ...]:
-    """Return the lines to draw for each setting that is the only difference between some variants.
+    """Return one figure's lines for each setting that is the only difference of some variants.
 
-    A setting whose values are not numbers needs at least three values.
+    If the setting's values are not numbers, at least three different values are needed.
 
     Args:
         results: the results of the variants of one privacy unit.

@@ -57,7 +57,7 @@ _QUARTILES = (0, 25, 50, 75, 100)
 
 
 def pictures_of(results: Results) -> dict[str, Picture | None]:
-    """Return the figures of variants of one privacy unit, by name; None if a figure has no data."""
+    """Return the figures for one privacy unit, by name; None stands for a figure without data."""
     metric = _client_metric(results)
     return {
         "tradeoff": tradeoff(results),
@@ -101,7 +101,7 @@ def over_rounds(results: Results) -> Picture | None:
 
 
 def over_epsilon(results: Results) -> Picture | None:
-    """Return the figure of the mean metric over the ε spent so far; None without a finite ε."""
+    """Return the figure of the mean metric against the ε spent so far; None without a finite ε."""
     curves = [
         _curve(variant, results.metric, "epsilon_max")
         for variant in results.variants
@@ -323,7 +323,7 @@ def _clients(variant: VariantResult, metric: str) -> list[_Client]:
 
 
 def metric_boxes(results: Results, metric: str) -> Picture | None:
-    """Return box plots of the clients' metric for each variant; None without client metrics.
+    """Return box plots of a metric of the clients for each variant; None without client metrics.
 
     Args:
         results: the results of the comparison.
@@ -346,7 +346,7 @@ def spend_boxes(results: Results) -> Picture | None:
 
 
 def spend_sentence(results: Results) -> str | None:
-    """Return a sentence on the largest difference between clients' ε; None without finite ε."""
+    """Return a sentence on how much clients' ε differ in a variant; None without a finite ε."""
     values = _spends(results)
     if not values:
         return None

@@ -1,1 +1,1 @@
-"""The built-in datasets, one module for each family; `settings` has the classes for `data.args`."""
+"""The built-in datasets: loaders, and in module `settings` the classes for `data.args`."""

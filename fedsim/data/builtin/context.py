@@ -24,5 +24,5 @@ class LoadContext:
     group: str | None = None
 
     def folder(self, path: str) -> Path:
-        """Return the path of a folder that the experiment names, relative to `base`."""
+        """Return the full path of a folder that the experiment names relative to `base`."""
         return self.base / Path(path).expanduser()

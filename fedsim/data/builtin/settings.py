@@ -35,13 +35,13 @@ class FolderArgs(Settings):
 
 
 class EmnistArgs(FolderArgs):
-    """Settings `data.args` of `emnist`."""
+    """Settings `data.args` of the built-in dataset `emnist`."""
 
     split: EmnistSplit = Field(default="balanced", description="one of EMNIST's six datasets")
 
 
 class HuggingFaceArgs(Settings):
-    """Settings `data.args` of `huggingface`."""
+    """Settings `data.args` of the built-in dataset `huggingface`."""
 
     path: str | None = Field(
         default=None,
@@ -85,7 +85,7 @@ class _SyntheticArgs(Settings):
 
 
 class SyntheticFedproxArgs(_SyntheticArgs):
-    """Settings `data.args` of `synthetic_fedprox`."""
+    """Settings `data.args` of the built-in dataset `synthetic_fedprox`."""
 
     users: int = Field(default=30, ge=1, le=MAX_CLIENTS, description="number of users")
     dimension: Size = Field(default=60, description="number of features")
@@ -93,7 +93,7 @@ class SyntheticFedproxArgs(_SyntheticArgs):
 
 
 class SyntheticLogisticArgs(_SyntheticArgs):
-    """Settings `data.args` of `synthetic_logistic`."""
+    """Settings `data.args` of the built-in dataset `synthetic_logistic`."""
 
     users: int = Field(default=100, ge=1, le=MAX_CLIENTS, description="number of users")
     examples: int = Field(
@@ -107,7 +107,7 @@ class SyntheticLogisticArgs(_SyntheticArgs):
 
 
 class BlobsArgs(Settings):
-    """Settings `data.args` of `blobs`."""
+    """Settings `data.args` of the built-in dataset `blobs`."""
 
     examples: int = Field(default=1000, ge=2, le=MAX_EXAMPLES, description="number of examples")
     classes: Size = Field(default=3, description="number of classes, of equal size")

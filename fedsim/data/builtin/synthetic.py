@@ -1,6 +1,6 @@
-"""Synthetic datasets: users with different models and features, and Gaussian classes.
+"""Synthetic datasets: examples of users who differ in model and features, and Gaussian classes.
 
-Each user's examples are drawn from a separate stream, so they do not depend on other users.
+Each user's examples are drawn from a separate random stream, so they do not depend on other users.
 
 References:
     Synthetic(α, β): Li et al. 2020, FedProx (arXiv 1812.06127), section 5.1. As in the published

@@ -1,12 +1,13 @@
 """Division of the training examples among clients, at random or by any other scheme.
 
-Every random scheme draws a table with the number of examples for each group and client. It then
-deals the shuffled examples of each group by this table. Under label skew each class is a group;
-otherwise all examples are one group.
+Every random scheme first draws how many examples of each group each client gets. The scheme then
+deals the shuffled examples of each group by these numbers. In the schemes `dirichlet` and `shards`
+each class is a group; in the others all examples are one group.
 
 References:
     dirichlet: Yurochkin et al. 2019 (arXiv 1905.12022); Li et al. 2021 (arXiv 2102.02079).
-    shards: after McMahan et al. 2017 (arXiv 1602.05629), with the number of classes exact.
+    shards: after McMahan et al. 2017 (arXiv 1602.05629), but with exactly
+        `classes_per_client` classes on each client.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,7 +49,7 @@ def partition(
     """Return the sorted example indices of each client, drawn by a random scheme.
 
     Args:
-        targets: target of each example; int64 (n,) for the schemes with label skew.
+        targets: target of each example; class numbers int64 (n,) for `dirichlet` and `shards`.
         settings: the scheme and its parameters.
         seed: the experiment's seed; the same seed gives the same partition.
 
@@ -58,7 +59,8 @@ def partition(
         classes, and every class is on some client.
 
     Raises:
-        DataError: the partition is impossible, or none of `MAX_DRAWS` random draws satisfied it.
+        DataError: the partition is impossible, or in each of `MAX_DRAWS` random draws some client
+            had fewer than `settings.min_examples` examples.
     """
     num_examples, num_clients = len(targets), settings.num_clients
     if num_clients * settings.min_examples > num_examples:

@@ -1,6 +1,6 @@
 """Partitions by a user's function or by a partitioner of flwr-datasets.
 
-Both return the client of each training example.
+The function or the partitioner decides which client has each training example.
 """
 
 import inspect
@@ -48,7 +48,7 @@ class Assignment:
         Args:
             values: name of the client of each example.
             order: whether to number clients by sorted names (as numbers if all names are numbers).
-                Otherwise they are numbered by first appearance.
+                If not, clients are numbered by first appearance.
         """
         names = list(dict.fromkeys(values))
         if order:
@@ -79,8 +79,8 @@ def assign_by_function(
     """Assign the training examples to clients by a user's function.
 
     The function is called as `function(features, targets, seed=seed, **args)`. It also gets
-    `num_clients` if the experiment sets it and the function has that parameter. (The experiment
-    file that a run keeps states the number of clients.)
+    `num_clients` if the experiment sets it and the function has that parameter. (The copy of the
+    experiment file in a run's directory always sets it.)
 
     Args:
         train: the training examples.
@@ -89,7 +89,7 @@ def assign_by_function(
         base: the directory to which relative paths refer.
 
     Raises:
-        DataError: the function cannot be loaded, fails, or does not return an assignment.
+        DataError: the function cannot be loaded, fails, or does not return the examples' clients.
     """
     where = f"{_WHAT} {settings.scheme!r}"
     try:

@@ -65,7 +65,7 @@ class Column:
                 datetime64).
 
         Raises:
-            CellError: a cell is missing and there is no `fill`, or a cell has no number.
+            CellError: a cell is missing and the settings have no `fill`, or a cell is not a number.
         """
         numbers = self._numbers(cells)
         above = self.settings.above
@@ -93,7 +93,7 @@ class Column:
         return result
 
     def features(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the features (n, k) for n cells, given the cells' numbers (n,)."""
+        """Return the features (n, k) of n cells, given the numbers (n,) that `numbers` returned."""
         settings = self.settings
         if settings.class_names is not None:
             return np.eye(len(settings.class_names))[numbers.astype(np.int64)]
@@ -229,7 +229,7 @@ def as_number(cell: str, decimal: str = ".") -> float | None:
 
 
 def as_years(cell: str, form: str) -> float | None:
-    """Return the date in a cell as a year with a fraction, or None if it is no such date.
+    """Return the date in a cell as a year with a fraction; None if it is not a date of this form.
 
     Args:
         cell: the text of the cell.

@@ -26,7 +26,7 @@ class TablePart:
 
     Attributes:
         features: float32 (n, k), or float64 (n, k) for tokens.
-        texts: n cells of each further column, by name.
+        texts: n cells of each column that is kept as text, by column name.
         targets: n cells of the target; None if the table has no such column.
         where: function that returns the file and line (or row) for a row index, for messages.
         mistakes: the first mistake of each column that has one, by column name; with a mistake, the
@@ -64,7 +64,7 @@ def feature_columns(table: Table, settings: FileDataset, group: str | None) -> t
         group: the column that divides the rows among clients; None if no column does.
 
     Raises:
-        DataError: a named column is not in the table, or no feature is left.
+        DataError: the table lacks a column that the settings name, or no feature is left.
     """
     names, path = table.names, table.path
     for wanted in (settings.target, group):
@@ -88,7 +88,7 @@ def read_part(
     texts: Sequence[str] = (),
     tokens: bool = False,
 ) -> TablePart:
-    """Read the rows of a table; the result's `mistakes` name the wrong cells.
+    """Return the rows of a table as a `TablePart`, whose `mistakes` name the wrong cells.
 
     Args:
         table: the table.
@@ -125,7 +125,7 @@ def read_part(
 
 
 def column_of(name: str, settings: FileDataset) -> Column:
-    """Return a table column together with its settings.
+    """Return a table column with its settings, by which its cells become features.
 
     Args:
         name: name of the column.

@@ -1,7 +1,7 @@
-"""Drafts the settings of columns from the rows of a table, for `fedsim init --data`.
+"""Drafts of column settings, made from the rows of a table, for `fedsim init --data`.
 
-A draft is a function of private rows, so no ε covers it: it is a place to start from. Public
-knowledge has to take the place of every constant before an ε is published.
+A draft depends on private rows and adds no noise, so no ε covers a draft; it is only a starting
+point. Before an ε is published, public knowledge must replace every constant of the draft.
 """
 
 import json
@@ -30,13 +30,15 @@ _NUMBER_NAME = re.compile(r"(?:.*[_ -])?(?:index|nr|no|number|key)", re.IGNORECA
 
 @dataclass(frozen=True)
 class ColumnDraft:
-    """The drafted settings of a column.
+    """The drafted settings of a table column, with comments for the user.
 
     Attributes:
         name: name of the column.
-        settings: its settings, or drop; None for the target of a regression, which has none.
-        reason: description of the column, without any value of its rows.
-        check: question that public knowledge has to answer; "" where there is none.
+        settings: the drafted settings; "drop" if the column should not be a feature; None for the
+            target of a regression, which needs no settings.
+        reason: what the column seems to hold, such as "dates", without any value of its rows.
+        check: question about the settings that the user should answer from public knowledge; "" if
+            there is none.
     """
 
     name: str
@@ -46,19 +48,19 @@ class ColumnDraft:
 
     @property
     def value(self) -> str:
-        """The settings as one line of YAML, such as `{range: [0, 100]}`."""
+        """The drafted settings as one line of YAML, such as `{range: [0, 100]}`."""
         if not isinstance(self.settings, ColumnSettings):
             return self.settings or ""
         return flow_text(self.settings.model_dump(exclude_defaults=True))
 
     @property
     def line(self) -> str:
-        """The line of the column below `data.dataset.columns`, without its comment."""
+        """The column's line of YAML below `data.dataset.columns`, without the comment."""
         return f"{flow_text(self.name)}: {self.value}"
 
     @property
     def comment(self) -> str:
-        """The comment beside the line."""
+        """The YAML comment that follows `line`: the reason and the question."""
         return f"# {self.reason}{f'; {self.check}' if self.check else ''}"
 
 
@@ -67,7 +69,7 @@ _WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n", "nan", "i
 
 
 def flow_text(value: object) -> str:
-    """Return a value as one line of YAML; text is quoted unless every parser takes it as text."""
+    """Return a value as one line of YAML; text that a parser could misread is in quotes."""
     if isinstance(value, dict):
         return f"{{{', '.join(f'{flow_text(k)}: {flow_text(v)}' for k, v in value.items())}}}"
     if isinstance(value, list):
@@ -85,7 +87,7 @@ def draft_column(name: str, summary: ColumnSummary) -> ColumnDraft:
     | cells                                          | become                                  |
     |------------------------------------------------|-----------------------------------------|
     | all missing, or all equal                      | drop                                    |
-    | whole numbers or texts that name rows          | drop: an identifier                     |
+    | whole numbers or texts that identify rows      | drop: an identifier                     |
     | dates of one format                            | years, with a range                     |
     | whole numbers, 3 to 6 different ones           | classes                                 |
     | other numbers, also with a few texts           | a range, with log if they are skewed    |
@@ -94,7 +96,7 @@ def draft_column(name: str, summary: ColumnSummary) -> ColumnDraft:
 
     Args:
         name: name of the column.
-        summary: its cells.
+        summary: counts of the column's cells.
     """
     known = summary.rows - summary.gaps
     if not known:
@@ -119,7 +121,7 @@ def draft_column(name: str, summary: ColumnSummary) -> ColumnDraft:
 
 
 def draft_target(name: str, summary: ColumnSummary) -> ColumnDraft:
-    """Return the drafted settings of the target: its classes, or none for a regression."""
+    """Return the draft for the target column: its classes, or no settings for a regression."""
     cells, values = summary.cells, summary.values
     is_whole = bool((values == np.floor(values)).all())
     if 2 <= len(cells) <= MAX_CATEGORIES and (is_whole or not summary.is_number):
@@ -207,7 +209,7 @@ def _rounded_outward(low: float, high: float) -> list[float]:
 
 
 def round_up(value: float) -> float:
-    """Return the smallest of 1, 2, 5, 10, 20, ... and 0.5, 0.2, ... that is at least the value."""
+    """Return the smallest number ≥ `value` (> 0) among ..., 0.2, 0.5, 1, 2, 5, 10, 20, ..."""
     power = 10.0 ** floor(np.log10(value))
     return next(_clean(step * power) for step in (1, 2, 5, 10) if step * power >= value)
 
@@ -224,11 +226,13 @@ def _clean(value: float) -> float:
 
 
 def redraft(draft: ColumnDraft, listed: ColumnSettings) -> ColumnDraft:
-    """Return a draft that keeps what an experiment file says about the column already.
+    """Return a draft in which the column's settings from an experiment file take precedence.
+
+    If the settings of the file do not fit the rows, the draft's own settings stay.
 
     Args:
-        draft: the draft from the rows.
-        listed: the settings of the column in the file.
+        draft: the draft that was made from the rows.
+        listed: the column's settings in the experiment file.
     """
     if not isinstance(draft.settings, ColumnSettings):
         return draft

@@ -57,7 +57,7 @@ Classes = Annotated[
 
 
 class ColumnSettings(Settings):
-    """Settings of one column: how it becomes features."""
+    """Settings of one table column, which say how its cells become features."""
 
     limit: ClassVar[float | None] = None  # some data mark missing cells by numbers such as -3.4e38
 
@@ -102,7 +102,7 @@ class ColumnSettings(Settings):
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
-        """Names of the classes, in the order of their numbers; None for numbers."""
+        """Names of the classes, in the order of their numbers; None for a column of numbers."""
         if self.above is not None:
             cut = as_text(self.above)
             return f"up to {cut}", f"above {cut}"
@@ -110,12 +110,12 @@ class ColumnSettings(Settings):
 
     @property
     def only_classes(self) -> bool:
-        """Whether the settings list classes and nothing else, as those of a target column may."""
+        """Whether the settings only define classes; a target column may have no other settings."""
         others = self.model_dump(exclude={"classes", "above"}).values()
         return self.class_names is not None and not any(others)
 
     def feature_names(self, column: str) -> tuple[str, ...]:
-        """Return the names of a column's features: the column's name, or `sex=F` for each class."""
+        """Return a column's feature names: the column's name, or `sex=F` and so on per class."""
         names = self.class_names
         return (column,) if names is None else tuple(f"{column}={name}" for name in names)
 
@@ -164,7 +164,7 @@ Columns = dict[str, Literal["drop"] | ColumnSettings]
 
 
 def as_text(value: object) -> str:
-    """Return a value of YAML or of a typed table as text of a .csv cell: true, 3, 0.5, red."""
+    """Return a value from YAML or a typed table as the text of a .csv cell, such as true or 3."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float) and value.is_integer():

@@ -1,4 +1,4 @@
-"""Summarises the cells of columns block by block: what a draft of their settings follows from."""
+"""Summaries of the cells of table columns, from which drafts of column settings are made."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,14 +25,14 @@ _DATE_FORMATS = ("iso", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d-%m-%
 
 
 class ColumnSummary:
-    """Counts of the cells of a column, which grow with each block of the table.
+    """Counts of the cells of a table column; `add` adds the cells of some more rows.
 
     Attributes:
         rows: number of cells.
         gaps: number of missing cells.
-        texts: number of cells of each text that is not a number.
-        numerals: number of cells of each number, as the cells write it, up to one more than
-            `MAX_CATEGORIES` of them.
+        texts: how often each text occurs that is not a number.
+        numerals: how often each number occurs, by the text of its cell. At most
+            `MAX_CATEGORIES` + 1 different numbers are counted.
 
     Args:
         decimal: the decimal mark of numbers, `.` or `,`.
@@ -46,7 +46,7 @@ class ColumnSummary:
         self._values: list[NDArray[np.float64]] = [np.empty(0)]
 
     def add(self, cells: Cells) -> None:
-        """Count the cells of a block: texts, or typed values as `Table.blocks` yields them."""
+        """Add the column's cells of some more rows (texts or typed values) to the counts."""
         self.rows += len(cells)
         if isinstance(cells, np.ndarray) and cells.dtype.kind != "b":
             self._add_array(cells)
@@ -84,12 +84,12 @@ class ColumnSummary:
 
     @property
     def values(self) -> NDArray[np.float64]:
-        """All numbers of the column (n,); of typed dates the years."""
+        """All numbers in the column's cells, (n,); typed dates count as years with a fraction."""
         return np.concatenate(self._values)
 
     @property
     def is_number(self) -> bool:
-        """Whether the cells are numbers, but for gaps and a few texts such as `unknown`."""
+        """Whether the cells are numbers, except missing cells and a few texts such as `unknown`."""
         numbers = sum(map(len, self._values))
         known = self.rows - self.gaps
         strays = len(self.texts) <= _MAX_STRAYS and numbers >= _MIN_NUMBERS * known
@@ -97,18 +97,21 @@ class ColumnSummary:
 
     @property
     def cells(self) -> list[str]:
-        """The different cells: numbers by their size and then texts, some of them if many."""
+        """The different cells, up to a largest number: sorted numbers, then sorted texts."""
         numbers = sorted(self.numerals, key=lambda cell: as_number(cell, self._decimal) or 0.0)
         return [*numbers, *sorted(self.texts)]
 
     @property
     def is_complete(self) -> bool:
-        """Whether `cells` has every different cell."""
+        """Whether `cells` has all different cells of the column; if not, there are too many."""
         return len(self.numerals) < _MAX_NUMERALS and len(self.texts) < MAX_DISTINCT
 
     @property
     def date_format(self) -> str | None:
-        """The format of dates in all cells, as `ColumnSettings.date`; None for other cells."""
+        """Format of the dates in the cells, `iso` or one such as `%d.%m.%Y`.
+
+        The value is None if a cell holds something else than a date.
+        """
         if self._has_dates:
             return "iso"
         if not self.texts or self.numerals:
@@ -120,7 +123,11 @@ class ColumnSummary:
         return all(as_years(cell, form) is not None for cell in self.texts)
 
     def years(self, form: str) -> NDArray[np.float64]:
-        """Return the dates in the cells as years with a fraction (n,)."""
+        """Return the dates in the cells as years with a fraction; equal text dates count once.
+
+        Args:
+            form: the format of the dates: `iso`, or a format such as `%d.%m.%Y`.
+        """
         if self._has_dates:
             return self.values
         return np.array([as_years(cell, form) for cell in self.texts], np.float64)
@@ -129,10 +136,10 @@ class ColumnSummary:
 def summarise(
     tables: Iterable[Table], names: Sequence[str], *, decimal: str = "."
 ) -> dict[str, ColumnSummary]:
-    """Return the summary of columns over the rows of one or several tables.
+    """Return the summary of each column, by name, over all rows of one or several tables.
 
     Args:
-        tables: the tables; one that lacks a column adds nothing to it.
+        tables: the tables; a table that lacks a column adds nothing to that column's summary.
         names: names of the columns.
         decimal: the decimal mark of numbers, `.` or `,`.
 
@@ -149,7 +156,7 @@ def summarise(
 
 
 def has_decimal_commas(summaries: Mapping[str, ColumnSummary]) -> bool:
-    """Whether all texts of some column are numbers with a decimal comma."""
+    """Whether in some column all texts are numbers with a decimal comma, such as 0,5."""
     return any(
         summary.texts and all(as_number(cell, ",") is not None for cell in summary.texts)
         for summary in summaries.values()

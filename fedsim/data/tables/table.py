@@ -32,7 +32,7 @@ class TableBlock:
 
 
 class Table(Protocol):
-    """A table file with named columns."""
+    """Interface of a table file with named columns."""
 
     @property
     def path(self) -> Path:
@@ -103,8 +103,8 @@ class CsvTable:
 
         Args:
             path: the file.
-            wanted: name of a column. The delimiter is the first one with which the header has this
-                column. If there is none, it is the delimiter that gives most columns.
+            wanted: name of a column. The first delimiter among comma, semicolon, tab and | with
+                which the header has this column is taken; if none, the one with most columns.
             encoding: encoding of the text.
 
         Raises:
@@ -201,7 +201,9 @@ class ParquetTable:
         return cls(path, names, content)
 
     def blocks(self, columns: Sequence[str]) -> Iterator[TableBlock]:
-        """Yield the cells of the given columns: numbers with NaN for missing cells, dates, or text.
+        """Yield the cells of the given columns, all rows at once, as numbers, dates or text.
+
+        A missing number is NaN.
 
         Raises:
             DataError: a column has a type that is not supported.

@@ -24,7 +24,7 @@ from fedsim.server.settings import FederationSettings
 def check_participation(
     federation: FederationSettings, num_clients: int, round_sizes: RoundSizes, sections: Sections
 ) -> Iterator[PathMessage]:
-    """Yield (key path, message) for too many clients per round or too many ledger records."""
+    """Yield (key path, message) for too many clients in a round, or charges in the ledger."""
     per_round = federation.clients_per_round
     if per_round is not None and per_round > num_clients:
         path = ("federation", "clients_per_round")
@@ -46,7 +46,7 @@ def check_participation(
 def check_weighting(
     federation: FederationSettings, privacy: PrivacySettings
 ) -> Iterator[PathMessage]:
-    """Yield (key path, message) if the weights would reveal what the adjacency protects."""
+    """Yield (key path, message) if the weights of updates would reveal private client sizes."""
     weights = federation.weights
     if weights.uses_sizes and privacy.adjacency.name == "add_remove":
         other = ", size_power: 0" if weights.name == "examples_over_noise" else ""
@@ -60,7 +60,7 @@ def check_weighting(
 def check_max_share(
     federation: FederationSettings, round_sizes: RoundSizes
 ) -> Iterator[PathMessage]:
-    """Yield (key path, message) if `max_share` is so small that even equal weights exceed it."""
+    """Yield (key path, message) if `max_share` of the weights is below 1 / clients of a round."""
     share, (clients, _) = federation.weights.max_share, round_sizes
     if share is not None and share * clients < 1:
         yield (
@@ -107,7 +107,7 @@ def check_lr_schedule(local: LocalSettings, sections: Sections) -> Iterator[Path
 
 
 def check_budgets(privacy: PrivacySettings, num_clients: int) -> Iterator[PathMessage]:
-    """Yield (key path, message) for each privacy budget of a client that does not exist."""
+    """Yield (key path, message) for each budget whose client number does not exist."""
     rule = _unknown_client(num_clients)
     for name, entry in privacy.clients.items():
         path: KeyPath = ("privacy", "clients", name)
@@ -128,7 +128,7 @@ def check_budget_files(privacy: PrivacySettings, base: Path) -> Iterator[PathMes
 
 
 def check_faults(faults: list[FaultSettings], num_clients: int) -> Iterator[PathMessage]:
-    """Yield (key path, message) for each injected fault of a client that does not exist."""
+    """Yield (key path, message) for each injected fault whose client number does not exist."""
     for position, fault in enumerate(faults):
         for place, client in enumerate(fault.clients or ()):
             if client >= num_clients:
@@ -266,7 +266,7 @@ def _check_trace(
 
 
 def check_buffered_rounds(federation: FederationSettings) -> Iterator[PathMessage]:
-    """Yield (key path, message) if a buffer and another key both set the clients per round."""
+    """Yield (key path, message) if buffered rounds (FedBuff) also have `clients_per_round`."""
     is_buffered = federation.participation.scheme == "buffered"
     if is_buffered and federation.clients_per_round is not None:
         yield (

@@ -175,7 +175,7 @@ def _check_file_dataset(
 def check_objects(
     data: DataSettings, model: ModelSettings, runtime: RuntimeSettings
 ) -> Iterator[PathMessage]:
-    """Yield (path, message) for Python objects under an engine of several processes."""
+    """Yield (key path, message) for Python objects if clients run in other processes."""
     places = {_DATASET: data.dataset, ("model", "name"): model.name, ("model", "loss"): model.loss}
     for path, given in places.items():
         if isinstance(given, PythonObject) and runtime.engine != "local":
@@ -216,7 +216,7 @@ def _check_trained_part(model: ModelSettings) -> Iterator[PathMessage]:
 
 
 def check_features(sections: Sections) -> Iterator[PathMessage]:
-    """Yield (key path, message) for mistakes in `data.features` and shapes of `model.features`."""
+    """Yield (key path, message) for mistakes in `data.features` and `model.features`."""
     model, data = sections.model, sections.data
     if model is not None:
         yield from _check_transforms(model, data)
@@ -277,7 +277,7 @@ def check_views(local: LocalSettings, sections: Sections) -> Iterator[PathMessag
 def check_test_metrics(
     evaluation: EvaluationSettings, base: Path, sections: Sections
 ) -> Iterator[PathMessage]:
-    """Yield (key path, message) for mistakes in `evaluation.metrics`, without data and plug-ins."""
+    """Yield (key path, message) for mistakes in `evaluation.metrics`; no plug-in is imported."""
     model = sections.model
     keys = {LOSS: "loss, which is always computed"}
     task = None if model is None else TASK_OF_LOSS.get(model.loss)

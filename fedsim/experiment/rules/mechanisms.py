@@ -1,9 +1,9 @@
-"""Rules of mechanisms other than noisy gradients: perturbation, zeroth-order steps and PATE votes.
+"""Rules of mechanisms without noisy gradients: perturbation, zeroth-order steps and PATE votes.
 
 Each message names the condition of a proof in `fedsim.clients.mechanisms` that the file breaks.
 
-A zeroth-order upload has one number for each step and direction. So settings are refused that move
-the model by anything other than these numbers.
+A zeroth-order upload has one number for each step and direction, and only these numbers may change
+the model. Settings that would change it in another way are refused.
 """
 
 from collections.abc import Iterator

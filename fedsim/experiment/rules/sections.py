@@ -1,4 +1,4 @@
-"""The input of rules: the valid sections of an experiment, and values that follow from them."""
+"""The input of rules: the valid sections of an experiment, and the sizes of its rounds."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -29,7 +29,7 @@ class Sections:
     Attributes:
         base: the directory that relative paths refer to.
         mistaken: names of the sections with mistakes.
-        unit: the value of `privacy.unit` in the file, even if `privacy` has mistakes.
+        unit: the privacy unit, `privacy.unit` in the file, even if `privacy` has mistakes.
     """
 
     base: Path
@@ -67,7 +67,7 @@ class Sections:
 
     @cached_property
     def round_sizes(self) -> RoundSizes | None:
-        """The (fewest, most) clients of a non-empty round; None if the file does not give them."""
+        """Smallest and largest number of clients in a round that has clients; None if unknown."""
         if self.federation is None:
             return None
         partial = self.federation.partial_work

@@ -247,7 +247,7 @@ def _check_noise(privacy: PrivacySettings, failed: Collection[str]) -> Iterator[
 def check_secure_aggregation(
     secure_aggregation: SecureAggregationSettings, sections: Sections
 ) -> Iterator[PathMessage]:
-    """Yield (key path, message) for values that secure aggregation would not hide."""
+    """Yield (key path, message) if clients would send private values outside of secure sums."""
     privacy = sections.privacy
     if privacy is not None and privacy.clipping.name == "adaptive" and not privacy.counts_in_sums:
         yield (

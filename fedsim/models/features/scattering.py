@@ -1,8 +1,9 @@
 """The scattering transform of an image, by one or two layers of fixed wavelets and averages.
 
-For an image x it computes S0 = x * φ, S1 = |x * ψ1| * φ and S2 = ||x * ψ1| * ψ2| * φ. The ψ are
-Morlet wavelets of J scales and L directions, and φ is a Gaussian of width 2^J. Each result has one
-value for each 2^J x 2^J pixels. Convolutions are products of Fourier transforms, image by image.
+For an image x the transform computes S0 = x * φ, S1 = |x * ψ1| * φ and S2 = ||x * ψ1| * ψ2| * φ,
+where * is convolution. The ψ are Morlet wavelets of J scales and L directions, and φ is a Gaussian
+of width 2^J. S0, S1 and S2 have one value for each square of 2^J x 2^J pixels. Convolutions are
+computed as products of Fourier transforms, one image at a time.
 (Bruna and Mallat, "Invariant scattering convolution networks", IEEE TPAMI 2013, arXiv:1203.1513.
 For private training: Tramèr and Boneh, ICLR 2021.)
 """
@@ -68,7 +69,8 @@ def scattering(
 ) -> Callable[[Example], Example]:
     """Return the function that maps an image to coefficients (channels * paths, rows, columns).
 
-    A path is a sequence of at most two wavelets. Images are padded by their mirror images.
+    A path is a sequence of at most two wavelets. Each square of 2^J x 2^J pixels gives one row and
+    column, where J is the number of scales. Images are padded by their mirror images.
 
     Args:
         settings: numbers of scales, directions and layers.
@@ -96,10 +98,10 @@ def scattering(
 
 
 def layers(image: Example, bank: FilterBank, settings: ScatteringSettings) -> Iterator[Example]:
-    """Yield the absolute values of each layer as arrays (paths, height, width), before averaging.
+    """Yield each layer's absolute wavelet responses (paths, height, width), before averaging.
 
-    The second wavelet is wider than the first, because the absolute value moves energy to lower
-    frequencies.
+    The first array is the image itself. In the second layer, only wavelets that are wider than the
+    first one are used, because the absolute value moves energy to lower frequencies.
 
     Args:
         image: a periodic image (height, width).
@@ -119,14 +121,15 @@ def layers(image: Example, bank: FilterBank, settings: ScatteringSettings) -> It
 
 
 def averaged(stack: Example, bank: FilterBank, step: int) -> Example:
-    """Return the low-pass averages of images (paths, height, width) at every `step`-th pixel.
+    """Return the low-pass averages of images at every `step`-th pixel.
 
-    The spectrum of an image of every s-th pixel is the folded spectrum of the whole image.
+    The result has shape (paths, height / step, width / step). It is computed by folding the Fourier
+    transform of each averaged image.
 
     Args:
-        stack: periodic images of the filters' size; both sides are multiples of `step`.
-        bank: the filters, of which the low-pass filter is used.
-        step: distance of the averages, in pixels.
+        stack: periodic images (paths, height, width); both sides are multiples of `step`.
+        bank: the filters for images of that size; only the low-pass filter is used.
+        step: distance between two averages, in pixels.
     """
     height, width = stack.shape[-2:]
     spectra = np.fft.fft2(stack) * bank.low_pass

@@ -65,11 +65,11 @@ Scales = Annotated[float | list[float], PlainValidator(_scales), WithJsonSchema(
 
 
 class NoSettings(Settings):
-    """Settings of a transform without settings."""
+    """Empty settings, for a transform that has no options."""
 
 
 class StandardizeSettings(Settings):
-    """Settings of `standardize`: public constants of (x - mean) / std."""
+    """Settings of the transform `standardize`: the public constants in (x - mean) / std."""
 
     mean: Constants = Field(
         default=0.0, description="public mean: one number, or one for each column or channel"
@@ -80,7 +80,7 @@ class StandardizeSettings(Settings):
 
 
 class HogSettings(Settings):
-    """Settings of `hog`: maps of gradient orientations of an image."""
+    """Settings of the transform `hog`: maps of gradient orientations of an image."""
 
     bins: int = Field(default=8, ge=2, le=64, description="directions over the full circle")
     window: int = Field(default=3, ge=1, le=64, description="side of a pooling window, in pixels")
@@ -91,7 +91,7 @@ class HogSettings(Settings):
 
 
 class ScatteringSettings(Settings):
-    """Settings of `scattering`: the scattering transform of an image."""
+    """Settings of the transform `scattering`: wavelets and averages of an image."""
 
     scales: int = Field(default=2, ge=1, le=6, description="J: averages over 2^J x 2^J pixels")
     directions: int = Field(default=8, ge=1, le=32, description="L: directions of the wavelets")
@@ -101,7 +101,8 @@ class ScatteringSettings(Settings):
     def paths(self) -> int:
         """Number of wavelet paths of one channel: 1 + J L, plus L² J (J - 1) / 2 with two layers.
 
-        J is the number of scales and L the number of directions.
+        A path is a sequence of at most two wavelets. J is the number of scales and L the number of
+        directions.
         """
         pairs = self.scales * (self.scales - 1) // 2 if self.layers == 2 else 0
         return 1 + self.scales * self.directions + pairs * self.directions**2

@@ -1,8 +1,8 @@
 """The feature transforms (functions of one float64 example), and the pipeline that applies them.
 
-Each transform is called with one example at a time and nothing else. So no value of another example
-can reach a feature, whatever the order or the instructions with which numpy computes. Sums are
-numpy's or elementwise: no matrix library is called.
+Each transform is called with one example at a time and nothing else. So the features of an example
+do not depend on other examples, not even by rounding. Sums are computed by numpy, without a library
+for matrix products.
 """
 
 from collections.abc import Callable, Mapping, Sequence

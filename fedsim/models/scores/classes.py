@@ -1,11 +1,12 @@
 """Metrics of classes and labels, by the definitions of scikit-learn.
 
-They are computed here because importing scikit-learn takes longer than a round. The tests compare
+fedsim does not call scikit-learn, because its import takes longer than a round. The tests compare
 each metric with the scikit-learn function that the metric's catalogue entry names.
 
-If scikit-learn defines no value for a class, a list has NaN. Examples are the recall of a class
-without examples, and the F1 of a class that is neither in the test set nor predicted. Areas under
-curves are means over the classes for which the test set has both positive and negative examples.
+In a metric with one value per class, the value of a class is NaN if scikit-learn defines none.
+Examples are the recall of a class without examples, and the F1 of a class that is neither in the
+test set nor predicted. Areas under curves are means over the classes for which the test set has
+both positive and negative examples.
 """
 
 from collections.abc import Callable
@@ -37,7 +38,7 @@ def recall_per_class(predictions: Counted) -> list[float]:
 
 
 def precision_per_class(predictions: Counted) -> list[float]:
-    """Return the precision of each class: the share of its predictions that are correct."""
+    """Return the precision of each class: the share of the predictions of it that are correct."""
     return _ratio(predictions.hits, predictions.predictions, empty=_NONE).tolist()
 
 
@@ -62,7 +63,7 @@ def f1(predictions: Counted) -> float:
 
 
 def f1_macro(predictions: Counted) -> float:
-    """Return the mean F1 over all classes that occur or are predicted."""
+    """Return the mean F1 over all classes that occur in the test set or are predicted."""
     return _mean(predictions, _f1(predictions))
 
 
@@ -73,12 +74,20 @@ def f1_weighted(predictions: Counted) -> float:
 
 
 def auc(predictions: Counted) -> float:
-    """Return the area under the ROC curve; for several classes the mean of one against the rest."""
+    """Return the area under the ROC curve.
+
+    For more than two classes it is the mean over the classes, each against all others. For binary
+    labels it is the mean over the labels.
+    """
     return _one_against_rest(predictions, _area_under_roc)
 
 
 def average_precision(predictions: Counted) -> float:
-    """Return the average precision; for several classes the mean of one class against the rest."""
+    """Return the average precision.
+
+    For more than two classes it is the mean over the classes, each against all others. For binary
+    labels it is the mean over the labels.
+    """
     return _one_against_rest(predictions, _average_precision)
 
 
@@ -91,7 +100,7 @@ def log_loss(predictions: ClassPredictions) -> float:
 
 
 def matthews(predictions: ClassPredictions) -> float:
-    """Return the Matthews correlation coefficient; 0 if targets or predictions are one class."""
+    """Return the Matthews correlation; 0 if all targets or all predictions are of one class."""
     n, correct = len(predictions.targets), float(predictions.hits.sum())
     true, chosen = predictions.examples.astype(float), predictions.predictions.astype(float)
     covariance = correct * n - true @ chosen
@@ -109,7 +118,8 @@ def kappa(predictions: ClassPredictions) -> float:
 def top_accuracy(k: int) -> Callable[[ClassPredictions], float]:
     """Return a function that computes top-k accuracy.
 
-    It is the share of examples whose true class is among the `k` classes with the largest scores.
+    Top-k accuracy is the share of examples whose true class is among the `k` classes with the
+    largest scores.
     """
 
     def top_k(predictions: ClassPredictions) -> float:

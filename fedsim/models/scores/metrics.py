@@ -1,7 +1,7 @@
 """The metrics that an experiment chooses, and the content of the result file `scores.json`.
 
 Both are computed on the whole test set. Regression metrics follow the definitions of scikit-learn,
-as means over the columns.
+as means over the columns of the targets.
 """
 
 import numbers
@@ -35,27 +35,27 @@ OwnMetric = Callable[[Tensor, Tensor], Any]
 
 
 def rmse(predictions: NumberPredictions) -> float:
-    """Return the root of the mean squared error, averaged over columns."""
+    """Return the root of the mean squared error of each target column, averaged over columns."""
     return float(np.sqrt(np.square(_errors(predictions)).mean(axis=0)).mean())
 
 
 def mae(predictions: NumberPredictions) -> float:
-    """Return the mean absolute error over all columns."""
+    """Return the mean absolute error over all examples and target columns."""
     return float(np.abs(_errors(predictions)).mean())
 
 
 def median_absolute_error(predictions: NumberPredictions) -> float:
-    """Return the median absolute error, averaged over columns."""
+    """Return the median absolute error of each target column, averaged over columns."""
     return float(np.median(np.abs(_errors(predictions)), axis=0).mean())
 
 
 def max_error(predictions: NumberPredictions) -> float:
-    """Return the largest absolute error of any column."""
+    """Return the largest absolute error over all examples and target columns."""
     return float(np.abs(_errors(predictions)).max())
 
 
 def explained_variance(predictions: NumberPredictions) -> float:
-    """Return the mean over columns of 1 - var(errors) / var(targets).
+    """Return 1 - var(errors) / var(targets) of each target column, averaged over columns.
 
     The value of a column with constant targets is 1 if its errors are constant, else 0.
     """
@@ -189,7 +189,7 @@ MAX_CONFUSION_CLASSES = 100  # a larger matrix is left out
 def summarise_scores(
     predictions: Predictions, names: Sequence[str] | None, metrics: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the content of `scores.json`: confusion matrix, majority class, results by class.
+    """Return the content of `scores.json`: metrics, confusion matrix, and results of each class.
 
     Args:
         predictions: predictions on the whole test set.

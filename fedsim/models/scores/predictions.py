@@ -118,7 +118,7 @@ Predictions = ClassPredictions | LabelPredictions | NumberPredictions
 
 
 def predictions_of(task: Task, outputs: Tensor, targets: Tensor) -> Predictions:
-    """Return a model's outputs as predictions of a task.
+    """Return a model's outputs as predicted classes, labels or numbers, as the task says.
 
     Args:
         task: the task, which says what the outputs mean.

@@ -1,4 +1,4 @@
-"""Checks of a run directory: its files are compared with the manifest and with each other.
+"""Checks of a finished run: its files are compared with the manifest and with each other.
 
 | module | compares |
 |---|---|

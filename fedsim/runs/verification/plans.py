@@ -1,9 +1,8 @@
-"""Checks of the records of clients and rounds against plan, schedule, ledger and checkpoint.
+"""Checks of recorded clients and rounds against privacy plan, schedule, ledger and checkpoint.
 
-A plan follows from the settings, the recorded size of the client and the schedule. So these checks
-find a ledger with more noise, fewer steps or a smaller sampling rate than planned, even if its hash
-chains were computed again. `fedsim/runs/resume.py` checks the facts that must agree at any time of
-a run.
+A client's plan is computed again from the settings, the client's recorded size and the schedule. So
+these checks find a ledger with more noise, fewer steps or a smaller sampling rate than planned,
+even if its hash chains were computed again.
 """
 
 import math
@@ -40,7 +39,7 @@ _GRID = 0.1  # relative loss of a noise multiplier to the grid; the real loss is
 
 
 def plan_problems(files: RunFiles) -> Iterator[str]:
-    """Yield a line for each recorded value of a client that does not follow from its plan."""
+    """Yield a line for each recorded value of a client that contradicts the recomputed plan."""
     experiment, settings = files.experiment, files.experiment.privacy
     expected, recorded = experiment.num_clients, len(files.privacy["clients"])
     if [row["client"] for row in files.privacy["clients"]] != list(range(expected)):
@@ -78,7 +77,7 @@ def _terms(files: RunFiles, settings: PrivacySettings) -> tuple[ClientPrivacy, .
 
 
 def step_schedule(files: RunFiles) -> StepSchedule:
-    """Return the planned steps of every client in every round, from recorded public sizes."""
+    """Return the planned steps of clients in each round, from the recorded client sizes."""
     experiment = files.experiment
     settings, sizes = experiment.privacy, [row["examples"] or 0 for row in files.clients]
     terms = None if settings is None else _terms(files, settings)
@@ -87,7 +86,10 @@ def step_schedule(files: RunFiles) -> StepSchedule:
 
 
 def unreadable_clients(files: RunFiles) -> frozenset[int]:
-    """Return the clients whose plan cannot be recomputed, as a table gave their sampling rate."""
+    """Return the clients whose charges cannot be computed anew.
+
+    Their sampling rates come from a csv file, which a run directory does not have.
+    """
     settings = files.experiment.privacy
     if settings is None:
         return frozenset()
@@ -111,7 +113,7 @@ def _plans(
 
 
 def unread_tables(files: RunFiles) -> Iterator[str]:
-    """Yield a line for each csv file that gave clients' settings; these are not checked."""
+    """Yield a line for each csv file with clients' privacy settings, which are not checked."""
     settings = files.experiment.privacy
     for name, entry in ({} if settings is None else settings.clients).items():
         if entry.csv is not None:
@@ -221,7 +223,7 @@ def _is_unreadable(settings: PrivacySettings, client_privacy: ClientPrivacy) -> 
 
 
 def schedule_problems(files: RunFiles) -> Iterator[str]:
-    """Yield a line for each round with other clients than scheduled, and false withdrawal."""
+    """Yield a line for each recorded round or withdrawal that contradicts the schedule."""
     yield from contradictions(files, files.experiment)
     schedule, withdrawn = _schedule(files), set[int]()
     for number, row in enumerate(files.rounds, start=1):
@@ -247,7 +249,7 @@ def schedule_problems(files: RunFiles) -> Iterator[str]:
 
 
 def charge_problems(files: RunFiles) -> Iterator[str]:
-    """Yield a line for each wrong number of charged steps, and each charge without a round."""
+    """Yield a line for each charge with wrong steps, or for a round that did not ask the client."""
     if files.experiment.privacy is None:
         return
     journal, steps_of, unknown = files.journal, step_schedule(files), unreadable_clients(files)

@@ -1,7 +1,7 @@
-"""Checks of the clients' privacy spend against the ledger; every ε is computed again.
+"""Checks of the privacy spend in `privacy.json` against the ledger; every ε is computed again.
 
-All trust is in the ledger: each client's records form a hash chain, and `privacy.json` has the last
-hash of each chain.
+The ledger is taken as true: each client's records form a hash chain, and `privacy.json` has the
+last hash of each chain.
 """
 
 import math
@@ -39,10 +39,10 @@ _MALFORMED = (
 
 
 def attempt(files: str, check: Callable[[], Iterable[str]]) -> list[str]:
-    """Return the problems that a check yields; an unreadable file is a problem, too.
+    """Run a check and return its problems; a file that cannot be read counts as a problem.
 
     Args:
-        files: the names of the files that the check reads, for the message.
+        files: the names of the files that the check reads, for a message on unreadable content.
         check: function that yields the problems.
     """
     problems: list[str] = []
@@ -57,7 +57,7 @@ def attempt(files: str, check: Callable[[], Iterable[str]]) -> list[str]:
 
 
 def ledger_problems(files: RunFiles) -> Iterator[str]:
-    """Yield a line if `ledger.jsonl` is missing, or has other content than whole, chained records.
+    """Yield a line if `ledger.jsonl` is missing, or if its records were cut short or changed.
 
     Raises:
         JournalError: a record was changed; the message names it.
@@ -78,13 +78,13 @@ _BEYOND = 1e-3  # largest absolute excess of a tighter method's bound over a loo
 
 @dataclass(frozen=True)
 class Checked:
-    """The recomputed ε of one client against one adversary, by two accountants.
+    """The ε of one client against one adversary: as recorded, and recomputed by two accountants.
 
     Attributes:
         client: number of the client.
         reported: ε in `privacy.json`.
-        recomputed: ε of the ledger by the run's accountant, as this version computes it.
-        other: ε of the ledger by a second accountant.
+        recomputed: ε of the ledger, computed again by the run's accountant.
+        other: ε of the ledger, computed by a second accountant.
     """
 
     client: int
@@ -115,8 +115,8 @@ class _Reported:
 def check_spend(files: RunFiles, checked: list[Checked]) -> Iterator[str]:
     """Yield a line for each mistake in the recorded privacy spend of any client.
 
-    For each adversary, ε of each client is recomputed by the run's method, client by client, and by
-    other methods for all clients together. Both read only the ledgers in `privacy.json`.
+    For each client and adversary, ε is recomputed from the ledgers in `privacy.json`: by the run's
+    accountant, and by other accountants.
 
     Args:
         files: the files of the run.
@@ -274,7 +274,7 @@ def _recomputed(
 
 
 def number(value: float | None) -> float:
-    """Return an ε that was read from a file; null becomes ∞."""
+    """Return an ε that was read from a file as a number; None (null in the file) becomes ∞."""
     return math.inf if value is None else value
 
 

@@ -1,6 +1,7 @@
-"""Check of a whole run: the manifest, the files against each other, and their numbers.
+"""Check of all files of a finished run (`fedsim verify`).
 
-Every number and sentence that a run computes from its other files is computed again and compared.
+The files are compared with the manifest and with each other. Every number and sentence that a run
+computes from other files is computed again.
 """
 
 import statistics
@@ -48,7 +49,7 @@ _EARLY_ENDS = ("stopped", "interrupted", "failed")
 
 
 def spend_figure_problems(files: RunFiles) -> Iterator[str]:
-    """Yield a line for each summary of ε or δ that differs from the values of the clients."""
+    """Yield a line for each ε or δ of the whole federation that contradicts the clients' values."""
     privacy, rows = files.privacy, files.privacy["clients"]
     if privacy["accountant"] is not None:
         epsilons = [number(row["epsilon"]) for row in rows]
@@ -71,7 +72,7 @@ def spend_figure_problems(files: RunFiles) -> Iterator[str]:
 
 
 def statement_problems(files: RunFiles) -> Iterator[str]:
-    """Yield a line for each difference between the privacy statement and the facts."""
+    """Yield a line for each difference between the privacy statement and the recorded facts."""
     privacy = files.privacy
     is_private = privacy["accountant"] is not None
     if is_private and privacy.get("ledger_digest") != ledger_digest(privacy["clients"]):
@@ -87,7 +88,7 @@ def statement_problems(files: RunFiles) -> Iterator[str]:
 
 
 def environment_problems(files: RunFiles) -> Iterator[str]:
-    """Yield a line for each version, seed or privacy setting in which two files differ."""
+    """Yield a line for each version, seed or privacy setting on which two files disagree."""
     environment, experiment, privacy = files.environment, files.experiment, files.privacy
     if files.has_checkpoint:
         files.directory.read_inputs()  # refuses an environment.json that did not begin the run
@@ -110,7 +111,7 @@ def environment_problems(files: RunFiles) -> Iterator[str]:
 
 
 def model_card_problems(files: RunFiles) -> Iterator[str]:
-    """Yield a line if the header of the final model differs from the other files."""
+    """Yield a line if the header of the final model's file contradicts the other files."""
     summary, row = files.summary, files.last_round
     if row is None or not is_scored(summary["status"], summary["rounds"]):
         return
@@ -122,7 +123,7 @@ def model_card_problems(files: RunFiles) -> Iterator[str]:
 
 
 def summary_problems(files: RunFiles) -> Iterator[str]:
-    """Yield a line for each value of `summary.json` that differs from the rounds."""
+    """Yield a line for each value of `summary.json` that differs from `rounds.jsonl`."""
     summary, rows, planned = files.summary, files.rounds, files.experiment.federation.rounds
     status, rounds = summary["status"], summary["rounds"]
     if summary["name"] != files.experiment.name:
@@ -169,10 +170,10 @@ class Verification:
     """The result of the check of a run.
 
     Attributes:
-        clients: every client whose ε could be recomputed.
+        clients: the recorded and the recomputed ε of each client whose ε could be recomputed.
         problems: one line for each mistake that was found; empty for a sound run.
         unchecked: one line for each fact that could not be checked.
-        root: the manifest's digest over all records; None without a whole manifest.
+        root: the digest of all records in the manifest; None if the manifest is missing or damaged.
     """
 
     clients: tuple[Checked, ...]
@@ -213,8 +214,8 @@ def verify_run(
 
     Args:
         directory: the run directory.
-        root: the manifest's digest over all records, as kept elsewhere; None if it is not to be
-            compared.
+        root: the digest of all records that the user kept elsewhere, to compare with the manifest;
+            None compares nothing.
         pages: whether pages such as `report.html` are checked, too.
 
     Raises:

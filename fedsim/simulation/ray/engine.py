@@ -322,7 +322,8 @@ def longest_first(work: Sequence[float], workers: int) -> tuple[tuple[int, ...],
     """Divide jobs among workers so that their expected work is similar.
 
     Jobs are assigned in descending order of work, each to the worker with the least work so far.
-    With m workers, the busiest worker then has at most 4/3 - 1/(3 m) times the optimal work.
+    With m workers, the busiest worker then has at most 4/3 - 1/(3 m) times the work that the
+    busiest worker has in the best possible division.
 
     Args:
         work: the expected work of each job, by job number, in any unit.

@@ -25,8 +25,8 @@ class RayGrid(VirtualGrid):
     Args:
         num_clients: the number of nodes.
         run_id: Flower's id of the run.
-        first_of_block: function that returns the first client of the block (clients that train
-            together) with which a client answers a message.
+        first_of_block: function that maps a client and a message to the first client of the group
+            (block) with which this client answers this message.
         is_federation: whether the nodes are the clients of a fedsim federation in order, followed
             by the helpers of secure aggregation.
     """
@@ -46,11 +46,14 @@ class RayGrid(VirtualGrid):
         self._pool = WorkerPool((), patience=0.0)
 
     def numbered_nodes(self) -> Sequence[int] | None:
-        """Return all node ids by number, or None if the app is not that of a fedsim federation."""
+        """Return the ids of all nodes, in the order of their numbers.
+
+        The result is None if the nodes do not belong to a fedsim federation.
+        """
         return self.node_range if self._is_federation else None
 
     def contexts(self, clients: Iterable[int]) -> NodeContexts:
-        """Create the contexts for the clients of one worker."""
+        """Return new Flower contexts for the clients of one worker."""
         return NodeContexts(clients, num_nodes=len(self._contexts), run_id=self._run_id)
 
     def set_pool(self, pool: WorkerPool) -> None:

@@ -39,7 +39,7 @@ class PackedRequest:
     Attributes:
         envelope: the message without its records.
         records: the records of the message by name; None for a record that several messages share.
-        shared: the key of each record that several messages share, by record name.
+        shared: for each shared record, by name, the key under which the worker finds the record.
     """
 
     envelope: Message
@@ -54,12 +54,12 @@ class PackedRequest:
 
 @dataclass(frozen=True)
 class PackedReply:
-    """A client's reply and the state after it, from which a new process resumes after a crash.
+    """A client's reply, with the client's state after it; a new process resumes from this state.
 
     Attributes:
         envelope: the reply without the arrays in `live`.
-        live: the arrays that Ray can move without a copy, by record and name. In a Flower record
-            they would be copied and parsed.
+        live: the arrays that Ray can move without a copy: for each record name, arrays by name.
+            In a Flower record they would be copied and parsed.
         state: the client's state after the reply.
     """
 
@@ -86,7 +86,7 @@ class PackedReply:
         return cls(replace_content(reply, rest), live, state)
 
     def unpack(self) -> Message:
-        """Return the client's reply, with the arrays of `live` put back."""
+        """Return the client's whole reply, as a Flower message that contains the arrays."""
         for name, values in self.live.items():
             self.envelope.content[name] = live_record(values)
         return self.envelope
@@ -94,7 +94,7 @@ class PackedReply:
 
 @dataclass(frozen=True)
 class ReplyChunk:
-    """Replies to the next messages of a call, and the seconds that they took in total."""
+    """Some replies of a call to a worker, and the seconds that computing them took in total."""
 
     replies: tuple[PackedReply, ...]
     seconds: float
@@ -124,7 +124,7 @@ class ClientHost:
         freeze_objects()  # until the process ends
 
     def versions(self) -> dict[str, str]:
-        """Return the versions that must be equal on all machines for equal results."""
+        """Return the software versions that must be equal on all machines for equal results."""
         return versions()
 
     def answer(

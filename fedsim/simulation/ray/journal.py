@@ -15,7 +15,7 @@ class JournalActor:
     """Ray actor that is the only writer of a ledger file.
 
     Guarantee: when `append` returns, the charge is on disk. Appending the same charge again changes
-    nothing, so a caller without a reply may repeat the call.
+    nothing, so a caller that gets no reply may repeat the call.
     """
 
     def __init__(self, path: Path) -> None:
@@ -26,7 +26,7 @@ class JournalActor:
         return self._journal.history(client)
 
     def histories(self, clients: Sequence[int]) -> dict[int, tuple[Charge, ...]]:
-        """Return all charges of several clients, by client, each oldest first."""
+        """Return a dictionary from client number to all charges of this client, oldest first."""
         return {client: self._journal.history(client) for client in clients}
 
     def append(self, charge: Charge) -> None:
@@ -57,17 +57,17 @@ class JournalActor:
 
 
 class RemoteJournal:
-    """Ledger as a worker uses it: every call goes to the `JournalActor`.
+    """A worker's access to the ledger, which forwards calls to the `JournalActor`.
 
-    It caches each client's number of charges, because only one worker charges a client. So a caller
-    that already has all charges (`after`) gets an empty history without a call. If another process
-    charged the client, the actor refuses the next charge because of its hash, and the cached number
-    is discarded. Charges are not cached: over many rounds they would outgrow the clients' data.
+    Only one worker charges a client, so each client's number n of charges is cached here: `history`
+    with `after=n` returns nothing without a call. If another process charged the client, the actor
+    refuses the next charge because of its hash, and the cached number is discarded. Charges are not
+    cached: over many rounds they would outgrow the clients' data.
 
     Args:
         journal_actor: the handle of the actor.
         call: function that calls a method of the handle with one argument and returns the result.
-        clients: the clients of the worker; all their histories are read when the first is needed.
+        clients: the worker's clients; the first request for one history reads all histories.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class RemoteJournal:
 
         Raises:
             JournalError: the charge does not contain the hash of the client's previous charge, or
-                the actor is unreachable. Then nothing may be released.
+                the actor is unreachable. After this error the client must release nothing.
         """
         self.append_all([charge])
 

@@ -1,8 +1,8 @@
 """Pool of the Ray engine's workers: the server sends requests and replaces dead workers.
 
 A worker that dies is replaced by a new process for the same clients, with their last recorded
-states. The dead worker's open requests are sent again. A client that was already charged for the
-round finds the request in the ledger and gives the same answer at no cost.
+states. Requests that the dead worker left unanswered are sent again. A client that was already
+charged for the round finds the request in the ledger and gives the same answer at no cost.
 
 A call to a worker contains whole blocks, that is, clients that train together on stacked tensors.
 Fast blocks share a call, because a call and its ledger write take as long as a small client's
@@ -51,12 +51,13 @@ class _Job:
 
 @dataclass
 class Worker:
-    """A worker with its clients; if its process dies, a new process replaces it.
+    """A set of clients that share a process; if the process dies, a new process replaces it.
 
     Args:
         number: the number of the worker, as it appears in error messages.
         contexts: the last recorded contexts of the worker's clients.
-        make_actor: function that starts a process with contexts and returns the actor's handle.
+        make_actor: function that starts a process for the clients of the given contexts, and
+            returns the handle of the process's Ray actor.
     """
 
     number: int
@@ -87,10 +88,11 @@ class Worker:
             self.actor = None
 
     def open_calls(self) -> list[Any]:
-        """Submit the next requests, and return the open calls that the pool must wait for.
+        """Send the worker's next requests; return its unanswered calls, for which the pool waits.
 
         A process that is still starting gets no requests, because its replies could come after the
-        round. If requests wait for it, its startup call is returned.
+        round. If requests wait for this process, the result is the call that ends when the process
+        has started.
         """
         if not self.is_up:
             return [self.startup_call] if self.queue else []
@@ -103,11 +105,13 @@ class Worker:
         return list(self.jobs_by_call)
 
     def pop_answered(self, call: Any, number: int, seconds: float) -> list[_Job]:
-        """Return the next answered requests of a call, and adapt the size of later calls.
+        """Remove the requests that were just answered from their call, and return them.
+
+        The time that the answers took sets the number of requests in later calls.
 
         Args:
-            call: an open call (a key of `jobs_by_call`); it is removed from there when all of its
-                requests are answered.
+            call: an unanswered call (a key of `jobs_by_call`). It is removed from there when all
+                of its requests are answered.
             number: the number of requests that have just been answered, ≥ 1.
             seconds: the time that these answers took, in seconds.
         """
@@ -142,16 +146,17 @@ class Worker:
         return jobs
 
     def requeue(self, jobs: Sequence[_Job]) -> None:
-        """Put a dead worker's requests first in the queue; each block is then sent alone.
+        """Put requests that a dead process left unanswered at the head of the queue.
 
-        Any of the blocks may have caused the worker's death.
+        They are sent again in one call for each block (clients that train together), because any
+        block may have caused the death.
         """
         for job in jobs:
             job.attempts += 1
         self.queue.extendleft(reversed(jobs))
 
     def clear_requests(self) -> None:
-        """Drop all open requests."""
+        """Drop all requests that are queued or not yet answered."""
         self.queue.clear()
         self.jobs_by_call.clear()
         self.shared = {}
@@ -184,7 +189,8 @@ class WorkerPool:
         missing clients are logged.
 
         Args:
-            requests: pairs of a request and the first client of its block, block by block.
+            requests: pairs of a request and the first client of its block (clients that train
+                together on stacked tensors). The requests of a block follow one another.
             shared: Ray references to the records that several requests share, by key.
             timeout: the longest time to wait for all replies, in seconds; None for no limit.
         """

@@ -1,7 +1,8 @@
 """Start of Ray for one run, with the program's own signal handlers and fast pickling.
 
 Ray replaces the SIGTERM handler by one that ends the process without clean-up, and its native
-library prints a stack dump. By default the files of every session stay in /tmp/ray for ever.
+library prints a stack dump. By default, Ray never deletes a session's files in /tmp/ray. This
+module prevents all of that.
 
 Ray uses cloudpickle, which checks for every object whether it is a function or class of this
 process only. For the many small objects in messages and charges, it takes three times as long as
@@ -61,7 +62,8 @@ def local_ray(**options: Any) -> Iterator[None]:
 def connect(**options: Any) -> None:
     """Connect this process to Ray without output, and keep the program's signal handlers.
 
-    A signal that arrives meanwhile is handled afterwards: half a connection cannot be closed.
+    A signal that arrives while Ray connects is handled after that, because an unfinished connection
+    cannot be closed.
 
     Args:
         options: options of `ray.init`.
@@ -129,7 +131,7 @@ def _kill_processes(directory: str) -> None:
 
 
 class FastPickle:
-    """Wrapper whose pickle is made by Python's fast pickler; unpickling gives the value itself.
+    """Wrapper that is pickled by Python's fast pickler; unpickling returns the wrapped value.
 
     Args:
         value: any value that can be pickled.
@@ -157,11 +159,11 @@ class FastPickle:
 
 
 def unpack(content: bytes, *beside: Any) -> Any:
-    """Return the value that a pickle holds.
+    """Return the value of a pickle that `FastPickle` made.
 
     Args:
         content: the pickle.
-        beside: the large buffers of the pickle.
+        beside: the buffers of large arrays, which are stored outside of `content`.
     """
     return pickle.loads(content, buffers=beside)
 

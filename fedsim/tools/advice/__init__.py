@@ -1,1 +1,1 @@
-"""Advice before training: settings with less predicted error at the same ε."""
+"""Advice before training: proposes settings that have a smaller predicted error at the same ε."""

@@ -46,7 +46,7 @@ _WORTH_SAYING = 0.9  # of the proposal's predicted error
 
 
 def notes_of(federation: Federation, ranking: Ranking, rows: Sequence[Ranked]) -> Iterator[str]:
-    """Yield notes on sampling schemes, the number of trained values and trust models.
+    """Yield sentences on sampling, on the number of trained parameters and on trust models.
 
     Args:
         federation: the federation of the experiment file.
@@ -118,12 +118,12 @@ _CLEAR_GAIN = 0.95  # of the file's predicted error
 
 @dataclass(frozen=True)
 class Advice:
-    """The advice on one experiment: candidates compared by public facts.
+    """The advice on one experiment: candidate settings, compared without reading any example.
 
     Attributes:
-        facts: the public facts that the comparison uses.
-        rows: the file's settings, the proposal if there is one, and other candidates.
-        compared: number of compared candidates.
+        facts: the public facts about the federation, from which errors are predicted.
+        rows: the candidates to show: the file's settings, the proposal if there is one, and others.
+        compared: number of all compared candidates.
         notes: sentences about settings that no candidate changes.
         refusal: reason why `fedsim run` refuses the file; None if it accepts the file.
     """
@@ -193,7 +193,7 @@ def _row_to_json(row: Ranked) -> dict[str, Any]:
 
 
 def why_not_advised(experiment: Experiment) -> str | None:
-    """Return why there is no advice about an experiment; None if there is some.
+    """Return the reason why no advice is possible about an experiment; None if it is possible.
 
     Args:
         experiment: the experiment; only its settings are read.
@@ -247,7 +247,7 @@ def why_not_advised(experiment: Experiment) -> str | None:
 def advise_experiment(loaded: LoadedExperiment, *, phases: Phases | None = None) -> Advice:
     """Return advice on an experiment, without training and without reading any example.
 
-    Data are loaded only because the partition determines the clients' numbers of examples.
+    Data are loaded, but only their sizes are used, such as the clients' numbers of examples.
 
     Args:
         loaded: the loaded experiment.

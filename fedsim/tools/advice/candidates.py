@@ -28,31 +28,31 @@ _UNKNOWN_LABEL_SKEW = 0.1  # of a partition that the file does not describe
 
 @dataclass(frozen=True, eq=False)
 class PublicFacts:
-    """Public facts about a federation of K training clients; arrays have shape (K,).
+    """Public facts about a federation of K training clients, as its experiment file plans it.
 
     Attributes:
-        examples: public number of examples of each client, (K,).
-        rates: sampling rate of each client in the file, (K,).
-        noise: planned noise multiplier of each client in the file, (K,).
+        examples: public number of examples of each client, shape (K,).
+        rates: sampling rate of each client under the file's settings, (K,).
+        noise: planned noise multiplier of each client under the file's settings, (K,).
         epsilons: ε that each client may spend, (K,).
         deltas: δ of each client, (K,).
         clip_norms: clip norm C of each client for an example's gradient, (K,).
         unit_mu: Gaussian-DP parameter μ of each client's budget, (K,). One release with noise
             multiplier 1/μ spends the whole budget.
         clients_per_round: number of clients that train in a round.
-        rounds: number of rounds in the file, which no candidate exceeds.
-        steps: local steps per round in the file; with `local.epochs`, the steps of the median
-            client.
-        learning_rate: learning rate of the file's local optimizer.
-        stride: length of one local step at learning rate 1, in units of the clip norm.
+        rounds: number of rounds in the experiment file; no candidate has more.
+        steps: local steps per round in the experiment file; with `local.epochs`, the median over
+            clients.
+        learning_rate: learning rate of the local optimizer in the experiment file.
+        stride: largest length of one local step at learning rate 1.
         trained_values: number of trained parameters.
         inputs: number of features of an example.
         outputs: number of classes, or 1.
-        label_skew: expected squared distance between a client's label distribution and the
-            average, by the partition scheme of the file.
+        label_skew: expected squared distance between a client's label distribution and the average
+            one; it follows from the settings of the partition alone.
         members: client numbers of the K training clients, (K,).
-        given_noise_epsilon: largest ε of clients whose noise the file sets; None without such
-            clients.
+        given_noise_epsilon: largest ε of the clients whose noise multiplier is given instead of
+            calibrated; None without such clients.
     """
 
     examples: Floats
@@ -81,12 +81,12 @@ class PublicFacts:
 
     @property
     def median_place(self) -> int:
-        """Index, in the arrays, of the client with the median number of examples."""
+        """Index, in arrays of shape (K,), of the client with the median number of examples."""
         return int(np.argsort(self.examples, kind="stable")[self.num_clients // 2])
 
     @property
     def num_clients(self) -> int:
-        """Number of clients K in the arrays."""
+        """Number of training clients K, the length of the arrays."""
         return self.examples.size
 
 
@@ -135,7 +135,8 @@ def public_facts(federation: Federation) -> PublicFacts:
 def planned_epsilon(plan: PrivacyPlan, privacy: PrivacySettings) -> float:
     """Return the ε that a client is planned to spend.
 
-    It is the client's target if noise or steps are calibrated to that target.
+    If noise or steps are calibrated to the client's target ε, it is this target; else it is the ε
+    of the planned steps. It is 0 without steps.
 
     Args:
         plan: privacy plan of the client.
@@ -210,13 +211,13 @@ _FIGURES = 2  # significant digits of a learning rate
 
 @dataclass(frozen=True)
 class AdviceCandidate:
-    """A schedule of training that the advice compares with that of the file.
+    """A training schedule that the advice compares with the schedule of the experiment file.
 
     Attributes:
         rounds: number of rounds.
         steps: local steps per round.
         rate: sampling rate of all clients, or "full"; None keeps the batches of the file.
-        weighting: value of `federation.weighting`; not part of a candidate's hash.
+        weighting: value of `federation.weighting`, a name or a mapping.
         learning_rate: learning rate of the local optimizer.
         sampling: a new value of `privacy.sampling`; None keeps the value of the file.
         correlation: a new value of `privacy.noise_correlation`; None keeps the value of the file.
@@ -237,7 +238,9 @@ class AdviceCandidate:
 
 
 def file_candidate(experiment: Experiment, facts: PublicFacts) -> AdviceCandidate:
-    """Return the schedule of the file itself; `local.epochs` gives the median client's steps.
+    """Return the schedule of the experiment file as a candidate.
+
+    With `local.epochs`, the steps per round are the median over clients.
 
     Args:
         experiment: the file's settings.
@@ -264,12 +267,12 @@ def candidate_grid(
     rates: Sequence[object],
     weightings: Sequence[object],
 ) -> list[AdviceCandidate]:
-    """Return all candidates: the file's schedule first, then every other combination.
+    """Return all candidate schedules: first the file's, then all combinations of values to try.
 
     Args:
         facts: public facts of the federation.
         given: the schedule of the file.
-        rates: sampling rates to try, besides the batches of the file.
+        rates: sampling rates to try; the batches of the file are always tried as well.
         weightings: values of `federation.weighting` to try.
     """
     rounds = sorted({r for r in _ROUNDS if r < facts.rounds} | {facts.rounds})

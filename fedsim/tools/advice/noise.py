@@ -1,22 +1,22 @@
 """Noise of candidate schedules, and the predicted noise-to-signal ratio of the trained model.
 
-A Poisson-sampled Gaussian has rate q and noise multiplier z. N such releases are close to a single
-Gaussian release with μ = q √(N (e^(1/z²) − 1)) (Bu, Dong, Long, Su 2020, arXiv:1911.11607,
-Corollary 5.4). Solved for z, this is within 3 % of the PLD accountant's noise for the schedules of
-a few rounds that count here. At q = 1 the exact z = √N / μ is used instead. These figures
-promise nothing: the noise of a proposal comes from `plan_privacy`, as that of a run.
+Noise: a step samples a batch with rate q and adds Gaussian noise with noise multiplier z. N such
+steps together are close to one Gaussian release with μ = q √(N (e^(1/z²) − 1)) (Bu, Dong, Long, Su
+2020, arXiv:1911.11607, Corollary 5.4). Solving this for z gives noise within 3 % of the PLD
+accountant's for the schedules compared here. At q = 1, the exact z = √N / μ is used. These
+approximations carry no guarantee: the noise of a proposal comes from `plan_privacy`, as in a run.
 
-docs/howto/advice.md derives the ratio. With the clipping bound C as the unit of length of a
-gradient, the global model takes N = rounds · steps steps of length r = lr · C. Let κ be the largest
-curvature and h = κ r. In a direction of curvature λκ, the signal after all steps is
-S(λ) = 1 − (1 − hλ)^N. Independent noise of variance σ² a step has grown to h² σ² (1 − (1 − hλ)^2N)
-/ (1 − (1 − hλ)²): the contraction of gradient descent on a quadratic. A classifier's decisions do
-not depend on the length of its weights. So the error is everything but the signal, divided by the
-signal: the squared tangent of the angle between the model and the noiseless optimum.
+Error: docs/howto/advice.md derives the ratio. Let C be the clipping bound. The global model takes N
+= rounds · steps steps of length r = lr · C. Let κ be the largest curvature of the loss and h = κ r.
+In a direction of curvature λκ, the signal after all steps is S(λ) = 1 − (1 − hλ)^N. Independent
+noise of variance σ² per step grows to h² σ² (1 − (1 − hλ)^2N) / (1 − (1 − hλ)²), as in gradient
+descent on a quadratic. A classifier's decisions do not depend on the length of its weights. So the
+error is everything but the signal, divided by the signal: the squared tangent of the angle between
+the model and the noiseless optimum.
 
-At a sampling rate of 1, independent noise attains the lower bound of the final sum's error, so
-correlated noise helps only for sampled batches. The error of prefix sums stands for the final
-model's error, although correlation gains less with contraction.
+Correlated noise: it helps only for sampled batches, since at a sampling rate of 1 independent noise
+attains the lower bound on the error of the final sum. Its error is measured on prefix sums of
+gradients, which stand for the final model although contraction makes the gain smaller.
 """
 
 from collections.abc import Iterator, Sequence
@@ -44,7 +44,7 @@ Floats = NDArray[np.float64]
 
 
 def sampling_rates(candidates: Sequence[AdviceCandidate], facts: PublicFacts) -> Floats:
-    """Return the sampling rate of each client for each candidate, (candidates, K)."""
+    """Return the sampling rate of each of the K clients under each candidate, (candidates, K)."""
     rows = {None: facts.rates, FULL: np.ones(facts.num_clients)}
     return np.stack(
         [rows[c.rate] if c.rate in rows else np.full(facts.num_clients, c.rate) for c in candidates]
@@ -52,10 +52,10 @@ def sampling_rates(candidates: Sequence[AdviceCandidate], facts: PublicFacts) ->
 
 
 def screening_noise(candidates: Sequence[AdviceCandidate], facts: PublicFacts) -> Floats:
-    """Return approximate noise multipliers of each client for each candidate, (candidates, K).
+    """Return an approximate noise multiplier for each candidate and client, (candidates, K).
 
-    For candidates with the file's batches, the result is scaled so that it equals the planned noise
-    for the file's own schedule.
+    The noise spends each client's budget. If a candidate has the file's batches, its noise is
+    scaled by the ratio of planned to approximate noise of the file's schedule.
 
     Args:
         candidates: the candidate schedules.
@@ -90,7 +90,7 @@ class ClientNoisePlan:
 def planned_clients(
     experiment: ExperimentWithClients, federation: Federation
 ) -> tuple[ClientNoisePlan, ...]:
-    """Return the privacy plan of each client under a candidate's settings, as a run makes it.
+    """Return each client's privacy plan under a candidate's settings, computed as in a run.
 
     Args:
         experiment: the federation's experiment with the changes of a candidate.
@@ -133,14 +133,15 @@ def planned_clients(
 def sampling_noise_ratio(
     federation: Federation, facts: PublicFacts, sampling: SamplingName
 ) -> float:
-    """Return the ratio of the median client's noise with another sampling to its present noise.
+    """Return the noise multiplier under another sampling scheme over that under the file's scheme.
 
-    Both are approximate: Rényi DP calibrates noise for epochs far faster than the PLD accountant.
+    Both are for the client with the median number of examples, and calibrated by Rényi DP, which is
+    faster than the PLD accountant.
 
     Args:
         federation: the federation of the experiment file.
         facts: public facts of the federation.
-        sampling: the other value of `privacy.sampling`.
+        sampling: name of the other sampling scheme.
 
     Raises:
         PrivacyPlanError: the sampling has no guarantee with these settings.
@@ -174,19 +175,20 @@ def sampling_noise_ratio(
 
 @dataclass(frozen=True)
 class NoiseTask:
-    """Properties of a learning task that are not known; the advice averages over plausible values.
+    """Unknown properties of a learning task; the advice averages over plausible values of them.
 
     C is the clipping bound, and h the length of a local step times the largest curvature.
 
     Attributes:
         curvature: κ, the largest curvature, in units of 1 / C.
-        alignment: ρ², the squared norm of the mean clipped gradient at the start, over C².
-        spread: the smallest curvature over the largest.
-        start: squared norm of the initial model over that of the optimum.
-        oscillation: squared error that steps of length h = 1 leave, times the number of steps.
+        alignment: ρ², the squared norm of the mean clipped gradient at the start, divided by C².
+        spread: the smallest curvature divided by the largest one.
+        start: squared norm of the initial model divided by that of the optimum.
+        oscillation: squared error that remains after steps of length h = 1, times the number of
+            steps.
         skew: squared distance between the clients' optima, per unit of label skew.
         drift: squared error that a local step of length h = 1 adds, per unit of label skew.
-        sampling: variance of the examples' clipped gradients, over ρ² C².
+        sampling: variance of the examples' clipped gradients, divided by ρ² C².
     """
 
     curvature: float
@@ -217,20 +219,24 @@ _LARGEST_GROWTH, _LARGEST_RATIO = 1.2, 1e2  # clipping bounds a step that is too
 
 @dataclass(frozen=True, eq=False)
 class Schedules:
-    """The quantities that determine the predicted errors of candidates; arrays (candidates,).
+    """The quantities of each candidate from which its error is predicted; arrays (candidates,).
 
-    Client k has weight w_k, noise multiplier z_k, expected batch L_k, rate q_k and n_k of n
-    examples.
+    Client k has the weight w_k in the average, the noise multiplier z_k, the expected batch size
+    L_k, the sampling rate q_k, and n_k of all n examples. The formulas are for clients that have
+    the same clipping bound and all train in every round.
 
     Attributes:
         rounds: number of rounds T.
         steps: local steps per round.
         reach: length r = lr · C of a local step, with the clipping bound C.
-        noise: d Σ w_k² (z_k / L_k)², the noise variance in the average of one step over C², for d
-            trained values.
-        sampling: Σ w_k² (1 − q_k) / L_k, the variance by random batches, over that of one example.
-        weight_skew: Σ (w_k − n_k / n)², the squared distance of weights from shares of examples.
-        label_skew: expected squared distance of a client's label distribution from the average.
+        noise: d Σ w_k² (z_k / L_k)², the noise variance in the average of one step, divided by C²,
+            for d trained parameters.
+        sampling: Σ w_k² (1 − q_k) / L_k, the variance due to random batches, divided by the
+            variance of one example's gradient.
+        weight_skew: Σ (w_k − n_k / n)², the squared distance between the clients' weights and their
+            shares of all examples.
+        label_skew: expected squared distance between a client's label distribution and the average
+            one.
     """
 
     rounds: Floats
@@ -243,7 +249,7 @@ class Schedules:
 
 
 def plausible_tasks(typical: NoiseTask = TYPICAL_TASK) -> tuple[NoiseTask, ...]:
-    """Return the learning tasks that the advice averages over, around the typical one."""
+    """Return the plausible learning tasks, whose properties vary around those of a typical task."""
     return tuple(
         NoiseTask(
             **{
@@ -309,10 +315,11 @@ _BANDS = (5, 10, 25)
 def correlated_candidates(
     federation: Federation, facts: PublicFacts
 ) -> Iterator[tuple[AdviceCandidate, float]]:
-    """Yield the file's schedule with correlated noise as a candidate, with an error ratio.
+    """Yield pairs (candidate, error ratio) for the file's schedule with correlated noise.
 
-    The ratio is the median client's noise error over that of independent noise on Poisson batches.
-    Both are computed by Rényi DP.
+    The candidates differ in the number of bands of the correlation. The ratio is the noise error in
+    prefix sums of gradients, divided by that of independent noise on Poisson batches. Both are for
+    the client with the median number of examples, and calibrated by Rényi DP.
 
     Args:
         federation: the federation of the experiment file.
@@ -358,8 +365,9 @@ class NoiseError:
 
     Attributes:
         noise_multiplier: noise multiplier z of the fresh noise of a step.
-        prefix: root mean square error of one coordinate over all prefix sums of clipped sums (steps
-            1 ... T), in units of the clip norm. Compare only plans with equal steps and batches.
+        prefix: root mean square error of one coordinate over all prefix sums (the sums of the first
+            t steps' clipped sums, t = 1 ... T), in units of the clip norm. Compare only plans with
+            equal steps and batches.
     """
 
     noise_multiplier: float
@@ -377,7 +385,7 @@ def predict_noise_error(
     bands: int = 1,
     accountant: AccountantName = "pld",
 ) -> NoiseError:
-    """Return the planned noise and its error for noise that is calibrated to a target ε.
+    """Return the noise that is calibrated to a target ε, and the error that this noise causes.
 
     The adjacency is zero-out. No data are read. The effect of rounding noise to integers, below a
     thousandth, is ignored.

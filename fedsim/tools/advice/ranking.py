@@ -1,8 +1,9 @@
-"""Ranking of candidates: all by a formula for their noise, a few by the noise of a planned run.
+"""Ranking of the advice's candidates by their predicted errors, and the choice of the proposal.
 
-The proposal is the shortest schedule that is within a few percent of the best. Two values must be
-close: the mean over plausible tasks, and the worst factor by which another candidate is better on a
-task. The list also has the file's schedule, single changes, and the best of other kinds.
+The errors of all candidates use a formula for their noise. The few candidates that are shown use
+the noise of a planned run where that is fast. The proposal is the shortest schedule that is within
+a few percent of the best one in two values. One is the mean error over plausible tasks. The other
+is the largest factor by which another candidate is better on any task.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -61,12 +62,13 @@ class Ranked:
         name: short description of the candidate.
         candidate: the candidate schedule.
         changes: settings that the candidate changes, as `{"key.path": value}`.
-        rates: smallest and largest sampling rate of a client.
+        rates: smallest and largest sampling rate over clients.
         all_noise: noise multiplier of each client, (K,).
-        exact: whether the noise is from a run's plan; else it is from an approximate formula.
+        exact: True if the noise is that of a planned run, False if it is from an approximate
+            formula.
         error: predicted noise-to-signal ratio, the geometric mean over plausible tasks.
         ratio: `error` divided by the error of the file's schedule.
-        ratio_range: smallest and largest ratio on a plausible task.
+        ratio_range: smallest and largest ratio over the plausible tasks.
     """
 
     name: str
@@ -81,7 +83,7 @@ class Ranked:
 
     @property
     def noise(self) -> tuple[float, float]:
-        """Smallest and largest noise multiplier of a client."""
+        """Smallest and largest noise multiplier over clients."""
         return float(self.all_noise.min()), float(self.all_noise.max())
 
 
@@ -110,7 +112,7 @@ class Ranking:
         self._file_errors = self._errors([self._given], facts.noise[None, :])[:, 0]
 
     def ranked(self) -> list[Ranked]:
-        """Return the candidates to show: the file's schedule, the proposal, then others."""
+        """Return the ranked candidates to show: the file's schedule, the proposal, then others."""
         rows = [self._rank(FILE, self._given, self.facts.noise, exact=True)]
         seen = [self._given]
         for name, candidate in self._finalists():
@@ -139,7 +141,7 @@ class Ranking:
         return float(mean_errors(predicted_errors(schedules, self._tasks))[0])
 
     def with_noise(self, row: Ranked, noise: Floats) -> float:
-        """Return the predicted error of a candidate if clients had other noise.
+        """Return the predicted error of a candidate with other noise multipliers than planned.
 
         Args:
             row: the candidate.
@@ -290,7 +292,7 @@ class Ranking:
 def schedules_of(
     candidates: Sequence[AdviceCandidate], noise: Floats, facts: PublicFacts
 ) -> Schedules:
-    """Return the quantities that determine the predicted errors of candidates.
+    """Return the quantities of each candidate from which its error is predicted.
 
     Args:
         candidates: the candidate schedules.
@@ -346,7 +348,7 @@ def shares_of(weighting: str | Mapping[str, Any], noise: Floats, facts: PublicFa
 
     Args:
         weighting: value of `federation.weighting`.
-        noise: noise multiplier over sampling rate of each client, z / q, (K,).
+        noise: noise multiplier of each client divided by its sampling rate, z / q, (K,).
         facts: public facts of the federation.
 
     Raises:

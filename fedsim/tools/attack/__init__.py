@@ -1,1 +1,1 @@
-"""Privacy audit by attacks: the measured leakage of each client, compared with its claimed ε."""
+"""Privacy audit by attacks: compares the measured leakage of each client with its claimed ε."""

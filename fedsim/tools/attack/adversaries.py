@@ -4,8 +4,8 @@
 |-------------|----------|----------------------------------------------------------------------|
 | local       | server   | the client's own releases                                            |
 | distributed | sums     | the smallest sum that may be opened, with the fewest honest clients  |
-| distributed | server   | the client's own integers, which carry its share of the noise        |
-| central     | models   | the client's integers with the server's noise                        |
+| distributed | server   | the client's upload (integers) with the client's share of the noise  |
+| central     | models   | the client's upload (integers) with the noise of the server          |
 """
 
 from dataclasses import dataclass, replace
@@ -29,13 +29,14 @@ from fedsim.federation.federation import Federation
 
 @dataclass(frozen=True)
 class SumView:
-    """The sum in which an adversary sees one client's integers, with the noise of other parties.
+    """A secure sum that an adversary sees: one client's upload plus the noise of other parties.
 
     Attributes:
-        part: the client's part in the noise of the sum.
-        step_length: size of one integer unit, relative to the client's sensitivity.
-        others: numbers of the other honest clients in the sum.
-        has_server_noise: whether the server adds the noise.
+        part: how much of the sum's noise the client adds.
+        step_length: size of one unit of the integers that are summed, divided by the client's
+            sensitivity.
+        others: client numbers of the other honest clients, whose noise is in the sum.
+        has_server_noise: whether the sum also has noise that the server adds.
     """
 
     part: SumPart
@@ -49,11 +50,13 @@ class Adversary:
     """An adversary against whom a client has a claimed ε.
 
     Attributes:
-        against: what the adversary sees: single uploads ("server"), opened "sums", or "models".
+        against: what the adversary sees: "server" for the client's single uploads, "sums" for the
+            opened sums, "models" for the global models.
         epsilon: the ε that is claimed against the adversary.
-        noise_factor: noise that the adversary sees, divided by the noise of the client's own
-            mechanism.
-        view: the sum that contains the client's upload; None if the upload itself is seen.
+        noise_factor: standard deviation of the noise that the adversary sees, divided by that of
+            the client's own mechanism.
+        view: the sum in which the adversary sees the client's upload; None under local trust, where
+            it sees the upload itself.
     """
 
     against: Against
@@ -63,7 +66,9 @@ class Adversary:
 
 
 def adversaries_of(federation: Federation, client: int) -> list[Adversary]:
-    """Return the adversaries against whom a client has a claimed ε, that of the run's ε first.
+    """Return the adversaries against whom a client has a claimed ε.
+
+    The first one is the adversary against whom the run's reported ε holds.
 
     Args:
         federation: the assembled federation, with privacy.
@@ -103,20 +108,22 @@ def _epsilon(federation: Federation, plan: PrivacyPlan, *, against_server: bool)
 
 
 class OtherNoise:
-    """The noise that all other parties add to a sum, each by its own mechanism.
+    """The noise that all parties except the audited client add to a secure sum.
 
     Args:
         federation: the assembled federation, with plans.
         view: the sum, which names the other parties that add noise.
         gradients: per-example gradients of the audited client's model; None if whole updates are
             released.
-        targets: targets of the audited client (n, ...); the other clients have no examples here.
+        targets: targets of the audited client (n, ...), of which only type and shape are used: the
+            other clients train without examples here.
         model: the model that the audited client trains.
         loss: the loss of that model.
 
     Attributes:
-        part: the audited client's part in the noise of the sum.
-        step_length: size of one integer unit, relative to the client's sensitivity.
+        part: the audited client's share of the noise of the sum.
+        step_length: size of one unit of the integers that are summed, divided by the audited
+            client's sensitivity.
     """
 
     def __init__(
@@ -140,7 +147,7 @@ class OtherNoise:
         }
 
     def of_round(self, number: int, *, secure: bool) -> Tensor:
-        """Return the sum of the others' noise in a round, integers as float64 (size,).
+        """Return the sum of all other parties' noise in a round, as integers in float64 (size,).
 
         Args:
             number: number of the round.

@@ -1,15 +1,15 @@
-"""Dirac canaries: added parameters that give each example's gradient a separate direction.
+"""Dirac canaries: extra parameters of a model that give each example its own gradient direction.
 
-The experiment's model, data and loss do not change. Each example i has one more parameter w_i and
-adds scale · w_i to its loss. The gradient in w_i is far above the clipping bound, so the clipped
-gradient is almost the canary alone. This is the worst case for the example's privacy: coordinate i
-of an update shows, up to noise, whether example i was in the batch. (Nasr et al. 2023,
-arXiv:2302.07956.)
+The experiment's model and data do not change. For each example i there is one more parameter w_i
+(its canary), and scale · w_i is added to the loss of example i. The gradient in w_i is far above
+the clipping bound, so the clipped gradient is almost only this coordinate. This is the worst case
+for the example's privacy: the coordinate of w_i in an update shows, up to noise, whether example i
+was in the batch (Nasr et al. 2023, arXiv:2302.07956).
 
-If groups of parameters are clipped by patterns, each group m gets separate canaries. Let C_m be the
-group's clip norm and z_m its noise multiplier. The adversary adds a coordinate's values of all
-groups, in units of C_m and weighted by 1 / z_m². This sum is the sufficient statistic. A canary
-then adds 1, with the joint noise of all groups.
+If groups of parameters are clipped separately, each example has one canary in each group m. Let C_m
+be the group's clip norm and z_m its noise multiplier. The adversary sums the example's coordinates
+over the groups, in units of C_m and with weights proportional to 1 / z_m², which is the sufficient
+statistic. A canary then adds 1, and the noise is the joint noise of all groups.
 """
 
 from collections.abc import Sequence
@@ -34,9 +34,9 @@ class CanaryModel(nn.Module):
 
     Args:
         model: the experiment's model.
-        examples: a client's examples (n, ...), which inputs select by index.
-        has_canary: 1 for an example with a canary, otherwise 0 (n,).
-        bound: the clip norm, which a canary's gradient exceeds by far.
+        examples: all examples of a client (n, ...); an input i stands for example i.
+        has_canary: 1 for an example whose loss has the canary term, otherwise 0 (n,).
+        bound: the clip norm C; a canary's gradient is 10⁴ C.
         spares: number of extra canary parameters without an example, whose coordinates show only
             noise.
         groups: number of parameter groups that have canaries.
@@ -90,10 +90,11 @@ def add_canary_loss(loss: PerExampleLoss, shape: torch.Size) -> PerExampleLoss:
 
 @dataclass(frozen=True)
 class CanaryView:
-    """The positions of the canaries' coordinates in a release, as the adversary reads them.
+    """The positions of the canary parameters in a flat release, and how to read their values.
 
     Attributes:
-        places: slices of a flat release with the observed canary coordinates of each group.
+        places: for each parameter group with canaries, the slice of a release with its observed
+            canary coordinates.
         groups: index of the parameter group of each slice.
     """
 
@@ -102,10 +103,10 @@ class CanaryView:
 
     @classmethod
     def of(cls, step: DpSgdMechanism, parameters: FlatParameters, most: int) -> Self:
-        """Return the positions of the canaries in the releases of a `CanaryModel`.
+        """Return the positions of the canaries' coordinates in the releases of a `CanaryModel`.
 
         Args:
-            step: the mechanism, bound to the model.
+            step: the mechanism, bound to the `CanaryModel`.
             parameters: parameters of the `CanaryModel`.
             most: maximum number of coordinates to observe.
         """
@@ -119,20 +120,20 @@ class CanaryView:
 
     @property
     def coordinates(self) -> int:
-        """Number of observed coordinates."""
+        """Number of observed coordinates of canaries."""
         return self.places[0].stop - self.places[0].start
 
     def charged_noise(self, step: DpSgdMechanism) -> float:
-        """Return the charged noise multiplier σ / C of a coordinate, for all groups together."""
+        """Return the charged noise multiplier σ / C of a canary whose groups are read together."""
         return group_noise_multiplier(self._multipliers(step))
 
     def read(self, values: Tensor, step: DpSgdMechanism, bounds: Sequence[float]) -> Tensor:
-        """Return one value per coordinate, combined over all groups, float64 (coordinates,).
+        """Return the value of each observed canary, summed over groups, as float64 (coordinates,).
 
         Args:
             values: a release or an update (size,), in units of the first group's clip norm.
-            step: the mechanism, which gives the weights 1 / z_m² of the groups.
-            bounds: clip norm C_m of each group.
+            step: the mechanism, whose noise multipliers z_m give the groups' weights 1 / z_m².
+            bounds: clip norm C_m of each group m.
         """
         multipliers = self._multipliers(step)
         total = group_noise_multiplier(multipliers)

@@ -1,6 +1,7 @@
 """Confidence intervals for the error rates of an attack and for the distribution of noise.
 
-No interval assumes that the mechanism is as claimed. All are exact, except for correlations.
+No interval assumes that the mechanism is as claimed. All intervals are exact, except those of
+correlation coefficients, which are approximate.
 """
 
 import math
@@ -27,7 +28,7 @@ class Interval:
 
 
 def rate_interval(hits: int, trials: int, *, miss: float) -> Interval:
-    """Return the Clopper-Pearson interval (1934) of a probability.
+    """Return the Clopper-Pearson interval (1934) of a probability, from a number of successes.
 
     Args:
         hits: number of successes, 0 to `trials`.
@@ -42,7 +43,7 @@ def rate_interval(hits: int, trials: int, *, miss: float) -> Interval:
 
 
 def gdp_lower_bound(false_alarms: Interval, misses: Interval) -> float:
-    """Return the lower bound of the Gaussian-DP parameter μ from an attack's error rates.
+    """Return a lower bound on the Gaussian-DP parameter μ from an attack's error rates.
 
     Against a μ-GDP release, no attack beats the test of N(0, 1) against N(μ, 1). Therefore
     Φ⁻¹(1 − false alarms) + Φ⁻¹(1 − misses) ≤ μ (Dong, Roth, Su 2022, arXiv:1905.02383; as an audit
@@ -60,7 +61,7 @@ def gdp_lower_bound(false_alarms: Interval, misses: Interval) -> float:
 def shift_lower_bound(
     noise: Floats, shift: float, thresholds: Sequence[float], *, miss: float
 ) -> float:
-    """Return the lower bound of the Gaussian-DP parameter μ of noise added to 0 or to `shift`.
+    """Return a lower bound on the Gaussian-DP parameter μ of noise added to 0 or to `shift`.
 
     An attack says "present" above a threshold t. Its false alarms have probability P(noise > t) and
     its misses P(noise ≤ t − shift). Both are rates of one sample of the noise, whatever its
@@ -95,7 +96,7 @@ def run_lower_bound(
     delta: float,
     miss: float,
 ) -> float:
-    """Return the lower bound of ε from scores of whole runs, for any distribution of the noise.
+    """Return a lower bound on ε from scores of whole runs, for any distribution of the noise.
 
     For an (ε, δ) release, P(alarm | present) ≤ e^ε P(alarm | absent) + δ, and likewise for the
     opposite event (Kairouz, Oh, Viswanath 2015; as an audit Jagielski et al. 2020).

@@ -44,7 +44,8 @@ class Claim:
     Attributes:
         epsilon: claimed ε after all steps.
         delta: δ of the claim.
-        noise: charged noise multiplier σ / C on the canaries' coordinates.
+        noise: charged noise multiplier σ / C (noise deviation over clip norm) on the canaries'
+            coordinates.
         sampling: the sampling scheme of the batches.
         steps: number of steps over the whole run.
         accountant: the accountant that computes ε.
@@ -64,7 +65,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Findings:
-    """The measurements of one client's mechanism; C is its clip norm, σ its noise deviation.
+    """The measurements of one client's mechanism, which has clip norm C and noise deviation σ.
 
     Attributes:
         epsilon: lower bound of ε for the whole run, from bounds on a step's noise and sampling
@@ -74,14 +75,18 @@ class Findings:
         noise: measured σ / C divided by the claimed σ / C.
         noise_distance: largest distance between the distribution functions of the noise and a
             Gaussian.
-        contribution: mean, minimum and maximum of the canaries' additions to sums, in units of C.
-        contribution_limit: largest contribution that rounding can explain.
+        contribution: mean, minimum and maximum of what a canary adds to a sum of clipped gradients,
+            in units of C.
+        contribution_limit: largest contribution, in units of C, that is no violation, since
+            rounding can explain it.
         sampling_rate: measured sampling rate divided by the charged one.
-        count_variance: variance of how often each example was drawn, over that of independent
-            batches; 1 if the client does not claim independent batches.
-        noise_correlations: correlation of the noise of successive steps, and of successive rounds.
-        noise_rows: first coordinates of each step's noise (steps, coordinates), in units of C.
-        uploads: distribution of an upload; None if no canary was seen.
+        count_variance: variance over examples of how often each was drawn, divided by the variance
+            under independent batches; 1 if the client does not claim independent batches.
+        noise_correlations: two correlations of the noise: between successive steps, and between
+            successive rounds.
+        noise_rows: noise of each step in a few coordinates (steps, coordinates), in units of C, to
+            compare clients.
+        uploads: distribution of a canary's value in an upload; None if it was not measured.
     """
 
     epsilon: float
@@ -167,7 +172,7 @@ def _epsilon_of_runs(seen: Observations, claim: Claim, *, round_steps: int, miss
 
 
 def noise_correlation(first: Floats, second: Floats, *, miss: float) -> Interval:
-    """Return the correlation of two tables of noise (steps, coordinates).
+    """Return the correlation of two tables of noise (steps, coordinates), with its interval.
 
     Args:
         first: the first table of noise, in units of the clip norm.
@@ -265,9 +270,10 @@ class ClientAudit:
         num_examples: number of examples of the client.
         claim: the claim of the client.
         findings: the measurements.
-        views: estimated ε for three adversaries of a run; None if nothing was seen, or if the
-            adversary sees sums.
-        against: the adversary: "server", "sums" or "models".
+        views: estimated ε against each of three adversaries. None if no canary's upload was
+            measured, or if `against` is an adversary who sees sums.
+        against: what the adversary of the claim sees: "server", "sums" or "models" (see
+            `Adversary`).
     """
 
     client: int
@@ -279,7 +285,7 @@ class ClientAudit:
 
     @property
     def violations(self) -> tuple[str, ...]:
-        """Messages, one for each measurement that contradicts the claim."""
+        """One message for each measurement that contradicts the client's claim."""
         return tuple(violations(self.findings, self.claim))
 
     def to_json(self) -> dict[str, Any]:
@@ -321,7 +327,7 @@ class Audit:
         name: name of the experiment.
         clients: results of the audited clients, one for each client and adversary.
         num_clients: total number of clients of the federation.
-        steps: number of steps of each audited client.
+        steps: number of audited steps of each client.
         confidence: probability that a correct federation has no violation.
         shared_noise: a message for each pair of audited clients with correlated noise.
     """
@@ -335,7 +341,7 @@ class Audit:
 
     @property
     def violations(self) -> tuple[str, ...]:
-        """Messages, one for each measurement of any client that contradicts a claim."""
+        """One message for each measurement that contradicts a claim, and for each shared noise."""
         lines = [
             f"client {row.client}{'' if row.against == 'server' else f', in {row.against}'}: {text}"
             for row in self.clients

@@ -1,11 +1,11 @@
-"""Observations of a client's private training with canaries, as an adversary sees it.
+"""Runs a client's private training with canaries, and records what an adversary sees of it.
 
-Rounds are run a second time with the same noise and without gradients. The difference is exactly
-what the examples add, without the error of an estimate.
+To measure what examples add, rounds are run a second time with the same noise and without
+gradients. The difference is exactly what the examples add, with no statistical error.
 
-For whole updates, each example adds a steep loss in one extra parameter, so that the update exceeds
-its clip norm in that direction alone. This coordinate shows, up to noise, whether the client took
-part with its data. Rounds without data and with the same noise show exactly what the client adds.
+If the privacy unit is the client, all examples of the client share one extra parameter with a steep
+loss, so that the update exceeds its clip norm in this coordinate alone. The coordinate shows, up to
+noise, whether the client took part with its data. Here the second run is without data.
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,21 +43,23 @@ _MAX_PAIRED_ROUNDS = 30  # run a second time without gradients
 
 @dataclass(frozen=True)
 class Observations:
-    """The released values of all canary coordinates, in each step and round.
+    """What an adversary sees of the canary coordinates of one client, in each step and round.
 
-    The coordinates of examples come first. Spare coordinates come after them; they have no example
-    and show only noise.
+    The first coordinates belong to examples; under client-level DP, the first one belongs to the
+    client. The spare coordinates after them belong to no example and show only noise.
 
     Attributes:
-        released: coordinates of the noisy sum (steps, coordinates), in units of the step's clip
-            norm C.
-        drawn: whether an example was in the batch (steps, examples).
-        has_canary: whether an example has a canary (examples,), which adds at most 1 to the sum.
-        contributions: measured additions of canaries to sums (n,), in units of C.
+        released: the coordinates' values in the noisy sum of each step (steps, coordinates), in
+            units of the step's clip norm C.
+        drawn: whether an example was in a step's batch (steps, examples).
+        has_canary: whether an example has a canary (examples,); a canary adds at most 1 to
+            `released`.
+        contributions: measured values that canaries added to sums (n,), in units of C.
         contribution_error: largest rounding error of a contribution, in units of C.
-        uploads: coordinates of the uploaded update of each round (rounds, coordinates), with the
-            sign of a canary.
-        signals: additions of gradients to the canaries' uploads (rounds, canaries).
+        uploads: the coordinates' values in the uploaded update of each round (rounds, coordinates);
+            the sign is such that canaries add positive values.
+        signals: what gradients without noise add to `uploads`, for coordinates with a canary
+            (rounds, canaries).
     """
 
     released: Floats
@@ -70,7 +72,7 @@ class Observations:
 
     @property
     def inside(self) -> Bools:
-        """Whether a coordinate's canary was in the batch, bool (steps, coordinates)."""
+        """Whether a coordinate's canary was in a step's batch, bool (steps, coordinates)."""
         inserted = np.zeros(self.released.shape, dtype=bool)
         inserted[:, : self.has_canary.size] = self.drawn & self.has_canary
         return inserted
@@ -84,10 +86,10 @@ class Observations:
 
 
 def num_spares(examples: int, steps: int) -> int:
-    """Return how many coordinates without an example to add to those of a client's examples.
+    """Return the number of spare canary parameters, which belong to no example.
 
     Args:
-        examples: number of canary parameters of examples.
+        examples: number of canary parameters that belong to examples.
         steps: number of observed steps.
     """
     return max(0, min(MAX_COORDINATES, _MAX_VALUES // max(1, steps)) - examples)
@@ -107,15 +109,15 @@ def observe(
     secure: bool,
     others: OtherNoise | None = None,
 ) -> Observations:
-    """Train a client with canaries, round after round as in a run, and return its releases.
+    """Train a client with canaries, round after round as in a run, and return what is observed.
 
     Only the first `MAX_COORDINATES` canary parameters are recorded.
 
     Args:
         gradients: per-example gradients of a `CanaryModel`.
         targets: targets of the client's examples (n, ...).
-        has_canary: which examples have a canary (n,).
-        step: the client's mechanism, bound to the model.
+        has_canary: whether each example has a canary (n,).
+        step: the client's mechanism, bound to the `CanaryModel`.
         local: the client's settings of local training.
         seed: seed of the client's random streams.
         client: the client's number.
@@ -262,10 +264,10 @@ class _Rounds:
 def charged_noise(step: DpSgdMechanism, gradients: PerExampleGradients) -> float:
     """Return the charged noise multiplier σ / C on a canary's coordinate.
 
-    The value comes from the charged event, not from the step that adds the noise.
+    It is the noise multiplier that the client is charged for, not the one that is added.
 
     Args:
-        step: the client's mechanism, bound to the model.
+        step: the client's mechanism, bound to the `CanaryModel`.
         gradients: per-example gradients of a `CanaryModel`.
 
     Raises:
@@ -285,7 +287,7 @@ _PAIRED_ROUNDS = 30  # run a second time without data
 
 
 class CanaryClient(nn.Module):
-    """A model with one canary parameter that all examples of a client share.
+    """A model with an extra canary parameter, which is in the loss of all examples of a client.
 
     Args:
         model: the experiment's model.
@@ -298,19 +300,22 @@ class CanaryClient(nn.Module):
         self.canaries = nn.Parameter(torch.zeros(MAX_COORDINATES))
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return outputs (n, outputs + 1) for examples (n, ...); the last one is the canary's."""
+        """Return outputs (n, outputs + 1) for examples (n, ...); the last is the canary term."""
         outputs = self.model(features).flatten(1)
         canary = self._steepness * self.canaries[:1].expand(len(outputs), 1)
         return torch.cat([outputs, canary], dim=1)
 
 
 class UpdateRounds:
-    """Rounds of one client that releases whole updates; all of its data together are the canary.
+    """Runner of rounds of one client under client-level DP; the client's whole data are one canary.
+
+    Rounds are run with and without the data, to measure what the data add to an upload.
 
     Args:
         federation: the assembled federation, whose privacy unit is the client.
         client: number of the client.
-        view: the sum that contains the client's upload; None if the upload itself is seen.
+        view: the secure sum in which the adversary sees the client's upload; None if it sees the
+            upload itself.
     """
 
     def __init__(self, federation: Federation, client: int, view: SumView | None) -> None:
@@ -337,7 +342,7 @@ class UpdateRounds:
         )
 
     def observe(self, rounds: int) -> Observations:
-        """Run rounds and return their observations.
+        """Run rounds and return what the adversary sees of the client's canary.
 
         Args:
             rounds: number of rounds.

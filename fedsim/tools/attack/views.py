@@ -1,11 +1,11 @@
-"""Estimates of ε from what three adversaries see of a whole run, for each audited client.
+"""Estimates of ε against three adversaries that see a whole run, for each audited client.
 
-Each adversary adds up the values of a canary's coordinate over the run. The server sees them in the
-client's uploads. Under secure aggregation, it sees them in the sums of all clients' updates. Others
-see only the final model. The total is nearly Gaussian, with or without the canary, and ε is that of
-the two Gaussians.
+Each adversary adds up the values of a canary's coordinate over the run. The first sees them in the
+client's uploads, as a server does. The second sees them in the sums of all clients' updates, as a
+server under secure aggregation. The third sees only the final model. The total is nearly Gaussian,
+both with and without the canary, and the estimate is the ε between the two Gaussians.
 
-Estimates by Gaussian fits are those of Andrew et al. 2023 (arXiv:2302.03098). They are no bounds,
+Such estimates by Gaussian fits are by Andrew et al. 2023 (arXiv:2302.03098). They are no bounds,
 since a better attack may learn more.
 """
 
@@ -108,11 +108,11 @@ def _log_interval(low: float, high: float) -> float:
 
 @dataclass(frozen=True)
 class UploadDistribution:
-    """The distribution of a canary's coordinate in one upload.
+    """The distribution of the values of a canary's coordinate in one upload.
 
     Attributes:
-        shift: mean of the value that a canary in the data adds.
-        spread: variance of that value by the random batches.
+        shift: mean of what a canary in the data adds to the value.
+        spread: variance of what the canary adds, due to random batches.
         noise: variance of the noise.
     """
 
@@ -122,7 +122,7 @@ class UploadDistribution:
 
     @classmethod
     def of(cls, seen: Observations) -> "UploadDistribution | None":
-        """Return the measured distribution; None if no canary was seen."""
+        """Return the measured distribution; None if too few values were measured."""
         if seen.signals.size < 2:
             return None
         outside = seen.uploads[:, ~seen.is_member]
@@ -179,11 +179,11 @@ class RoundNoise:
 def noise_of_rounds(
     rounds: Iterable[Sequence[int]], noise: Mapping[int, float], weights: Sequence[float]
 ) -> tuple[RoundNoise, ...]:
-    """Return the noise in the mean update, for every round.
+    """Return the noise in the mean update of each round of a run.
 
     Args:
-        rounds: the participants of each round.
-        noise: variance of the noise in an upload, by client.
+        rounds: the client numbers of the participants of each round.
+        noise: variance of the noise in one upload, by client number.
         weights: weight of each client's update, by client number.
     """
     noises: list[RoundNoise] = []
@@ -231,17 +231,18 @@ def estimate_views(
 def views_of(
     federation: Federation, distributions: Mapping[int, UploadDistribution | None]
 ) -> dict[int, ObservedViews]:
-    """Return the estimated ε of every audited client whose uploads were measured.
+    """Return the estimated ε of every audited client whose uploads were measured, by client.
 
-    The noise of a client that was not audited is estimated: its charged noise times the mean ratio
-    of measured to charged noise. This is possible as all clients have the same optimizer.
+    For a client that was not audited, the noise in an upload is estimated as the client's charged
+    noise times the mean ratio of measured to charged noise. This works as all clients have the same
+    optimizer.
 
     With a server optimizer or model averaging, the estimate for the final model is NaN.
 
     Args:
         federation: the assembled federation, with plans.
-        distributions: distribution of the uploads by client; None for a client without a
-            measured canary.
+        distributions: distribution of a canary's value in an upload, by client number; None for a
+            client without a measured canary.
     """
     known = {
         client: distribution

@@ -76,8 +76,8 @@ def empty_ledger_reply(request: Message) -> Message:
 def collect_ledgers(grid: Grid, ledger: Path, *, timeout: float) -> None:
     """Request every node's ledger and update the server's copy.
 
-    A node that does not answer is logged, and so is a node whose records do not continue the
-    server's copy. The copy keeps the earlier charges of such a node.
+    A node that does not answer is logged, and so is a node whose records are damaged or do not
+    follow on those in the copy. The copy keeps the charges that it has of such a node.
 
     Args:
         grid: the connected nodes.
@@ -114,14 +114,14 @@ EXPERIMENT_FILE = "experiment.yaml"
 
 
 class NodeClient(ClientApp):
-    """The Flower app of a SuperNode: the client or helper that its `partition-id` selects.
+    """The Flower app of a SuperNode, which is the client or the helper of its `partition-id`.
 
     Args:
         directory: directory with `experiment.yaml` and its plug-in files.
 
-    Guarantee: a round is charged in the ledgers of the node's data and of its client, on disk,
-    before training starts. The charge remains if the SuperNode or the run fails. A request that the
-    node's policy forbids is refused and not charged.
+    Guarantee: before training starts, a round is charged on disk in two ledgers: that of the node's
+    data and that of the client. The charge remains if the SuperNode or the run fails. A request
+    that the node's policy forbids is refused and not charged.
     """
 
     def __init__(self, directory: Path) -> None:

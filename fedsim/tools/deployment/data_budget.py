@@ -1,23 +1,24 @@
 """The privacy budget of a node's data: which releases it covers, given whom the node trusts.
 
 A server may choose each experiment after it saw the answers to the earlier ones. The ε of an
-accountant does not hold for such choices. A release is granted if one of these rules grants it:
+ordinary accountant does not hold for such choices, so rules for adaptive choices are used. A
+release is granted if one of these rules grants it:
 
 | rule                                                                     | share of δ |
 |--------------------------------------------------------------------------|------------|
-| everything is one and the same event, and its ε by PLD stays at the limit | 1/2        |
+| all releases are of the same event, and their ε by PLD is in the budget  | 1/2        |
 | Rényi filter at the order that affords most Gaussian releases            | 1/4        |
 | Rényi filter at three quarters of that order, better for sampled events  | 1/4        |
 
-Each rule alone is a filter: if it grants all releases, they are (ε, δ')-DP, with δ' its share of δ.
-For the first rule, this holds since the event is chosen before any answer, and only the number of
-releases is not. For the others, it is shown by Feldman, Zrnic 2021 (arXiv:2008.11193). A rule that
-grants a release granted all releases before it. So the rule that grants the last release covers all
-releases. Whichever rule that is, the sum of the rules' δ bounds their δ.
+Each rule alone is a privacy filter: if it grants all releases, they are (ε, δ')-DP, where δ' is the
+rule's share of δ. The first rule is one since the event is chosen before any answer, and only the
+number of releases depends on answers. The others are by Feldman, Zrnic 2021 (arXiv:2008.11193). A
+rule that grants a release also granted all releases before it, so the rule that grants the last
+release covers all of them. Which rule that is may depend on answers, so the δ of all releases is
+bounded by the sum of all shares.
 
-A budget holds against everybody whom the node does not trust. An experiment's ε may rely on more
-trust than the node has. Then the node counts the ε that the client's own noise gives without that
-trust.
+The budget holds against everybody whom the node does not trust. If an experiment's ε relies on more
+trust than the node has, the node counts the ε that the client's own noise gives without that trust.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,12 +41,12 @@ def count_affordable(
 ) -> int:
     """Return how many of the wanted releases a budget covers after earlier spending.
 
-    Guarantee: all releases that this function grants over time, however a server chooses them, are
-    (epsilon, delta)-DP under the adjacency.
+    Guarantee: all releases that this function grants over time are together (epsilon, delta)-DP
+    under the adjacency, however a server chooses them.
 
     Args:
         spent: number of earlier releases by event.
-        wanted: pairs (event, number of releases), in order.
+        wanted: pairs (event, number of releases), in the order of the releases.
         epsilon: ε of the budget, > 0.
         delta: δ of the budget, in (0, 1).
         adjacency: adjacency of all releases.
@@ -67,7 +68,7 @@ def count_affordable(
 
 
 def affords_anything(epsilon: float, delta: float) -> bool:
-    """Return whether a budget covers any release at all, if the release has enough noise.
+    """Return whether a budget can cover at least one release that has enough noise.
 
     Args:
         epsilon: ε of the budget, > 0.
@@ -122,12 +123,12 @@ def suffices(given: Trust, needed: Trust) -> bool:
 def counted_releases(
     claimed: Releases, against_server: Releases | None, *, given: Trust, needed: Trust
 ) -> Releases:
-    """Return the releases that count against a node's budget, given whom the node trusts.
+    """Return pairs (event, number of releases) that count against a node's privacy budget.
 
     Args:
-        claimed: pairs (event, number of releases) against the adversary of the experiment's ε.
-        against_server: such pairs against an adversary that sees the client's own upload; None if
-            they equal `claimed`, or if no noise protects the upload.
+        claimed: pairs (event, number of releases) that give the experiment's ε.
+        against_server: such pairs that give the ε against an adversary who sees the client's own
+            upload. None if these pairs equal `claimed`, or if no noise protects the upload.
         given: `trust` of the node's policy.
         needed: `privacy.trust` of the experiment.
     """

@@ -1,22 +1,22 @@
 """Ledger of all charges to one data set of a node, over all experiments, seeds and runs.
 
-Its file is `STATE/data/NAME/ledger.jsonl`. NAME is `data_name` of the node's policy, else the
-SHA-256 of the data file, else `code` for data that a built-in name or a plug-in makes. NAME is no
-digest of the client's examples: the server chooses the seed of the partition, and the seed selects
-which rows of a file are the client's.
+The file of the ledger is `STATE/data/NAME/ledger.jsonl`. NAME is `data_name` of the node's policy,
+else the SHA-256 of the data file, else `code` for data that a built-in name or a plug-in makes.
+NAME is not a digest of the client's examples, since the server chooses the seed of the partition,
+and thus which rows of a file are the client's.
 
-A record is a line of JSON, and its `hash` covers the `previous` one, as in a client's own ledger:
+A record is a line of JSON. As in a client's own ledger, its `hash` also covers the hash of the
+record before (`previous`):
 
     {"experiment": NAME, "seed": 0, "client": 3, "round": 5, "request": DIGEST,
      "adjacency": "zero_out", "ledger": [{"event": EVENT, "count": n}], "previous": HASH,
      "hash": HASH}
 
-`STATE/counts/NAME` has the number of records and the hash of the last one. A ledger that was
-deleted or replaced by an old copy lacks records that are counted there, and is not charged any
-more.
+`STATE/counts/NAME` has the number of records and the hash of the last one. It shows if a ledger was
+deleted or replaced by an old copy; charges to such a ledger are refused.
 
-A charge whose ε relies on trust also has `trust`. If the client's own noise protects from a server
-that is not trusted, it has a second ledger, `against_server`.
+The record of an experiment that relies on trust also has the key `trust`. If the client's own noise
+protects against an untrusted server, it also has `against_server`: the events against that server.
 """
 
 import hashlib
@@ -85,10 +85,10 @@ class DataCharge:
         round_number: number of the round.
         request: digest of everything that the client's answer depends on.
         adjacency: adjacency of the experiment.
-        ledger: the events against the adversary of the experiment's ε.
-        trust: `privacy.trust` of the experiment, on which `ledger` relies.
-        against_server: the events against an adversary that sees the client's own upload; None if
-            they are `ledger`, or if no noise protects the upload.
+        ledger: the events that give the experiment's ε, which may rely on `trust`.
+        trust: `privacy.trust` of the experiment.
+        against_server: the events that give the ε against an adversary who sees the client's own
+            upload. None if these are the events in `ledger`, or if no noise protects the upload.
     """
 
     experiment: str
@@ -103,7 +103,7 @@ class DataCharge:
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """The tuple (seed, client, round), which determines seeded noise."""
+        """The triple (seed, client, round), which determines seeded noise."""
         return self.seed, self.client, self.round_number
 
     def fields(self) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class DataCharge:
         }
 
     def counted(self, given: Trust) -> Releases:
-        """Return pairs (event, number of releases) to count if the policy has trust `given`."""
+        """Return pairs (event, number of releases) that count if a policy's trust is `given`."""
         return counted_releases(
             self.ledger.entries,
             None if self.against_server is None else self.against_server.entries,
@@ -157,7 +157,7 @@ class DataCharge:
 
 
 class DataLedger:
-    """The ledger of one data set; its directory must be locked (`open_data_ledger`).
+    """The ledger of all charges to one data set; open it by `open_data_ledger`, which locks it.
 
     Guarantee: when `append` returns, its record is on disk. A record that a crash cut short was not
     followed by a release, and is removed.

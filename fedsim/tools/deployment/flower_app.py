@@ -62,7 +62,7 @@ class WrittenApp:
 
     Attributes:
         path: directory of the app.
-        num_nodes: number of SuperNodes that the app waits for, as clients and helpers.
+        num_nodes: number of SuperNodes that the app waits for: one for each client and helper.
         node_files: absolute paths of the data and initial weights that every node must have; empty
             if the data need no file and the weights come from the seed.
         plugin_digest: digest of the plug-ins, for `plugin_digests` of a node's policy; None without

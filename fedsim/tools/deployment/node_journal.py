@@ -1,4 +1,4 @@
-"""The ledger of a node's client: it checks the policy, and charges two ledgers before training.
+"""Journal of a node's client: checks the node's policy, then charges client and data ledgers.
 
 A round is charged first to the ledger of the data (`data_ledger.py`), then to the client's ledger
 of the experiment. A crash between the two leaves one charge too many, never one too few.
@@ -26,7 +26,7 @@ logger = logging.getLogger("flwr")
 
 @dataclass(frozen=True)
 class NodeJournal:
-    """A client's durable ledger on a node, guarded by the node's policy and the ledger of its data.
+    """A client's durable ledger on a node, with the budget of the node's policy for its data.
 
     Guarantee: all charges of one data set together stay within `max_epsilon` at `delta` of the
     policy, against everybody whom the policy does not trust. This also holds for a server that
@@ -181,15 +181,16 @@ def check_budget(
 ) -> None:
     """Check that the budget of a policy covers the wanted releases (`data_budget.py`).
 
-    The guarantee is for the adjacency zero_out. As soon as one charge is under replace_one, all are
-    composed under replace_one, which implies zero_out.
+    If all charges are under the adjacency zero_out, they are composed under it. If any charge is
+    under replace_one, all are composed under replace_one, whose guarantee implies the one for
+    zero_out.
 
     Args:
         policy: the node's policy.
         spent: all earlier charges to the data.
         wanted: pairs (event, number of releases).
         adjacency: adjacency of the wanted releases.
-        subject: name of the wanted releases in the message.
+        subject: name of the wanted releases for the error message.
 
     Raises:
         PolicyRefusalError: the releases exceed the budget, or have no privacy bound under the
@@ -223,7 +224,7 @@ def check_budget(
 
 
 def record_without_privacy(data: Path, *, experiment: str, seed: int, client: int) -> None:
-    """Record that a node answered an experiment without privacy; no budget holds afterwards.
+    """Record that a node answered an experiment without privacy, which exceeds any budget.
 
     Args:
         data: directory of the ledger of the data.

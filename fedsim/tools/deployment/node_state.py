@@ -1,14 +1,15 @@
-"""The state of a node on disk, readable only by its user: a client's ledger or a helper's sums.
+"""State of a node on disk, which only its user can read: a client's ledger or a helper's record.
 
 A client's directory is `STATE/seed-SEED/client-NUMBER`. Noise is keyed by seed, client and round.
 Another experiment with the same seed would draw the same noise again, and the difference of the two
 answers would contain no noise. So such an experiment is refused.
 
-A helper releases at most one sum of a round. Its state in Flower's context can be lost, be older
-than its last answer, or be used by two processes. The record on disk has none of these flaws: it is
-one file for each run, `STATE/helper-NUMBER/SHA-256-OF-THE-RUN.json`. One process changes it at a
-time, and it is on disk before the sum leaves. It holds no key: a helper that was restarted has a
-new sealing key and opens no earlier envelope.
+A helper of secure aggregation must release at most one sum of a round. State in Flower's context
+cannot ensure this, since it can be lost, be outdated, or be used by two processes. So the helper
+records each release on disk before it sends the sum, in one file for each run:
+`STATE/helper-NUMBER/SHA-256-OF-THE-RUN.json`. One process changes the file at a time. The file
+holds no key: a helper that was restarted has a new key, and cannot open envelopes that were sealed
+for the old one.
 """
 
 import hashlib
@@ -46,7 +47,8 @@ _EXPERIMENT = "experiment.json"
 def state_directory(node_config: Mapping[str, object]) -> Path:
     """Return a node's state directory.
 
-    It is `state` of the node's configuration, else the variable FEDSIM_STATE, else the default.
+    The directory is `state` of the node's configuration, else that of the environment variable
+    FEDSIM_STATE, else the default.
 
     Raises:
         DeploymentError: the path is not absolute; the working directory of a Flower process is
@@ -187,8 +189,9 @@ def _may_grow(key: str, before: Experiment) -> bool:
 def record_release(state: Path, helper: int, release: HelperRelease) -> None:
     """Record a helper's release on its node's disk, unless it contradicts an earlier one.
 
-    Guarantee: take all releases of a run for which this function returns. Those of one round are of
-    the same sum, and rounds never decrease, also across processes, crashes and restarts.
+    Guarantee: all recorded releases of a run in the same round are of the same sum, and a release
+    is never of an earlier round than the one before it. This also holds across processes, crashes
+    and restarts.
 
     Args:
         state: the node's state directory.
@@ -196,7 +199,7 @@ def record_release(state: Path, helper: int, release: HelperRelease) -> None:
         release: the sum that the helper is about to release.
 
     Raises:
-        AlreadyAnsweredError: another sum of the round was already released.
+        AlreadyAnsweredError: another sum of the same round was already released.
         ReplayError: a sum of a later round was already released.
         SecureAggregationError: the record cannot be read or written; the sum may not be released
             then.

@@ -36,7 +36,10 @@ Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class NodePolicy(Settings):
-    """A node's policy; a key that is left out sets no limit, but without `files` none is read."""
+    """Content of a node's policy file: the limits on what a server can request.
+
+    A key that is left out sets no limit. Without the key `files`, no file of the node is read.
+    """
 
     require_privacy: bool = Field(default=True, description="refuse experiments without `privacy:`")
     require_secure_noise: bool = Field(

@@ -1,6 +1,6 @@
-"""Rules of a node's policy: which experiments, rounds and client plans it refuses.
+"""Checks of experiments, rounds and clients' privacy plans against a node's policy.
 
-A refusal names the rule, the value of the rule and the requested value. A refused request is not
+The message of a refusal names the rule, its value and the requested value. A refused request is not
 charged.
 """
 
@@ -74,7 +74,7 @@ def check_round(experiment: Experiment, message: Message) -> None:
 
 
 def check_plan(policy: NodePolicy, plan: PrivacyPlan, *, trust: Trust, digest: str) -> None:
-    """Check the noise of a client's plan, and the digest of all clients' plans.
+    """Check a client's noise and the digest of all clients' privacy plans against a policy.
 
     Args:
         policy: the node's policy.

@@ -1,7 +1,8 @@
-"""The ServerApp of a deployment: runs the rounds, notices restarts, writes the run directory.
+"""The ServerApp of a deployment, which runs the rounds and notices restarted SuperNodes.
 
-A killed SuperNode loses its open requests. Flower's SuperLink answers them with an error while the
-node is offline. If the node is back before the next poll, the requests are never answered.
+A killed SuperNode loses the requests that it has not answered. Flower's SuperLink answers them with
+an error while the node is offline. But if the node is online again before the server's next poll,
+they are never answered; `DeployedGrid` then gives the error.
 """
 
 import logging
@@ -117,8 +118,8 @@ class DeployedEngine(Engine):
 
         Args:
             server_app: the ServerApp, which runs the rounds.
-            client_app: not run here, since clients run on SuperNodes; it gives the path of the
-                ledger's copy.
+            client_app: not run here, since clients run on SuperNodes; its ledger path is used for
+                the server's copy.
             num_nodes: not used; `server_app` waits for the nodes.
         """
         try:

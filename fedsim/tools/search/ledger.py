@@ -1,11 +1,12 @@
-"""The directory of a search, and the ledger of its draws, charges, and started and ended runs.
+"""The directory of a search, and the ledger that records its drawn, charged and ended runs.
 
 `account/search.jsonl` is append-only and hash-chained. Each line is one record as JSON with sorted
 keys and no spaces. `hash` is the SHA-256 of the line without it. `previous` is the hash of the line
 before, or 64 zeros.
 
-A search is one `drawn` record, which charges all of its runs, then `begun` and `done` for each run,
-then `selected` or `withdrawn`. A run that a crash cut short begins again, which charges it again.
+The records of a search are: `drawn`, which charges all of its runs; then `begun` and `done` for
+each run; last `selected` or `withdrawn`. A run that a crash cut short gets another `begun` record,
+which charges it again.
 """
 
 import json
@@ -69,14 +70,15 @@ class Drawn(Settings):
         data: keyed digest of the clients' examples and the test set.
         nonce: random text, so that the record's hash does not reveal the number of runs.
         candidates: names of the variants; each run draws one of them.
-        metric: metric on the public test set that selects the run.
+        metric: metric on the public test set by which the best run is selected.
         mean: expected number of runs.
         shape: shape η of the truncated negative binomial distribution of the number of runs; None
             for Poisson.
         adjacency: adjacency of the guarantees.
         draws: maximum number of noise values that a client draws in one run.
         clients: the charge to each client for one run, the same for every candidate.
-        configurations: index of the drawn candidate of each run; its length is the number of runs.
+        configurations: for each run, the index of its drawn candidate in `candidates`; the length
+            is the number of runs.
     """
 
     record: Literal["drawn"] = "drawn"
@@ -107,7 +109,7 @@ class Drawn(Settings):
 
 
 class Begun(Settings):
-    """The record that a run begins; each attempt after the first is charged once more."""
+    """The record that a run begins, or begins again after a crash, which charges it again."""
 
     record: Literal["begun"] = "begun"
     search: int = Field(ge=1)
@@ -116,7 +118,7 @@ class Begun(Settings):
 
 
 class Done(Settings):
-    """The record that a run ended; `root` is the digest over all records of the run."""
+    """The record that a run ended; `root` is a digest of all of the run's records."""
 
     record: Literal["done"] = "done"
     search: int = Field(ge=1)
@@ -157,8 +159,8 @@ class Search:
 
     Attributes:
         drawn: the first record of the search.
-        attempts: number of attempts of each run that began, by run.
-        done: digest over all records (the manifest's root) of each run that ended, by run.
+        attempts: how often each run began, by the run's index; more than once after a crash.
+        done: digest of all records of each run that ended, by the run's index.
         end: the last record of the search; None if the search is unfinished.
     """
 
@@ -169,12 +171,12 @@ class Search:
 
     @property
     def charged_runs(self) -> int:
-        """Number of charged runs: all drawn runs, plus each repeated attempt."""
+        """Number of charged runs: all drawn runs, plus one for each time that a run began again."""
         return self.drawn.runs + sum(number - 1 for number in self.attempts.values())
 
     @property
     def pending(self) -> tuple[int, ...]:
-        """The runs that have not ended."""
+        """The indices of the drawn runs that have not ended."""
         return tuple(run for run in range(self.drawn.runs) if run not in self.done)
 
     @property
@@ -186,8 +188,9 @@ class Search:
 def replay(records: Sequence[Record]) -> tuple[Search, ...]:
     """Return the searches that a sequence of records describes.
 
-    Guarantee: in the result, no search began before the previous one ended. No run of a search was
-    drawn twice or left out. No run was selected before all drawn runs had ended.
+    Guarantee: in the result, no search began before the previous one ended. The number of runs of a
+    search was drawn once, and no drawn run was left out of a selection. No run was selected before
+    all drawn runs had ended.
 
     Raises:
         SearchLedgerError: a record contradicts those before it.
@@ -404,14 +407,14 @@ def public_folder(out: Path, search: int) -> Path:
 
 
 def run_folder(out: Path, search: int, run: int) -> Path:
-    """Return the folder of a run; it exists only during the search."""
+    """Return the folder of one run of a search; it exists only during the search."""
     return out / WORK / f"search-{search}" / f"run-{run}"
 
 
 def destroy_runs(out: Path) -> None:
-    """Remove all runs and the log of their processes; on return, they are gone from disk.
+    """Remove the directories of all runs of a search, and the log of their processes.
 
-    The files are deleted but not overwritten on the disk.
+    On return, the removal is on disk. The files are deleted, but their content is not overwritten.
     """
     if (out / WORK).exists():
         shutil.rmtree(out / WORK)

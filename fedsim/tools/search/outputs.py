@@ -1,6 +1,7 @@
-"""The files of a search, and its two guarantees, each against a named observer.
+"""The files that a search writes, and its two guarantees, each against a named observer.
 
-Nothing in the public folder depends on another run, on another score, or on the number of runs.
+Nothing in the public folder depends on a run that was not selected, on its score, or on the number
+of runs.
 """
 
 import hashlib
@@ -49,7 +50,7 @@ class Figure:
     Attributes:
         epsilon: the largest ε of any client; infinite if nothing can be proven.
         delta: the largest δ of any client.
-        accountant: name of the accountant; rdp replaces pld for events without a PLD.
+        accountant: name of the accountant; for events without a PLD, "pld" falls back to Rényi DP.
         clients: the triple (client, ε, δ) for each client.
     """
 
@@ -90,10 +91,10 @@ def figures_of(searches: Sequence[Search]) -> Figures:
     bounds the selected models and their configurations, together. A search without a selection
     counts in `selected` with all of its charged runs.
 
-    Theorem: a run draws a candidate independently of the data and shows it. The run's Rényi
-    divergence is at most the largest of any candidate (quasi-convexity), which the charge of a run
-    bounds. All runs compose. The selection is Theorem 2 or 6 of Papernot, Steinke 2022
-    (arXiv:2110.03620).
+    Theorem: each run draws its candidate independently of the data, and releases which one it is.
+    So the Rényi divergence of a run is at most the largest of any candidate (quasi-convexity), and
+    the charge of a run bounds it. For `every_run`, all runs compose. For `selected`, the bound is
+    Theorem 2 or 6 of Papernot, Steinke 2022 (arXiv:2110.03620).
     """
     by_runs = [_Part(search, search.charged_runs, is_selection=False) for search in searches]
     seen = [
@@ -201,7 +202,7 @@ _CONDITIONS = (
 
 
 def every_run_sentence(figures: Figures) -> str:
-    """Return a sentence on the guarantee of all runs, and on who sees all runs."""
+    """Return a sentence on the guarantee of all runs together, and on who sees all runs."""
     figure = figures.every_run
     method = {"pld": "PLD composition", "rdp": "Rényi composition"}.get(figure.accountant, "")
     runs = "the one charged run is" if figures.runs == 1 else f"all {figures.runs} charged runs are"
@@ -275,7 +276,8 @@ def write_selected(
 
     Args:
         out: the directory of the searches.
-        searches: all searches of the directory; the last one counts as ended with the model.
+        searches: all searches of the directory, with the last one as it will be after its
+            selection.
         run: folder of the selected run; None if no run was drawn.
         score: the selected run's metric on the public test set; None if it is not finite or no run
             was drawn.
@@ -330,7 +332,7 @@ def digests_of(folder: Path) -> dict[str, str]:
 
 
 def account_json(searches: Sequence[Search], *, name: str, head: str) -> dict[str, Any]:
-    """Return the content of `account/comparison.json`, from the records alone.
+    """Return the content of `account/comparison.json`, which follows from the records alone.
 
     Args:
         searches: all searches of the directory.

@@ -103,8 +103,8 @@ def search(
 
     Guarantee: the number of runs is drawn once and charged before the first run. It is never drawn
     again, and no drawn run is left out, or else no selection is claimed. A second call in `out`
-    continues an interrupted search, or returns a finished one. If the file was changed since, the
-    call starts another search, whose charge adds up.
+    continues an interrupted search, or returns a finished one. If the file was changed after a
+    finished search, the call starts another search, and the charges of both add up.
 
     Args:
         source: path of a comparison file, or its content as a mapping.

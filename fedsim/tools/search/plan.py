@@ -1,6 +1,7 @@
-"""The plan of a search: all candidates must have the same events, which one run is charged for.
+"""The plan of a search: what each run is charged, the same for all candidates.
 
-The plan follows from settings and public sizes, as clients' plans are fixed before round 1.
+All candidates must have the same privacy events, except for small differences in noise. The plan
+follows from settings and public sizes, as clients' plans are fixed before round 1.
 """
 
 import hashlib
@@ -33,12 +34,14 @@ class SearchError(InputError):
 
 
 class OtherEventError(ValueError):
-    """Error of two events that must be equal and differ."""
+    """Error that two candidates' privacy events, which must be equal, differ."""
 
 
 @dataclass(frozen=True)
 class SearchPlan:
-    """The charge for each run of a search, and digests of what the runs depend on.
+    """Privacy cost that every run of a search charges, with digests of what the runs depend on.
+
+    The digests show whether a later search has the same data and candidates.
 
     Attributes:
         digest: SHA-256 of everything that the runs depend on.
@@ -82,7 +85,7 @@ def plan_search(
     """Return the plan of a search: the charge for each run.
 
     Guarantee: for every client, the releases of one run of any candidate are post-processing of the
-    charged events: their sampling and counts are equal, with at least the charged noise.
+    charged events: they have the same sampling and counts, and at least the charged noise.
 
     Args:
         comparison: the loaded comparison file.
@@ -184,8 +187,8 @@ def common_charges(candidates: Sequence[SearchCandidate]) -> tuple[ClientCharge,
 def least_noise(first: Any, second: Any, key: str = "") -> Any:
     """Merge the JSON forms of two events into one with the smaller of each noise multiplier.
 
-    Noise multipliers may differ by `GRID_SHARE`. The release with less noise is charged, since one
-    with more noise is post-processing of it.
+    Noise multipliers may differ by the relative tolerance `GRID_SHARE`. The event with less noise
+    is charged, since a release with more noise is post-processing of one with less.
 
     Args:
         first: the first event, or a part of it.
@@ -227,7 +230,7 @@ def _events_text(ledger: PrivacyLedger) -> str:
 
 
 def is_within(spent: PrivacyLedger, charge: ClientCharge) -> bool:
-    """Return whether a run spent at most its charge: the same events, none with a larger count.
+    """Return whether a run spent at most its charge: only charged events, each at most as often.
 
     Args:
         spent: the client's events in the run's durable ledger.

@@ -152,9 +152,9 @@ def _differing(content: Any, expected: Any) -> list[str]:
 
 
 def check_command(directory: str, *, root: str | None, replay: bool, as_json: bool) -> bool:
-    """Check a directory of searches and print the result; return False for any other directory.
+    """Check a directory of searches and print the result; return False for any other path.
 
-    It exits with code 1 if a check fails.
+    The process exits with code 1 if a check fails.
 
     Raises:
         BadParameter: a replay was requested.

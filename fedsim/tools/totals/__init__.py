@@ -1,4 +1,4 @@
-"""Privacy totals of clients over several runs and ledgers, also those of other tools.
+"""Privacy totals of clients: ε over several runs and ledgers, also ledgers of other tools.
 
 | module | what it does |
 |---|---|

@@ -14,7 +14,7 @@ _MOST_CHOICES = 1000
 
 
 def same_clients(sources: Sequence[Source]) -> bool:
-    """Return whether names or numbers show which clients of several runs are the same.
+    """Return whether names or numbers show which clients of several sources are the same.
 
     Args:
         sources: the sources, without repetitions.
@@ -24,7 +24,7 @@ def same_clients(sources: Sequence[Source]) -> bool:
 
 
 def aligned(sources: Sequence[Source]) -> list[Source]:
-    """Return the sources with one key for each client; clients must match by name or number."""
+    """Return the sources with one key for the same client everywhere, matched by name or number."""
     several = sum(source.terms is not None for source in sources) > 1
     if not several or not _have_names(sources):
         return list(sources)
@@ -36,9 +36,10 @@ def _have_names(sources: Sequence[Source]) -> bool:
 
 
 def every_choice(sources: Sequence[Source]) -> list[Source]:
-    """Return the sources with a key for every combination of one client from each source.
+    """Return copies of the sources with one key for every combination of a client of each source.
 
-    Combinations are left out with a client that spends no more than another of the same source.
+    Use this if it is not known which clients of the sources are the same. A combination is left out
+    if one of its clients spends no more than another client of the same source.
 
     Args:
         sources: the sources, whose clients cannot be matched.

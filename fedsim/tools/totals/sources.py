@@ -1,4 +1,6 @@
-"""Sources of totals: the privacy ledgers in a run directory or in a file, also of other tools.
+"""Readers of privacy ledgers, from a run directory or from a file, also of other tools.
+
+These notations of events and guarantees are read:
 
 - fedsim: `{"type": "PoissonSampled", "sampling_rate": q, "event": {...}}`.
 - dp-accounting: `{"type": "PoissonSampledDpEvent", "sampling_probability": q, "event": {...}}`,
@@ -38,7 +40,7 @@ from fedsim.runs.directory import RunDirectory, RunFiles
 
 
 class EventError(InputError):
-    """Error of an event that no accountant here supports; the message names it."""
+    """Error of an event that no accountant of fedsim supports; the message names the event."""
 
 
 def ledger_of(records: object) -> PrivacyLedger:
@@ -159,7 +161,7 @@ def registry_ledger(entry: Mapping[str, Any]) -> PrivacyLedger:
 
 
 class SourceError(InputError):
-    """Error of a run or file that cannot enter totals; the message names it."""
+    """Error of a run or file that cannot be added to privacy totals; the message names it."""
 
 
 EVERYONE = ""
@@ -168,13 +170,13 @@ EVERYONE = ""
 
 @dataclass(frozen=True)
 class SourceTerms:
-    """The terms under which the ε of a fedsim run holds.
+    """The conditions under which the ε of a fedsim run holds, and facts that show repeated runs.
 
     Attributes:
         name: name of the experiment.
         unit: the privacy unit that ε protects.
         adjacency: adjacency of the guarantee.
-        observer: the strongest adversary against whom the ledgers hold.
+        observer: the strongest adversary against whom the run's ledgers give a guarantee.
         accountant: accountant of the run, with its Rényi orders if it uses them.
         deltas: δ by client; None if the run has not ended and has no δ yet.
         seed: seed of all noise; None for noise from the operating system.
@@ -183,8 +185,9 @@ class SourceTerms:
         charged_rounds: number of the last round that a client was charged for.
         assignment: a text that is equal for two runs if clients with equal numbers have the same
             examples.
-        follows_request: whether equal charges imply equal releases. This is so for each client's
-            seeded noise, as a charge's request digest determines noise and examples.
+        follows_request: whether equal charges imply equal releases. This is so for seeded noise
+            under local trust, since the request digest of a charge then determines the noise and
+            the examples.
     """
 
     name: str
@@ -209,9 +212,9 @@ class Source:
         name: path of the run or file as the user gave it.
         ledgers: the ledger of each client, by client key.
         names: the name of each client that has one, by client key.
-        terms: the terms of a fedsim run; None for a file.
-        against_server: the ledgers against a server, by client key, under distributed trust; else
-            None.
+        terms: the conditions of the guarantee of a fedsim run; None for a file.
+        against_server: ledgers of the guarantee against a server that sees single uploads, by
+            client key, under distributed trust; else None.
         is_finished: whether the run has ended.
     """
 
@@ -224,7 +227,7 @@ class Source:
 
 
 def read_source(name: str) -> Source:
-    """Return a source: a run directory, a ledger, a list of events, or an entry of the registry.
+    """Read a source: a run directory, a ledger, a list of events, or an entry of the registry.
 
     Raises:
         SourceError: the file does not exist, or its content is none of these.
@@ -365,7 +368,8 @@ def _of_clients(clients: Any) -> tuple[dict[str, PrivacyLedger], dict[str, str]]
 def without_repetitions(sources: Iterable[Source]) -> list[Source]:
     """Return the sources without runs that repeat the releases of another run bit for bit.
 
-    A run and its copy are charged once, and so are a run and an interrupted run that it repeats.
+    A run and its copy count once. So do a run and an interrupted run all of whose releases it
+    repeats.
     """
     kept: list[Source] = []
     for source in sources:
@@ -383,10 +387,10 @@ def without_repetitions(sources: Iterable[Source]) -> list[Source]:
 def repeats(first: Source, second: Source) -> bool:
     """Return whether every release of a run is also a release of another run.
 
-    Equal charges alone do not show this. Under secure noise, or if clients are drawn in secret, no
-    charge depends on the examples. And a sum holds parts of clients whose charges are elsewhere. So
-    the records of what was released must be equal, too. If a charged round has no such record,
-    equal charges suffice where they imply equal releases.
+    The charges and the records of what was released must both be equal. Equal charges alone are not
+    enough: under secure noise, or if clients are drawn in secret, charges do not depend on the
+    examples, and a secure sum depends on other clients, too. Only if a charged round has no record,
+    equal charges suffice, if they imply equal releases (`SourceTerms.follows_request`).
 
     Args:
         first: the run whose releases are looked up.

@@ -28,15 +28,15 @@ class ClientTotal:
     """The total privacy spend of one client over all sources.
 
     Attributes:
-        client: number of the client, or its name in the argument `clients`; "" if files name no
-            clients.
+        client: key of the client: its number, or the name that the user gave it to match clients;
+            "" if files name no clients.
         name: name of the client in the data; None without one.
         sources: names of the sources that charged the client.
         ledger: all charges of the client.
         delta: δ of every ε.
         epsilons: total ε by each accountant, by the accountant's name.
-        epsilon_against_server: ε against a server by the first accountant, under distributed trust;
-            else None.
+        epsilon_against_server: ε against a server that sees single uploads, by the first
+            accountant, under distributed trust; else None.
     """
 
     client: str
@@ -78,8 +78,9 @@ class Totals:
         adjacency: adjacency of every ε.
         observer: the adversary against whom every ε holds; None without a fedsim run.
         clients: the totals of clients, in the order of their numbers.
-        is_of_any_client: whether a total is for a combination of one client of each run. This is so
-            if partitions were drawn with different seeds, as an example may then be in any client.
+        is_of_any_client: whether each total is for a combination of one client of each run. This is
+            so if partitions were drawn with different seeds, since an example may then belong to a
+            different client in each run.
     """
 
     sources: tuple[str, ...]
@@ -93,7 +94,7 @@ class Totals:
 
     @property
     def largest(self) -> ClientTotal:
-        """The total of the client with the largest ε."""
+        """The total of the client with the largest ε of all."""
         return max(self.clients, key=lambda total: total.epsilon)
 
     def to_json(self) -> dict[str, Any]:
@@ -122,27 +123,28 @@ def account_of(
 ) -> Totals:
     """Return the totals of every client over all sources.
 
-    Clients of several runs are matched by their names if all have one, else by their numbers if
-    every run has the same examples under them. If a partition was drawn with several seeds, an
-    example may be in any client of each run. The totals are then those of every choice of a client
-    of each run, and the largest one is the guarantee.
+    Clients of several runs are matched by their names if all have names. Otherwise they are matched
+    by their numbers, if equal numbers have the same examples in every run. Otherwise (partitions
+    drawn with different seeds) an example may belong to any client of each run. The totals are then
+    those of all combinations of one client of each run, and the largest total is the guarantee.
 
-    Guarantee: client k must have the same data in all sources, and the events of files must
-    describe what was released. Then all releases of all sources about client k are jointly (ε_k,
-    δ)-DP under `adjacency`, against `observer` where runs of fedsim say so. A later run may depend
-    on results of earlier ones. But its noise, sampling rates and number of steps must be fixed
-    without looking at them (`PrivacyFilter` covers more). For runs of fedsim, ε includes what the
-    noise sampler adds; noise of other tools is taken to be what their events say.
+    Guarantee: all releases of all sources about client k are jointly (ε_k, δ)-DP under `adjacency`,
+    against the adversary `observer` for runs of fedsim. Conditions: client k has the same data in
+    all sources, and the events of files describe what was released. A later run may depend on
+    results of earlier ones, but its noise, sampling rates and number of steps must be fixed without
+    looking at them (`PrivacyFilter` covers more). For runs of fedsim, ε includes what the noise
+    sampler adds; noise of other tools is taken to be what their events say.
 
     Args:
         sources: runs and files.
         delta: δ of every ε; None means the δ of the runs.
-        accountants: accountants; the default is that of the runs, or "pld".
+        accountants: accountants to compute ε with; the default is that of the runs, or "pld".
         adjacency: adjacency of the files; None means that of the runs, or "zero_out".
-        clients: the places `SOURCE:CLIENT` of the same client, for each name (or `SOURCE` for a
-            file that names no client). With None, clients with equal numbers are the same.
-        independent_noise: whether to treat seeded noise of runs with one seed as independent, which
-            is what these simulations stand for.
+        clients: for each client name, the texts `SOURCE:CLIENT` that say where this client is (or
+            `SOURCE` for a file that names no client). None means to match clients as described
+            above.
+        independent_noise: whether to treat the seeded noise of runs with the same seed as
+            independent, as it would be in the deployments that these runs simulate.
 
     Raises:
         SourceError: the sources cannot be added up; the message says why and how to go on.
