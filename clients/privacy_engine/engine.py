@@ -162,6 +162,8 @@ class PrivacyEngine(OpacusStyle):
         ...     _ = optimizer.step()
         >>> engine.steps, round(engine.get_epsilon(1e-3), 3)
         (3, 0.982)
+        >>> engine.remaining(target_epsilon=8.0, delta=1e-3)
+        241
     """
 
     terms: PrivacyTerms
@@ -464,17 +466,6 @@ class PrivacyEngine(OpacusStyle):
             NotPoissonError: batches that were declared Poisson samples are not, so ε is unknown.
             UncheckedLossError: `loss.backward()` ran, and `check_isolation` did not check the loss.
             ValueError: δ is not in (0, 1).
-
-        Example:
-            >>> import torch
-            >>> from torch import nn
-            >>> from fedsim.clients import PrivacyEngine
-            >>> model = nn.Linear(4, 2)
-            >>> engine = PrivacyEngine(
-            ...     model, batch_size=10, sample_size=100, noise_multiplier=1.0, max_grad_norm=1.0
-            ... )
-            >>> engine.get_epsilon(1e-3)  # nothing is released yet
-            0.0
         """
         return self.get_privacy_spent(delta)[0]
 
@@ -503,17 +494,6 @@ class PrivacyEngine(OpacusStyle):
         Args:
             target_epsilon: the privacy budget.
             delta: δ of the budget; None stands for `target_delta`.
-
-        Example:
-            >>> import torch
-            >>> from torch import nn
-            >>> from fedsim.clients import PrivacyEngine
-            >>> model = nn.Linear(4, 2)
-            >>> engine = PrivacyEngine(
-            ...     model, batch_size=10, sample_size=100, noise_multiplier=1.0, max_grad_norm=1.0
-            ... )
-            >>> engine.remaining(target_epsilon=2.0, delta=1e-3)
-            17
         """
         self._check_claims()
         terms, ledger = self.terms, self._steps.ledger

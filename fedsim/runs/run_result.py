@@ -56,6 +56,23 @@ class RunResult:
         render_head: function from the run directory to the beginning of the report as HTML, which
             notebooks show; None shows `repr`.
         draw: function of (run directory, metric) that draws the metric; None draws nothing.
+
+    Example:
+        >>> import tempfile
+        >>> import fedsim
+        >>> experiment = {
+        ...     "name": "mine",
+        ...     "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 4}},
+        ...     "model": {"name": "logistic"},
+        ...     "federation": {"rounds": 2},
+        ...     "local": {"steps": 1, "batch_size": 32},
+        ...     "privacy": {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 1.0},
+        ... }
+        >>> result = fedsim.run(experiment, out=tempfile.mkdtemp())
+        >>> sum(value.numel() for value in result.model().parameters())
+        650
+        >>> len(result.rounds_frame()), len(result.clients_frame())
+        (2, 4)
     """
 
     path: Path
@@ -71,23 +88,7 @@ class RunResult:
     draw: Callable[[Path, str | None], Any] | None = field(default=None, compare=False)
 
     def model(self) -> nn.Module:
-        """Return the final global model in eval mode; it takes inputs as the dataset has them.
-
-        Example:
-            >>> import tempfile
-            >>> import fedsim
-            >>> experiment = {
-            ...     "name": "mine",
-            ...     "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 4}},
-            ...     "model": {"name": "logistic"},
-            ...     "federation": {"rounds": 2},
-            ...     "local": {"steps": 1, "batch_size": 32},
-            ...     "privacy": {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 1.0},
-            ... }
-            >>> result = fedsim.run(experiment, out=tempfile.mkdtemp())
-            >>> sum(value.numel() for value in result.model().parameters())
-            650
-        """
+        """Return the final global model in eval mode; it takes inputs as the dataset has them."""
         from fedsim.runs.saved_model import load_model
 
         return load_model(self.path, base=self.base, build=callable_of(self.model_name))
@@ -100,21 +101,6 @@ class RunResult:
 
         Raises:
             MissingPandasError: pandas is not installed.
-
-        Example:
-            >>> import tempfile
-            >>> import fedsim
-            >>> experiment = {
-            ...     "name": "mine",
-            ...     "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 4}},
-            ...     "model": {"name": "logistic"},
-            ...     "federation": {"rounds": 2},
-            ...     "local": {"steps": 1, "batch_size": 32},
-            ...     "privacy": {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 1.0},
-            ... }
-            >>> result = fedsim.run(experiment, out=tempfile.mkdtemp())
-            >>> len(result.rounds_frame())
-            2
         """
         numbers = [row_numbers(row) for row in self.rounds]
         names = dict.fromkeys(name for row in numbers for name in row)
@@ -129,21 +115,6 @@ class RunResult:
         Raises:
             MissingPandasError: pandas is not installed.
             RunDirectoryError: the run directory is gone.
-
-        Example:
-            >>> import tempfile
-            >>> import fedsim
-            >>> experiment = {
-            ...     "name": "mine",
-            ...     "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 4}},
-            ...     "model": {"name": "logistic"},
-            ...     "federation": {"rounds": 2},
-            ...     "local": {"steps": 1, "batch_size": 32},
-            ...     "privacy": {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 1.0},
-            ... }
-            >>> result = fedsim.run(experiment, out=tempfile.mkdtemp())
-            >>> list(result.clients_frame()["rounds"])
-            [2, 2, 2, 2]
         """
         rows = RunDirectory.open(self.path).read_json("privacy.json")["clients"]
         columns: dict[str, list[Any]] = {}

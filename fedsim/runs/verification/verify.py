@@ -221,23 +221,6 @@ def verify_run(
     Raises:
         DamagedRunError: `environment.json` is missing or damaged.
         SchemaError: the run has another schema, which these checks do not know.
-
-    Example:
-        >>> import tempfile
-        >>> import fedsim
-        >>> experiment = {
-        ...     "name": "mine",
-        ...     "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 4}},
-        ...     "model": {"name": "logistic"},
-        ...     "federation": {"rounds": 2},
-        ...     "local": {"steps": 1, "batch_size": 32},
-        ...     "privacy": {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 1.0},
-        ... }
-        >>> result = fedsim.run(experiment, out=tempfile.mkdtemp())
-        >>> from fedsim.runs.directory import RunDirectory
-        >>> from fedsim.runs.verification import verify_run
-        >>> verify_run(RunDirectory.open(result.path)).problems
-        ()
     """
     directory.read_version()
     files = RunFiles(directory)
