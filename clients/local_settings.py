@@ -296,8 +296,8 @@ class LocalSettings(Settings):
         Field(
             default="auto",
             description="largest number of vectorized clients, which train together in stacked "
-            "tensors; auto: by the kind of model; off: each client alone. It changes the last bits "
-            "of a model, never an ε",
+            "tensors; auto: by the kind of model and of device; off: each client alone. It changes "
+            "the last bits of a model, never an ε",
         )
     )
 

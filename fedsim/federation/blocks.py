@@ -123,8 +123,11 @@ _FULL_ROWS = 64  # rows of a place, where a batch is all examples of a client
 _MAX_SMALL_CLIENTS, _MAX_LARGE_CLIENTS, _MAX_IMAGE_CLIENTS = 128, 16, 4
 _MAX_SMALL_VALUES = 1 << 15
 _MAX_BLOCK_VALUES = 1 << 24  # trainable values of all members: 64 MB in float32
+_MAX_GPU_CLIENTS = 128
+_MAX_GPU_VALUES = 1 << 26
 _MIN_BLOCKS = 8  # in a round, so that workers stay in balance
 _MIN_CLIENTS = 4
+_MAX_KEPT = 1024  # blocks whose number of rows is kept
 _SLOW_LAYERS = (
     *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
     *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
@@ -154,6 +157,9 @@ class Blocks:
     participation: Participation
     plans: tuple[PrivacyPlan, ...] | None
     device: torch.device
+    _kept_rows: dict[tuple[int, ...], int] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @cached_property
     def plan(self) -> BlockPlan:
@@ -248,7 +254,11 @@ class Blocks:
             return 1
         _, participants = self.participation.round_sizes
         size = block_size(
-            self.model, gradients.parameters.size, participants, local.vectorized_clients
+            self.model,
+            gradients.parameters.size,
+            participants,
+            local.vectorized_clients,
+            is_on_gpu=self.device.type != "cpu",
         )
         if size == 1 or local.max_physical_batch is None:
             return size
@@ -257,11 +267,19 @@ class Blocks:
         return max(1, min(size, local.max_physical_batch // rows))
 
     def _planned_rows(self, members: Sequence[int]) -> int:
+        if self.places is not None and not self.experiment.release_kind.draws_batches:
+            return self._packed_rows
+        block = tuple(members)
+        if block not in self._kept_rows:  # each member asks for the rows of all
+            if len(self._kept_rows) >= _MAX_KEPT:
+                self._kept_rows.clear()
+            self._kept_rows[block] = self._most_rows(block)
+        return self._kept_rows[block]
+
+    def _most_rows(self, members: tuple[int, ...]) -> int:
         local, size_of = self.experiment.local, self.data.clients.size  # all are in this process
         if self.experiment.release_kind.draws_batches:
             return max(self._step_rows[client] for client in members)
-        if self.places is not None:
-            return self._packed_rows
         usual = max(local.expected_batch(size_of(client)) for client in members)
         return padded_rows(usual, local.max_physical_batch)
 
@@ -293,25 +311,35 @@ class Blocks:
 
 
 def block_size(
-    model: nn.Module, num_values: int, participants: int, setting: int | Literal["auto", "off"]
+    model: nn.Module,
+    num_values: int,
+    participants: int,
+    setting: int | Literal["auto", "off"],
+    *,
+    is_on_gpu: bool = False,
 ) -> int:
     """Return the largest number of clients of a block, for a model that can be vectorized.
 
     In a block of K clients, a step of one client takes about F/K + c. F is the fixed cost of
     starting each operation, and c is the arithmetic of the client itself. Measured on an Intel
     Xeon, in µs: F = 640 and c = 38 for a small MLP, F = 500 and c = 650 for 784-128-10. A CNN has c
-    = 3,400, and blocks larger than 4 gain nothing.
+    = 3,400, and blocks larger than 4 gain nothing. On a GPU F decides: a private CNN trained 163
+    clients a second in blocks of 4, and 870 in blocks of 128 (an H200).
 
     Args:
         model: the model; its layer types decide whether it counts as a CNN.
         num_values: the number of trainable values of the model.
         participants: the number of clients of a round.
         setting: `local.vectorized_clients`; a number is returned unchanged, and "off" gives 1.
+        is_on_gpu: whether a GPU trains. Its blocks are larger, and a round may be one block.
     """
     if setting == "off":
         return 1
     if setting != "auto":
         return setting
+    if is_on_gpu:
+        size = min(_MAX_GPU_CLIENTS, participants)
+        return max(1, min(size, _MAX_GPU_VALUES // max(1, num_values)))
     if any(isinstance(module, _SLOW_LAYERS) for module in model.modules()):
         size = _MAX_IMAGE_CLIENTS
     else:

@@ -32,6 +32,16 @@ def test_values_of_a_block_are_bounded() -> None:
     assert size_of(LINEAR, 50_000_000) == 1
 
 
+def test_blocks_are_larger_on_a_gpu_and_may_be_a_whole_round() -> None:
+    def on_gpu(num_values: int, clients: int) -> int:
+        return block_size(LINEAR, num_values, clients, "auto", is_on_gpu=True)
+
+    assert on_gpu(101_770, 1_000) == 128
+    assert on_gpu(101_770, 50) == 50
+    assert on_gpu(11_000_000, 1_000) == 6
+    assert on_gpu(1 << 27, 1_000) == 1
+
+
 def test_the_file_may_set_the_size() -> None:
     assert size_of(LINEAR, 10, "off") == 1
     assert size_of(nn.LSTM(4, 4), 50_000_000, 37) == 37
