@@ -183,7 +183,7 @@ def test_every_output_of_a_comparison_is_documented() -> None:
     from fedsim.comparison.differences import PairCheck
     from fedsim.comparison.results import Difference, Results, VariantResult
     from fedsim.comparison.statistics import Estimate, PairedDifference
-    from fedsim.comparison.tuning import Composition
+    from fedsim.comparison.runs_cost import Composition
 
     text = (ROOT / "docs" / "reference" / "comparison.md").read_text()
     estimate = Estimate(2, 0.0, 0.0, 0.0, 0.0)

@@ -26,7 +26,7 @@ from fedsim.comparison.text import (
     seeds_text,
     unfit_sentences,
 )
-from fedsim.comparison.tuning import Tuning
+from fedsim.comparison.runs_cost import Tuning
 from fedsim.core.errors import InputError
 from fedsim.core.formatting import delta_text, epsilon_text
 from fedsim.core.metrics import metric_entry

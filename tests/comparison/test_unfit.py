@@ -17,7 +17,7 @@ from fedsim.comparison.page import render_comparison
 from fedsim.comparison.results import Results, summarise
 from fedsim.comparison.terminal import print_comparison
 from fedsim.comparison.text import score_warnings, unfit_sentences
-from fedsim.comparison.tuning import Composition, Tuning
+from fedsim.comparison.runs_cost import Composition, Tuning
 from fedsim.comparison.unfit import UnfitVariant
 from fedsim.report.contents import Scores
 

@@ -19,7 +19,7 @@ from fedsim.comparison.outcomes import RunOutcome
 from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.settings import SelectSettings
 from fedsim.comparison.statistics import t_interval
-from fedsim.comparison.tuning import Tuning, tuning_cost
+from fedsim.comparison.runs_cost import Tuning, tuning_cost
 from fedsim.core.durable import GENESIS
 from fedsim.runs.files import SCHEMAS, DamagedRunError
 
@@ -27,10 +27,18 @@ DELTA = 1e-5
 STRONG, WEAK = PoissonSampled(0.1, Gaussian(2.0)), PoissonSampled(0.1, Gaussian(1.0))
 
 
+PRIVACY = {"adjacency": "zero_out", "unit": "example", "trust": "local", "noise": "seeded"}
+
+
+def write_privacy(path: Path, privacy: dict[str, str] | None) -> None:
+    seed = int(path.name.split("-")[1])
+    content = json.dumps({"seed": seed, "privacy": privacy})
+    (path / "experiment.yaml").write_text(content)
+
+
 def write_run(path: Path, *clients: tuple[PoissonSampled, int], private: bool = True) -> None:
     path.mkdir(parents=True)
-    privacy = "{adjacency: zero_out, unit: example, trust: local}" if private else "null"
-    (path / "experiment.yaml").write_text(f"privacy: {privacy}\n")
+    write_privacy(path, PRIVACY if private else None)
     (path / "ledger.jsonl").touch()
     for client, (event, count) in enumerate(clients):
         ledger = PrivacyLedger()
@@ -98,8 +106,8 @@ def test_runs_compose_as_the_accountant_says_with_each_runs_worst_client(out: Pa
 
 def test_runs_of_two_units_have_no_common_epsilon(out: Path) -> None:
     for seed in (0, 1):
-        path = out / "runs" / "b" / f"seed-{seed}" / "experiment.yaml"
-        path.write_text("privacy: {adjacency: zero_out, unit: client, trust: central}\n")
+        run = out / "runs" / "b" / f"seed-{seed}"
+        write_privacy(run, {**PRIVACY, "unit": "client", "trust": "central"})
     found = cost(out, None)
     assert (found.everything.epsilon, found.everything.against) == (None, None)
     assert "have two units or adjacencies, which do not compose" in found.statement
@@ -107,11 +115,24 @@ def test_runs_of_two_units_have_no_common_epsilon(out: Path) -> None:
 
 def test_a_composition_names_the_observer_whom_all_claims_cover(out: Path) -> None:
     for seed in (0, 1):
-        path = out / "runs" / "b" / f"seed-{seed}" / "experiment.yaml"
-        path.write_text("privacy: {adjacency: zero_out, unit: example, trust: distributed}\n")
+        run = out / "runs" / "b" / f"seed-{seed}"
+        write_privacy(run, {**PRIVACY, "unit": "example", "trust": "distributed"})
     found = cost(out, None)
     assert found.everything.against == "sums"
     assert "for an observer of sums (Rényi composition" in found.statement
+
+
+@pytest.mark.parametrize("noise", ["seeded", "secure"])
+def test_shared_noise_of_one_seed_is_named_beside_the_cost(out: Path, noise: str) -> None:
+    """An adversary could subtract it: `fedsim totals` has no ε for such runs."""
+    for name in ("a", "b"):
+        for seed in (0, 1):
+            write_privacy(out / "runs" / name / f"seed-{seed}", {**PRIVACY, "noise": noise})
+    select = SelectSettings(metric="test_accuracy", on="public_test")
+    for found in (cost(out, None), cost(out, select)):
+        sentence = "the simulated runs of one seed share their noise"
+        assert (sentence in found.statement) == found.everything.shares_noise
+        assert found.everything.shares_noise == (noise == "seeded")
 
 
 def test_superseded_runs_count(out: Path) -> None:

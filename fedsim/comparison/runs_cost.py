@@ -42,6 +42,10 @@ _PRIVATE_MODELS = (
     "The scores come from the public test set, but the models that were scored come from the "
     "clients' private data, so the choice costs privacy."
 )
+_SHARED = (
+    " That is the cost of deployed runs, each with noise of its own; the simulated runs of one seed "
+    "share their noise."
+)
 _SEES_LEAST_FIRST: tuple[Observer, ...] = tuple(OBSERVER_NAMES)[::-1]
 
 
@@ -56,12 +60,14 @@ class RunSpend:
             privacy.
         rdp: the largest Rényi divergence bound of any client at each of `DEFAULT_ORDERS`; infinite
             without noise.
+        noise_seed: seed of the run's seeded noise; None for secure noise and without privacy.
     """
 
     adjacency: Adjacency | None
     rdp: Floats
     unit: str | None = "example"
     trust: str | None = "local"
+    noise_seed: int | None = None
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,8 @@ class Composition:
             if there is no private run, or if the runs have two units or adjacencies.
         selected_epsilon: the ε that releasing only the best run would have, if the number of runs
             had been drawn at random and kept secret; None if `epsilon` is None.
+        shares_noise: whether two runs have the same seed of seeded noise. `epsilon` then is that of
+            the deployed runs, each with noise of its own, and not of the simulated ones.
     """
 
     runs: int
@@ -87,6 +95,7 @@ class Composition:
     delta: float | None
     selected_epsilon: float | None
     against: Observer | None = None
+    shares_noise: bool = False
 
 
 @dataclass(frozen=True)
@@ -196,7 +205,8 @@ def _spends(paths: Sequence[Path]) -> Iterator[RunSpend]:
     for path in paths:
         if not (path / "experiment.yaml").is_file():
             continue  # the run failed before it read any data
-        privacy = read_yaml_object(path / "experiment.yaml").get("privacy")
+        experiment = read_yaml_object(path / "experiment.yaml")
+        privacy = experiment.get("privacy")
         if privacy is None or (privacy.get("noise_multiplier") == 0 and not privacy.get("clients")):
             yield RunSpend(None, np.full(len(DEFAULT_ORDERS), np.inf), None, None)
         else:
@@ -206,6 +216,7 @@ def _spends(paths: Sequence[Path]) -> Iterator[RunSpend]:
                 _largest_rdp(RunFiles(RunDirectory(path)), adjacency),
                 unit=privacy["unit"],
                 trust=written_name(privacy["trust"]),
+                noise_seed=experiment["seed"] if privacy["noise"] == "seeded" else None,
             )
 
 
@@ -231,6 +242,7 @@ def _compose(spends: Sequence[RunSpend], delta: float | None) -> Composition:
     against = min(seen, key=_SEES_LEAST_FIRST.index) if same and seen else None
     if delta is None or not same or any(np.isinf(spend.rdp).all() for spend in private):
         return Composition(len(spends), unbounded, None, delta, None, against)
+    seeds = [spend.noise_seed for spend in private if spend.noise_seed is not None]
     total = np.sum([spend.rdp for spend in private], axis=0)
     largest = np.max([spend.rdp for spend in private], axis=0)
     selected = rdp_repeat_and_select(DEFAULT_ORDERS, largest, float(len(private)), None)
@@ -241,6 +253,7 @@ def _compose(spends: Sequence[RunSpend], delta: float | None) -> Composition:
         delta=delta,
         selected_epsilon=epsilon_from_rdp(DEFAULT_ORDERS, selected, delta)[0],
         against=against,
+        shares_noise=len(set(seeds)) < len(seeds),
     )
 
 
@@ -336,7 +349,7 @@ def _cost(composed: Composition) -> str:
         f"drawn from a Poisson distribution of mean {composed.runs} and kept secret, and only the "
         "best model been released, random selection (Papernot, Steinke 2022) would cost ε ≤ "
         f"{epsilon_text(composed.selected_epsilon)}. This comparison did neither; a charged "
-        "search, `fedsim compare FILE --select`, does both.)"
+        f"search, `fedsim compare FILE --select`, does both.){_SHARED * composed.shares_noise}"
     )
 
 
@@ -360,7 +373,7 @@ def _together(everything: Composition) -> str:
         f"The {private} runs with privacy in this directory together cost ε ≤ "
         f"{epsilon_text(everything.epsilon)} at δ = {everything.delta:g}{_view(everything)} "
         "(Rényi composition; in "
-        f"each run the client with the largest spend){without}."
+        f"each run the client with the largest spend){without}.{_SHARED * everything.shares_noise}"
     )
 
 
