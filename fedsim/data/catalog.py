@@ -8,6 +8,8 @@ from fedsim.data.builtin.settings import (
     EmnistArgs,
     FolderArgs,
     HuggingFaceArgs,
+    MedparArgs,
+    Movielens100kArgs,
     NoArgs,
     SyntheticFedproxArgs,
     SyntheticLogisticArgs,
@@ -25,12 +27,14 @@ class DatasetEntry:
         shape: shape of one example; None if it depends on the settings.
         groups: columns by which `partition: {scheme: column}` may divide the dataset; None if they
             depend on the data.
+        tokens: whether features are tokens, so that `data.features` must be `tokens`.
     """
 
     description: str
     args: type[Settings]
     shape: tuple[int, ...] | None = None
     groups: tuple[str, ...] | None = ()
+    tokens: bool = False
 
 
 DATASETS = {
@@ -61,6 +65,9 @@ DATASETS = {
         FolderArgs,
         (1, 28, 28),
     ),
+    "mnist5k": DatasetEntry(
+        "5,000 handwritten digits of MNIST, 28 x 28, 10 classes (extra data)", NoArgs, (1, 28, 28)
+    ),
     "fashion_mnist": DatasetEntry(
         "70,000 articles of clothing, 28 x 28, 10 classes (official files in args.path)",
         FolderArgs,
@@ -77,6 +84,39 @@ DATASETS = {
         "60,000 colour photographs, 32 x 32, 10 classes (official files in args.path)",
         FolderArgs,
         (3, 32, 32),
+    ),
+    "schools": DatasetEntry(
+        "4,059 pupils of 65 schools in London, regression of an exam score (extra data)",
+        NoArgs,
+        (9,),
+        ("school",),
+    ),
+    "chem97": DatasetEntry(
+        "31,022 pupils of 2,410 schools, regression of chemistry points (extra data)",
+        NoArgs,
+        (4,),
+        ("school", "lea"),
+    ),
+    "medpar": DatasetEntry(
+        "1,495 patients of 54 hospitals in Arizona, length of stay or deaths (extra data)",
+        MedparArgs,
+        (6,),
+        ("hospital",),
+    ),
+    "movielens_small": DatasetEntry(
+        "100,004 ratings of 9,066 films by 671 users (extra data; not for commercial use)",
+        NoArgs,
+        (2,),
+        ("user",),
+        tokens=True,
+    ),
+    "movielens100k": DatasetEntry(
+        "100,000 ratings of 1,682 films by 943 users (official file in args.path, or recbole; not "
+        "for commercial use)",
+        Movielens100kArgs,
+        (2,),
+        ("user",),
+        tokens=True,
     ),
     "huggingface": DatasetEntry(
         "a dataset of Hugging Face, by flwr-datasets (extra datasets)",
@@ -95,6 +135,21 @@ DATASETS = {
     ),
     "blobs": DatasetEntry("Gaussian classes around random centres", BlobsArgs),
 }
+
+
+def token_mistake(name: str, features: str) -> str | None:
+    """Return why the setting `data.features` does not fit a built-in dataset; None if it does.
+
+    Args:
+        name: the dataset.
+        features: the setting, `numbers` or `tokens`.
+    """
+    if DATASETS[name].tokens == (features == "tokens"):
+        return None
+    if features == "tokens":
+        return f"{name} has numbers, no tokens; remove features"
+    return f"{name} has tokens, for a model that begins with an embedding; write features: tokens"
+
 
 PARTITIONS = {
     "iid": "clients of equal size from the shuffled data",

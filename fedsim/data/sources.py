@@ -11,7 +11,7 @@ from fedsim.core.imports import ByName
 from fedsim.core.plugins import PluginError, plugin_calls, resolve
 from fedsim.core.python_objects import PythonObject
 from fedsim.data.builtin.context import LoadContext
-from fedsim.data.catalog import DATASETS
+from fedsim.data.catalog import DATASETS, token_mistake
 from fedsim.data.conversion import Dataset, to_dataset
 from fedsim.data.examples import DataError
 from fedsim.data.file_names import matching_files
@@ -26,9 +26,15 @@ LOADERS: Mapping[str, Callable[[Any, LoadContext], Dataset]] = ByName(
         "diabetes": "fedsim.data.builtin.scikit:load_diabetes",
         "linnerud": "fedsim.data.builtin.scikit:load_linnerud",
         "mnist": "fedsim.data.builtin.mnist:load_mnist",
+        "mnist5k": "fedsim.data.builtin.mnist:load_mnist5k",
         "fashion_mnist": "fedsim.data.builtin.mnist:load_fashion_mnist",
         "emnist": "fedsim.data.builtin.mnist:load_emnist",
         "cifar10": "fedsim.data.builtin.cifar:load_cifar10",
+        "schools": "fedsim.data.builtin.grouped_tables:load_schools",
+        "chem97": "fedsim.data.builtin.grouped_tables:load_chem97",
+        "medpar": "fedsim.data.builtin.grouped_tables:load_medpar",
+        "movielens_small": "fedsim.data.builtin.movielens:load_movielens_small",
+        "movielens100k": "fedsim.data.builtin.movielens:load_movielens100k",
         "huggingface": "fedsim.data.builtin.hugging_face:load_hugging_face",
         "synthetic_fedprox": "fedsim.data.builtin.synthetic:load_synthetic_fedprox",
         "synthetic_logistic": "fedsim.data.builtin.synthetic:load_synthetic_logistic",
@@ -75,8 +81,6 @@ def load_dataset(settings: DataSettings, *, seed: int, base: Path) -> Dataset:
             tokens=tokens,
             images=settings.images,
         )
-    if tokens:
-        raise DataError(f"data.features: {dataset} has numbers, no tokens; remove data.features")
     return _built_in(dataset, settings, seed, base)
 
 
@@ -116,6 +120,8 @@ def _built_in(name: str, settings: DataSettings, seed: int, base: Path) -> Datas
             f"data.dataset: no dataset named {name!r}; {hint} "
             "(your own: package.module:function or {path: file.csv, target: column})"
         )
+    if (problem := token_mistake(name, settings.features)) is not None:
+        raise DataError(f"data.features: {problem}")
     try:
         args = DATASETS[name].args.model_validate(settings.args)
     except ValidationError as error:

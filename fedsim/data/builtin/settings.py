@@ -40,6 +40,24 @@ class EmnistArgs(FolderArgs):
     split: EmnistSplit = Field(default="balanced", description="one of EMNIST's six datasets")
 
 
+class Movielens100kArgs(Settings):
+    """Settings `data.args` of the built-in dataset `movielens100k`."""
+
+    path: str | None = Field(
+        default=None,
+        description="folder with the official file u.data, packed or not, relative to the "
+        "experiment file; null: the table of the package recbole, if it is installed",
+    )
+
+
+class MedparArgs(Settings):
+    """Settings `data.args` of the built-in dataset `medpar`."""
+
+    target: Literal["los", "died"] = Field(
+        default="los", description="length of the stay, for regression, or whether the patient died"
+    )
+
+
 class HuggingFaceArgs(Settings):
     """Settings `data.args` of the built-in dataset `huggingface`."""
 

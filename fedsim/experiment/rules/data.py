@@ -7,7 +7,7 @@ from pathlib import Path
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.core.metrics import LOSS, METRICS, TASK_OF_LOSS, metric_key, wrong_task
 from fedsim.core.python_objects import PythonObject, file_instead
-from fedsim.data.catalog import DATASETS
+from fedsim.data.catalog import DATASETS, token_mistake
 from fedsim.data.file_names import TooManyFilesError, matching_files
 from fedsim.data.settings import (
     ColumnPartition,
@@ -220,11 +220,11 @@ def check_features(sections: Sections) -> Iterator[PathMessage]:
     model, data = sections.model, sections.data
     if model is not None:
         yield from _check_transforms(model, data)
+    path: KeyPath = ("data", "features")
+    if data is not None and isinstance(data.dataset, str) and data.dataset in DATASETS:
+        yield from messages_at(path, token_mistake(data.dataset, data.features))
     if data is None or data.features != "tokens":
         return
-    path: KeyPath = ("data", "features")
-    if isinstance(data.dataset, str) and data.dataset in DATASETS:
-        yield path, f"{data.dataset} has numbers, no tokens; remove features"
     if model is not None and model.name in MODELS:
         yield (
             path,
