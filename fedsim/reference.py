@@ -218,6 +218,7 @@ secure_aggregation.keys.client_fingerprints: [FINGERPRINT]
 secure_aggregation.keys.client_files: [client-0.key, client-1.key]
 evaluation: {metrics: [balanced_accuracy, f1, auc]}
 evaluation.metrics: [balanced_accuracy, f1, ./m.py:cost]
+evaluation.group: hospital
 evaluation.holdout: 0.2
 evaluation.every_rounds: 5
 evaluation.clients: 10

@@ -233,6 +233,11 @@ class EvaluationSettings(Settings):
         "built-in names (see `fedsim list`), package.module:function or ./file.py:function; null: "
         "accuracy, or mse and r2",
     )
+    group: str | None = Field(
+        default=None,
+        description="column of the data, such as a hospital, that divides the public test set into "
+        "groups, whose accuracies a run records one by one; null: no groups",
+    )
     holdout: Probability | None = Field(
         default=None,
         description="share of each client's examples that it never trains on and evaluates the "

@@ -8,6 +8,7 @@ import base64
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -28,6 +29,8 @@ from fedsim.comparison.text import (
     common_words,
     difference_mark,
     difference_text,
+    group_estimates,
+    group_names,
     guarantee_text,
     interval_text,
     majority_of,
@@ -80,6 +83,7 @@ class PageTable:
 
 
 _NOTHING = TableCell("–", None)
+_MAX_GROUPS = 8  # columns of groups of test examples, such as hospitals
 _Column = tuple[str, Callable[[VariantResult], TableCell]]
 
 
@@ -115,8 +119,12 @@ def _columns(results: Results) -> Sequence[_Column]:
     columns: list[_Column] = [("guarantee", _guarantee)]
     if len(deltas) > 1:
         columns.append(("δ", _delta))
+    columns.append((metric_words(metric), lambda variant: _mean(variant, metric)))
     columns += [
-        (metric_words(metric), lambda variant: _mean(variant, metric)),
+        (f"accuracy, {name}", partial(_group, name=name))
+        for name in group_names(results)[1][:_MAX_GROUPS]
+    ]
+    columns += [
         (
             f"minus {baseline}",
             lambda variant: _difference(results, variant),
@@ -143,6 +151,14 @@ def _delta(variant: VariantResult) -> TableCell:
     return (
         _NOTHING if variant.delta is None else TableCell(delta_text(variant.delta), variant.delta)
     )
+
+
+def _group(variant: VariantResult, *, name: str) -> TableCell:
+    """Return the cell with the accuracy on one group of test examples."""
+    estimate = group_estimates(variant).get(name)
+    if estimate is None:
+        return _NOTHING
+    return TableCell(interval_text("accuracy", estimate), estimate.mean)
 
 
 def _mean(variant: VariantResult, metric: str) -> TableCell:

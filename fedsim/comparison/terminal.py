@@ -26,6 +26,7 @@ from fedsim.comparison.text import (
     common_words,
     difference_mark,
     difference_text,
+    groups_table,
     guarantee_text,
     interval_text,
     metric_words,
@@ -147,9 +148,9 @@ def print_comparison(result: ComparisonResult, console: Console | None = None) -
         settings = part.settings.among(variant.name for variant in part.variants)
         if settings.keys and not any(variant.changes for variant in part.variants):
             console.print(_settings(settings))
-        by_class = scores_table(part)
-        if by_class is not None:
-            print_table(console, by_class)
+        for table in (groups_table(part), scores_table(part)):
+            if table is not None:
+                print_table(console, table)
         if (baseline := baseline_note(part)) is not None:
             print_sentence(console, baseline)
         for warning in score_warnings(part):

@@ -13,8 +13,8 @@ from typing import Any
 from rich.table import Table
 
 from fedsim.comparison.outcomes import RunOutcome, finite_values
-from fedsim.comparison.results import Results, VariantResult
-from fedsim.comparison.statistics import Estimate
+from fedsim.comparison.results import Results, VariantResult, estimate_json
+from fedsim.comparison.statistics import Estimate, t_interval
 from fedsim.comparison.unfit import UnfitVariant
 from fedsim.core.formatting import delta_text, duration_text, epsilon_text, metric_text
 from fedsim.core.metrics import metric_entry, metric_name
@@ -397,12 +397,55 @@ def scores_table(results: Results) -> Table | None:
     return table
 
 
+def group_estimates(variant: VariantResult) -> dict[str, Estimate]:
+    """Return the accuracy of each group of test examples over the finished runs, by its name."""
+    values: dict[str, list[float]] = {}
+    for scores in _scores_of(variant):
+        for group in scores.groups:
+            values.setdefault(group.name, []).append(group.accuracy)
+    return {name: t_interval(values[name]) for name in sorted(values)}
+
+
+def group_names(results: Results) -> tuple[str | None, list[str]]:
+    """Return the column that names the groups of test examples (None without), and their names."""
+    runs = [scores for variant in results.variants for scores in _scores_of(variant)]
+    column = next((scores.group for scores in runs if scores.group is not None), None)
+    return column, sorted({group.name for scores in runs for group in scores.groups})
+
+
+def groups_table(results: Results) -> Table | None:
+    """Return the terminal table of accuracy by group, a row for each variant; None without groups.
+
+    The table has the first `_MAX_COLUMNS` groups.
+    """
+    column, names = group_names(results)
+    if column is None:
+        return None
+    prefix = common_words([variant.name for variant in results.variants])
+    shown = names[:_MAX_COLUMNS]
+    title = f"Accuracy by {column}, on the public test set"
+    table = figure_table(title, shown, texts=[prefix or "variant"])
+    for variant in results.variants:
+        cells = group_estimates(variant)
+        texts = (
+            interval_text("accuracy", cells[name]) if name in cells else _NOTHING for name in shown
+        )
+        table.add_row(variant.name.removeprefix(prefix), *texts)
+    if len(names) > len(shown):
+        table.caption = f"{len(shown)} of {len(names)} groups; comparison.json has all"
+    return table
+
+
 def scores_json(variant: VariantResult) -> dict[str, Any]:
-    """Return the majority accuracy and the recall of each class, for `comparison.json`."""
+    """Return majority accuracy, recall of each class and accuracy of each group, for JSON."""
     runs = _scores_of(variant)
     names = dict.fromkeys(label.name for run in runs for label in run.classes)
     rows = [{"class": name, "recall": _mean_recall(runs, name)} for name in names]
-    return {"majority": majority_of(variant), "by_class": rows}
+    groups = [
+        {"group": name, **estimate_json(estimate)}
+        for name, estimate in group_estimates(variant).items()
+    ]
+    return {"majority": majority_of(variant), "by_class": rows, "by_group": groups}
 
 
 def scores_context(results: Results) -> dict[str, Any] | None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from fedsim.comparison.outcomes import RunOutcome, finite_values
 from fedsim.comparison.statistics import CONFIDENCE, paired_difference, t_interval
-from fedsim.core.metrics import LOSS, metric_entry
+from fedsim.core.metrics import GROUP_ACCURACY, LOSS, metric_entry
 
 # Metrics of predicted classes whose value for a constant answer is not known.
 _OF_CLASSES = tuple(
@@ -171,6 +171,7 @@ def _worse_than(
         (more, less)
         for more, less in permutations(runs, 2)
         if _has_more(runs[more], runs[less], settings[more], settings[less])
+        and not (metric.endswith(GROUP_ACCURACY) and _knows_group(settings[less], settings[more]))
     ]
     better: dict[str, list[tuple[float, str]]] = {}
     for more, less in pairs:
@@ -247,6 +248,15 @@ def _pooling(settings: Mapping[str, object]) -> int:
     if settings.get("data.partition.num_clients") == 1:
         return 2
     return 0 if settings.get("federation.strategy") == "local_only" else 1
+
+
+def _knows_group(alone: Mapping[str, object], common: Mapping[str, object]) -> bool:
+    """Whether only the first variant has a model for each client.
+
+    The accuracy of a group of examples is that of its own client's model, which was fitted to the
+    group. A common model cannot know which group an example is of.
+    """
+    return _pooling(alone) == 0 < _pooling(common)
 
 
 def _different(mine: Mapping[str, object], other: Mapping[str, object]) -> Iterator[str]:

@@ -87,6 +87,8 @@ def _fit(description: str, words: str = "") -> MetricEntry:
     )
 
 
+GROUP_ACCURACY = "group_accuracy"  # of the groups of `evaluation.group`
+
 METRICS: dict[str, MetricEntry] = {
     "accuracy": _classes(
         "share of correct predictions, over all labels (accuracy_score)",
@@ -95,6 +97,11 @@ METRICS: dict[str, MetricEntry] = {
     ),
     "balanced_accuracy": _classes(
         "mean recall of the classes in the test set (balanced_accuracy_score)", in_percent=True
+    ),
+    GROUP_ACCURACY: _classes(
+        "mean of the groups' accuracies, of evaluation.group, where each group counts alike",
+        several=True,
+        in_percent=True,
     ),
     "f1": _classes(
         "F1 of class 1; of three classes or more, or several labels, their mean (f1_score)",

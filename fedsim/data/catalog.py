@@ -7,6 +7,7 @@ from fedsim.data.builtin.settings import (
     BlobsArgs,
     EmnistArgs,
     FolderArgs,
+    HeartDiseaseArgs,
     HuggingFaceArgs,
     MedparArgs,
     Movielens100kArgs,
@@ -59,6 +60,11 @@ DATASETS = {
         "20 athletes, 3 exercises, regression of 3 targets (scikit-learn, offline)",
         TableArgs,
         (3,),
+    ),
+    "heart_disease": DatasetEntry(
+        "740 or 920 patients of four hospitals, 14 to 22 features, 2 classes (extra data, offline)",
+        HeartDiseaseArgs,
+        groups=("hospital",),
     ),
     "mnist": DatasetEntry(
         "70,000 handwritten digits, 28 x 28, 10 classes (official files in args.path)",

@@ -17,6 +17,7 @@ from fedsim.core.limits import MAX_CLASSES
 from fedsim.core.streams import Purpose, stream
 from fedsim.data.conversion import Dataset
 from fedsim.data.examples import DataError, Examples, ExampleTransform
+from fedsim.data.file_names import quoted
 from fedsim.data.partitions.division import divide
 from fedsim.data.settings import DataSettings
 from fedsim.data.sources import load_dataset
@@ -214,6 +215,19 @@ def _indices(rows: Rows) -> NDArray[np.int64]:
     return np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
 
 
+@dataclass(frozen=True)
+class ExampleGroups:
+    """The groups of the public test set, such as hospitals.
+
+    Attributes:
+        column: name of the column that names the groups.
+        names: public name of the group of each test example.
+    """
+
+    column: str
+    names: tuple[str, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class FederatedData:
     """The data of one experiment, divided among clients and server.
@@ -232,6 +246,7 @@ class FederatedData:
             column with classes gives one input for each class. None if the data are not a table.
         client_names: public name of each client, such as a hospital; None if clients have only
             numbers.
+        test_groups: groups of the test examples, such as hospitals; None without groups.
     """
 
     clients: ClientExamples
@@ -243,6 +258,14 @@ class FederatedData:
     class_names: tuple[str, ...] | None = None
     columns: tuple[str, ...] | None = None
     client_names: tuple[str, ...] | None = None
+    test_groups: ExampleGroups | None = None
+
+    def with_test(self, rows: NDArray[np.int64]) -> Self:
+        """Return the data with the given rows of the test set alone."""
+        groups = self.test_groups
+        if groups is not None:
+            groups = replace(groups, names=tuple(groups.names[row] for row in rows.tolist()))
+        return replace(self, test=self.test.take(rows), test_groups=groups)
 
     def copy(self) -> Self:
         """Return a copy of the data with a writable copy of the clients' examples."""
@@ -256,6 +279,7 @@ def load_federated_data(
     seed: int,
     base: Path,
     holdout: float | None = None,
+    group: str | None = None,
     transform: ExampleTransform | None = None,
 ) -> FederatedData:
     """Load a dataset, hold out the test set and divide the rest among clients.
@@ -266,6 +290,7 @@ def load_federated_data(
         base: the directory to which relative paths refer.
         holdout: fraction of the examples that each client keeps out of training, in (0, 1); None
             keeps none out.
+        group: column of the data that divides the test set into groups; None divides it into none.
         transform: transform of the features of every example; None leaves features unchanged. It is
             applied once to a dataset in memory, and on each access to a dataset on disk.
 
@@ -311,7 +336,29 @@ def load_federated_data(
         class_names=dataset.class_names,
         columns=dataset.columns,
         client_names=division.names,
+        test_groups=None if group is None else _test_groups(dataset, train, group),
     )
+
+
+def _test_groups(dataset: Dataset, train: NDArray[np.int64], column: str) -> ExampleGroups:
+    """Return the groups of the test examples, which are all rows except the training rows.
+
+    Raises:
+        DataError: the dataset has no such column, or brings a test set without groups.
+    """
+    if dataset.test is not None:
+        raise DataError(
+            f"evaluation.group: {column!r} divides test examples that are held out of the dataset, "
+            "and this one brings a test set of its own; remove evaluation.group"
+        )
+    if column not in dataset.groups:
+        raise DataError(
+            f"evaluation.group: the dataset has no column {column!r} that names groups; it has "
+            f"{quoted(list(dataset.groups)) or 'none'} (of a table, the column of data.partition)"
+        )
+    values = dataset.groups[column]
+    test = np.setdiff1d(np.arange(len(values)), train)
+    return ExampleGroups(column, tuple(str(values[row]) for row in test.tolist()))
 
 
 def _num_classes(train: Examples, test: Examples, names: Sequence[str]) -> int | None:

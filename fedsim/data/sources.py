@@ -25,6 +25,7 @@ LOADERS: Mapping[str, Callable[[Any, LoadContext], Dataset]] = ByName(
         "breast_cancer": "fedsim.data.builtin.scikit:load_breast_cancer",
         "diabetes": "fedsim.data.builtin.scikit:load_diabetes",
         "linnerud": "fedsim.data.builtin.scikit:load_linnerud",
+        "heart_disease": "fedsim.data.builtin.heart_disease:load_heart_disease",
         "mnist": "fedsim.data.builtin.mnist:load_mnist",
         "mnist5k": "fedsim.data.builtin.mnist:load_mnist5k",
         "fashion_mnist": "fedsim.data.builtin.mnist:load_fashion_mnist",

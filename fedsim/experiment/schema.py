@@ -150,6 +150,11 @@ class Experiment(Settings):
         return None if chosen is None else tuple(chosen)
 
     @property
+    def test_group(self) -> str | None:
+        """Column of the data that divides the public test set into groups; None without groups."""
+        return None if self.evaluation is None else self.evaluation.group
+
+    @property
     def client_evaluation(self) -> EvaluationSettings | None:
         """Settings by which clients evaluate the model on their own data; None if they do not."""
         evaluation = self.evaluation

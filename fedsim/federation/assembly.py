@@ -81,6 +81,7 @@ def _assemble(
         seed=settings.seed,
         base=base,
         holdout=settings.holdout,
+        group=settings.test_group,
         transform=FeaturePipeline(settings.model.features) if settings.model.features else None,
     )
     experiment = with_clients(loaded, len(data.clients))

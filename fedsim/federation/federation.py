@@ -269,7 +269,7 @@ class Federation:
         names, data = self.experiment.metrics, self.data
         chosen = None if names is None else choose_metrics(names, self.model.task, base=self.base)
         parts = (self.model.module, self.model.loss, self.model.task, data.test, self.model.device)
-        return PublicScores(*parts, chosen, data.class_names)
+        return PublicScores(*parts, chosen, data.class_names, data.test_groups, data.client_names)
 
     def scored_models(self, state: ServerState) -> Models:
         """Return the models to evaluate after a round: usually the global model.

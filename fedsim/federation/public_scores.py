@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from fedsim.clients.app import one_thread
 from fedsim.clients.gradients.per_example import PerExampleLoss
-from fedsim.core.metrics import LOSS
+from fedsim.core.metrics import GROUP_ACCURACY, LOSS
 from fedsim.core.plugin_errors import plugin_calls
 from fedsim.data import Examples
+from fedsim.data.load import ExampleGroups
 from fedsim.models.catalog import MetricError, ModelError
 from fedsim.models.scores.metrics import ChosenMetrics, MetricValue, summarise_scores
 from fedsim.models.scores.predictions import predictions_of
@@ -39,6 +40,8 @@ class PublicScores:
         device: the device on which the model runs.
         chosen: the metrics that `evaluation.metrics` names; None for the task's default metrics.
         class_names: the names of the classes; None where the data do not name them.
+        groups: the groups of the test examples, such as hospitals; None without groups.
+        client_names: the names of the clients; None where they have only numbers.
     """
 
     model: nn.Module
@@ -48,6 +51,8 @@ class PublicScores:
     device: torch.device
     chosen: ChosenMetrics | None
     class_names: Sequence[str] | None
+    groups: ExampleGroups | None = None
+    client_names: Sequence[str] | None = None
 
     def metrics(self, models: Models) -> dict[str, MetricValue]:
         """Return the loss and the metrics of a model on the test set, by name.
@@ -63,11 +68,11 @@ class PublicScores:
         """
         if isinstance(models, ArrayRecord) and self.chosen is None:
             return self._of_model(models, lambda: {**evaluate(*self._parts, device=self.device)})
-        known, outputs, targets = self._predict(models)
+        known, outputs = self._predict(models)
         if self.chosen is None:
             return {**known}
         chosen = self.chosen
-        scores = self._guarded(lambda: chosen(known, outputs, targets))
+        scores = self._guarded(lambda: self._chosen_values(chosen, known, outputs))
         return {LOSS: known[LOSS], **scores}
 
     def by_class(self, models: Models, metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,24 +86,60 @@ class PublicScores:
         Raises:
             FederationError: a model or the loss fails.
         """
-        _, outputs, targets = self._predict(models)
+        _, outputs = self._predict(models)
 
         def score() -> dict[str, Any]:
-            predictions = predictions_of(self.task, outputs, targets)
-            return summarise_scores(predictions, self.class_names, metrics)
+            predictions = predictions_of(self.task, *self._pooled(outputs))
+            by_class = summarise_scores(predictions, self.class_names, metrics)
+            column = None if self.groups is None else self.groups.column
+            return {**by_class, "group": column, "by_group": self._by_group(outputs)}
 
         return self._guarded(score)
 
-    def _predict(self, models: Models) -> tuple[dict[str, float], Tensor, Tensor]:
-        """Return the mean task metrics, and outputs and targets (n, ...) of all models together."""
+    def _predict(self, models: Models) -> tuple[dict[str, float], list[Tensor]]:
+        """Return the mean task metrics, and the outputs (n, ...) of each model."""
         records = [models] if isinstance(models, ArrayRecord) else models
         parts = [
             self._of_model(record, lambda: evaluate_with_outputs(*self._parts, device=self.device))
             for record in records
         ]
         known = {name: fmean(scores[name] for scores, _ in parts) for name in parts[0][0]}
-        outputs = torch.cat([outputs for _, outputs in parts])
-        return known, outputs, torch.cat([self._targets] * len(parts))
+        return known, [outputs for _, outputs in parts]
+
+    def _pooled(self, outputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Return outputs and targets (n, ...) of all models together."""
+        return torch.cat([*outputs]), torch.cat([self._targets] * len(outputs))
+
+    def _chosen_values(
+        self, chosen: ChosenMetrics, known: Mapping[str, float], outputs: Sequence[Tensor]
+    ) -> dict[str, MetricValue]:
+        """Return the chosen metrics of the outputs (n, ...) of each model."""
+        if GROUP_ACCURACY in chosen.names:
+            mean = fmean(group["accuracy"] for group in self._by_group(outputs))
+            known = {**known, GROUP_ACCURACY: mean}
+        return chosen(known, *self._pooled(outputs))
+
+    def _by_group(self, outputs: Sequence[Tensor]) -> list[dict[str, Any]]:
+        """Return the accuracy on each group of test examples, in the order of their names.
+
+        If each client has a model and the groups are the clients, the accuracy of a group is that
+        of its own client's model; otherwise it is the mean over the models.
+
+        Args:
+            outputs: the outputs (n, ...) of each model on the whole test set.
+        """
+        groups = () if self.groups is None else self.groups.names
+        clients = list(self.client_names or ())
+        is_by_client = len(outputs) == len(clients) > 1 and set(groups) <= set(clients)
+        rows = []
+        for name in sorted(set(groups)):
+            inside = torch.tensor([group == name for group in groups])
+            models = [outputs[clients.index(name)]] if is_by_client else outputs
+            targets = self._targets[inside]
+            scores = [self.task.score(model[inside], targets) for model in models]
+            values = [self.task.metrics(score, targets.numpy())["accuracy"] for score in scores]
+            rows.append({"group": name, "examples": len(targets), "accuracy": fmean(values)})
+        return rows
 
     def check(self) -> None:
         """Compute the chosen metrics of the initial model, so that a wrong metric fails early.
@@ -106,8 +147,13 @@ class PublicScores:
         Raises:
             MetricError: a metric does not fit the targets, or fails.
         """
+        if self.groups is not None and self.task.name == "regression":
+            raise MetricError(
+                "evaluation.group: groups have accuracies, and the targets are numbers; remove it"
+            )
         if self.chosen is not None:
-            self.chosen(*evaluate_with_outputs(*self._parts, device=self.device), self._targets)
+            known, outputs = evaluate_with_outputs(*self._parts, device=self.device)
+            self._chosen_values(self.chosen, known, [outputs])
 
     @property
     def _parts(self) -> tuple[nn.Module, PerExampleLoss, Task, Examples]:

@@ -1,7 +1,5 @@
 """The public queries of PATE, a part of the server's test set that is not used to score models."""
 
-from dataclasses import replace
-
 import numpy as np
 
 from fedsim.core.streams import Purpose, stream
@@ -38,4 +36,4 @@ def with_queries(data: FederatedData, number: int, *, seed: int) -> tuple[Federa
         )
     order = stream(seed, Purpose.QUERIES).permutation(len(data.test))
     asked, rest = order[:number], np.sort(order[number:])
-    return replace(data, test=data.test.take(rest)), data.test.take(asked)
+    return data.with_test(rest), data.test.take(asked)

@@ -58,6 +58,21 @@ class ClassScore:
 
 
 @dataclass(frozen=True)
+class GroupScore:
+    """The accuracy on one group of test examples, such as the patients of a hospital.
+
+    Attributes:
+        name: name of the group.
+        examples: number of test examples of the group.
+        accuracy: share of correct predictions for them.
+    """
+
+    name: str
+    examples: int
+    accuracy: float
+
+
+@dataclass(frozen=True)
 class Scores:
     """The scores of a run's final model on the test set, as in `scores.json`.
 
@@ -68,6 +83,8 @@ class Scores:
         majority_class: name of the most frequent class; None for several labels and in regression.
         majority: accuracy of always predicting the most frequent class; None in regression.
         metrics: metrics of the last round, by name.
+        group: name of the column that divides the test set into groups; None without groups.
+        groups: accuracy of each group.
     """
 
     classes: tuple[ClassScore, ...]
@@ -75,6 +92,8 @@ class Scores:
     majority_class: str | None
     majority: float | None
     metrics: Mapping[str, Any]
+    group: str | None = None
+    groups: tuple[GroupScore, ...] = ()
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Scores":
@@ -96,6 +115,11 @@ class Scores:
             majority_class=None if majority is None else majority["class"],
             majority=None if majority is None else majority["share"],
             metrics=content["metrics"],
+            group=content.get("group"),
+            groups=tuple(
+                GroupScore(row["group"], row["examples"], row["accuracy"])
+                for row in content.get("by_group", ())
+            ),
         )
 
     @property
@@ -253,6 +277,21 @@ def recall_line(scores: Scores) -> str | None:
     return f"{heading}  {figures}"
 
 
+def group_line(scores: Scores) -> str | None:
+    """Return a line of text with the accuracy of each group; None without groups.
+
+    For more than four groups, the line has only the three lowest values.
+    """
+    if scores.group is None:
+        return None
+    heading, shown = f"accuracy by {scores.group}", list(scores.groups)
+    if len(shown) > _MAX_LISTED:
+        heading = f"{heading}, lowest"
+        shown = sorted(shown, key=lambda score: score.accuracy)[:_NUM_LOWEST]
+    figures = ", ".join(f"{score.name}: {recall_text(score.accuracy)}" for score in shown)
+    return f"{heading}  {figures}"
+
+
 def recall_text(value: float | None) -> str:
     """Return a recall or a precision as text in percent, or a dash if it is None."""
     if value is None:
@@ -288,6 +327,12 @@ def scores_context(scores: Scores | None) -> dict[str, Any] | None:
         "rows": [_row(score) for score in scores.classes[:_MAX_ROWS]],
         "num_rows": size,
         "names": [score.name for score in scores.classes],
+        "group": scores.group,
+        "groups": [
+            (score.name, f"{score.examples:,}", recall_text(score.accuracy), score.accuracy)
+            for score in scores.groups[:_MAX_ROWS]
+        ],
+        "num_groups": len(scores.groups),
         "matrix": None if matrix is None else [_matrix_row(line) for line in matrix],
     }
 

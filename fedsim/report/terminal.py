@@ -15,6 +15,7 @@ from fedsim.report.contents import (
     RunContents,
     advice_of,
     baseline_text,
+    group_line,
     read_contents,
     recall_line,
     warnings_of,
@@ -193,7 +194,7 @@ def _summary(contents: RunContents, waited: float | None) -> list[str]:
         f"{summary['name']}: {summary['status']} after {count_text(summary['rounds'], 'round')} "
         f"{_time(contents, waited)}{reason}",
         metrics or "no round finished",
-        *_recall_line(contents),
+        *_score_lines(contents),
         *_held_out_line(contents),
         *_personal_line(contents),
         *[", ".join(events)] * bool(events),
@@ -235,9 +236,11 @@ def _baseline(contents: RunContents, name: str) -> str:
     return f" ({text})" if name == "test_accuracy" and text is not None else ""
 
 
-def _recall_line(contents: RunContents) -> list[str]:
-    line = None if contents.scores is None else recall_line(contents.scores)
-    return [] if line is None else [line]
+def _score_lines(contents: RunContents) -> list[str]:
+    if contents.scores is None:
+        return []
+    lines = recall_line(contents.scores), group_line(contents.scores)
+    return [line for line in lines if line is not None]
 
 
 def _held_out_line(contents: RunContents) -> list[str]:

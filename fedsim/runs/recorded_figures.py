@@ -17,6 +17,7 @@ Each file has an entry in `FIGURES`, with the functions that compute and check t
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -25,6 +26,7 @@ from flwr.app import ArrayRecord
 
 from fedsim.algorithms.state import ServerState
 from fedsim.clients.mechanisms.votes.mechanism import NO_LABEL
+from fedsim.core.metrics import GROUP_ACCURACY
 from fedsim.core.plugin_errors import plugin_calls
 from fedsim.core.text_formats import finite_or_none
 from fedsim.experiment import Experiment
@@ -267,6 +269,10 @@ def _score_problems(files: RunFiles) -> Iterator[str]:
         return
     if content["metrics"] != public_metrics(row):
         yield f"the metrics of {SCORES} are not those of the last round"
+    mean = content["metrics"].get(GROUP_ACCURACY)
+    accuracies = [group["accuracy"] for group in content["by_group"]]
+    if mean is not None and not (accuracies and abs(mean - fmean(accuracies)) <= _SAME):
+        yield f"{SCORES}: {GROUP_ACCURACY} is not the mean accuracy of the groups"
     matrix = content["confusion"]
     if matrix is None:
         return

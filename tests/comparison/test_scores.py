@@ -1,5 +1,6 @@
 """A comparison shows what a mean accuracy hides: classes that a variant never finds."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from io import StringIO
@@ -10,9 +11,11 @@ from rich.console import Console
 
 from fedsim.comparison.differences import PairCheck
 from fedsim.comparison.outcomes import RunOutcome
+from fedsim.comparison.page import variants_table
 from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.text import (
     baseline_note,
+    groups_table,
     recall_by_class,
     score_warnings,
     scores_context,
@@ -39,7 +42,12 @@ def scores(confusion: Sequence[Sequence[int]]) -> Scores:
     sizes = [sum(line) for line in confusion]
     majority = {"class": "healthy", "share": max(sizes) / sum(sizes)}
     content: dict[str, Any] = {"confusion": confusion, "majority": majority, "by_class": rows}
-    return Scores.from_json({**content, "metrics": {}})
+    hits = sum(line[index] for index, line in enumerate(confusion))
+    groups = [
+        {"group": "Bern", "examples": 50, "accuracy": hits / sum(sizes)},
+        {"group": "Zug", "examples": 50, "accuracy": 0.5},
+    ]
+    return Scores.from_json({**content, "metrics": {}, "group": "town", "by_group": groups})
 
 
 def outcome(variant: str, seed: int, found: Scores | None) -> RunOutcome:
@@ -79,6 +87,10 @@ def test_the_recall_of_each_class_stands_beside_each_other(results: Results) -> 
     assert scores_json(results.variants[1]) == {
         "majority": 0.96,
         "by_class": [{"class": "healthy", "recall": 1.0}, {"class": "ill", "recall": 0.0}],
+        "by_group": [
+            {"group": "Bern", "n": 2, "mean": 0.96, "sd": 0.0, "low": 0.96, "high": 0.96},
+            {"group": "Zug", "n": 2, "mean": 0.5, "sd": 0.0, "low": 0.5, "high": 0.5},
+        ],
     }
 
 
@@ -102,11 +114,22 @@ def test_terminal_and_page_show_it(results: Results) -> None:
     assert context["rows"][1]["recalls"][1] == ("0%", True, 0.0)
 
 
+def test_groups_stand_beside_each_other_in_terminal_and_page(results: Results) -> None:
+    text = StringIO()
+    Console(file=text, width=80).print(groups_table(results))
+    assert "Accuracy by town" in text.getvalue()
+    assert re.search("private +96.0% ± 0.0 +50.0% ± 0.0", text.getvalue())
+    page = variants_table(results, {"plain": 1, "private": 2})
+    assert page.headings[3:5] == ("accuracy, Bern", "accuracy, Zug")
+    assert page.rows[1].cells[3].text == "50.0% ± 0.0"
+
+
 def test_runs_without_scores_have_no_section(results: Results) -> None:
     old = tuple(
         replace(one, outcomes=tuple(replace(run, scores=None) for run in one.outcomes))
         for one in results.variants
     )
     without = replace(results, variants=old)
+    assert groups_table(without) is None
     assert scores_table(without) is scores_context(without) is baseline_note(without) is None
     assert list(score_warnings(without)) == []

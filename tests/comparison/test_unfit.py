@@ -244,6 +244,16 @@ def test_what_information_does_not_explain_is_not_named(
     assert compared(more, Variant("less", accuracies, epsilon=1.0, changes=changes)).unfit == ()
 
 
+def test_a_model_for_each_group_may_be_better_on_groups_than_a_common_one() -> None:
+    by_group = [{"test_group_accuracy": value} for value in (0.80, 0.90)]
+    changes = {"federation.strategy": "local_only"}
+    together = Variant("together", GOOD, epsilon=8.0, metrics=by_group[0])
+    alone = Variant("alone", GOOD, epsilon=8.0, changes=changes, metrics=by_group[1])
+    assert compared(together, alone, metric="test_group_accuracy").unfit == ()
+    less = Variant("less", GOOD, epsilon=1.0, metrics=by_group[1])
+    assert only(compared(together, less, metric="test_group_accuracy")).worse_than == ("less",)
+
+
 def test_many_equal_variants_are_rarely_called_worse_by_chance() -> None:
     """The interval of a pair widens with the number of pairs: 95 % holds for all together."""
     first, second = (0.80, 0.82, 0.81, 0.83), (0.83, 0.84, 0.85, 0.85)

@@ -54,6 +54,8 @@ def write(directory: Path, evaluation: str, loss: str = "cross_entropy") -> Path
             "every_rounds: 2",
             "evaluation: every_rounds is for evaluation on clients, which needs holdout",
         ),
+        ("metrics: [group_accuracy]", "evaluation.group: missing; group_accuracy needs the column"),
+        ("group: ward", "evaluation.group: the dataset has no column 'ward' that names groups"),
         ("clients: 1", "evaluation: clients is for evaluation on clients, which needs holdout"),
     ],
 )

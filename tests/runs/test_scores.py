@@ -7,10 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 import sklearn.metrics
+import torch
+from flwr.app import Array, ArrayRecord
+from torch import nn
 
 import fedsim
+from fedsim.data import Examples
+from fedsim.data.load import ExampleGroups
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
+from fedsim.federation.public_scores import PublicScores
+from fedsim.models.losses import resolve_loss
+from fedsim.models.tasks import task_for
 from fedsim.report.terminal import print_result
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import run_experiment
@@ -62,8 +70,6 @@ def run(base: Path) -> Path:
 
 def predictions(run: Path, base: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return targets and predicted classes of the test set, from the saved model."""
-    import torch
-
     federation = assemble(load_experiment(experiment(), base=base), ledger=None)
     test = federation.data.test
     outputs = fedsim.load_model(run, base=base)(torch.from_numpy(test.features))
@@ -193,3 +199,67 @@ def test_numbers_and_labels_have_their_scores(tmp_path: Path, loss: str) -> None
     assert scores["confusion"] is None
     assert len(scores["by_class"]) == (2 if loss == "bce" else 0)
     assert ("Scores by label" in (path / "report.html").read_text()) is (loss == "bce")
+
+
+HOSPITALS: dict[str, Any] = {
+    "data": {
+        "dataset": "heart_disease",
+        "partition": {"scheme": "column", "column": "hospital"},
+    },
+    "model": {"name": "logistic", "features": [{"center": 0.5}], "args": {"init": "zeros"}},
+    "evaluation": {"metrics": ["group_accuracy", "accuracy"], "group": "hospital"},
+}
+
+
+def accuracies_of(run: Path) -> dict[str, float]:
+    """Accuracy of each hospital in scores.json, after its rules were checked."""
+    scores = json.loads((run / "scores.json").read_text())
+    accuracies = {row["group"]: row["accuracy"] for row in scores["by_group"]}
+    assert scores["group"] == "hospital"
+    assert rows(run)[-1]["test_group_accuracy"] == pytest.approx(np.mean([*accuracies.values()]))
+    assert verify_run(RunDirectory.open(run)).problems == ()
+    return accuracies
+
+
+def test_each_hospital_has_its_own_accuracy_and_counts_alike(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = fedsim.run(experiment(**HOSPITALS), out=tmp_path / "run").path
+    data = assemble(load_experiment(experiment(**HOSPITALS)), ledger=None).data
+    assert data.test_groups is not None
+    raw = data.test.features + np.float32(0.5)
+    predicted = fedsim.load_model(run)(torch.from_numpy(raw)).argmax(1).numpy()
+    hospitals = np.array(data.test_groups.names)
+    assert accuracies_of(run) == {
+        name: pytest.approx(
+            sk.accuracy_score(data.test.targets[hospitals == name], predicted[hospitals == name])
+        )
+        for name in data.client_names or ()
+    }
+    print_result(RunDirectory(run))
+    assert "\naccuracy by hospital  Cleveland: " in capsys.readouterr().out
+    assert "Accuracy by hospital" in (run / "report.html").read_text()
+    content = json.loads((run / "scores.json").read_text())
+    content["by_group"][0]["accuracy"] -= 0.1
+    (run / "scores.json").write_text(json.dumps(content))
+    problems = "\n".join(verify_run(RunDirectory.open(run)).problems)
+    assert "group_accuracy is not the mean accuracy of the groups" in problems
+
+
+@pytest.mark.parametrize(("clients", "accuracy"), [(("a", "b"), 1.0), (None, 0.5)])
+def test_a_group_is_scored_by_the_model_of_its_own_client(
+    clients: tuple[str, ...] | None, accuracy: float
+) -> None:
+    module = nn.Linear(1, 2, bias=False)
+    test = Examples(np.ones((4, 1), np.float32), np.array([0, 0, 1, 1]))
+    groups = ExampleGroups("hospital", ("a", "a", "b", "b"))
+    task = task_for("cross_entropy", test.targets)
+    loss = resolve_loss("cross_entropy", base=Path())
+    scores = PublicScores(
+        module, loss, task, test, torch.device("cpu"), None, None, groups, clients
+    )
+    always = [
+        ArrayRecord({"weight": Array(np.array([[1.0 - k], [k]], np.float32))}) for k in (0, 1)
+    ]
+    found = {row["group"]: row["accuracy"] for row in scores.by_class(always, {})["by_group"]}
+    assert found == {"a": accuracy, "b": accuracy}  # the model of a always answers class 0

@@ -26,6 +26,16 @@ class TableArgs(Settings):
     )
 
 
+class HeartDiseaseArgs(TableArgs):
+    """Settings `data.args` of the built-in dataset `heart_disease`."""
+
+    rows: Literal["complete", "all"] = Field(
+        default="complete",
+        description="complete: the 740 patients without gaps in ten columns, as in FLamby; all: "
+        "920 patients and three columns more, with public constants in the gaps",
+    )
+
+
 class FolderArgs(Settings):
     """Settings `data.args` of a dataset in official files on disk."""
 

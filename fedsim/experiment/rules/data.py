@@ -5,7 +5,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedsim.clients.local_settings import LocalSettings
-from fedsim.core.metrics import LOSS, METRICS, TASK_OF_LOSS, metric_key, wrong_task
+from fedsim.core.metrics import (
+    GROUP_ACCURACY,
+    LOSS,
+    METRICS,
+    TASK_OF_LOSS,
+    TaskName,
+    metric_key,
+    wrong_task,
+)
 from fedsim.core.python_objects import PythonObject, file_instead
 from fedsim.data.catalog import DATASETS, token_mistake
 from fedsim.data.file_names import TooManyFilesError, matching_files
@@ -281,6 +289,7 @@ def check_test_metrics(
     model = sections.model
     keys = {LOSS: "loss, which is always computed"}
     task = None if model is None else TASK_OF_LOSS.get(model.loss)
+    yield from _check_test_group(evaluation, sections, task)
     for index, name in enumerate(evaluation.metrics or ()):
         path: KeyPath = ("evaluation", "metrics", index)
         key = metric_key(name)
@@ -296,6 +305,22 @@ def check_test_metrics(
         elif ":" not in name and task is not None:
             yield from messages_at(path, wrong_task(name, task))
         keys.setdefault(key, name)
+
+
+def _check_test_group(
+    evaluation: EvaluationSettings, sections: Sections, task: TaskName | None
+) -> Iterator[PathMessage]:
+    path: KeyPath = ("evaluation", "group")
+    if evaluation.group is None:
+        if GROUP_ACCURACY in (evaluation.metrics or ()):
+            yield path, f"missing; {GROUP_ACCURACY} needs the column that names the groups"
+        return
+    if task == "regression":
+        yield path, "groups have accuracies, and this model predicts numbers; remove it"
+    entry = None if sections.data is None else DATASETS.get(str(sections.data.dataset))
+    if entry is not None and entry.groups is not None and evaluation.group not in entry.groups:
+        has = f"it has {', '.join(map(repr, entry.groups))}" if entry.groups else "remove it"
+        yield path, f"the dataset has no column {evaluation.group!r} that names groups; {has}"
 
 
 def check_early_stopping(
