@@ -1,75 +1,69 @@
-"""FLamby's Heart-Disease: four centres of the UCI files `processed.*.data`, 13 features.
+"""FLamby's Heart-Disease: its split and its normalisation of the built-in dataset `heart_disease`.
 
-As in FLamby: columns 10 to 12 and rows with gaps are left out, columns 2 and 6 become indicator
-columns without their first value, other values stay as they are, and two thirds of each centre are
-for training, by the split of scikit-learn with its seed 43.
+As in FLamby's dataset.py (edacf54): 13 features, two thirds of each centre for training by the
+split of scikit-learn with its seed 43 (lines 111-119), and every feature normalised by mean and
+deviation of the centre's own training patients (lines 140-167). These read private data, and no ε
+covers them, there or here.
 """
-
-import csv
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.model_selection import train_test_split
+from torch import Tensor
 
-CENTRES = ("cleveland", "hungarian", "switzerland", "va")
-_KEPT = (0, 1, 3, 4, 5, 7, 8, 9)  # numbers
-_CATEGORIES = {2: (2, 3, 4), 6: (1, 2)}  # values that have an indicator
-_TARGET = 13
+from fedsim.data.builtin.heart_disease import HOSPITAL, load_heart_disease
+from fedsim.data.builtin.settings import HeartDiseaseArgs
+
+_FEATURES = 13  # the last one of the dataset, whether cholesterol is known, is not FLamby's
+_Array = NDArray[np.float32]
+_Centre = tuple[_Array, _Array, _Array, _Array]
 
 
-def load(path: str, seed: int = 0) -> tuple[NDArray[np.float32], ...]:
+def load(seed: int = 0) -> tuple[_Array, ...]:
     """Return (x_train, y_train, x_test, y_test), centre after centre.
 
     Args:
-        path: directory of the files, absolute.
         seed: not used; the split is fixed.
     """
-    parts = [_divided(*_centre(Path(path), name)) for name in CENTRES]
-    return tuple(np.concatenate(part) for part in zip(*parts, strict=True))
+    return tuple(np.concatenate(parts) for parts in zip(*_centres().values(), strict=True))
 
 
-def centres(
-    features: NDArray[np.float32],
-    targets: NDArray[np.float32],
-    path: str,
-    seed: int = 0,
-    num_clients: int | None = None,
-) -> NDArray[np.str_]:
+def centres(features: _Array, targets: _Array, seed: int = 0) -> NDArray[np.str_]:
     """Return the centre of each training patient of `load`.
 
     Args:
-        features: of the patients; not used.
-        targets: of the patients; not used.
-        path: as of `load`.
+        features: features of the patients; not used.
+        targets: targets of the patients; not used.
         seed: not used.
-        num_clients: not used; a resumed run knows it.
     """
-    sizes = [len(_divided(*_centre(Path(path), name))[0]) for name in CENTRES]
-    return np.repeat(CENTRES, sizes)
+    parts = _centres()
+    return np.repeat([*parts], [len(part[1]) for part in parts.values()])
 
 
-def _centre(directory: Path, name: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    x, y = [], []
-    with (directory / f"processed.{name}.data").open() as file:
-        for row in csv.reader(file):
-            used = [*row[:10], row[_TARGET]] if len(row) > _TARGET else ["?"]
-            if "?" in used:
-                continue
-            values = [float(cell) for cell in used]
-            indicators = [
-                float(values[column] == value)
-                for column, listed in _CATEGORIES.items()
-                for value in listed
-            ]
-            x.append([*(values[column] for column in _KEPT), *indicators])
-            y.append(float(values[-1] > 0))
-    return np.array(x, dtype=np.float32), np.array(y, dtype=np.float32)
+def mean_accuracy(outputs: Tensor, targets: Tensor) -> float:
+    """Return the mean of the centres' accuracies, as in create_fed_heart_disease_dp_results.py.
+
+    Args:
+        outputs: logits (n, 1) of the test patients of `load`.
+        targets: 0 or 1 for each of them, (n,).
+    """
+    sizes = [len(part[3]) for part in _centres().values()]
+    hits = ((outputs.reshape(-1) > 0) == (targets.reshape(-1) > 0.5)).double()
+    return sum(float(part.mean()) for part in hits.split(sizes)) / len(sizes)
 
 
-def _divided(
-    x: NDArray[np.float32], y: NDArray[np.float32]
-) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
+def _centres() -> dict[str, _Centre]:
+    data = load_heart_disease(HeartDiseaseArgs(scaled=False))
+    features = data.train.features[:, :_FEATURES]
+    hospitals = np.array(data.groups[HOSPITAL])
+    return {
+        str(name): _divided(features[hospitals == name], data.train.targets[hospitals == name])
+        for name in np.unique(hospitals)
+    }
+
+
+def _divided(x: _Array, ill: NDArray[np.generic]) -> _Centre:
+    y = ill.astype(np.float32)
     has_both = min(int(y.sum()), int((1 - y).sum())) > 2
     train, test = train_test_split(
         np.arange(len(x)),
@@ -78,4 +72,6 @@ def _divided(
         random_state=43,
         stratify=y if has_both else None,
     )
+    mean, deviation = x[train].mean(axis=0), x[train].std(axis=0, ddof=1)
+    x = (x - mean) / (deviation + np.float32(1e-9))
     return x[train], y[train], x[test], y[test]

@@ -1,5 +1,6 @@
 """The studies: formulas, tests of laws, the readers of users' files, and reduced sizes."""
 
+import math
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -7,7 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import yaml
+from opacus.accountants.utils import get_noise_multiplier
 from scipy.io import savemat
+
+from experiments.reproductions.runs import FILES
 
 SEEDS = 4
 WITHOUT_FILES = (
@@ -111,22 +117,43 @@ def test_schools_are_standardised_and_divided(tmp_path: Path) -> None:
     assert not np.array_equal(school.load(path, seed=2)[1], y_train)
 
 
-def test_patients_with_gaps_are_left_out_and_categories_become_indicators(tmp_path: Path) -> None:
+def test_hearts_are_split_and_normalised_as_in_flamby() -> None:
     heart = file("heart")
-    complete = "63,1,{cp},145,233,1,2,150,0,2.3,?,?,?,{ill}"
-    gap = complete.format(cp=1, ill=0).replace("233", "?")
-    rows = [complete.format(cp=1 + n % 4, ill=n % 3) for n in range(30)]
-    for name in heart.CENTRES:
-        (tmp_path / f"processed.{name}.data").write_text("\n".join([*rows, gap]) + "\n")
-    x_train, y_train, x_test, y_test = heart.load(str(tmp_path))
-    assert (len(x_train) + len(x_test), x_train.shape[1]) == (4 * 30, 13)
-    assert set(np.concatenate([y_train, y_test])) == {0.0, 1.0}
-    assert x_train[0, :8].tolist() == pytest.approx([63, 1, 145, 233, 1, 150, 0, 2.3])
-    assert x_train[:, 8:11].sum(1).max() == 1  # indicators of pain types 2 to 4
-    assert set(x_train[:, 11]) == {0.0}
-    assert set(x_train[:, 12]) == {1.0}
-    centres = heart.centres(x_train, y_train, str(tmp_path))
-    assert [str(one) for one in dict.fromkeys(centres)] == list(heart.CENTRES)
+    x_train, y_train, x_test, y_test = heart.load()
+    centres = heart.centres(x_train, y_train)
+    names = list(dict.fromkeys(centres.tolist()))
+    assert [int((centres == name).sum()) for name in names] == [199, 172, 30, 85]
+    assert (x_train.shape, x_test.shape) == ((486, 13), (254, 13))
+    for name in names:
+        inside = x_train[centres == name]
+        assert np.allclose(inside.mean(0), 0, atol=1e-5)
+        deviations = inside.std(0, ddof=1)
+        assert (np.isclose(deviations, 1, atol=1e-5) | (deviations == 0)).all()
+    outputs = torch.from_numpy(np.where(y_test > 0, 1.0, -1.0))[:, None]
+    outputs[:104] = -outputs[:104]  # all patients of the first hospital are wrong
+    assert heart.mean_accuracy(outputs, torch.from_numpy(y_test)) == 0.75
+
+
+def test_the_noise_of_flamby_is_that_of_opacus_for_fifteen_epochs() -> None:
+    privacy = yaml.safe_load((FILES / "heart.yaml").read_text())["privacy"]
+    variants = yaml.safe_load((FILES / "heart_compare.yaml").read_text())["variants"]
+    clients_of = {
+        10: privacy["clients"],
+        **{epsilon: variants[f"eps-{epsilon}"]["privacy.clients"] for epsilon in (5, 1)},
+    }
+    for epsilon, clients in clients_of.items():
+        for client, patients in enumerate((199, 172, 30, 85)):
+            settings = clients[str(client)]
+            rate = 1 / math.ceil(patients / 4)
+            assert settings["sampling_rate"] == pytest.approx(rate)
+            noise = get_noise_multiplier(
+                target_epsilon=epsilon,
+                target_delta=privacy["delta"],
+                sample_rate=rate,
+                epochs=15,
+                accountant="rdp",
+            )
+            assert settings["noise_multiplier"] == pytest.approx(noise, abs=1e-4)
 
 
 @pytest.mark.long
