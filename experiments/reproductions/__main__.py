@@ -38,7 +38,7 @@ _STYLES = {"agrees": "green", "differs": "red", "unclear": "yellow", "context": 
     help="directory of the runs; finished ones are used again",
 )
 @click.option("--workers", type=click.IntRange(min=1), help="processes; default: one per processor")
-@click.option("--write", is_flag=True, help="write the records and their README.md")
+@click.option("--write", is_flag=True, help="write the records and docs/reproductions.md")
 @click.option("--only-page", is_flag=True, help="write the page from the records, measure nothing")
 @click.option("--list", "only_list", is_flag=True, help="print the studies and end")
 def main(
@@ -134,7 +134,9 @@ def measure(name: str, study: Study, setup: Setup) -> Record:
 
 
 def print_record(record: Record, study: Study) -> None:
-    """Print the rows of a record as a table."""
+    """Print the settings of a study and the rows of its record."""
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    console.print(f"{study.source}. {study.settings}", markup=False, highlight=False)
     table = Table(title=f"{record.name} ({record.size}, {record.date}): {study.title}")
     for column in ("result", "published", "measured", "agrees within", "verdict"):
         table.add_column(column, overflow="fold")
@@ -143,7 +145,7 @@ def print_record(record: Record, study: Study) -> None:
         table.add_row(
             row.what, row.published, row.measured, row.tolerance, row.verdict, style=style
         )
-    Console(width=None if sys.stdout.isatty() else 140).print(table)
+    console.print(table)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Records of measured studies, and the page that shows them."""
 
 import json
-import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,11 +9,11 @@ from experiments.reproductions.rows import Row
 from experiments.reproductions.study import Size, Study
 
 RESULTS = Path(__file__).parent / "results"
-PAGE = Path(__file__).with_name("README.md")
+PAGE = Path(__file__).parents[2] / "docs" / "reproductions.md"
 TABLE = "<!-- results: written by python -m experiments.reproductions --write -->"
 """Everything on the page below this line is generated."""
 
-_VERDICTS = {"agrees": "agrees", "differs": "**differs**", "unclear": "*unclear*", "context": ""}
+_VERDICTS = {"agrees": "agrees", "differs": "**differs**", "unclear": "*unclear*"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +36,11 @@ class Record:
     command: str
     rows: tuple[Row, ...]
 
+    @property
+    def arguments(self) -> str:
+        """What follows the module's name in the command: `NAME --size full`."""
+        return self.command.split("experiments.reproductions ")[1]
+
 
 def write_record(record: Record, directory: Path = RESULTS) -> Path:
     """Write a record as NAME-SIZE.json, in place of an older one, and return its path."""
@@ -48,11 +52,11 @@ def write_record(record: Record, directory: Path = RESULTS) -> Path:
 
 def read_records(directory: Path = RESULTS) -> list[Record]:
     """Return the records in the directory, by name and size."""
-    found = []
-    for path in sorted(directory.glob("*.json")):
-        content = json.loads(path.read_text())
-        found.append(Record(**{**content, "rows": tuple(Row(**row) for row in content["rows"])}))
-    return found
+    contents = (json.loads(path.read_text()) for path in sorted(directory.glob("*.json")))
+    return [
+        Record(**{**content, "rows": tuple(Row(**row) for row in content["rows"])})
+        for content in contents
+    ]
 
 
 def render_page(text: str, studies: Mapping[str, Study], records: Iterable[Record]) -> str:
@@ -63,41 +67,40 @@ def render_page(text: str, studies: Mapping[str, Study], records: Iterable[Recor
         studies: all studies by name.
         records: all records; a full-size one is shown in place of a reduced one.
     """
-    newest = {one.name: one for one in sorted(records, key=lambda one: one.size != "reduced")}
-    sections, last = [], ""
+    newest = {
+        record.name: record for record in sorted(records, key=lambda item: item.size != "reduced")
+    }
+    lines = ["| claim | published | ours [95 % interval] | verdict |", "|---|---|---|---|"]
+    missing = []
     for name, study in studies.items():
-        settings = "Settings as above." if study.settings == last else study.settings
-        sections.append(_section(name, study, settings, newest.get(name)))
-        last = study.settings
-    return text.split(TABLE)[0] + "\n\n".join([TABLE, *sections]) + "\n"
+        if name in newest:
+            lines += _lines(study, newest[name])
+        else:
+            missing.append(f"- `{name}`, {study.source}: {_need(study)}")
+    parts = [text.split(TABLE)[0] + TABLE, "\n".join(lines)]
+    if missing:
+        parts += ["Not measured here:", "\n".join(missing)]
+    return "\n\n".join(parts) + "\n"
 
 
-def table(rows: Iterable[Row]) -> str:
-    """Return the rows as a Markdown table."""
-    lines = ["| result | published | measured | agrees within | verdict |", "|---|---|---|---|---|"]
-    for row in rows:
-        cells = (row.what, row.published, row.measured, row.tolerance, _VERDICTS[row.verdict])
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(lines)
+def _lines(study: Study, record: Record) -> list[str]:
+    """Return the lines of a study: its title, and the results that were published."""
+    title = f"**{study.title}** ({study.source})"
+    lines = [_line(title, "", f"`{record.arguments}`, {record.date}", study.remark)]
+    for row in record.rows:
+        if row.verdict != "context":
+            verdict = f"{_VERDICTS[row.verdict]} ({row.tolerance})"
+            lines.append(_line(row.what, row.published, row.measured, verdict))
+    return lines
 
 
-def _section(name: str, study: Study, settings: str, record: Record | None) -> str:
-    parts = [f"## {study.title}", _wrapped(f"{study.source}."), _wrapped(settings)]
-    if study.files:
-        files = ", ".join(f"`{one.path}`" for one in study.files)
-        origins = "; ".join(sorted({one.origin for one in study.files}))
-        parts.append(_wrapped(f"Below the directory of `--data` it needs {files} ({origins})."))
-    if record is None:
-        command, facts = (
-            f"python -m experiments.reproductions {name} --size full",
-            "Not measured yet.",
-        )
-        if study.files:
-            facts = "Not measured: the files are the user's."
-        return "\n\n".join([*parts, f"```\n{command}\n```", facts])
-    facts = f"{record.date}, {record.size} size, fedsim {record.version}:"
-    return "\n\n".join([*parts, f"```\n{record.command}\n```", facts, table(record.rows)])
+def _line(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def _wrapped(text: str) -> str:
-    return "\n".join(textwrap.wrap(text, 108, break_on_hyphens=False))
+def _need(study: Study) -> str:
+    if not study.files:
+        return "not measured yet"
+    paths = ", ".join(f"`{file.path}`" for file in study.files)
+    origins = "; ".join(sorted({file.origin for file in study.files}))
+    return f"needs {paths} below `--data` ({origins})"

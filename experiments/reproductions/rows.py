@@ -141,7 +141,7 @@ def law_row(what: str, claim: str, p_value: float, *, false_alarm: float) -> Row
         what=what,
         published=claim,
         measured=f"p = {p_value:.3g}",
-        tolerance=f"p ≥ {false_alarm:g}",
+        tolerance=f"p ≥ {false_alarm:.2g}",
         verdict="agrees" if p_value >= false_alarm else "differs",
     )
 

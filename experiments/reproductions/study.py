@@ -57,10 +57,12 @@ class Study:
     Attributes:
         title: the publication's claim, in a few words.
         source: paper, and table or figure.
-        settings: the settings that are as published, and those that are not, with the reason.
+        settings: the settings that are as published, with the lines of the authors' code that say
+            so, and those that are not, with the reason.
         measure: returns the rows of a setup.
         seeds: number of seeds of each size.
         files: files that the user brings; none: nothing is needed.
+        remark: why results differ, in a few words for the page.
     """
 
     title: str
@@ -69,6 +71,7 @@ class Study:
     measure: Callable[[Setup], list[Row]]
     seeds: dict[Size, int]
     files: tuple[NeededFile, ...] = ()
+    remark: str = ""
 
     def missing_files(self, data: Path) -> list[NeededFile]:
         """Return the files that are not below the directory."""

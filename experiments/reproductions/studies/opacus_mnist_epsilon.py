@@ -1,4 +1,7 @@
-"""ε of the MNIST examples of Opacus and TensorFlow Privacy: rates, noise and steps alone."""
+"""ε of the MNIST examples of Opacus and TensorFlow Privacy: rates, noise and steps alone.
+
+Read at commits 4d0ebc8 of github.com/pytorch/opacus and 03035d5 of github.com/tensorflow/privacy.
+"""
 
 from experiments.reproductions.rows import Row, Unit, context_row, number_row
 from experiments.reproductions.study import Setup, Study
@@ -32,10 +35,12 @@ def measure(setup: Setup) -> list[Row]:
 
 
 SETTINGS = (
-    "As published: 60,000 examples, δ = 1e-5. Both tables were made with the conversion of Rényi "
-    "DP of Mironov 2017, which is that of `accountant: moments`; today's conversion, and privacy "
-    "loss distributions even more, give less for the same noise. Needs no images: ε depends on "
-    "sampling rate, noise and number of steps alone."
+    "As published: 60,000 examples, δ = 1e-5 (Opacus, examples/mnist_README.md:46-62; TensorFlow "
+    "Privacy, tutorials/README.md:123-128). Both tables were made with the conversion of Rényi "
+    "DP of Mironov 2017, which is that of `accountant: moments`; today's conversion "
+    "(opacus/accountants/analysis/rdp.py:289-335), and privacy loss distributions even more, "
+    "give less for the same noise. Needs no images: ε depends on sampling rate, noise and number "
+    "of steps alone."
 )
 
 STUDIES = {

@@ -90,24 +90,20 @@ def measure(setup: Setup) -> list[Row]:
 
 
 SETTINGS = (
-    "Ten clients of the digits with sampling rate 0.2, all of them in each sum (m = n) and none "
-    "colluding (t = 0), a trusted server, and one client with all data, 20 rounds of one step "
-    "each. Split and initial model are the same in all runs; batches and noise are independent. "
-    "Permutation tests of the final models and of their accuracy reject a true claim, in any of "
-    "the six tests, with probability at most 0.001. The control shows that the tests see a noise "
-    "that is 10 % too small."
-)
-
-
-SOURCE = (
-    "McMahan et al. 2018, arXiv:1710.06963, and Kairouz et al. 2021, arXiv:2102.06387: a sum of "
-    "shares of Gaussian noise has the law of one draw"
+    "Claims: the server's noise on a sum is that of DP-SGD on the pooled data (McMahan et al. "
+    "2018), and shares of discrete Gaussian noise add up to nearly one draw (Kairouz et al. "
+    "2021). Ten clients of the digits with sampling rate 0.2, all of them in each sum (m = n) "
+    "and none colluding (t = 0), a trusted server, and one client with all data, 20 rounds of "
+    "one step each. Split and initial model are the same in all runs; batches and noise are "
+    "independent. Permutation tests of the final models and of their accuracy reject a true "
+    "claim, in any of the six tests, with probability at most 0.001. The control shows that the "
+    "tests see a noise that is 10 % too small."
 )
 
 STUDIES = {
     "pooled_dp_sgd": Study(
         title="Noise in shares is central DP-SGD on pooled data",
-        source=SOURCE,
+        source="McMahan et al. 2018, arXiv:1710.06963; Kairouz et al. 2021, arXiv:2102.06387",
         settings=SETTINGS,
         measure=measure,
         seeds={"reduced": 10, "full": 30},

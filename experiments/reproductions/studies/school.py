@@ -1,4 +1,8 @@
-"""School at ε = 6 (Liu et al. 2022), with the user's file."""
+"""School at ε = 6 (Liu et al. 2022), with the user's file.
+
+Read at commit f16ff76 of github.com/kenziyuliu/private-cross-silo-fl; files and lines in `SETTINGS`
+are of that commit.
+"""
 
 from pathlib import Path
 
@@ -11,17 +15,21 @@ from experiments.reproductions.study import NeededFile, Setup, Study
 from fedsim.comparison.statistics import t_interval
 from fedsim.runs.records import RunCheckpoint
 
-PUBLISHED = {"fedavg": 0.02564, "local": 0.02628, "mr-mtl": 0.02394}
+PUBLISHED = {"fedavg": 0.02564, "local": 0.02628, "mr-mtl": 0.02394}  # README.md:47-49
 NAMES = {"fedavg": "FedAvg", "local": "each school alone", "mr-mtl": "MR-MTL, λ = 1"}
 TOLERANCE = 0.0005  # two test sets of 3,000 pupils differ by that much
 SETTINGS = (
-    "As published: 139 schools, a linear model from zero, ε = 6, δ = 1e-3, clipping at 1, batches "
-    "of "
-    "32, one epoch in each of 200 rounds, learning rate 0.01, noise by Rényi DP, weights by size, "
-    "features standardised in each school, a fifth of its pupils for the test, five seeds. Not as "
-    "published: batches are drawn as they are charged, by Poisson sampling, and an epoch is ⌈n/32⌉ "
-    "steps, where the authors shuffle and charge ⌊n/32⌋; other divisions into training and test "
-    "pupils; the mean of MR-MTL is not weighted, and its pull is added after clipping."
+    "As published: 139 schools, a linear model from zero (model_utils.py:34), ε = 6 "
+    "(README.md:47), δ = 1e-3 and clipping at 1 (runners/school/dp/main.sh), batches of 32, one "
+    "epoch in each of 201 rounds (trainers/fedavg.py:63 has one more than `-t 200`), learning "
+    "rate 0.01, half the squared error (jax_utils.py:45; here the whole, so half the learning "
+    "rate and twice the bound), noise by Rényi DP for ⌊n/32⌋ steps an epoch "
+    "(dp_accounting.py:110-111), weights by size, features standardised in each school and a "
+    "fifth of its pupils for the test (utils.py:175-212), the same pupils as theirs in each of "
+    "five seeds. Not as published: batches are drawn as they are charged, by Poisson sampling, "
+    "so all pupils are used, where the authors shuffle and leave out the last batch "
+    "(utils.py:36-43); the mean of MR-MTL is not weighted (mrmtl.py:97), and its pull is added "
+    "after clipping, not before (mrmtl.py:43-60)."
 )
 
 
@@ -44,7 +52,12 @@ def own_error(run: Path, path: str, seed: int) -> float:
 def measure(setup: Setup) -> list[Row]:
     """Return the test errors of the methods, and their order."""
     path = str((setup.data / "school" / "school.mat").absolute())
-    changes = {"data.args.path": path, "data.partition.args.path": path}
+    rates = school.sampling_rates(path)
+    changes = {
+        "data.args.path": path,
+        "data.partition.args.path": path,
+        "privacy.clients": {str(k): {"sampling_rate": rate} for k, rate in enumerate(rates)},
+    }
     runs = run_variants("school_compare.yaml", setup, changes=changes)
     errors = {"fedavg": runs["fedavg"].metric("test_mse")}
     for name in ("local", "mr-mtl"):
@@ -72,7 +85,7 @@ def measure(setup: Setup) -> list[Row]:
 STUDIES = {
     "school": Study(
         title="School: 139 silos at ε = 6",
-        source="Liu et al. 2022, arXiv:2206.07902, figure 3(c), numbers of the authors' README",
+        source="Liu et al. 2022, arXiv:2206.07902, figure 3(c)",
         settings=SETTINGS,
         measure=measure,
         seeds={"reduced": 1, "full": 5},

@@ -1,5 +1,6 @@
 """Verdicts, the command, records and the page of the reproductions."""
 
+import re
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -29,7 +30,11 @@ def call(
 
     def run(*arguments: str, value: float = 1.0, files: tuple[Any, ...] = ()) -> Result:
         def measure(setup: Any) -> list[Any]:
-            return [rows.number_row("x", 1.0, value + len(setup.seeds) / 100, tolerance=0.1)]
+            measured = value + len(setup.seeds) / 100
+            return [
+                rows.number_row("x", 1.0, measured, tolerance=0.1),
+                rows.context_row("y", "of no publication"),
+            ]
 
         one = study.Study(
             title="T",
@@ -38,6 +43,7 @@ def call(
             measure=measure,
             seeds={"reduced": 1, "full": 2},
             files=files,
+            remark="another optimizer",
         )
         monkeypatch.setattr(main, "find_studies", lambda: {"one": one})
         monkeypatch.setattr(main, "PAGE", tmp_path / "page.md")
@@ -91,11 +97,16 @@ def test_the_command_prints_the_table_and_writes_record_and_page(
 ) -> None:
     result = call("--write", "--size", "full")
     assert result.exit_code == 0
-    assert "agrees" in result.output
+    assert {"S. as published", "agrees", "of no publication"} <= set(
+        re.split(r"\s*[│\n]\s*", result.output)
+    )
     page = (tmp_path / "page.md").read_text()
     assert page.startswith("# Page\n")
-    assert "| x | 1.00 | 1.02 | ± 0.10 | agrees |" in page
-    assert "python -m experiments.reproductions one --size full\n" in page
+    assert re.search(
+        r"\| \*\*T\*\* \(S\) \|  \| `one --size full`, [\d-]+ \| another optimizer \|", page
+    )
+    assert "| x | 1.00 | 1.02 | agrees (± 0.10) |" in page
+    assert "of no publication" not in page
     call("--write", "--seeds", "5")  # a reduced size does not take the place of a full one
     assert (tmp_path / "one-reduced.json").exists()
     assert "| x | 1.00 | 1.02 |" in (tmp_path / "page.md").read_text()
@@ -114,6 +125,9 @@ def test_missing_files_are_named_and_skipped(
     result = call(value=2.0, files=needed)
     assert result.exit_code == 0
     assert f"one: skipped, it needs {tmp_path}/mnist/train* (the official files)" in result.stderr
+    call("--only-page", files=needed)
+    line = "- `one`, S: needs `mnist/train*` below `--data` (the official files)\n"
+    assert line in (tmp_path / "page.md").read_text()
     (tmp_path / "mnist").mkdir()
     (tmp_path / "mnist" / "train-images").touch()
     assert call(value=2.0, files=needed).exit_code == 1
@@ -128,7 +142,7 @@ def test_seeds_are_a_number_or_a_list(
 ) -> None:
     result = call("--seeds", seeds, "--write")
     assert measured in result.output
-    assert f"one --size reduced{shown}\n```" in (tmp_path / "page.md").read_text()
+    assert f"`one --size reduced{shown}`," in (tmp_path / "page.md").read_text()
 
 
 @pytest.mark.parametrize("seeds", ["0", "x", "1,,2", "-1"])
@@ -149,7 +163,14 @@ def test_the_page_shows_what_the_records_say(frame: dict[str, ModuleType]) -> No
     records, studies = frame["records"], frame["study"].find_studies()
     page = records.PAGE.read_text()
     assert page == records.render_page(page, studies, records.read_records())
-    assert {one.name for one in records.read_records()} <= set(studies)
+    assert {record.name for record in records.read_records()} <= set(studies)
+    assert len(page.splitlines()) <= 90  # two screens
+    reasonless = [
+        record.name
+        for record in records.read_records()
+        if not studies[record.name].remark and any(r.verdict == "differs" for r in record.rows)
+    ]
+    assert not reasonless, "a study that differs says why in its remark"
 
 
 def test_the_files_of_the_studies_are_valid(frame: dict[str, ModuleType], tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 import yaml
 from opacus.accountants.utils import get_noise_multiplier
 from scipy.io import savemat
+from sklearn.model_selection import train_test_split
 
 from experiments.reproductions.runs import FILES
 
@@ -91,10 +92,10 @@ def test_a_release_is_the_clipped_mean_with_the_noise_of_its_multiplier() -> Non
     assert noisy.std() == pytest.approx(2.0 / 3, rel=0.2)
 
 
-def test_schools_are_standardised_and_divided(tmp_path: Path) -> None:
+def test_schools_are_standardised_and_divided_as_by_the_authors(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     x, y = np.empty((1, 3), dtype=object), np.empty((1, 3), dtype=object)
-    for number, size in enumerate((20, 30, 45)):
+    for number, size in enumerate((20, 30, 90)):
         x[0, number] = np.c_[rng.normal(5, 3, (size, 4)), np.ones(size)]
         y[0, number] = rng.integers(1, 71, (size, 1))
     path = str(tmp_path / "school.mat")
@@ -102,12 +103,15 @@ def test_schools_are_standardised_and_divided(tmp_path: Path) -> None:
     school = file("school")
     x_train, y_train, x_test, y_test = school.load(path, seed=1)
     silos = school.silos(x_train, y_train, path, seed=1)
-    assert np.bincount(silos).tolist() == [16, 24, 36]
+    assert np.bincount(silos).tolist() == [16, 24, 72]
     assert np.bincount(school.silos(x_test, y_test, path, seed=1, part="test")).tolist() == [
         4,
         6,
-        9,
+        18,
     ]
+    assert school.sampling_rates(path) == [1, 1, 1 / 2]  # batches of 32, the last left out
+    of_train, _ = train_test_split(np.arange(20), test_size=0.2, random_state=1100)
+    assert y_train[:16] == pytest.approx((y[0, 0].ravel()[of_train] - 1) / 69)
     for silo in range(3):
         own = x_train[silos == silo]
         assert np.allclose(own.mean(0), 0, atol=1e-6)
