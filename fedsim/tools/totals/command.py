@@ -59,14 +59,18 @@ def account_command(
     A RUN is a run directory; its ledger counts, also before the run has ended. A LEDGER is a
     ledger.jsonl, or a JSON file: a list of events, of fedsim or dp-accounting; an object with
     `ledger`, `clients`, or the `history` of an accountant of Opacus; or YAML: an entry of the
-    registry of deployments. What --json prints is a LEDGER.
+    registry of deployments, or a training file. What --json prints is a LEDGER.
+
+    A training file says what training code of others does, and what its authors say; ε of both is
+    printed side by side.
 
     Runs of other units, adjacencies or observers have no ε together and are refused. So are runs
     with seeded noise of one seed, as the noise of one is that of the other.
     """
     from fedsim.tools.totals.sources import read_source
-    from fedsim.tools.totals.terminal import print_account
+    from fedsim.tools.totals.terminal import print_account, print_training
     from fedsim.tools.totals.totals import account_of
+    from fedsim.tools.totals.training import report_of
 
     if delta is not None and not 0.0 < delta < 1.0:
         raise click.BadParameter(f"must be in (0, 1), got {delta:g}", param_hint="--delta")
@@ -85,10 +89,16 @@ def account_command(
         from fedsim.tools.totals.registry_entry import facts_of, registry_entry
 
         Path(registry).write_text(registry_entry(facts_of(account, read)))
+    files = [(source.name, source.training) for source in read if source.training is not None]
+    reports = [report_of(name, file, accountants) for name, file in files]
     if as_json:
-        print_json(account.to_json())
+        trainings = {"trainings": [report.to_json() for report in reports]} if reports else {}
+        print_json(account.to_json() | trainings)
     else:
-        print_account(account)
+        for report in reports:
+            print_training(report)
+        if not reports or len(read) > 1 or delta is not None:
+            print_account(account)
     if registry is not None:
         click.echo(f"registry: {registry}, a draft: fill in the empty fields", err=True)
 

@@ -8,6 +8,7 @@ These notations of events and guarantees are read:
 - Opacus: the `history` of an accountant's state: a list of `[noise_multiplier, sample_rate, n]`.
 - registry.opendp.org: an entry is a YAML file, read as one release with the guarantee that it
   declares.
+- training file: YAML that says what training code does (`training.py`).
 """
 
 import json
@@ -37,6 +38,7 @@ from fedsim.core.errors import InputError
 from fedsim.core.text_formats import parse_json, parse_plain_yaml
 from fedsim.experiment import Experiment
 from fedsim.runs.directory import RunDirectory, RunFiles
+from fedsim.tools.totals.training import TrainingFile, is_training, read_training
 
 
 class EventError(InputError):
@@ -216,6 +218,7 @@ class Source:
         against_server: ledgers of the guarantee against a server that sees single uploads, by
             client key, under distributed trust; else None.
         is_finished: whether the run has ended.
+        training: content of a training file; None for all other sources.
     """
 
     name: str
@@ -224,16 +227,18 @@ class Source:
     terms: SourceTerms | None = None
     against_server: Mapping[str, PrivacyLedger] | None = None
     is_finished: bool = True
+    training: TrainingFile | None = None
 
 
 def read_source(name: str) -> Source:
-    """Read a source: a run directory, a ledger, a list of events, or an entry of the registry.
+    """Read a source: a run, a ledger, events, a training file, or an entry of the registry.
 
     Raises:
         SourceError: the file does not exist, or its content is none of these.
         RunDirectoryError: the directory contains no run.
         SchemaError: the run has another schema.
-        ExperimentError: `experiment.yaml` is not valid for this version.
+        ExperimentError: `experiment.yaml` is not valid for this version, or a training file has
+            mistakes.
         DamagedRunError: a file of a run is damaged, or its ledger lacks records.
         JournalError: a record of the ledger is damaged.
     """
@@ -250,6 +255,9 @@ def read_source(name: str) -> Source:
         content: Any = parse_plain_yaml(text) if is_yaml else parse_json(text)
     except ValueError as error:
         raise SourceError(f"{name}: neither JSON nor YAML: {error}") from error
+    if is_training(content):
+        file = read_training(name)
+        return Source(name, {EVERYONE: file.training.ledger()}, training=file)
     try:
         return Source(name, *_ledgers(content))
     except EventError as error:
@@ -344,8 +352,8 @@ def _ledgers(content: Any) -> tuple[dict[str, PrivacyLedger], dict[str, str]]:
         if "deployment" in content:
             return {EVERYONE: registry_ledger(content)}, {}
     raise EventError(
-        "neither a list of events, nor an object with 'clients', 'ledger', 'history' (Opacus) or "
-        "'deployment' (an entry of the registry)"
+        "neither a list of events, nor an object with 'clients', 'ledger', 'history' (Opacus), "
+        "'training' (a training file) or 'deployment' (an entry of the registry)"
     )
 
 

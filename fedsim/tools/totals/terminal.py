@@ -7,6 +7,7 @@ from fedsim.report.terminal import figure_table, print_sentence, print_table
 from fedsim.statement.observers import OBSERVER_NAMES
 from fedsim.tools.totals.sources import EVERYONE
 from fedsim.tools.totals.totals import Totals
+from fedsim.tools.totals.training import TrainingReport
 
 _MAX_TABLE_CLIENTS = 25
 
@@ -47,6 +48,28 @@ def print_account(account: Totals, console: Console | None = None) -> None:
         if len(account.clients) > len(shown):
             print_sentence(console, f"of {len(account.clients)} clients, those with the largest ε")
     for sentence in _sentences(account):
+        print_sentence(console, sentence)
+
+
+def print_training(report: TrainingReport, console: Console | None = None) -> None:
+    """Print what a training spends beside what its authors say.
+
+    Args:
+        report: the report to print.
+        console: console to print to; None means stdout.
+    """
+    console = console or Console()
+    training = report.training
+    accountants = [f"ε ({name})" for name in report.rows[0].epsilons]
+    table = figure_table(report.name, accountants, texts=["training"])
+    for row in report.rows:
+        table.add_row(row.label, *map(epsilon_text, row.epsilons.values()))
+    print_table(console, table)
+    terms = f"for each {training.unit}, under {training.adjacency} adjacency"
+    for sentence in (
+        *report.sentences(),
+        f"every ε is {terms}, at δ = {delta_text(training.delta)}",
+    ):
         print_sentence(console, sentence)
 
 

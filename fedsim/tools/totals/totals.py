@@ -21,6 +21,7 @@ from fedsim.tools.totals.sources import (
     repeats,
     without_repetitions,
 )
+from fedsim.tools.totals.training import TrainingSection
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Totals:
         sources: names of the counted sources, without those that repeat another source.
         repeated: names of sources that repeat another one bit for bit, so that they cost nothing.
         unfinished: names of runs that have not ended; they are counted up to their last record.
-        unit: the privacy unit that ε protects; None without a fedsim run.
+        unit: the privacy unit that ε protects; None if no source tells it.
         adjacency: adjacency of every ε.
         observer: the adversary against whom every ε holds; None without a fedsim run.
         clients: the totals of clients, in the order of their numbers.
@@ -137,9 +138,10 @@ def account_of(
 
     Args:
         sources: runs and files.
-        delta: δ of every ε; None means the δ of the runs.
+        delta: δ of every ε; None means the δ of the runs and training files.
         accountants: accountants to compute ε with; the default is that of the runs, or "pld".
-        adjacency: adjacency of the files; None means that of the runs, or "zero_out".
+        adjacency: adjacency of the files; None means that of the runs and training files, or
+            "zero_out".
         clients: for each client name, the texts `SOURCE:CLIENT` that say where this client is (or
             `SOURCE` for a file that names no client). None means to match clients as described
             above.
@@ -235,6 +237,7 @@ def _epsilon(
 
 def _delta(key: str, sources: Sequence[Source]) -> float:
     deltas = [source.terms.deltas[key] for source in sources if source.terms is not None]
+    deltas += [source.training.training.delta for source in sources if source.training is not None]
     known = {delta for delta in deltas if delta is not None}
     if len(known) != 1 or None in deltas:
         given = "no δ" if not known else "several δ: " + ", ".join(f"{d:g}" for d in sorted(known))
@@ -246,13 +249,15 @@ def _delta(key: str, sources: Sequence[Source]) -> float:
 def _terms(
     sources: Sequence[Source], adjacency: Adjacency | None, accountants: Sequence[AccountantChoice]
 ) -> tuple[str | None, Adjacency, Observer | None, Sequence[AccountantChoice]]:
-    """Return (unit, adjacency, observer, accountants) that all runs share."""
+    """Return (unit, adjacency, observer, accountants) that all runs and training files share."""
     runs = [(source.name, source.terms) for source in sources if source.terms is not None]
-    if not runs:
+    files = [(s.name, s.training.training) for s in sources if s.training is not None]
+    if not runs and not files:
         return None, adjacency or "zero_out", None, accountants or ("pld",)
-    first_name, first = runs[0]
-    for name, terms in runs[1:]:
-        for key in ("unit", "adjacency", "observer"):
+    first_name, first = [*runs, *files][0]
+    for name, terms in [*runs, *files][1:]:
+        is_file = isinstance(terms, TrainingSection)
+        for key in ("unit", "adjacency", *["observer"] * (not is_file)):
             value, other = getattr(first, key), getattr(terms, key)
             if value != other:
                 raise SourceError(
@@ -263,6 +268,8 @@ def _terms(
         raise SourceError(
             f"--adjacency {adjacency}: {first_name} holds under {first.adjacency} adjacency only"
         )
+    if isinstance(first, TrainingSection):
+        return first.unit, first.adjacency, None, accountants or ("pld",)
     used = {terms.accountant for _, terms in runs}
     default: AccountantChoice = first.accountant if len(used) == 1 else "pld"
     return first.unit, first.adjacency, first.observer, accountants or (default,)

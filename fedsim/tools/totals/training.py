@@ -1,0 +1,389 @@
+"""Training files: what training code of others spends, beside what its authors say.
+
+A training file is YAML. Its section `training` is what the code does; `claimed` is what the authors
+say, with the keys that they account for otherwise.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError
+
+from fedsim.accountant import (
+    EpochShuffled,
+    Event,
+    FixedSizeSampled,
+    Gaussian,
+    PoissonSampled,
+    PrivacyLedger,
+    RandomAllocation,
+)
+from fedsim.accountant.accountants import AccountantChoice, accountant_name
+from fedsim.accountant.events import Adjacency
+from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
+from fedsim.core.formatting import delta_text, epsilon_text
+from fedsim.core.limits import MAX_EXAMPLES
+from fedsim.core.settings import Probability, Settings, Share
+from fedsim.core.text_formats import finite_or_none
+from fedsim.experiment.errors import ExperimentError, Problem
+from fedsim.experiment.load import read_yaml
+from fedsim.experiment.messages import PathMessage, validation_messages
+from fedsim.experiment.tree import is_broken, locate, to_python
+
+_MAX_STEPS = 10**12  # of the accountants
+
+Sampling = Literal["poisson", "shuffle", "balls_and_bins", "fixed_size", "full_batch"]
+_Count = Annotated[int, Field(ge=1, le=MAX_EXAMPLES)]
+_Steps = Annotated[int, Field(ge=1, le=_MAX_STEPS)]
+_Epochs = Annotated[float, Field(gt=0, le=_MAX_STEPS)]
+_Positive = Annotated[float, Field(gt=0)]
+
+
+class TrainingSection(Settings):
+    """The section `training`: what the code does.
+
+    Attributes:
+        unit: what ε protects: each example, or each client with all that it has.
+        examples: number of examples, or of clients for unit `client`.
+        batch_size: examples in a batch, on average; not needed if every batch has all examples.
+        steps: number of noisy steps; `epochs` may be given instead.
+        epochs: number of passes over the data, or of full batches.
+        sampling: how the code draws a batch.
+        sampling_rate: probability of each example to join a Poisson sample; `batch_size` over
+            `examples` if absent.
+        drop_last: whether a shuffled pass leaves out the examples of an incomplete batch.
+        noise_multiplier: standard deviation of the noise, in clipping norms.
+        noise_added_to: whether this noise is added to the sum of clipped gradients or to their
+            mean over a batch.
+        sensitivity: how far one example moves the sum, in clipping norms. For k layers that are
+            clipped one by one it is √k.
+        adjacency: adjacency of ε.
+        delta: δ of ε.
+    """
+
+    unit: Literal["example", "client"] = "example"
+    examples: _Count
+    batch_size: _Count | None = None
+    steps: _Steps | None = None
+    epochs: _Epochs | None = None
+    sampling: Sampling
+    sampling_rate: Share | None = None
+    drop_last: bool = False
+    noise_multiplier: _Positive
+    noise_added_to: Literal["sum", "mean"] = "sum"
+    sensitivity: _Positive = 1.0
+    adjacency: Adjacency = "zero_out"
+    delta: Probability
+
+    def ledger(self) -> PrivacyLedger:
+        """Return the ledger of all releases of the training."""
+        release, batches = Gaussian(self._noise_to_sensitivity), self._batches_in_pass
+        event: Event = release
+        match self.sampling:
+            case "poisson":
+                event = PoissonSampled(self.rate, release)
+            case "fixed_size":
+                event = FixedSizeSampled(self.examples, self._expected_batch, release)
+            case "shuffle":
+                event = EpochShuffled(batches, release)
+            case "balls_and_bins":
+                event = RandomAllocation(batches, release)
+            case "full_batch":
+                pass
+        in_passes = self.sampling in ("shuffle", "balls_and_bins")
+        return PrivacyLedger().record(event, self._passes if in_passes else self._num_steps)
+
+    def epsilons(self, accountants: Sequence[AccountantChoice]) -> dict[str, float]:
+        """Return ε by the name of each accountant."""
+        ledger = self.ledger()
+        return {
+            accountant_name(accountant): ledger.epsilon(self.delta, accountant, self.adjacency)
+            for accountant in accountants
+        }
+
+    @property
+    def _expected_batch(self) -> int:
+        return self.examples if self.batch_size is None else self.batch_size
+
+    @property
+    def _noise_to_sensitivity(self) -> float:
+        factor = self._expected_batch if self.noise_added_to == "mean" else 1
+        return self.noise_multiplier * factor / self.sensitivity
+
+    @property
+    def rate(self) -> float:
+        """Probability that an example is in a batch."""
+        if self.sampling_rate is not None:
+            return self.sampling_rate
+        return self._expected_batch / self.examples
+
+    @property
+    def _batches_in_pass(self) -> int:
+        whole, rest = divmod(self.examples, self._expected_batch)
+        return whole + (rest > 0 and not self.drop_last)
+
+    @property
+    def _passes(self) -> int:
+        if self.epochs is not None:
+            return _rounded_up(self.epochs)
+        return -(-(self.steps or 0) // self._batches_in_pass)
+
+    @property
+    def _num_steps(self) -> int:
+        if self.steps is not None:
+            return self.steps
+        return _rounded_up((self.epochs or 0.0) / self.rate)
+
+
+def _rounded_up(number: float) -> int:
+    nearest = round(number)  # 15 / 0.02 may be a bit more than 750 in floating point
+    return nearest if math.isclose(number, nearest, rel_tol=1e-12) else math.ceil(number)
+
+
+class ClaimedSection(Settings):
+    """The section `claimed`: what the authors say, and what they account for otherwise.
+
+    Attributes:
+        epsilon: their ε at the δ of the training.
+        because: how they account for it, in words.
+        sampling: as in `TrainingSection`, and so are all further keys. An absent key is as in the
+            section `training`.
+    """
+
+    epsilon: Annotated[float, Field(ge=0)]
+    because: str | None = None
+    sampling: Sampling | None = None
+    sampling_rate: Share | None = None
+    steps: _Steps | None = None
+    epochs: _Epochs | None = None
+    noise_multiplier: _Positive | None = None
+    noise_added_to: Literal["sum", "mean"] | None = None
+    sensitivity: _Positive | None = None
+
+
+class TrainingFile(Settings):
+    """The content of a training file."""
+
+    training: TrainingSection
+    claimed: ClaimedSection | None = None
+
+
+@dataclass(frozen=True)
+class TrainingRow:
+    """One way to account for a training.
+
+    Attributes:
+        label: what the row changes.
+        training: the training with the changes of this row and of those above it.
+        epsilons: its ε by the name of each accountant.
+    """
+
+    label: str
+    training: TrainingSection
+    epsilons: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class TrainingReport:
+    """What a training spends, and what its authors say.
+
+    Attributes:
+        name: path of the file.
+        claimed: what the authors say; None if the file does not tell.
+        rows: the first row is what the code does. Each further row changes one thing more, towards
+            the account of the authors. One row has Poisson samples in place of shuffled batches.
+    """
+
+    name: str
+    claimed: ClaimedSection | None
+    rows: tuple[TrainingRow, ...]
+
+    @property
+    def training(self) -> TrainingSection:
+        """What the code does."""
+        return self.rows[0].training
+
+    @property
+    def spent(self) -> float:
+        """The least bound on ε of what the code does."""
+        return min(self.rows[0].epsilons.values())
+
+    def sentences(self) -> list[str]:
+        """Return what the numbers mean, one sentence each."""
+        training, claimed = self.training, self.claimed
+        lines: list[str] = []
+        if claimed is not None:
+            because = "" if claimed.because is None else f": {claimed.because}"
+            lines.append(f"the authors say ε = {claimed.epsilon:g}{because}")
+            spent = f"ε = {epsilon_text(self.spent)}"
+            lines.append(
+                f"it holds: the code spends at most {spent}"
+                if self.spent <= claimed.epsilon
+                else f"it is not proven: what is proven for the code is {spent}"
+            )
+        if len(self.rows) > 2:
+            lines.append("each row has the changes of the rows above it, too")
+        if training.sampling == "shuffle":
+            lines.append(
+                "no amplification is claimed for shuffled batches: a pass counts as one release on "
+                "known batches, and the Poisson number holds only for code that draws such batches"
+            )
+        if training.delta * training.examples >= 1.0:
+            lines.append(
+                f"δ = {delta_text(training.delta)} is not below 1/{training.examples}, so it "
+                f"allows to publish all about one {training.unit}, drawn at random"
+            )
+        return lines
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON values; an infinite ε is null."""
+        return {
+            "name": self.name,
+            "unit": self.training.unit,
+            "adjacency": self.training.adjacency,
+            "delta": self.training.delta,
+            "claimed_epsilon": None if self.claimed is None else self.claimed.epsilon,
+            "rows": [
+                {
+                    "row": row.label,
+                    "epsilons": {name: finite_or_none(e) for name, e in row.epsilons.items()},
+                }
+                for row in self.rows
+            ],
+        }
+
+
+def report_of(
+    name: str, file: TrainingFile, accountants: Sequence[AccountantChoice] = ()
+) -> TrainingReport:
+    """Return what a training spends, and what its authors say.
+
+    Guarantee: each ε of the first row is an upper bound for a training as `training` describes it.
+
+    Args:
+        name: path of the file.
+        file: its content.
+        accountants: accountants to compute ε with; the default is "pld" and "rdp".
+    """
+    accountants = accountants or ("pld", "rdp")
+    training = file.training
+    rows = [TrainingRow("as the code does it", training, training.epsilons(accountants))]
+    for change in _changes(file):
+        training = _changed(training, change)
+        label = ", ".join(f"{key}: {_text(value)}" for key, value in change.items())
+        rows.append(TrainingRow(f"as if {label}", training, training.epsilons(accountants)))
+    return TrainingReport(name, file.claimed, tuple(rows))
+
+
+_NOISE = ("noise_multiplier", "noise_added_to", "sensitivity")
+_SAMPLE = ("sampling", "sampling_rate")
+
+
+def _changes(file: TrainingFile) -> list[dict[str, Any]]:
+    """Return what the authors account for otherwise, one thing after the other.
+
+    Shuffled batches have a row of their own as Poisson samples, also if the authors do not say so.
+    """
+    training, claimed = file.training, {} if file.claimed is None else _given(file.claimed)
+    changes = {key: value for key, value in claimed.items() if value != getattr(training, key)}
+    noise = {key: value for key, value in changes.items() if key in _NOISE}
+    sample = {key: value for key, value in changes.items() if key in _SAMPLE}
+    schedule = {key: value for key, value in changes.items() if key not in (*_NOISE, *_SAMPLE)}
+    if training.sampling != "shuffle":
+        steps = [sample | schedule, noise]
+    elif sample:
+        steps = [sample, schedule, noise]
+    else:
+        steps = [schedule, noise, {"sampling": "poisson"}]
+    return [step for step in steps if step]
+
+
+def _given(claim: ClaimedSection) -> dict[str, Any]:
+    return claim.model_dump(exclude={"epsilon", "because"}, exclude_none=True)
+
+
+def _changed(training: TrainingSection, change: Mapping[str, Any]) -> TrainingSection:
+    """Return a training with other values of keys; epochs replace steps, and steps epochs."""
+    update = dict(change)
+    if "steps" in update:
+        update.setdefault("epochs", None)
+    elif "epochs" in update:
+        update["steps"] = None
+    if update.get("sampling", "poisson") != "poisson":
+        update.setdefault("sampling_rate", None)
+    return training.model_copy(update=update)
+
+
+def _text(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def is_training(content: object) -> bool:
+    """Return whether a parsed YAML file is a training file."""
+    return isinstance(content, Mapping) and bool({"training", "claimed"} & content.keys())
+
+
+def read_training(path: str | Path) -> TrainingFile:
+    """Return the content of a training file.
+
+    Raises:
+        ExperimentError: the file has mistakes; the error lists all of them with their places.
+    """
+    problems: list[Problem] = []
+    tree = read_yaml(path, problems)
+    raw = to_python(tree)
+    messages: list[PathMessage] = []
+    file = None
+    try:
+        file = TrainingFile.model_validate(raw)
+    except ValidationError as error:
+        messages += validation_messages(error, raw, TrainingFile)
+    if file is not None:
+        messages += _problems(file)
+    problems += [
+        locate(tree, at).problem(at, message) for at, message in messages if not is_broken(tree, at)
+    ]
+    if problems or file is None:
+        raise ExperimentError(problems)
+    return file
+
+
+def _problems(file: TrainingFile) -> Iterator[PathMessage]:
+    """Yield (key path, message) for keys that do not fit together."""
+    training, claimed = file.training, file.claimed
+    if (training.steps is None) == (training.epochs is None):
+        yield ("training",), "give one of steps and epochs"
+    yield from _sample_problems(training, "training")
+    if claimed is None:
+        return
+    if claimed.steps is not None and claimed.epochs is not None:
+        yield ("claimed",), "give steps or epochs, not both"
+    elif changes := _given(claimed):
+        yield from _sample_problems(_changed(training, changes), "claimed")
+
+
+def _sample_problems(training: TrainingSection, section: str) -> Iterator[PathMessage]:
+    sampling, batch = training.sampling, training.batch_size
+    if sampling == "full_batch" and batch not in (None, training.examples):
+        yield (
+            (section, "sampling"),
+            f"full_batch has all {training.examples} examples in each batch, and batch_size is "
+            f"{batch}; write the sampling of the code",
+        )
+    is_needed = sampling != "full_batch" and not (sampling == "poisson" and training.sampling_rate)
+    if batch is None and is_needed:
+        yield (section, "sampling"), f"{sampling} needs training.batch_size"
+    if batch is not None and batch > training.examples:
+        yield ("training", "batch_size"), f"must be <= examples = {training.examples}, got {batch}"
+    if training.sampling_rate is not None and sampling != "poisson":
+        yield (section, "sampling_rate"), f"is for sampling: poisson, and sampling is {sampling}"
+    if training.drop_last and sampling != "shuffle" and section == "training":
+        yield (section, "drop_last"), f"is for sampling: shuffle, and sampling is {sampling}"
+    if training.epochs is not None and training.epochs > _MAX_STEPS * training.rate:
+        yield (section, "epochs"), f"are more than {_MAX_STEPS:,} steps"
+    scheme = SAMPLING_SCHEMES.get(sampling)
+    if scheme is not None and training.adjacency not in scheme.adjacencies:
+        yield (section, "sampling"), scheme.refusal(training.adjacency)
