@@ -54,7 +54,7 @@ def mean_accuracy(outputs: Tensor, targets: Tensor) -> float:
 
 def _centres() -> dict[str, _Centre]:
     data = load_heart_disease(HeartDiseaseArgs(scaled=False))
-    features = data.train.features[:, :_FEATURES]
+    features = data.train.features[:, :_FEATURES].astype(np.float32)
     hospitals = np.array(data.groups[HOSPITAL])
     return {
         str(name): _divided(features[hospitals == name], data.train.targets[hospitals == name])

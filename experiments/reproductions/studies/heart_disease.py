@@ -44,7 +44,7 @@ def measure(setup: Setup) -> list[Row]:
     runs = run_variants("heart_compare.yaml", setup)
     accuracies = [
         number_row(
-            f"mean of four accuracies, {'no privacy' if name == 'plain' else 'ε = ' + name[4:]}",
+            f"mean of four accuracies, {_label(name)}",
             published,
             t_interval(runs[name].metric("test_mean_accuracy")),
             tolerance=DEVIATION[name],
@@ -53,11 +53,15 @@ def measure(setup: Setup) -> list[Row]:
         for name, published in PUBLISHED.items()
     ]
     spent = [
-        context_row(f"ε that FLamby's noise for ε = {name[4:]} spends", _spent(runs[name]))
+        context_row(f"ε of a hospital with {_label(name)}", _spent(runs[name]))
         for name in PUBLISHED
         if name != "plain"
     ]
     return [*accuracies, *spent]
+
+
+def _label(name: str) -> str:
+    return "no privacy" if name == "plain" else f"FLamby's ε = {name.removeprefix('eps-')}"
 
 
 def _spent(runs: VariantRuns) -> str:

@@ -20,6 +20,7 @@ SEEDS = 4
 WITHOUT_FILES = (
     "dp_scaffold_k50",
     "fedprox",
+    "heart_disease",
     "mean_estimation",
     "moments_accountant",
     "opacus_mnist_epsilon",
