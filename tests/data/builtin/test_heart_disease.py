@@ -9,7 +9,7 @@ import pytest
 from fedsim.data import DataError, load_federated_data
 from fedsim.data.builtin.heart_disease import FILE, load_heart_disease
 from fedsim.data.builtin.settings import HeartDiseaseArgs
-from fedsim.data.load import FederatedData
+from fedsim.data.load import ExampleGroups, FederatedData
 from fedsim.data.settings import DataSettings
 
 UCI = {"Cleveland": 303, "Hungary": 294, "Switzerland": 123, "VA Long Beach": 200}
@@ -68,6 +68,10 @@ def test_the_public_test_set_keeps_the_hospital_of_each_patient() -> None:
     held_out = Counter(data.test_groups.names)
     trained = dict(zip(FLAMBY, data.clients.sizes, strict=True))
     assert {name: held_out[name] + trained[name] for name in FLAMBY} == FLAMBY
+    rows = np.array([5, 2])
+    assert data.with_test(rows).test_groups == ExampleGroups(
+        "hospital", (data.test_groups.names[5], data.test_groups.names[2])
+    )
     pooled = hospitals(partition={"scheme": "iid", "num_clients": 1})
     assert pooled.test_groups == data.test_groups
 
