@@ -11,7 +11,12 @@ ELSEWHERE = {
     "start/tutorial.md",  # test_tutorial.py
     "howto/deployment.md",  # tests/tools/deployment/test_recipe.py
 }
-SHOWN = ("personalization.md", "correlated_noise.md", "own_loop.md")  # pages without a command
+SHOWN = (  # pages without a command that is run
+    "personalization.md",
+    "correlated_noise.md",
+    "own_loop.md",
+    "users.md",
+)
 PAGES = sorted(
     f"{folder}/{path.name}"
     for folder in ("howto", "start")

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from fedsim.data.examples import DataError
 
-EXTRA_HINT = "pip install 'fedsim-dp[data]'"
-
 
 @dataclass(frozen=True)
 class InstalledFile:
@@ -37,12 +35,11 @@ class InstalledFile:
         paths = (Path(folder, *self.path.split("/")) for folder in folders)
         return next((path for path in paths if path.is_file()), None)
 
-    def read(self, dataset: str, *, fix: str = EXTRA_HINT) -> bytes:
+    def read(self, dataset: str) -> bytes:
         """Return the content of the file, whose hash is the published one.
 
         Args:
             dataset: name of the dataset, for error messages.
-            fix: what a user without the package does.
 
         Raises:
             DataError: the package is not installed, lacks the file, or has another file there.
@@ -59,7 +56,7 @@ no_such_package, which is not installed; pip install 'fedsim-dp[data]'
         if path is None and find_spec(self.package) is None:
             raise DataError(
                 f"data.dataset: {dataset} is a file of the package {self.package}, which is not "
-                f"installed; {fix}"
+                "installed; pip install 'fedsim-dp[data]'"
             )
         if path is None:
             raise DataError(

