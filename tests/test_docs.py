@@ -182,8 +182,8 @@ def test_every_output_is_documented(tmp_path: Path) -> None:
 def test_every_output_of_a_comparison_is_documented() -> None:
     from fedsim.comparison.differences import PairCheck
     from fedsim.comparison.results import Difference, Results, VariantResult
-    from fedsim.comparison.statistics import Estimate, PairedDifference
     from fedsim.comparison.runs_cost import Composition
+    from fedsim.comparison.statistics import Estimate, PairedDifference
 
     text = (ROOT / "docs" / "reference" / "comparison.md").read_text()
     estimate = Estimate(2, 0.0, 0.0, 0.0, 0.0)

@@ -34,9 +34,9 @@ from fedsim.comparison.load import LoadedComparison, load_comparison
 from fedsim.comparison.outcomes import RunOutcome, read_outcome, read_run
 from fedsim.comparison.page import write_page
 from fedsim.comparison.results import ComparisonError, Results, summarise
+from fedsim.comparison.runs_cost import TUNING, cost_of_tuned, tuning_cost, tuning_of_runs
 from fedsim.comparison.terminal import notebook_comparison
 from fedsim.comparison.tune import load_candidates, tuned_comparison
-from fedsim.comparison.runs_cost import TUNING, cost_of_tuned, tuning_cost, tuning_of_runs
 from fedsim.comparison.variants import arm_notes
 from fedsim.comparison.vary import Vary, load_varied
 from fedsim.experiment.errors import did_you_mean

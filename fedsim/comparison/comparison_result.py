@@ -13,6 +13,7 @@ from fedsim.comparison.figures.variants import pictures_of
 from fedsim.comparison.load import LoadedComparison
 from fedsim.comparison.outcomes import RunOutcome
 from fedsim.comparison.results import Results, VariantResult
+from fedsim.comparison.runs_cost import Tuning
 from fedsim.comparison.statistics import Estimate
 from fedsim.comparison.text import (
     difference_mark,
@@ -26,7 +27,6 @@ from fedsim.comparison.text import (
     seeds_text,
     unfit_sentences,
 )
-from fedsim.comparison.runs_cost import Tuning
 from fedsim.core.errors import InputError
 from fedsim.core.formatting import delta_text, epsilon_text
 from fedsim.core.metrics import metric_entry

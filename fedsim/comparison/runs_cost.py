@@ -43,8 +43,8 @@ _PRIVATE_MODELS = (
     "clients' private data, so the choice costs privacy."
 )
 _SHARED = (
-    " That is the cost of deployed runs, each with noise of its own; the simulated runs of one seed "
-    "share their noise."
+    " That is the cost of deployed runs, each with noise of its own; the simulated runs of one "
+    "seed share their noise."
 )
 _SEES_LEAST_FIRST: tuple[Observer, ...] = tuple(OBSERVER_NAMES)[::-1]
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from fedsim.comparison.differences import Baseline
 from fedsim.comparison.load import LoadedComparison, LoadedVariant, load_comparison
 from fedsim.comparison.results import ComparisonError, Results
-from fedsim.comparison.settings import TuneSettings
 from fedsim.comparison.runs_cost import best_variant
+from fedsim.comparison.settings import TuneSettings
 from fedsim.comparison.variants import axis_labels, value_label
 from fedsim.core.metrics import metric_name
 from fedsim.experiment import ExperimentError

@@ -17,9 +17,9 @@ from fedsim.accountant.ledger.journal import Charge, FileJournal
 from fedsim.comparison.differences import PairCheck
 from fedsim.comparison.outcomes import RunOutcome
 from fedsim.comparison.results import Results, VariantResult
+from fedsim.comparison.runs_cost import Tuning, tuning_cost
 from fedsim.comparison.settings import SelectSettings
 from fedsim.comparison.statistics import t_interval
-from fedsim.comparison.runs_cost import Tuning, tuning_cost
 from fedsim.core.durable import GENESIS
 from fedsim.runs.files import SCHEMAS, DamagedRunError
 

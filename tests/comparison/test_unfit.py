@@ -15,9 +15,9 @@ from fedsim.comparison.jobs import MARKER
 from fedsim.comparison.outcomes import RunOutcome
 from fedsim.comparison.page import render_comparison
 from fedsim.comparison.results import Results, summarise
+from fedsim.comparison.runs_cost import Composition, Tuning
 from fedsim.comparison.terminal import print_comparison
 from fedsim.comparison.text import score_warnings, unfit_sentences
-from fedsim.comparison.runs_cost import Composition, Tuning
 from fedsim.comparison.unfit import UnfitVariant
 from fedsim.report.contents import Scores
 

@@ -32,7 +32,7 @@ EXAMPLES = {
     "A dataset": (r'"blobs": |\bBlobsArgs\b', "blobs"),
     "An engine": (r'"flower"', "flower"),
     "A file of figures": (r'"answers\.json"|\banswers_context\b', "answers.json"),
-    "A column of clients": (r'"group": |ClientColumn\("group"', "group"),
+    "A column of clients": (r'"group": client_privacy|ClientColumn\("group"', "group"),
 }
 
 
