@@ -98,13 +98,15 @@ def _hog(value: HogSettings, shape: tuple[int, ...]) -> Transform:
     Edge case: an image that is constant in a channel has maps of zeros there.
     """
     directions = np.arange(value.bins).reshape(-1, 1, 1)
-    windows = _windows(shape, value.window, value.stride)
+    rows, columns = (_pixels(side, value.window, value.stride) for side in shape[-2:])
     repeated = np.ix_(*(np.array([0, *range(side), side - 1]) for side in shape[-2:]))
 
     def transform(image: Example) -> Example:
         channels = image.reshape(-1, *shape[-2:])
         maps = np.concatenate([_maps(channel[repeated], directions) for channel in channels])
-        return sum(weight * maps[pixels] for weight, pixels in windows) ** value.power
+        terms = (weight * maps[:, :, pixels] for weight, pixels in columns)
+        across = sum(terms, start=np.zeros(()))
+        return sum(weight * across[:, pixels] for weight, pixels in rows) ** value.power
 
     return transform
 
@@ -125,16 +127,17 @@ def _maps(padded: Example, directions: NDArray[np.int64]) -> Example:
     return share * np.hypot(down, right)
 
 
-def _windows(
-    shape: tuple[int, ...], window: int, stride: int
-) -> tuple[tuple[float, tuple[slice, ...]], ...]:
-    """Return weight and index of each window pixel, over all windows of maps (n, *shape)."""
-    weights = np.hanning(window + 2)[1:-1]
-    rows, columns = (stride * ((side - window) // stride) + 1 for side in shape[-2:])
-    return tuple(
-        (float(weights[y] * weights[x]), np.s_[:, y : y + rows : stride, x : x + columns : stride])
-        for y, x in np.ndindex(window, window)
-    )
+def _pixels(side: int, window: int, stride: int) -> tuple[tuple[float, slice], ...]:
+    """Return the Hann weight and the index of each pixel of a window, over all windows of a side.
+
+    Args:
+        side: height or width of the image, in pixels.
+        window: side of a window, in pixels.
+        stride: pixels between windows.
+    """
+    last = stride * ((side - window) // stride) + 1
+    weights = np.hanning(window + 2)[1:-1].tolist()
+    return tuple((weight, slice(i, i + last, stride)) for i, weight in enumerate(weights))
 
 
 def _per_channel(value: object, shape: tuple[int, ...]) -> Example:
