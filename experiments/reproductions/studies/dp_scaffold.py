@@ -15,6 +15,7 @@ from experiments.reproductions.study import Setup, Study
 from experiments.reproductions.train_loss import pooled_examples
 from fedsim.comparison.statistics import t_interval
 
+# README.md:9-11; the sizes of differences are those of `GAPS`.
 CLAIMS = {5: "smaller", 50: "smaller, −0.34", 100: "smaller, −0.41"}
 # Log gaps of DP-FedAvg and DP-SCAFFOLD-warm at round 400 with α = β = 5, read off the pixels of
 # pictures/logistic_loss_k_10-1.png (K = 50) and _k_20-1.png (K = 100); none of K = 5.
