@@ -141,7 +141,7 @@ class PrivacyAccount:
         if again and not self.plan.secure_noise:
             return None
         self._refuse_noise_reuse(round_number)
-        self._refuse_other_run()
+        self._refuse_other_run(round_number)
         granted = self._granted_steps(steps)
         first, spend = self.spend.steps, self.spend
         against_server = self.plan.server_charges(first, granted)
@@ -214,11 +214,12 @@ class PrivacyAccount:
             "new run with another seed"
         )
 
-    def _refuse_other_run(self) -> None:
+    def _refuse_other_run(self, round_number: int) -> None:
         """Check that the client's correlated noise was charged for the run that is planned now.
 
         Raises:
-            ChargeRefusedError: the first charge differs from the charge of the plan.
+            ChargeRefusedError: the first charge differs from the charge of the plan, or the round
+                is too early after the client's last one.
         """
         step, spend = self.plan.release, self.spend
         if step.correlation is None or spend.steps == 0:
@@ -228,6 +229,13 @@ class PrivacyAccount:
                 f"client {spend.client} was charged for all steps of a run with correlated noise, "
                 f"and now {self.plan.planned_steps} other ones are planned: resume with the rounds "
                 "and settings that the run began with, or start a new run with another seed"
+            )
+        apart = step.correlation.rounds_apart
+        if round_number < self.last_round + apart:
+            raise ChargeRefusedError(
+                f"client {spend.client} was in round {self.last_round} and is asked in round "
+                f"{round_number}, and its noise is charged for rounds that are at least "
+                f"{apart} apart (federation.participation.rounds_apart)"
             )
 
     def _granted_steps(self, steps: int) -> int:

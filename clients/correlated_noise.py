@@ -15,21 +15,22 @@ exact in float64, so the bits are the same on every processor.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import Self
+from functools import cached_property
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedsim.accountant import SelfComposed
-from fedsim.accountant.checks import Floats
 from fedsim.clients.sampling.sampling import Charges
 from fedsim.core.limits import MAX_NOISE_BANDS
+from fedsim.noise.correlated.strategies import (
+    COEFFICIENT_BITS,
+    inverse_coefficients,
+    square_root_coefficients,
+)
 from fedsim.noise.sources import NoiseSource
-
-COEFFICIENT_BITS = 16
-"""Bits after the point of a coefficient: its products with noise below 2³² are exact in float64."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class NoiseCorrelation:
     Attributes:
         coefficients: c_0 = 1, c_1, ..., one for each band, each a multiple of 2⁻¹⁶.
         planned_steps: number of steps of the whole run, all charged before the first step.
+        rounds_apart: smallest difference between two rounds of a client: any rounds will do.
 
     Raises:
         ValueError: a coefficient is not a multiple of 2⁻¹⁶, the first is not 1, or there are too
@@ -52,6 +54,7 @@ class NoiseCorrelation:
 
     coefficients: tuple[float, ...]
     planned_steps: int
+    rounds_apart: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         whole = [(c * 2**COEFFICIENT_BITS).is_integer() for c in self.coefficients]
@@ -113,36 +116,6 @@ class NoiseCorrelation:
         if first_step or not steps:
             return []
         return [(SelfComposed(event, count), 1) for event, count in cycle]
-
-
-@lru_cache(maxsize=MAX_NOISE_BANDS)
-def square_root_coefficients(bands: int) -> tuple[float, ...]:
-    """Return the coefficients c_j of the square root of the prefix-sum matrix, for j < bands.
-
-    c_j = binomial(2 j, j) / 4^j, rounded to a multiple of 2⁻¹⁶.
-    """
-    exact = [1.0]
-    for j in range(1, bands):
-        exact.append(exact[-1] * (2 * j - 1) / (2 * j))
-    unit = 2.0**COEFFICIENT_BITS
-    return tuple(round(value * unit) / unit for value in exact)
-
-
-def inverse_coefficients(coefficients: tuple[float, ...], steps: int) -> Floats:
-    """Return the first column d (steps,) of the inverse of the mechanism's matrix C.
-
-    Without rounding, the noise of step t is y_t = Σ_j d_j Z_{t−j}, with fresh noise Z.
-
-    Args:
-        coefficients: the coefficients of `NoiseCorrelation`.
-        steps: number of rows of C, at least 1.
-    """
-    later = np.array(coefficients[1:])
-    inverse = np.zeros(steps + len(later))  # zeros stand for the steps before the first
-    inverse[len(later)] = 1.0
-    for t in range(len(later) + 1, len(inverse)):
-        inverse[t] = -(later @ inverse[t - len(later) : t][::-1])
-    return inverse[len(later) :]
 
 
 def prefix_error(coefficients: tuple[float, ...], steps: int) -> float:

@@ -189,7 +189,8 @@ class PrivacySettings(Settings):
     noise_correlation: NoiseCorrelationSettings = Field(
         default="none",
         description="correlation of noise from step to step, which lowers the error of sums over "
-        "many steps; none: independent noise",
+        "many steps; none: independent noise; toeplitz: for steps of a client's examples; "
+        "toeplitz, blt, tree or identity: from round to round, for unit: client in trust: central",
     )
     adjacency: Annotated[PublicSizeSettings | PrivateSizeSettings, Choice()] = Field(
         default=PublicSizeSettings(name="zero_out"),
@@ -413,6 +414,10 @@ class PrivacySettings(Settings):
     def _correlation_with_a_guarantee(self) -> Self:
         if self.noise_correlation != "none":
             chosen = self.choices()
-            needs = {key: (getattr(chosen, key), allowed) for key, allowed in CORRELATED.items()}
+            needs = {
+                key: (getattr(chosen, key), allowed)
+                for key, allowed in CORRELATED[self.unit].items()
+                if key != "trust"  # the rules of trust models name it
+            }
             check_correlation_needs({**needs, "on_exhausted": (self.on_exhausted, ("refuse",))})
         return self

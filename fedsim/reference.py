@@ -119,6 +119,7 @@ federation.participation: {scheme: cyclic, groups: 4}
 federation.participation.groups: 4
 federation.participation.members: ["0-4", "5, 7-9"]
 federation.participation.rounds_per_group: 5
+federation.participation.rounds_apart: 50
 federation.participation.path: availability.csv
 federation.participation.availability: "0-9, 12: 1-20, 41-60"
 federation.participation.period: 24
@@ -189,6 +190,9 @@ privacy.sampling: balls_and_bins
 privacy.sampling.rate: 0.1
 privacy.noise_correlation: {name: toeplitz, bands: 5}
 privacy.noise_correlation.bands: 5
+privacy.noise_correlation.buffers: 4
+privacy.noise_correlation.scales: [0.26, 0.25]
+privacy.noise_correlation.decays: [0.57, 0.98]
 privacy.adjacency: {name: add_remove, declared_examples: 1000}
 privacy.adjacency.declared_examples: 1000
 privacy.accountant: {name: rdp, orders: [2, 4, 8, 16, 32]}

@@ -5,6 +5,8 @@
 | the client has no examples        | noise alone                      | charged as usual     |
 | an update is NaN or infinite      | noise alone                      | charged as usual     |
 | noise multiplier 0                | the clipped update, not rounded  | Gaussian(0): ε is ∞  |
+
+With correlated noise the whole run is one event, charged before a client's first release.
 """
 
 import math
@@ -22,7 +24,8 @@ from fedsim.clients.local_settings import OptimizerSettings
 from fedsim.clients.mechanisms.contract import ReleasedUpdates, SummedMechanism, UpdateRelease
 from fedsim.clients.mechanisms.noise_range import NoiseRangeError, check_deviations, normal_tail
 from fedsim.clients.mechanisms.plan import Draft, PlanRequest, PrivacyPlanError, check_draws
-from fedsim.clients.sampling.sampling import Charges
+from fedsim.clients.sampling.sampling import Charges, PoissonSampling, Sampling
+from fedsim.noise.correlated.run import RunCorrelation, strategy_of
 from fedsim.noise.grid import DEVIATION, SATURATION, effective_multiplier
 from fedsim.noise.release import release_
 from fedsim.noise.sources import NoiseSource
@@ -61,6 +64,9 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
     with d = 1 in units of σ_b, and 0 where the update is zeroed out. Two independent Gaussian
     releases are one, `JointGaussian`. ∎
 
+    With correlated noise, which the server adds to sums of updates, the event is that of all
+    releases of the run about the client (docs/explain/proofs.md).
+
     Attributes:
         max_update_norm: clipping norm S of the update.
         noise_multiplier: noise multiplier z of the whole release of a round.
@@ -70,6 +76,8 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
             S is fixed.
         participation_rate: probability that the client is in a round, if the draw of clients is
             secret; otherwise 1.
+        correlation: the correlation of the server's noise from round to round, or None if the noise
+            of each round is independent.
 
     Raises:
         ValueError: an attribute is outside its range, or the bit alone costs more privacy than z
@@ -81,6 +89,7 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
     dimensions: int = 0
     count_noise: float | None = None
     participation_rate: float = 1.0
+    correlation: RunCorrelation | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __post_init__(self) -> None:
         check_bound(self.max_update_norm)
@@ -90,6 +99,8 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
             rate = self.participation_rate
             raise ValueError(f"participation_rate must be in (0, 1], got {rate!r}")
         count = self.count_noise
+        if self.correlation is not None and (count is not None or self.participation_rate < 1.0):
+            raise ValueError("correlated noise needs a fixed clip norm and public participation")
         if count is not None and count <= COUNT_SENSITIVITY * self.noise_multiplier:
             raise ValueError(
                 f"adaptive clipping needs count noise > noise_multiplier / 2 = "
@@ -109,7 +120,10 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
 
     @property
     def mechanism(self) -> Event:
-        """Privacy event of one round: the noisy update, and with adaptive clipping a noisy bit."""
+        """Privacy event of one round: the noisy update, and with adaptive clipping a noisy bit.
+
+        With correlated noise it is the event of the whole run.
+        """
         return self._release(1.0)
 
     @property
@@ -146,9 +160,23 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
             steps: number of further releases, one a round.
             noise_factor: standard deviation of the noise that an adversary faces, divided by that
                 of the release alone; above 1 where only a noisy sum is visible.
+
+        Raises:
+            ValueError: releases with correlated noise go beyond the plan.
         """
         event, rate = self._release(noise_factor), self.participation_rate
+        if self.correlation is not None:
+            return self.correlation.charges(event, first_step, steps)
         return [(event if rate == 1.0 else PoissonSampled(rate, event), steps)] if steps else []
+
+    def equivalent(self, steps: int) -> tuple[Sampling, int, float]:
+        """Return the Gaussian releases with the same privacy cost: one with correlated noise."""
+        count = steps if self.correlation is None else 1
+        return PoissonSampling(self.sampling_rate), count, 1.0
+
+    @property
+    def _nominal_factor(self) -> float:
+        return 1.0 if self.correlation is None else self.correlation.column_norm
 
     def for_model(self, parameters: FlatParameters) -> Self:
         """Return the mechanism for a model; its events account for rounding to the integer grid.
@@ -306,11 +334,18 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
         return Gaussian(parts[0]) if len(parts) == 1 else JointGaussian(parts)
 
     def _part_multipliers(self) -> tuple[float, ...]:
-        """Return the noise multipliers of update and bit that are left after rounding."""
+        """Return the noise multipliers of update and bit that are left after rounding.
+
+        With correlated noise, the one of the whole run.
+        """
         count = () if self.count_noise is None else (self.count_noise / COUNT_SENSITIVITY,)
+        error = (self.dimensions + 32.0) * 2.0**-53
+        if self.correlation is not None:
+            return (
+                self.correlation.effective_multiplier(self.update_noise, self.dimensions, error),
+            )
         if not self.dimensions or not self.noise_multiplier:
             return (self.update_noise, *(() if not self.noise_multiplier else count))
-        error = (self.dimensions + 32.0) * 2.0**-53
         update = effective_multiplier(self.update_noise, self.dimensions, error)
         return (update, *(effective_multiplier(multiplier, 1, 0.0) for multiplier in count))
 
@@ -347,9 +382,14 @@ def draft(request: PlanRequest) -> Draft:
 
     Args:
         request: the client's settings, schedule and model; its data and `local` are not used.
+
+    Raises:
+        PrivacyPlanError: the noise is correlated, and the schedule does not keep the rounds of a
+            client apart.
     """
     privacy, rounds, parameters = request.privacy, request.planned_rounds, request.parameters
     rate, clipping = 1.0 if request.drawn is None else request.drawn, privacy.clipping
+    correlation = _correlation(request)
     count_noise = clipping.count_noise if clipping.name == "adaptive" else None
 
     def build(noise: float) -> UpdateMechanism:
@@ -359,12 +399,15 @@ def draft(request: PlanRequest) -> Draft:
                 noise,
                 count_noise=count_noise,
                 participation_rate=rate,
+                correlation=correlation,
             )
             if parameters is not None:
-                check_draws(rounds * (parameters.size + 1))
+                draws = rounds if correlation is None else 2 * correlation.participation.rounds
+                check_draws(draws * (parameters.size + 1))
                 update = update.for_model(parameters)
-                if privacy.noise_multiplier is None:
-                    update = update.with_effective_noise(noise)
+            exact = parameters is None and correlation is None
+            if privacy.noise_multiplier is None and not exact:
+                update = update.with_effective_noise(noise)
         except ValueError as error:
             raise PrivacyPlanError(f"the release of a client's update fails: {error}") from error
         return update
@@ -374,7 +417,28 @@ def draft(request: PlanRequest) -> Draft:
         examples=0,
         steps=rounds,
         given=privacy.noise_multiplier,
-        like=UpdateMechanism(1.0, 1.0, participation_rate=rate),
+        like=UpdateMechanism(1.0, 1.0, participation_rate=rate, correlation=correlation),
         build=build,
         charges_itself=request.drawn is None,
     )
+
+
+def _correlation(request: PlanRequest) -> RunCorrelation | None:
+    """Return the correlation of the server's noise over the rounds of the run, or None."""
+    settings, participation = request.privacy.noise_correlation, request.separation
+    if settings == "none":
+        return None
+    if participation is None:
+        raise PrivacyPlanError(
+            "privacy.noise_correlation needs rounds of each client that are far apart; set "
+            "federation.participation to min_separation"
+        )
+    if request.planned_rounds > participation.max_rounds:
+        raise PrivacyPlanError(
+            f"a client is scheduled for {request.planned_rounds} rounds, and its noise is charged "
+            f"for at most {participation.max_rounds}"
+        )
+    try:
+        return RunCorrelation(strategy_of(settings, participation), participation)
+    except ValueError as error:
+        raise PrivacyPlanError(f"privacy.noise_correlation cannot be used: {error}") from error

@@ -28,14 +28,24 @@ LINEAR_CLIPPINGS: Mapping[str, tuple[str, ...]] = {
 """For each privacy unit, the clippings that bound its whole contribution with one norm."""
 
 ADJACENCIES = ("zero_out", "add_remove", "replace_one")
-_CORRELATIONS = ("toeplitz",)
-CORRELATED: Mapping[str, tuple[str, ...]] = {
-    "sampling": tuple(scheme.name for scheme in SAMPLING_SCHEMES.values() if scheme.is_cyclic),
-    "noise": ("seeded",),
-    "adjacency": ("zero_out",),
-    "clipping": ("flat", "per_layer", "automatic"),
+CORRELATED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "example": {
+        "correlation": ("toeplitz",),
+        "trust": ("local",),
+        "sampling": tuple(scheme.name for scheme in SAMPLING_SCHEMES.values() if scheme.is_cyclic),
+        "noise": ("seeded",),
+        "adjacency": ("zero_out",),
+        "clipping": ("flat", "per_layer", "automatic"),
+    },
+    "client": {
+        "correlation": ("identity", "tree", "toeplitz", "blt"),
+        "trust": ("central",),
+        "noise": ("seeded",),
+        "adjacency": ("zero_out", "replace_one"),
+        "clipping": ("flat",),
+    },
 }
-"""For each key of `privacy`, the values under which correlated noise has a guarantee."""
+"""For each privacy unit, the values of a choice under which correlated noise has a guarantee."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +158,14 @@ def _adjacency(choices: Choices) -> str | None:
     return None
 
 
+def _is_uncorrelated(choices: Choices, name: str) -> bool:
+    """Whether noise is correlated, and a choice has a value for which nothing is proven."""
+    if choices.correlation == "none":
+        return False
+    value = getattr(choices, name)
+    return value not in CORRELATED.get(choices.unit, {}).get(name, (value,))
+
+
 def _off_gradients(choices: Choices) -> bool:
     return choices.mechanism != GRADIENT_PERTURBATION
 
@@ -216,32 +234,32 @@ CONDITIONS: Mapping[str, Condition] = {
         ),
     ),
     "correlation": Condition(
-        lambda c: c.correlation not in ("none", *_CORRELATIONS),
-        lambda c: f"the correlation of its noise, {c.correlation}, is not known",
+        lambda c: _is_uncorrelated(c, "correlation"),
+        lambda c: f"noise correlated by {c.correlation} has no guarantee for unit: {c.unit}",
     ),
     "batches_of_correlation": Condition(
-        lambda c: (
-            c.correlation != "none"
-            and c.sampling in SAMPLING_SCHEMES
-            and c.sampling not in CORRELATED["sampling"]
-        ),
+        lambda c: c.sampling in SAMPLING_SCHEMES and _is_uncorrelated(c, "sampling"),
         lambda c: f"its noise is correlated, and batches drawn by {c.sampling} may be close",
     ),
     "cell_of_correlation": Condition(
-        lambda c: c.correlation != "none" and (c.trust != "local" or protects_client(c.unit)),
-        lambda c: "correlated noise has a guarantee only with trust: local and unit: example",
+        lambda c: _is_uncorrelated(c, "trust"),
+        lambda c: (
+            "correlated noise has a guarantee only with trust: local and unit: example, or with "
+            "trust: central and unit: client"
+        ),
     ),
     "draws_of_correlation": Condition(
+        lambda c: _is_uncorrelated(c, "adjacency") or _is_uncorrelated(c, "noise"),
         lambda c: (
-            c.correlation != "none"
-            and (c.adjacency not in CORRELATED["adjacency"] or c.noise not in CORRELATED["noise"])
-        ),
-        lambda c: (
-            "correlated noise has a guarantee only under zero_out adjacency, with seeded noise"
+            f"correlated noise has no guarantee under {c.adjacency} adjacency with {c.noise} noise"
         ),
     ),
+    "clients_of_correlation": Condition(
+        lambda c: c.correlation != "none" and c.draws_clients,
+        lambda c: "its noise is correlated, and clients that are drawn may be in close rounds",
+    ),
     "clipping_of_correlation": Condition(
-        lambda c: c.correlation != "none" and c.clipping not in CORRELATED["clipping"],
+        lambda c: _is_uncorrelated(c, "clipping"),
         lambda c: f"correlated noise is charged for one fixed bound, and clipping is {c.clipping}",
     ),
 }

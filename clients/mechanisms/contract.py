@@ -19,6 +19,7 @@ from fedsim.clients.correlated_noise import NoiseCorrelation
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.local_settings import OptimizerSettings
 from fedsim.clients.sampling.sampling import Charges, PoissonSampling, Sampling
+from fedsim.noise.correlated.run import RunCorrelation
 from fedsim.noise.grid import nominal_multiplier
 from fedsim.noise.sources import NoiseSource
 from fedsim.protocol.noisy_sums import AdaptiveClipNorm, SumPlan
@@ -41,7 +42,7 @@ class Mechanism(ABC):
     """
 
     noise_multiplier: float
-    correlation: NoiseCorrelation | None = None
+    correlation: NoiseCorrelation | RunCorrelation | None = None
     protects_client: ClassVar[bool] = False
     releases_examples: ClassVar[bool] = False
 

@@ -16,6 +16,7 @@ from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.clients.sampling.sampling import Charges
 from fedsim.core.durable import GENESIS
 from fedsim.core.errors import ExitCode, InputError
+from fedsim.noise.correlated.participation import MinSeparation
 from fedsim.protocol.client_spend import ClientSpend
 
 M = TypeVar("M", bound=Mechanism)
@@ -166,6 +167,7 @@ class PlanRequest:
         parameters: the trained parameters that the client uploads, or None if they are unknown.
         drawn: probability that the client is in each round, if the draw of clients is secret, or
             None if the client is in all rounds.
+        separation: bound on the rounds of the client; None if they are not kept apart.
         problem: input that some mechanisms need besides the settings, such as the bounds of an
             example or the ballots of a vote; None if it is unknown, or not needed.
         kind: properties of the mechanism; None stands for the mechanism that `privacy` selects.
@@ -178,6 +180,7 @@ class PlanRequest:
     planned_steps: int | None = None
     parameters: FlatParameters | None = None
     drawn: float | None = None
+    separation: MinSeparation | None = None
     problem: object = None
     kind: ReleaseKind | None = None
 

@@ -22,6 +22,7 @@ from fedsim.experiment.shapes import Shape, TaggedUnion, child_shape
 from fedsim.experiment.yaml_loader import CORE_PATTERNS
 from fedsim.models.catalog import MODELS
 from fedsim.models.settings import ModelSettings
+from fedsim.noise.correlated.settings import BltSettings
 from fedsim.pate.settings import PateSettings
 from fedsim.personalization.settings import PersonalizationSettings
 from fedsim.secagg.settings import SecureAggregationSettings
@@ -258,15 +259,28 @@ class ExperimentWithClients(Experiment):
     def of(cls, experiment: Experiment, num_clients: int) -> Self:
         """Return an experiment with the number of clients set; it is not validated again.
 
+        Parameters of correlated noise that the settings leave open are set, too.
+
         Args:
             experiment: the valid settings.
             num_clients: number of clients.
         """
         partition = experiment.data.partition.model_copy(update={"num_clients": num_clients})
         data = experiment.data.model_copy(update={"partition": partition})
-        return cls.model_construct(
+        known = cls.model_construct(
             experiment.model_fields_set, **{**dict(experiment), "data": data}
         )
+        privacy = known.privacy
+        if privacy is None or not isinstance(privacy.noise_correlation, BltSettings):
+            return known
+        # Imported here: numpy is slow to import, and few files need it.
+        from fedsim.noise.correlated.run import with_parameters
+        from fedsim.server.participation.participation import Participation
+
+        participation = Participation.of(known.federation, num_clients=num_clients, seed=known.seed)
+        noise = with_parameters(privacy.noise_correlation, participation.separation)
+        changes = {"noise_correlation": noise}
+        return known.model_copy(update={"privacy": privacy.model_copy(update=changes)})
 
     def model_post_init(self, context: object) -> None:
         """Read the number of clients from the partition and store it.

@@ -123,8 +123,14 @@ def share_noise(
 
 
 def _public_divisor(experiment: ExperimentWithClients, weights: ClientWeights) -> float | None:
-    """Return the expected sum of weights of a round, where nobody may learn who takes part."""
-    rate = participation_of(experiment).secret_rate
+    """Return the expected sum of weights of a round, if the noise is divided by it in all rounds.
+
+    That is so where nobody may learn who takes part, and where the noise of rounds cancels.
+    """
+    participation, privacy = participation_of(experiment), experiment.privacy
+    rate = participation.secret_rate
+    if privacy is not None and privacy.noise_correlation != "none":
+        rate = participation.rate
     return None if rate is None else rate * sum(weights.values)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from fedsim.experiment import Experiment
 from fedsim.federation.aggregate_noise import sum_scale
 from fedsim.federation.federation import Federation
+from fedsim.noise.correlated.run import RunCorrelation
 from fedsim.noise.grid import DEVIATION
 from fedsim.server.aggregation.noisy_sum import ServerNoise, add_noise
 
@@ -146,19 +147,54 @@ def server_adds_noise(federation: Federation) -> bool:
     return federation.plan.sums is not None and federation.plan.sums.server_noise
 
 
-def server_draw(federation: Federation, size: int, *, seed: int | None, number: int) -> Tensor:
-    """Return the noise that the server adds to a sum, as integers in float64 (size,).
+def server_noise(federation: Federation, seed: int | None) -> ServerNoise:
+    """Return the noise of the server of a federation with central trust, for all rounds.
+
+    Args:
+        federation: the federation.
+        seed: the seed of the noise; None draws the noise from the operating system's random
+            numbers.
+    """
+    released = next((plan.release for plan in federation.plan.clients or ()), None)
+    correlation = None if released is None else released.correlation
+    strategy = correlation.strategy if isinstance(correlation, RunCorrelation) else None
+    return ServerNoise(seed, strategy)
+
+
+class ServerDraws:
+    """Noise that the server adds to sums in test rounds, as independent noise of the charged size.
+
+    Of correlated noise, a draw is what its round adds to the rounds before it: the rows of all
+    rounds so far, whitened by the covariance that is charged.
 
     Args:
         federation: a federation with central trust.
-        size: the number of values.
+        size: the number of values of a sum.
         seed: the seed of the noise; None draws the noise from the operating system's random
             numbers.
-        number: the number of the round.
     """
-    zeros = {"values": np.zeros(size, dtype=np.int64)}
-    drawn = add_noise(zeros, ServerNoise(seed).source(number))["values"]
-    return torch.from_numpy(drawn).to(federation.model.device, torch.float64)
+
+    def __init__(self, federation: Federation, size: int, *, seed: int | None) -> None:
+        self._noise, self._device = server_noise(federation, seed), federation.model.device
+        self._zeros = {"values": np.zeros(size, dtype=np.int64)}
+        self._rows: list[np.ndarray] = []  # of correlated noise, from round 1 on
+
+    def of_round(self, number: int) -> Tensor:
+        """Return the noise of a test round, in units of a grid step, float64 (size,)."""
+        strategy = self._noise.strategy
+        if strategy is None:
+            return self._tensor(self._row(number))
+        while len(self._rows) < number:
+            self._rows.append(self._row(len(self._rows) + 1))
+        factor = np.linalg.cholesky(strategy.covariance(number))
+        last = np.linalg.solve(factor.T, np.eye(number)[-1])
+        return self._tensor(last @ np.stack(self._rows[:number]))
+
+    def _row(self, number: int) -> np.ndarray:
+        return add_noise(self._zeros, self._noise.source(number))["values"]
+
+    def _tensor(self, values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values).to(self._device, torch.float64)
 
 
 def factor_of_charge(federation: Federation, client: int) -> float:

@@ -75,6 +75,7 @@ def client_plans(
             parameters=parameters,
             drawn=drawn,
             problem=experiment.ballots or problem,
+            separation=steps.participation.separation,
             kind=kind,
         )
         return plan_privacy(request)

@@ -18,6 +18,7 @@ N(0, 1).
 import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from fedsim.clients.app import one_thread
 from fedsim.core.errors import FedsimError
 from fedsim.core.plugin_errors import plugin_calls, refuse_replaced_functions
 from fedsim.core.streams import Purpose, stream_key
-from fedsim.federation.charged_noise import Release, server_adds_noise, server_draw
+from fedsim.federation.charged_noise import Release, ServerDraws, server_adds_noise
 from fedsim.federation.federation import Federation
 from fedsim.federation.release_probes import ReleaseProbe, Trial, probe_of
 
@@ -351,8 +352,13 @@ class _Measurements:
 
     def _server_noise(self, number: int) -> Tensor | None:
         """Return the server's noise of a round (size,), or None where clients add the noise."""
+        return None if self._draws is None else self._draws.of_round(number)
+
+    @cached_property
+    def _draws(self) -> ServerDraws | None:
+        """Noise of the server in all test rounds, or None where clients add the noise."""
         privacy = self._federation.experiment.privacy
         if privacy is None or not server_adds_noise(self._federation):
             return None
         seed = _probe_seed(self._federation) if privacy.noise == "seeded" else None
-        return server_draw(self._federation, self._probe.size, seed=seed, number=number)
+        return ServerDraws(self._federation, self._probe.size, seed=seed)

@@ -137,8 +137,14 @@ class ReleaseProbe(ABC, Generic[M]):
         )  # `PROBES` chose this class by the release's type
 
     def _charged(self, client: int, mechanism: M) -> Iterator[float]:
-        """Yield the charged noise multiplier of each part of a client's release."""
+        """Yield the noise multiplier of each part of a client's release that its charge assumes.
+
+        Correlated noise is charged for the change of all releases together, and measured by its
+        fresh noise.
+        """
+        correlation = mechanism.correlation
         factor = factor_of_charge(self.federation, client)
+        factor *= 1.0 if correlation is None else correlation.column_norm
         return (factor * multiplier for multiplier in mechanism.charged_multipliers)
 
     def _key(self, client: int, trial: Trial) -> StreamKey:
@@ -260,11 +266,9 @@ class StepProbe(_TrainedProbe[DpSgdMechanism]):
     def _parts(self, client: int, step: DpSgdMechanism) -> Sequence[ChargedPart]:
         parameters = self.federation.release_parameters
         groups, length = step.groups(parameters), step_length_of(self.federation, client)
-        # Correlated noise is charged for the change of all releases after an example's batch.
-        norm = 1.0 if step.correlation is None else step.correlation.column_norm
         return [
             ChargedPart(
-                norm * multiplier,
+                multiplier,
                 step.expected_batch / bound if length is None else length,
                 parameters.slices(members),
             )

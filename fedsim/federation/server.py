@@ -7,12 +7,13 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedsim.algorithms.state import ServerState
 from fedsim.federation.aggregate_noise import ClientNoise, SumNoise
+from fedsim.federation.charged_noise import server_noise
 from fedsim.federation.charges import ServerCharges
 from fedsim.federation.federation import Federation
 from fedsim.protocol.noisy_sums import BoundRule
 from fedsim.protocol.upload_tags import UploadTags
 from fedsim.server.aggregation.aggregator import Aggregator, PlainAggregator
-from fedsim.server.aggregation.noisy_sum import IntegerSum, NoisySum, ServerNoise
+from fedsim.server.aggregation.noisy_sum import IntegerSum, NoisySum
 from fedsim.server.app import RegisteredNodes, make_server_app, register_nodes
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.server.evaluation import ClientEvaluation
@@ -108,7 +109,7 @@ def _aggregator(
         aggregator,
         sums,
         weights,
-        ServerNoise(experiment.seed if experiment.privacy.noise == "seeded" else None),
+        server_noise(federation, experiment.seed if experiment.privacy.noise == "seeded" else None),
         opened_sums=opened_sums,
         secret=federation.plan.participation.is_secret,
         tied=federation.model.shared.tied_names,
@@ -171,6 +172,8 @@ def _expected_noise(federation: Federation) -> ExpectedNoise | None:
     privacy, parameters = experiment.privacy, federation.release_parameters
     if privacy is None or federation.plan.clients is None or not _averages_plain_steps(federation):
         return None
+    if privacy.noise_correlation != "none" and federation.plan.sums is not None:
+        return None  # rounds take back noise of earlier ones
     if federation.plan.sums is not None:
         return SumNoise(federation.plan.sums, weights, privacy.clip_norm, parameters.size).norm
     if federation.plan.participation.is_secret:  # the norm would show the number of participants

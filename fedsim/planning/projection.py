@@ -27,6 +27,7 @@ from fedsim.federation.federation import Federation
 from fedsim.federation.plan_checks import full_batch_note, last_round, refuse_overspending
 from fedsim.planning.bounds import BoundCurve, CurveSchedule, bound_curve, even_numbers
 from fedsim.planning.cells import PlannedCell, plan_cells, planned_epsilon
+from fedsim.planning.round_noise import PlannedCorrelation, correlations_json, plan_correlations
 
 
 def experiment_curves(
@@ -177,6 +178,8 @@ class Plan:
         cells: plans of the experiment under every trust model and privacy unit.
         bounds: ε by several bounds, for each group of clients with equal privacy settings; None if
             no bounds were requested.
+        correlations: noise of sums over rounds by each kind of correlation, for whole clients in
+            central trust; else empty.
     """
 
     target_epsilon: float | None
@@ -187,6 +190,7 @@ class Plan:
     note: str | None = None
     cells: tuple[PlannedCell, ...] = ()
     bounds: tuple[BoundCurve, ...] | None = None
+    correlations: tuple[PlannedCorrelation, ...] = ()
 
     @property
     def delta(self) -> float:
@@ -216,6 +220,7 @@ class Plan:
             "refusal": self.refusal,
             "note": self.note,
             "cells": [cell.to_json() for cell in self.cells],
+            **correlations_json(self.correlations),
             **(
                 {}
                 if self.bounds is None
@@ -276,6 +281,7 @@ def plan_experiment(
         bounds=None
         if further is None
         else tuple(bound_curve(kind, further) for kind in client_kinds(federation)),
+        correlations=plan_correlations(federation),
     )
     phases.end()
     return plan
@@ -362,6 +368,7 @@ def _variations(
                     examples=examples,
                     planned_rounds=other_rounds,
                     drawn=federation.plan.participation.secret_rate,
+                    separation=federation.plan.participation.separation,
                 )
             )
         except PrivacyPlanError:

@@ -16,6 +16,7 @@ from fedsim.core.text_formats import csv_text
 from fedsim.planning.bounds import BoundCurve
 from fedsim.planning.cells import OBSERVERS, PlannedCell
 from fedsim.planning.projection import Plan, PlannedClient
+from fedsim.planning.round_noise import PlannedCorrelation
 from fedsim.report.terminal import (
     MAX_TABLE_CLIENTS,
     client_text,
@@ -164,6 +165,8 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
     if plan.bounds is not None:
         print_client_kinds(plan.bounds, console)
     print_cells(plan.cells, console)
+    if plan.correlations:
+        print_correlations(plan.correlations, console)
     goal = "" if plan.target_epsilon is None else f" (target {plan.target_epsilon:g})"
     print_sentence(
         console,
@@ -205,6 +208,19 @@ def print_cells(cells: tuple[PlannedCell, ...], console: Console) -> None:
     print_table(console, table)
     for line in (_KEY, *_lines(cells)):
         print_sentence(console, line)
+
+
+def print_correlations(planned: Sequence[PlannedCorrelation], console: Console) -> None:
+    """Print the noise of sums over rounds for each kind of correlation, at the same ε."""
+    table = figure_table(
+        "Noise of sums over rounds, at the same ε",
+        ["noise z", "error"],
+        texts=["noise_correlation", "participation"],
+    )
+    for row in planned:
+        table.add_row(row.noise, row.scheme, f"{row.noise_multiplier:.4g}", f"{row.error:.4g}")
+    table.caption = "error: root mean square over the sums of the first rounds, in max_update_norm"
+    print_table(console, table)
 
 
 def _epsilon_cell(cell: PlannedCell, observer: str) -> str:

@@ -5,6 +5,7 @@ code for computed figures.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from fedsim.accountant import PrivacyLedger
@@ -15,6 +16,7 @@ from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.experiment import Experiment, ExperimentWithClients
 from fedsim.federation.schedule import participation_of
+from fedsim.noise.correlated.run import strategy_of
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.noisy_sums import AdaptiveClipNorm, whole_bound
 
@@ -127,9 +129,18 @@ def _mechanism(experiment: Experiment, privacy: PrivacySettings) -> dict[str, An
     return privacy.mechanism.model_dump(mode="json")
 
 
-def _noise_correlation(experiment: Experiment, privacy: PrivacySettings) -> dict[str, Any] | None:
-    correlation = privacy.noise_correlation
-    return None if correlation == "none" else correlation.model_dump(mode="json")
+def _noise_correlation(
+    experiment: ExperimentWithClients, privacy: PrivacySettings
+) -> dict[str, Any] | None:
+    """Return the correlation of noise; for whole clients with the participation that is charged."""
+    correlation, separation = privacy.noise_correlation, participation_of(experiment).separation
+    if correlation == "none":
+        return None
+    recorded = correlation.model_dump(mode="json")
+    if not privacy.release_kind.protects_client or separation is None:
+        return recorded
+    sensitivity = strategy_of(correlation, separation).sensitivity(separation)
+    return {**recorded, **asdict(separation), "sensitivity": float(f"{sensitivity:.9g}")}
 
 
 def _orders(experiment: Experiment, privacy: PrivacySettings) -> list[float] | None:

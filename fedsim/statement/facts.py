@@ -36,6 +36,8 @@ class ClientFacts:
         is_joint: whether every event in the ledger is a joint release of several values, such as
             clipped gradients and a count.
         is_one_event: whether the ledger has a single event, which covers the whole run.
+        run_noise: noise multiplier of the one Gaussian release that covers the whole run; None if
+            the ledger is another one.
         head: the last hash in the ledger's hash chain.
         withdrawn_round: round in which the client withdrew because its budget was spent; None if it
             did not withdraw.
@@ -54,6 +56,7 @@ class ClientFacts:
     events: frozenset[str] = frozenset()
     is_joint: bool = False
     is_one_event: bool = False
+    run_noise: float | None = None
     head: str | None = None
     withdrawn_round: int | None = None
 
@@ -61,6 +64,17 @@ class ClientFacts:
     def has_charges(self) -> bool:
         """Whether the client was charged for any release."""
         return self.rounds > 0
+
+    def zcdp(self, adjacency: str | None) -> float:
+        """Return ρ of the client's one Gaussian release, and ∞ if the ledger is another one.
+
+        Args:
+            adjacency: the adjacency of the guarantee.
+        """
+        if not self.run_noise:
+            return math.inf
+        moved = 2.0 if adjacency == "replace_one" else 1.0
+        return 0.5 * (moved / self.run_noise) ** 2
 
     @property
     def has_large_delta(self) -> bool:

@@ -249,13 +249,19 @@ def _bands(facts: Facts) -> int:
     return bands if isinstance(bands, int) else 1
 
 
-@mechanism(
-    "Noise is correlated from step to step",
-    holds=lambda facts: (
+def _correlated(*, clients: bool) -> Holds:
+    """Return a condition on facts: noise is correlated, over rounds of clients or over steps."""
+    return lambda facts: (
         facts.is_bounded
         and facts.mechanism is not None
         and facts.mechanism.noise_correlation is not None
-    ),
+        and facts.protects_clients is clients
+    )
+
+
+@mechanism(
+    "Noise is correlated from step to step",
+    holds=_correlated(clients=False),
     values=lambda facts: {"bands": _bands(facts)},
 )
 def correlation(facts: Facts) -> str:
@@ -266,6 +272,40 @@ def correlation(facts: Facts) -> str:
         f"Toeplitz matrix with {bands} bands). An example can be in a batch once in {bands} "
         "steps at most; what these steps release about it is accounted for as one release. "
         "The whole planned run is one event, charged before its first step."
+    )
+
+
+_KINDS_OF_CORRELATION = {
+    "identity": "independent noise, charged for the whole run",
+    "tree": "the binary tree with Honaker's estimator",
+    "toeplitz": "a banded Toeplitz matrix",
+    "blt": "a buffered linear Toeplitz matrix",
+}
+
+
+def _run_values(facts: Facts) -> dict[str, Any]:
+    recorded = (facts.mechanism.noise_correlation if facts.mechanism else None) or {}
+    charged = [client for client in facts.clients if client.has_charges]
+    return {**recorded, "zcdp": max(client.zcdp(facts.adjacency) for client in charged)}
+
+
+@mechanism(
+    "Noise is correlated from round to round",
+    holds=_correlated(clients=True),
+    values=_run_values,
+)
+def round_correlation(facts: Facts) -> str:
+    """Return the sentences on noise that is correlated over rounds, and on its participation."""
+    values = _run_values(facts)
+    return (
+        f"The noise of a round takes back a part of the noise of earlier rounds, by "
+        f"{_KINDS_OF_CORRELATION[values['name']]}. The guarantee rests on this participation: a "
+        f"client is in at most {values['max_rounds']:,} of {values['rounds']:,} rounds, and two of "
+        f"its rounds are at least {values['rounds_apart']:,} apart. The schedule fixes this before "
+        "the run, and a client that misses its turn waits for the next one. All that the run "
+        "releases about a client is accounted for as one Gaussian release with noise multiplier "
+        f"z / {values['sensitivity']:.4g}, charged before its first round: ρ-zCDP with ρ = "
+        f"{values['zcdp']:.4g}, not counting the noise sampler."
     )
 
 
@@ -312,7 +352,10 @@ def sampler(facts: Facts) -> str:
 @sampling(
     "Every round is charged in full",
     holds=lambda facts: (
-        facts.is_bounded and facts.protects_clients and facts.trust.participation_rate is None
+        facts.is_bounded
+        and facts.protects_clients
+        and facts.trust.participation_rate is None
+        and not _correlated(clients=True)(facts)
     ),
 )
 def every_round(facts: Facts) -> str:

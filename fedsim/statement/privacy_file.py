@@ -245,6 +245,7 @@ def _client(row: ClientRow) -> ClientFacts:
         target_epsilon=row.get("target_epsilon"),
         events=frozenset(_batch_event(entry["event"])["type"] for entry in row["ledger"]),
         is_one_event=_is_one_event(row),
+        run_noise=_run_noise(row),
         is_joint=all(_is_joint(entry["event"]) for entry in row["ledger"]),
         head=row.get("ledger_head"),
         withdrawn_round=row.get("withdrawn_round"),
@@ -259,6 +260,14 @@ def _batch_event(event: Mapping[str, Any]) -> Mapping[str, Any]:
 def _is_one_event(row: ClientRow) -> bool:
     """Whether a client was charged for a single event, that of its whole run."""
     return [(e["event"]["type"], e["count"]) for e in row["ledger"]] == [("SelfComposed", 1)]
+
+
+def _run_noise(row: ClientRow) -> float | None:
+    """Return the noise multiplier of a client's only event if it is a Gaussian one, else None."""
+    if not _is_one_event(row):
+        return None
+    event = _batch_event(row["ledger"][0]["event"])
+    return event["noise_multiplier"] if event["type"] == "Gaussian" else None
 
 
 def _is_joint(event: Mapping[str, Any]) -> bool:

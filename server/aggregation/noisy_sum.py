@@ -14,6 +14,7 @@ the same sum gets the same noise, or the round is aborted.
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
 from fedsim.core.streams import Purpose, stream_key
+from fedsim.noise.correlated.rows import NoiseOfRounds
+from fedsim.noise.correlated.strategies import NoiseStrategy
 from fedsim.noise.sources import NoiseSource, SecureNoise, SeededNoise
 from fedsim.protocol.arrays import to_arrays, to_numpy, upload_base
 from fedsim.protocol.messages import TrainReply
@@ -47,12 +50,27 @@ class ServerNoise:
 
     Attributes:
         seed: the experiment's seed; None for noise from the operating system, which never repeats.
+        strategy: how the noise is correlated from round to round; None if it is independent.
     """
 
     seed: int | None
+    strategy: NoiseStrategy | None = None
 
     def source(self, round_number: int) -> NoiseSource:
         """Return the random source from which a round's noise is drawn."""
+        if self.strategy is not None:
+            return self._correlated.at(round_number)
+        return self._fresh(round_number)
+
+    @cached_property
+    def _correlated(self) -> NoiseOfRounds:
+        """Noise of one round after the other; it keeps its buffers from round to round."""
+        if self.strategy is None or self.seed is None:
+            raise ValueError("correlated noise needs a strategy, and a seed to be drawn again")
+        return NoiseOfRounds(self.strategy, self._fresh)
+
+    def _fresh(self, round_number: int) -> NoiseSource:
+        """Return the source of the independent noise of a round."""
         if self.seed is None:
             return SecureNoise()
         return SeededNoise(stream_key(self.seed, Purpose.SERVER_NOISE, round_number=round_number))
@@ -79,8 +97,8 @@ class NoisySum(Aggregator[Any]):
 
     Guarantee: with `plan.server_noise` the result is a function of Σ + Z, where Σ is the sum of the
     clients' integers. Z are independent rounded normals of standard deviation 2²⁴, drawn once for
-    the round. The client set and a digest of Σ are on disk before Z is drawn. A round whose sum
-    differs from the recorded sum is aborted.
+    the round, or the round's row of correlated noise. The client set and a digest of Σ are on disk
+    before Z is drawn. A round whose sum differs from the recorded sum is aborted.
 
     Edge cases:
 

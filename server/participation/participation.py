@@ -21,11 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.core.streams import Purpose, stream
+from fedsim.noise.correlated.participation import MinSeparation
 from fedsim.server.participation.buffered import BufferedSchedule
 from fedsim.server.participation.schedules import (
     CyclicSchedule,
     PoissonSchedule,
     Schedule,
+    SeparatedSchedule,
     TraceSchedule,
     UniformSchedule,
     equal_groups,
@@ -37,6 +39,7 @@ from fedsim.server.participation.settings import (
     PartialWorkSettings,
     ParticipationSettings,
     PoissonParticipation,
+    SeparatedParticipation,
     TraceParticipation,
     UniformParticipation,
     parse_ranges,
@@ -172,6 +175,8 @@ class Participation:
                 groups = groups_of(settings, self.num_clients)
                 turns = settings.rounds_per_group
                 return CyclicSchedule(self.seed, groups, turns, self.clients_per_round)
+            case SeparatedParticipation():
+                return SeparatedSchedule(*basis)
             case TraceParticipation():
                 text = settings.availability or ""
                 return TraceSchedule(*basis, text, settings.period, settings.min_available)
@@ -186,6 +191,16 @@ class Participation:
                     if isinstance(durations, DurationTable)
                     else durations,
                 )
+
+    @property
+    def separation(self) -> MinSeparation | None:
+        """Bound on the rounds of every client; None if the scheme does not keep them apart."""
+        match self.settings, self.schedule:
+            case SeparatedParticipation(rounds_apart=given), SeparatedSchedule() as schedule:
+                apart = given or schedule.rounds_apart
+                return MinSeparation.of(self.rounds, apart, schedule.most_rounds(self.rounds))
+            case _:
+                return None
 
     @property
     def buffered(self) -> BufferedSchedule | None:

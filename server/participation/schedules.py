@@ -1,4 +1,4 @@
-"""Public schedules, which say which clients are in each round: uniform, Poisson, cyclic, by trace.
+"""Public schedules, which say which clients are in each round: uniform, Poisson, turns, by trace.
 
 Each schedule depends only on the seed and public settings. Later rounds do not change earlier ones.
 """
@@ -98,6 +98,58 @@ class PoissonSchedule:
         """Return the expected number of clients of a round, as the smallest and the largest."""
         size = min(self.clients_per_round, self.num_clients)
         return size, size
+
+
+@dataclass(frozen=True)
+class SeparatedSchedule:
+    """Schedule of clients that take turns in a random order, which is drawn once.
+
+    Guarantee: two rounds of a client are at least ⌊N / k⌋ apart, and a client is in at most
+    ⌈n k / N⌉ of n rounds. A client that misses its turn waits for the next one.
+
+    Proof. Round t takes the places (t − 1) k ... t k − 1 of the order, which repeats after N
+    places. A client's places are N apart, and so are ⌊N / k⌋ rounds or more. Of n k successive
+    places, at most ⌈n k / N⌉ are those of one client. ∎
+
+    Attributes:
+        seed: the experiment's seed.
+        num_clients: the number of clients of the federation, N.
+        clients_per_round: the number of clients in a round, k <= N.
+    """
+
+    seed: int
+    num_clients: int
+    clients_per_round: int
+
+    @property
+    def has_all(self) -> bool:
+        """Whether all clients are in every round."""
+        return self.clients_per_round >= self.num_clients
+
+    @property
+    def rounds_apart(self) -> int:
+        """Smallest difference between two rounds of a client."""
+        return max(1, self.num_clients // self.clients_per_round)
+
+    def most_rounds(self, rounds: int) -> int:
+        """Return the largest number of rounds of a client, among `rounds` rounds."""
+        return min(rounds, -(-rounds * self.clients_per_round // self.num_clients))
+
+    def in_round(self, round_number: int) -> tuple[int, ...]:
+        """Return the clients of a round, in ascending order."""
+        size = self.sizes(round_number)[0]
+        places = np.arange((round_number - 1) * size, round_number * size) % self.num_clients
+        return tuple(sorted(self._order[places].tolist()))
+
+    def sizes(self, rounds: int) -> tuple[int, int]:
+        """Return the smallest and the largest size of a round; both are `clients_per_round`."""
+        size = min(self.clients_per_round, self.num_clients)
+        return size, size
+
+    @cached_property
+    def _order(self) -> np.ndarray:
+        """Numbers of all clients in the order of their turns (N,)."""
+        return stream(self.seed, Purpose.PARTICIPATION).permutation(self.num_clients)
 
 
 @dataclass(frozen=True)

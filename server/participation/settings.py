@@ -73,6 +73,7 @@ PARTICIPATIONS = {
     "poisson": "each client independently, with probability clients_per_round / number of clients",
     "cyclic": "groups of clients take turns",
     "trace": "clients_per_round clients, a uniform sample of those that a public trace lists",
+    "min_separation": "clients_per_round clients, who take turns in an order drawn from the seed",
     "buffered": "asynchronous: a full buffer of updates is a round (FedBuff, Nguyen et al. 2022)",
 }
 """The schemes, with one line of description each."""
@@ -135,6 +136,21 @@ class CyclicParticipation(Settings):
         if (self.groups is None) == (self.members is None):
             raise ValueError("the scheme cyclic needs groups or members, and not both")
         return self
+
+
+class SeparatedParticipation(Settings):
+    """Settings of clients that take turns, so that two rounds of a client are far apart."""
+
+    scheme: Literal["min_separation"] = Field(
+        default="min_separation", description=PARTICIPATIONS["min_separation"]
+    )
+    rounds_apart: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_ROUNDS,
+        description="smallest difference between two rounds of a client, on which the ε of "
+        "noise_correlation rests; null: the number of clients over clients_per_round, rounded down",
+    )
 
 
 class TraceParticipation(Settings):
@@ -244,6 +260,7 @@ ParticipationSettings = (
     UniformParticipation
     | PoissonParticipation
     | CyclicParticipation
+    | SeparatedParticipation
     | TraceParticipation
     | BufferedParticipation
 )

@@ -20,7 +20,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "sampling": ("poisson", "fixed_size", "shuffle", "balls_and_bins", "cyclic", "cyclic_poisson"),
     "clipping": ("flat", "per_layer", "automatic", "adaptive", "groups"),
     "noise": ("seeded", "secure"),
-    "correlation": ("none", "toeplitz"),
+    "correlation": ("none", "toeplitz", "tree"),
     "mechanism": ("gradient_perturbation", "output_perturbation", "input_perturbation"),
     "local_steps": (1, 2),
     "optimizer": ("sgd", "adam"),
@@ -51,7 +51,8 @@ def experiment(choices: Choices) -> dict[str, Any]:
     if choices.clipping == "groups":
         privacy["clipping"] = {"name": "flat", "groups": {"*": {"max_grad_norm": 0.5}}}
     if choices.correlation != "none":
-        privacy["noise_correlation"] = {"name": choices.correlation, "bands": 2}
+        bands = {"bands": 2} if choices.correlation == "toeplitz" else {}
+        privacy["noise_correlation"] = {"name": choices.correlation, **bands}
     if choices.mechanism != "gradient_perturbation":
         privacy["mechanism"] = {"name": choices.mechanism, "max_feature_norm": 1.0}
     elif is_client:
@@ -69,6 +70,8 @@ def experiment(choices: Choices) -> dict[str, Any]:
         "local": {"steps": choices.local_steps, "batch_size": 16, "optimizer": optimizer},
         "privacy": privacy,
     }
+    if choices.correlation != "none" and is_client:
+        content["federation"]["participation"] = {"scheme": "min_separation"}
     if choices.draws_clients:
         content["federation"]["participation"] = {"scheme": "poisson"}
         content["federation"]["clients_per_round"] = 3
@@ -108,7 +111,7 @@ def test_settings_and_statement_agree_on_every_combination() -> None:
         assert recorded is None or not unmet(recorded), (choices, unmet(recorded))
         accepted += recorded is not None
     assert accepted > 60
-    assert failing == set(CONDITIONS) - {"correlation"}  # a name that no file has
+    assert failing == set(CONDITIONS)
 
 
 @pytest.mark.parametrize(("trust", "unit"), [("central", "client"), ("distributed", "client")])
@@ -117,6 +120,14 @@ def test_every_cell_has_a_combination_that_runs(trust: str, unit: str) -> None:
     recorded = read_record(Choices(trust=trust, unit=unit, protocol=protocol))
     assert recorded is not None
     assert (recorded.trust, recorded.unit, recorded.protocol) == (trust, unit, protocol)
+    assert unmet(recorded) == {}
+
+
+@pytest.mark.parametrize("correlation", ["toeplitz", "tree"])
+def test_whole_clients_with_correlated_noise_have_a_guarantee(correlation: str) -> None:
+    recorded = read_record(Choices(trust="central", unit="client", correlation=correlation))
+    assert recorded is not None
+    assert recorded.correlation == correlation
     assert unmet(recorded) == {}
 
 

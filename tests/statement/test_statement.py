@@ -201,7 +201,8 @@ def test_the_ids_of_sentences_in_files_do_not_follow_renamed_functions():
         guarantee infinite_epsilon input ledger lost_updates no_amplification no_privacy
         no_server_guarantee
         no_targets nothing_hidden nothing_released output parties_on_one_host personal_model
-        public_constants public_parts released sampler secure_aggregation secure_noise seeded_noise
+        public_constants public_parts released round_correlation sampler secure_aggregation
+        secure_noise seeded_noise
         shared_noise simulated_guarantee sizes_excluded spread trusted_server
         targets_exceeded
         targets_kept threat_model tuning_declared tuning_not_charged unfinished unit

@@ -16,7 +16,11 @@ from fedsim.clients.correlated_noise import NoiseCorrelation
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.dp_sgd.noise_allocation import ChosenNoise, NoiseAllocation
-from fedsim.clients.mechanisms.dp_sgd.settings import AdaptiveClippingSettings, has_all_noise
+from fedsim.clients.mechanisms.dp_sgd.settings import (
+    AdaptiveClippingSettings,
+    ToeplitzSettings,
+    has_all_noise,
+)
 from fedsim.clients.mechanisms.noise_range import NoiseRangeError
 from fedsim.clients.mechanisms.plan import Draft, PlanRequest, PrivacyPlanError, check_draws
 from fedsim.clients.privacy_settings import PrivacySettings
@@ -137,6 +141,10 @@ def _correlation(privacy: PrivacySettings, steps: int) -> NoiseCorrelation | Non
     settings = privacy.noise_correlation
     if settings == "none" or not steps:
         return None
+    if not isinstance(settings, ToeplitzSettings):
+        raise PrivacyPlanError(
+            f"privacy.noise_correlation: {settings.name} is for whole clients; use toeplitz"
+        )
     return NoiseCorrelation.toeplitz(settings.bands, steps)
 
 

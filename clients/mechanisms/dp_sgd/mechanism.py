@@ -86,7 +86,7 @@ class DpSgdMechanism(SummedMechanism):
     max_physical_batch: int | None = None
     bound_groups: Groups | None = None
     largest_batch: int = 0
-    correlation: NoiseCorrelation | None = None
+    correlation: NoiseCorrelation | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __post_init__(self) -> None:
         if not 0.0 < self.expected_batch < float("inf"):

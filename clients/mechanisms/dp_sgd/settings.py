@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES, SamplingName, SamplingScheme
 from fedsim.core.limits import MAX_NOISE_BANDS
 from fedsim.core.settings import Choice, Settings, Share
+from fedsim.noise.correlated.settings import BltSettings, PlainCorrelationSettings
 
 
 class SamplingSettings(Settings):
@@ -177,7 +178,8 @@ _REASONS = {
     "sampling": "two uses of an example must be at least `bands` steps apart",
     "noise": "the noise of earlier steps is computed again from the seed, and secure noise "
     "cannot be",
-    "adjacency": "its guarantee is proven for zero_out only",
+    "correlation": "each kind has a proof for one unit",
+    "adjacency": "its guarantee is proven for no other adjacency",
     "clipping": "all steps are charged with one fixed clip norm",
     "on_exhausted": "the whole run is one event, charged before its first step",
 }
@@ -195,7 +197,9 @@ class ToeplitzSettings(Settings):
     )
 
 
-NoiseCorrelationSettings = Literal["none"] | ToeplitzSettings
+NoiseCorrelationSettings = (
+    Literal["none"] | Annotated[ToeplitzSettings | PlainCorrelationSettings | BltSettings, Choice()]
+)
 
 
 def check_correlation_needs(given: Mapping[str, tuple[str, Sequence[str]]]) -> None:

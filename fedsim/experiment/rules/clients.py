@@ -16,6 +16,7 @@ from fedsim.server.participation.settings import (
     BufferedParticipation,
     CyclicParticipation,
     DurationTable,
+    SeparatedParticipation,
     TraceParticipation,
 )
 from fedsim.server.settings import FederationSettings
@@ -164,6 +165,8 @@ def check_clients_of_scheme(
     match federation.participation:
         case CyclicParticipation() as cyclic:
             yield from _check_groups(cyclic, num_clients)
+        case SeparatedParticipation() as separated:
+            yield from _check_turns(separated, num_clients, round_sizes[1])
         case TraceParticipation() as trace:
             yield from _check_trace(trace, federation.rounds, num_clients, round_sizes)
         case BufferedParticipation() as buffered:
@@ -239,6 +242,18 @@ def _check_groups(settings: CyclicParticipation, clients: int) -> Iterator[PathM
         yield (
             (*_PARTICIPATION, "members"),
             f"client {min(known - members)} is in no group; add it to one",
+        )
+
+
+def _check_turns(
+    settings: SeparatedParticipation, clients: int, per_round: int
+) -> Iterator[PathMessage]:
+    most = max(1, clients // max(1, per_round))
+    if settings.rounds_apart is not None and settings.rounds_apart > most:
+        yield (
+            (*_PARTICIPATION, "rounds_apart"),
+            f"must be at most {most}, as {clients} clients take turns and each round has "
+            f"{per_round}, got {settings.rounds_apart}; lower it, or federation.clients_per_round",
         )
 
 

@@ -25,7 +25,6 @@ _EXAMPLE_KEYS: dict[str, tuple[tuple[object, ...], str]] = {
         "remove sampling: local training draws batches as without privacy",
     ),
     "sampling.rate": ((None,), "remove the rate; local.batch_size sets the batches"),
-    "noise_correlation": (("none",), "remove noise_correlation"),
     "clipping.groups": (({},), "remove groups: one bound is for the whole update"),
     "clipping.name": (
         LINEAR_CLIPPINGS["client"],
@@ -76,6 +75,36 @@ def _check_client_unit(
         )
     if federation is not None:
         yield from _check_weights(privacy, federation)
+        yield from _check_correlation(privacy, federation)
+
+
+def _check_correlation(
+    privacy: PrivacySettings, federation: FederationSettings
+) -> Iterator[PathMessage]:
+    """Check that the noise of rounds cancels, and that each client's rounds are far apart."""
+    scheme, trust = federation.participation.scheme, privacy.trust.name
+    if privacy.noise_correlation == "none":
+        return
+    if trust != "central":
+        yield (
+            ("privacy", "noise_correlation"),
+            f"trust: {trust} has no proof for noise that is correlated from round to round: "
+            f"{_WHY_CENTRAL[trust]}; use trust: central, or noise_correlation: none",
+        )
+    if scheme != "min_separation":
+        yield (
+            ("federation", "participation"),
+            f"scheme {scheme} does not keep the rounds of a client apart, and noise_correlation is "
+            "charged for rounds that are; use participation: min_separation, or "
+            "noise_correlation: none",
+        )
+
+
+_WHY_CENTRAL = {
+    "local": "a client takes part in few rounds, and the noise of other clients is not its own",
+    "distributed": "a client that drops out takes its share along, and what the next round would "
+    "cancel was never added",
+}
 
 
 def _check_weights(

@@ -136,7 +136,8 @@ def check_spend(files: RunFiles, checked: list[Checked]) -> Iterator[str]:
     scheme = SAMPLING_SCHEMES.get(privacy["sampling"] or "")
     by_epoch = scheme is not None and scheme.by_epoch
     kind = KINDS.get((privacy.get("mechanism") or {}).get("name", ""))
-    if kind is not None and kind.later_rounds_are_free:
+    whole_run = "noise_correlation" in privacy  # is one event, whatever its number of steps
+    if whole_run or (kind is not None and kind.later_rounds_are_free):
         by_epoch = True
     by_query = (files.directory.path / ANSWERS).exists()  # `plan_problems` counts the events
     shared = privacy["trust"] == "distributed"

@@ -23,7 +23,7 @@ from fedsim.clients.training.block import block_of
 from fedsim.clients.training.member import BlockMember
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
-from fedsim.federation.charged_noise import honest_draws, server_draw, step_length_of
+from fedsim.federation.charged_noise import ServerDraws, honest_draws, step_length_of
 from fedsim.federation.federation import Federation
 
 
@@ -157,7 +157,7 @@ class OtherNoise:
         total = torch.zeros(size, dtype=torch.float64, device=self._index.device)
         if self._view.has_server_noise:
             seed = None if secure else self._federation.experiment.seed
-            total += server_draw(self._federation, size, seed=seed, number=number)
+            total += ServerDraws(self._federation, size, seed=seed).of_round(number)
         for block in self._blocks():
             members = [self._member(client, number, secure=secure) for client in block]
             result = block_of(self._model, self._loss, self._gradients, local, members).train()

@@ -1,0 +1,14 @@
+"""Noise that is correlated over the rounds of a run: strategies, their cost, and their numbers.
+
+| module | content |
+|---|---|
+| `participation.py` | the rounds that one client may be in, which a guarantee rests on |
+| `strategies.py` | interface of a strategy, and the strategies with a Toeplitz matrix |
+| `blt.py` | buffered linear Toeplitz strategies, and their optimised parameters |
+| `tree.py` | the binary tree, with Honaker's estimator |
+| `rows.py` | the noise itself: integers, round after round |
+| `settings.py` | settings of `privacy.noise_correlation` for whole clients |
+| `run.py` | one run's strategy and participation, as a mechanism charges them |
+
+Theorems and proofs: docs/explain/proofs.md.
+"""

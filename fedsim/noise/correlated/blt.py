@@ -1,0 +1,176 @@
+"""Buffered linear Toeplitz strategies: almost the error of the best Toeplitz matrix, few buffers.
+
+Coefficient j ≥ 1 of C is Σ_i s_i λ_i^(j − 1), with scales s and decays λ of d buffers (Dvijotham et
+al. 2024, arXiv:2404.16706; McMahan et al. 2024, arXiv:2408.08868). The noise of a round then needs
+the d buffers S_i = Σ_j λ_i^(j − 1) y_{t−j} of the noise y of earlier rounds, and no more.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from fedsim.accountant.checks import Floats
+from fedsim.noise.correlated.participation import MinSeparation
+from fedsim.noise.correlated.strategies import ToeplitzStrategy
+from fedsim.noise.grid import MAX_DRAW
+
+MIN_BUFFERS, MAX_BUFFERS = 2, 5
+
+
+@dataclass(frozen=True)
+class BltStrategy(ToeplitzStrategy):
+    """NoiseStrategy whose coefficients are a sum of few decaying exponentials.
+
+    Attributes:
+        scales: scales s_i > 0 of the buffers, which add up to at most 1.
+        decays: decays λ_i of the buffers, in (0, 1).
+
+    Raises:
+        ValueError: a number is outside its range, or there are not as many scales as decays.
+    """
+
+    scales: tuple[float, ...]
+    decays: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not MIN_BUFFERS <= len(self.scales) == len(self.decays) <= MAX_BUFFERS:
+            raise ValueError(
+                f"scales and decays must have one number for each of {MIN_BUFFERS} to "
+                f"{MAX_BUFFERS} buffers, got {len(self.scales)} and {len(self.decays)}"
+            )
+        if min(self.scales) <= 0.0 or sum(self.scales) > 1.0:
+            raise ValueError(f"scales must be above 0 and add up to at most 1, got {self.scales}")
+        if not 0.0 < min(self.decays) <= max(self.decays) < 1.0:
+            raise ValueError(f"decays must be above 0 and below 1, got {self.decays}")
+
+    @property
+    def buffers(self) -> int:
+        """Number of buffers."""
+        return len(self.scales)
+
+    def coefficients(self, rounds: int) -> Floats:
+        """Return the coefficients c_j of the first rounds, (rounds,)."""
+        powers = np.power.outer(np.array(self.decays), np.arange(rounds - 1))
+        return np.concatenate([[1.0], np.array(self.scales) @ powers])
+
+    def inverse(self, rounds: int) -> Floats:
+        """Return the first column of the inverse of C, (rounds,)."""
+        if rounds not in self._inverses:
+            scales, decays = np.array(self.scales), np.array(self.decays)
+            buffers, column = np.zeros(self.buffers), np.zeros(rounds)
+            for t in range(rounds):
+                column[t] = (t == 0) - scales @ buffers
+                buffers = decays * buffers + column[t]
+            self._inverses[rounds] = column
+        return self._inverses[rounds]
+
+    @cached_property
+    def _inverses(self) -> dict[int, Floats]:
+        return {}
+
+    def extra_roundings(self, participation: MinSeparation) -> int:
+        """Return in how many rounds rounding alone may move a client's releases, by 1 grid step.
+
+        Every later round rounds once more. The buffers are float64, so that a round may move by up
+        to 1 + 2 e, with the error e of the sum of the buffers (docs/explain/proofs.md).
+        """
+        later = participation.rounds - 1
+        return math.ceil(later * (1.0 + 2.0 * self.buffer_error(participation.rounds)) ** 2)
+
+    def buffer_error(self, rounds: int) -> float:
+        """Return an upper bound on the rounding error of Σ s_i S_i, in grid steps.
+
+        Args:
+            rounds: number of rounds of the run.
+
+        Raises:
+            ValueError: the error may exceed a quarter of a grid step, for decays very near 1.
+        """
+        largest = 1.01 * MAX_DRAW * float(np.abs(self.inverse(rounds)).sum())  # of |y|
+        error = 0.0
+        for scale, decay in zip(self.scales, self.decays, strict=True):
+            length = min(float(rounds), 1.0 / (1.0 - decay))  # |S| ≤ length · |y|
+            error += scale * length * (2.0 * length + self.buffers + 1.0)
+        error *= 1.01 * largest * 2.0**-53
+        if error > _MOST_ERROR:
+            raise ValueError(
+                f"the decays {self.decays} are too near 1: buffers in float64 would be wrong by "
+                f"{error:.3g} steps of the grid"
+            )
+        return error
+
+
+_MOST_ERROR = 0.25
+
+
+@lru_cache(maxsize=64)
+def optimised_blt(buffers: int, participation: MinSeparation) -> BltStrategy:
+    """Return the strategy with the least root mean square error of prefix sums at the same ε.
+
+    Args:
+        buffers: number of buffers, 2 to 5.
+        participation: bound on the rounds of a client.
+    """
+    from scipy.optimize import minimize  # imported here: it is slow, and few runs need it
+
+    rounds = participation.rounds
+    if rounds == 1:
+        return BltStrategy((0.25,) * buffers, tuple(0.1 * i for i in range(1, buffers + 1)))
+
+    def loss(shares: Floats) -> float:
+        zeros, poles = _zeros_and_poles(shares, rounds)
+        column = np.concatenate([[1.0], _scales(poles, zeros) @ _powers(poles, rounds - 1)])
+        moved = np.zeros(rounds)
+        for first in participation.pattern:
+            moved[first:] += column[: rounds - first]
+        # Prefix sums of the inverse: each exponential is a geometric series.
+        sums = _powers(zeros, rounds)
+        series = (1.0 - sums) / (1.0 - zeros)[:, None]
+        noise = 1.0 + _scales(zeros, poles) @ series
+        weights = np.arange(rounds, 0, -1) / rounds
+        return math.log(float(moved @ moved)) + math.log(float(weights @ noise**2))
+
+    # A buffer that decays much slower than b rounds costs as much as it saves.
+    places = np.linspace(0.4, math.log(max(participation.rounds_apart, 10)), 2 * buffers)
+    shares = np.diff(places, prepend=0.0, append=max(math.log(4.0 * rounds), places[-1] + 0.1))
+    start = np.log(shares[:-1] / shares[-1])
+    result = minimize(loss, start, method="BFGS", options={"gtol": 1e-7})
+    zeros, poles = _zeros_and_poles(np.asarray(result.x), rounds)
+    return BltStrategy(_rounded(_scales(poles, zeros)), tuple(1.0 - x for x in _rounded(1 - poles)))
+
+
+def _zeros_and_poles(shares: Floats, rounds: int) -> tuple[Floats, Floats]:
+    """Return zeros and poles of C(x) = Π (1 − zero x) / Π (1 − pole x), ascending, interlaced.
+
+    The zeros of C are the poles of its inverse. Interlaced, all scales are positive. No value is
+    above 1 − 1 / (4 rounds), beyond which a buffer would not decay within the run.
+
+    Args:
+        shares: logarithms of the relative differences of successive values of −log(1 − value); that
+            of the last difference, up to the largest value, is 0.
+        rounds: number of rounds of the run.
+    """
+    weights = np.exp(np.append(shares, 0.0) - max(float(shares.max()), 0.0))
+    places = np.cumsum(weights)[:-1] / weights.sum()
+    values = -np.expm1(-places * math.log(4.0 * rounds))
+    return values[::2], values[1::2]
+
+
+def _scales(poles: Floats, zeros: Floats) -> Floats:
+    """Return the scales s_i of 1 + Σ s_i x / (1 − pole_i x), by partial fractions."""
+    above = (poles[:, None] - zeros[None, :]).prod(axis=1)
+    apart = poles[:, None] - poles[None, :]
+    np.fill_diagonal(apart, 1.0)
+    return above / apart.prod(axis=1)
+
+
+def _powers(bases: Floats, count: int) -> Floats:
+    """Return the powers 0 ... count − 1 of each base, (bases, count)."""
+    return np.power.outer(bases, np.arange(count))
+
+
+def _rounded(values: Floats) -> tuple[float, ...]:
+    """Return positive numbers with five digits, far finer than the error depends on them."""
+    return tuple(float(f"{value:.5g}") for value in values)

@@ -1,0 +1,53 @@
+"""The rounds that one client may take part in, which the cost of correlated noise depends on."""
+
+from dataclasses import dataclass
+from typing import Self
+
+
+@dataclass(frozen=True)
+class MinSeparation:
+    """Bound on the participation of a client: few rounds, far apart.
+
+    Attributes:
+        rounds: number of rounds n of the run.
+        rounds_apart: smallest difference b between two rounds of one client.
+        max_rounds: largest number k of rounds of one client.
+
+    Raises:
+        ValueError: a number is below 1, or k rounds that are b apart do not fit into n rounds.
+
+    Example:
+        >>> MinSeparation.of(rounds=2000, rounds_apart=100).max_rounds
+        20
+    """
+
+    rounds: int
+    rounds_apart: int
+    max_rounds: int
+
+    def __post_init__(self) -> None:
+        if min(self.rounds, self.rounds_apart, self.max_rounds) < 1:
+            raise ValueError(f"rounds, rounds_apart and max_rounds must be at least 1, got {self}")
+        fit = -(-self.rounds // self.rounds_apart)
+        if self.max_rounds > fit:
+            raise ValueError(
+                f"max_rounds must be at most {fit}, as many as fit into {self.rounds} rounds "
+                f"{self.rounds_apart} apart, got {self.max_rounds}"
+            )
+
+    @classmethod
+    def of(cls, rounds: int, rounds_apart: int, max_rounds: int | None = None) -> Self:
+        """Return the bound with as many rounds of a client as fit into the run, or fewer.
+
+        Args:
+            rounds: number of rounds n.
+            rounds_apart: smallest difference b between two rounds of one client.
+            max_rounds: upper limit of the number of rounds of one client; None for no other limit.
+        """
+        fit = -(-rounds // rounds_apart)
+        return cls(rounds, rounds_apart, fit if max_rounds is None else min(fit, max_rounds))
+
+    @property
+    def pattern(self) -> range:
+        """The earliest and densest rounds of one client, from 0: 0, b, ..., (k − 1) b."""
+        return range(0, self.max_rounds * self.rounds_apart, self.rounds_apart)

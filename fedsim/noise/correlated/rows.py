@@ -1,0 +1,181 @@
+"""The correlated noise itself: a row of integers for each round, from the fresh noise of its round.
+
+The row of a round depends on the fresh noise of the rounds so far, and on nothing else. Fresh noise
+is keyed by the round, so a process that continues a run computes the rows again. All operations are
+single roundings of float64, so the bits are the same on every processor.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.accountant.checks import Floats
+from fedsim.noise.correlated.blt import BltStrategy
+from fedsim.noise.correlated.strategies import BandedStrategy, NoiseStrategy
+from fedsim.noise.correlated.tree import TREE_WEIGHTS, TreeStrategy, new_nodes
+from fedsim.noise.sources import NoiseSource
+
+
+class NoiseRows(ABC):
+    """The rows of a run's correlated noise, one after the other.
+
+    Guarantee: memory is `NoiseStrategy.buffers` rows and a few more, for any number of rounds.
+
+    Args:
+        size: number of noise values of a round.
+
+    Attributes:
+        step: number of rows so far.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.step = 0
+
+    def next_row(self, fresh: NoiseSource) -> Floats:
+        """Return the noise of the next round, whole numbers (size,).
+
+        Args:
+            fresh: source of the fresh noise of this round, used for nothing else.
+        """
+        row = self._next_row(fresh)
+        self.step += 1
+        return row
+
+    @abstractmethod
+    def _next_row(self, fresh: NoiseSource) -> Floats:
+        """Return the noise of the round with number `step`, from 0."""
+
+    def _draw(self, fresh: NoiseSource) -> Floats:
+        return fresh.fill_(torch.empty(self.size, dtype=torch.float64)).numpy()
+
+
+class BandedRows(NoiseRows):
+    """Rows y_t = Z_t − rint(Σ_j c_j y_{t−j}) of a strategy with few coefficients c.
+
+    Products and sums are exact, see docs/explain/proofs.md.
+    """
+
+    def __init__(self, strategy: BandedStrategy, size: int) -> None:
+        super().__init__(size)
+        self._later = strategy.bands[1:]
+        self._past = np.zeros((len(self._later), size))  # the row of step s is at s mod bands − 1
+
+    def _next_row(self, fresh: NoiseSource) -> Floats:
+        row, back, kept = self._draw(fresh), np.zeros(self.size), len(self._later)
+        for j, coefficient in enumerate(self._later[: self.step], start=1):
+            back += coefficient * self._past[(self.step - j) % kept]
+        row -= np.rint(back, out=back)
+        if kept:
+            self._past[self.step % kept] = row
+        return row
+
+
+class BltRows(NoiseRows):
+    """Rows y_t = Z_t − rint(Σ_i s_i S_i) of a BLT strategy, with buffers S_i ← λ_i S_i + y_t."""
+
+    def __init__(self, strategy: BltStrategy, size: int) -> None:
+        super().__init__(size)
+        self._parameters = tuple(zip(strategy.scales, strategy.decays, strict=True))
+        self._buffers = np.zeros((strategy.buffers, size))
+
+    def _next_row(self, fresh: NoiseSource) -> Floats:
+        row, back = self._draw(fresh), np.zeros(self.size)
+        # One operation after the other: a fused one would round differently on some processors.
+        for (scale, _), buffer in zip(self._parameters, self._buffers, strict=True):
+            back += scale * buffer
+        row -= np.rint(back, out=back)
+        for (_, decay), buffer in zip(self._parameters, self._buffers, strict=True):
+            buffer *= decay
+            buffer += row
+        return row
+
+
+class TreeRows(NoiseRows):
+    """Rows of the tree: the change of the estimated noise in the sum of all rounds so far.
+
+    A node's estimate is ⌊w Z + (1 − w) (left + right) + ½⌋, with the node's noise Z and the
+    estimates of its halves. Adding an integer to all of them adds it to the estimate, so that the
+    estimates are functions of noisy sums.
+    """
+
+    def __init__(self, strategy: TreeStrategy, size: int) -> None:
+        super().__init__(size)
+        self._finished: list[Floats] = []  # estimates of the nodes of the rounds so far
+        self._total = np.zeros(size)
+
+    def _next_row(self, fresh: NoiseSource) -> Floats:
+        node = self._draw(fresh)
+        for height in range(1, new_nodes(self.step)):
+            weight = TREE_WEIGHTS[height]
+            node += self._finished.pop()
+            node *= 1.0 - weight
+            node += weight * self._draw(fresh)
+            node += 0.5
+            np.floor(node, out=node)
+        self._finished.append(node)
+        before, self._total = self._total, np.sum(self._finished, axis=0)
+        return self._total - before
+
+
+_KINDS: dict[type[NoiseStrategy], Callable[..., NoiseRows]] = {
+    BandedStrategy: BandedRows,
+    BltStrategy: BltRows,
+    TreeStrategy: TreeRows,
+}
+
+
+def noise_rows(strategy: NoiseStrategy, size: int) -> NoiseRows:
+    """Return the rows of a strategy's noise, from the first round on.
+
+    Args:
+        strategy: the strategy of the run.
+        size: number of noise values of a round.
+    """
+    return _KINDS[type(strategy)](strategy, size)
+
+
+class NoiseOfRounds(NoiseSource):
+    """Source of the noise of one round after the other; each `fill_` draws a whole round.
+
+    Args:
+        strategy: the strategy of the run.
+        fresh: function that returns the source of a round's fresh noise, by the round's number.
+    """
+
+    def __init__(self, strategy: NoiseStrategy, fresh: Callable[[int], NoiseSource]) -> None:
+        self._strategy, self._fresh = strategy, fresh
+        self._rows: NoiseRows | None = None
+        self._round_number = 1
+
+    def at(self, round_number: int) -> "NoiseOfRounds":
+        """Return this source, whose next `fill_` draws the noise of a round.
+
+        Args:
+            round_number: the round, from 1.
+        """
+        self._round_number = round_number
+        return self
+
+    def fill_(self, values: Tensor) -> Tensor:
+        """Fill a float64 tensor (size,) with the noise of the round, in place, and return it.
+
+        The rounds that were not drawn yet, as after a restart, are computed first.
+
+        Raises:
+            TypeError: the tensor is not float64.
+        """
+        if values.dtype != torch.float64:
+            raise TypeError(f"noise is whole numbers in float64, got a tensor of {values.dtype}")
+        rows = self._rows
+        if rows is None or rows.size != values.numel() or rows.step >= self._round_number:
+            rows = noise_rows(self._strategy, values.numel())
+        self._rows = None  # lost if an error cuts a row short
+        row = np.zeros(0)
+        while rows.step < self._round_number:
+            row = rows.next_row(self._fresh(rows.step + 1))
+        self._rows = rows
+        return values.copy_(torch.from_numpy(row).view(values.shape))

@@ -1,0 +1,116 @@
+"""The correlated noise of one run, as a mechanism of whole clients charges it."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+from fedsim.accountant import Event, SelfComposed
+from fedsim.noise.correlated.blt import BltStrategy, optimised_blt
+from fedsim.noise.correlated.participation import MinSeparation
+from fedsim.noise.correlated.settings import BltSettings
+from fedsim.noise.correlated.strategies import (
+    BandedStrategy,
+    NoiseStrategy,
+    square_root_coefficients,
+)
+from fedsim.noise.correlated.tree import TreeStrategy
+from fedsim.noise.grid import effective_multiplier
+
+
+class CorrelationSettings(Protocol):
+    """Interface of the settings of a correlation: its name, and the number of bands of a band."""
+
+    @property
+    def name(self) -> str:
+        """Name of the correlation."""
+        ...
+
+
+@dataclass(frozen=True)
+class RunCorrelation:
+    """NoiseStrategy and participation of a run, which together fix what a client costs.
+
+    Attributes:
+        strategy: how the noise of rounds is correlated.
+        participation: bound on the rounds of every client.
+    """
+
+    strategy: NoiseStrategy
+    participation: MinSeparation
+
+    @property
+    def planned_steps(self) -> int:
+        """Largest number of releases of one client, all charged before the first one."""
+        return self.participation.max_rounds
+
+    @property
+    def rounds_apart(self) -> int:
+        """Smallest difference between two rounds of one client."""
+        return self.participation.rounds_apart
+
+    @cached_property
+    def column_norm(self) -> float:
+        """Sensitivity: noise multiplier of the fresh noise, divided by that of the whole run."""
+        return self.strategy.sensitivity(self.participation)
+
+    def charges(self, whole: Event, first_step: int, steps: int) -> list[tuple[Event, int]]:
+        """Return the privacy events of further releases of a client, as (event, count) pairs.
+
+        The whole run is charged with the first release, and later ones cost nothing.
+
+        Args:
+            whole: event of all releases of the run about one client.
+            first_step: number of earlier releases of the client.
+            steps: number of further releases.
+
+        Raises:
+            ValueError: the releases go beyond the plan.
+        """
+        if first_step + steps > self.planned_steps:
+            raise ValueError(
+                f"correlated noise is charged for {self.planned_steps} rounds of a client, and "
+                f"{first_step + steps} are requested"
+            )
+        return [] if first_step or not steps else [(SelfComposed(whole, 1), 1)]
+
+    def effective_multiplier(self, noise_multiplier: float, dimensions: int, error: float) -> float:
+        """Return the noise multiplier of all releases of the run about one client, rounded down.
+
+        Args:
+            noise_multiplier: noise multiplier z of the fresh noise of a round.
+            dimensions: number of values of a release.
+            error: rounding error of a client's update before it is rounded to integers, in bounds.
+        """
+        roundings = self.strategy.extra_roundings(self.participation) if dimensions else 0
+        return effective_multiplier(
+            noise_multiplier, dimensions, error, column_norm=self.column_norm, bands=1 + roundings
+        )
+
+
+def strategy_of(settings: CorrelationSettings, participation: MinSeparation) -> NoiseStrategy:
+    """Return the strategy that settings choose for a run.
+
+    Args:
+        settings: value of `privacy.noise_correlation` other than none.
+        participation: bound on the rounds of every client.
+    """
+    if isinstance(settings, BltSettings):
+        if settings.scales is None or settings.decays is None:
+            return optimised_blt(settings.buffers, participation)
+        return BltStrategy(tuple(settings.scales), tuple(settings.decays))
+    if settings.name == "tree":
+        return TreeStrategy(participation.rounds)
+    return BandedStrategy(square_root_coefficients(getattr(settings, "bands", 1)))
+
+
+def with_parameters(settings: BltSettings, participation: MinSeparation | None) -> BltSettings:
+    """Return settings with the best parameters of a run, if they leave them open.
+
+    Args:
+        settings: the settings of a file.
+        participation: bound on the rounds of every client; None leaves the parameters open.
+    """
+    if settings.scales is not None or participation is None:
+        return settings
+    best = optimised_blt(settings.buffers, participation)
+    return settings.model_copy(update={"scales": [*best.scales], "decays": [*best.decays]})

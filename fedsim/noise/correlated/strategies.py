@@ -1,0 +1,194 @@
+"""Strategies of correlated noise: what a client costs, and how noisy sums over rounds are.
+
+A strategy is a matrix C with a row for each number that is drawn, and a column for each round (Li
+et al. 2015, "The matrix mechanism"; Denisov et al. 2022, arXiv:2202.08312). With the sums f of a
+run's rounds, the releases are a function of C f + Z, with independent noise Z. So a client costs
+the L2 norm by which it moves C f, the sensitivity, and the noise of sums over the first rounds is
+smaller than with independent noise at the same ε. Units: one client moves a round's sum by at most
+1, and the noise Z has standard deviation 1.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from fedsim.accountant.checks import Floats
+from fedsim.core.limits import MAX_NOISE_BANDS
+from fedsim.noise.correlated.participation import MinSeparation
+
+COEFFICIENT_BITS = 16
+"""Bits after the point of a coefficient: its products with noise below 2³² are exact in float64."""
+
+_ROUNDED_UP = 1.0 + 2.0**-30  # more than the rounding of sums of a run's coefficients
+
+
+@dataclass(frozen=True)
+class PrefixError:
+    """The noise of the sums over the first t rounds, for t = 1 ... n.
+
+    Attributes:
+        rms: root of the mean variance over all t.
+        largest: largest standard deviation of any t.
+    """
+
+    rms: float
+    largest: float
+
+
+class NoiseStrategy(ABC):
+    """Base class of strategies; subclasses are frozen dataclasses with public numbers only."""
+
+    @property
+    @abstractmethod
+    def buffers(self) -> int:
+        """Number of float64 arrays, each as large as the model, that the noise is made from."""
+
+    @abstractmethod
+    def sensitivity(self, participation: MinSeparation) -> float:
+        """Return an upper bound on the L2 norm by which one client moves C f, rounded up.
+
+        Args:
+            participation: bound on the rounds of the client.
+        """
+
+    @abstractmethod
+    def covariance(self, rounds: int) -> Floats:
+        """Return the covariance of the noise of the first rounds, (rounds, rounds)."""
+
+    @abstractmethod
+    def prefix_variances(self, rounds: int) -> Floats:
+        """Return the variance of the noise in sums of the first 1, 2, ... rounds, (rounds,)."""
+
+    def prefix_error(self, rounds: int) -> PrefixError:
+        """Return the noise of sums over the first rounds.
+
+        Args:
+            rounds: number of rounds n, at least 1.
+        """
+        variances = self.prefix_variances(rounds)
+        return PrefixError(math.sqrt(float(variances.mean())), math.sqrt(float(variances.max())))
+
+    def extra_roundings(self, participation: MinSeparation) -> int:
+        """Return in how many rounds rounding alone may move a client's releases, by 1 grid step.
+
+        Args:
+            participation: bound on the rounds of the client.
+        """
+        return 0
+
+
+class ToeplitzStrategy(NoiseStrategy):
+    """Base class of strategies whose C is lower-triangular and Toeplitz, with a diagonal of ones.
+
+    The coefficients c_0 = 1 ≥ c_1 ≥ c_2 ≥ ... ≥ 0 are the first column of C.
+    """
+
+    @abstractmethod
+    def coefficients(self, rounds: int) -> Floats:
+        """Return the coefficients c_j of the first rounds, (rounds,)."""
+
+    def inverse(self, rounds: int) -> Floats:
+        """Return the first column of the inverse of C, (rounds,)."""
+        return inverse_coefficients(tuple(self.coefficients(rounds).tolist()), rounds)
+
+    def sensitivity(self, participation: MinSeparation) -> float:
+        """Return the L2 norm by which one client moves C f, which rounds 0, b, 2 b, ... attain."""
+        coefficients = self.coefficients(participation.rounds)
+        moved = np.zeros(participation.rounds)
+        for first in participation.pattern:
+            moved[first:] += coefficients[: participation.rounds - first]
+        return math.sqrt(math.fsum((moved**2).tolist())) * _ROUNDED_UP
+
+    def covariance(self, rounds: int) -> Floats:
+        """Return the covariance of the noise of the first rounds, (rounds, rounds)."""
+        matrix, column = np.zeros((rounds, rounds)), self.inverse(rounds)
+        for first in range(rounds):
+            matrix[first:, first] = column[: rounds - first]
+        return matrix @ matrix.T
+
+    def prefix_variances(self, rounds: int) -> Floats:
+        """Return the variance of the noise in sums of the first 1, 2, ... rounds, (rounds,)."""
+        return np.cumsum(np.cumsum(self.inverse(rounds)) ** 2)
+
+
+@dataclass(frozen=True)
+class BandedStrategy(ToeplitzStrategy):
+    """NoiseStrategy with few coefficients: the noise of a round is cancelled over `bands` rounds.
+
+    Attributes:
+        bands: the coefficients c_0 = 1 ≥ c_1 ≥ ... > 0, multiples of 2⁻¹⁶; all others are 0. One
+            coefficient is independent noise.
+
+    Raises:
+        ValueError: there are too many, they increase, or one is not a positive multiple of 2⁻¹⁶.
+    """
+
+    bands: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        whole = all((c * 2**COEFFICIENT_BITS).is_integer() and c > 0.0 for c in self.bands)
+        falls = list(self.bands) == sorted(self.bands, reverse=True)
+        if not 1 <= len(self.bands) <= MAX_NOISE_BANDS or self.bands[0] != 1.0 or not whole & falls:
+            raise ValueError(
+                f"bands must be 1 to {MAX_NOISE_BANDS} positive multiples of 2^-{COEFFICIENT_BITS} "
+                f"that do not increase, the first of them 1, got {self.bands}"
+            )
+
+    @property
+    def buffers(self) -> int:
+        """Number of earlier rounds whose noise is kept."""
+        return len(self.bands) - 1
+
+    def coefficients(self, rounds: int) -> Floats:
+        """Return the coefficients c_j of the first rounds, (rounds,)."""
+        column = np.zeros(rounds)
+        known = self.bands[:rounds]
+        column[: len(known)] = known
+        return column
+
+    @cached_property
+    def _inverses(self) -> dict[int, Floats]:
+        return {}
+
+    def inverse(self, rounds: int) -> Floats:
+        """Return the first column of the inverse of C, (rounds,)."""
+        if rounds not in self._inverses:
+            self._inverses[rounds] = inverse_coefficients(self.bands, rounds)
+        return self._inverses[rounds]
+
+    def extra_roundings(self, participation: MinSeparation) -> int:
+        """Return in how many rounds rounding alone may move a client's releases, by 1 grid step."""
+        return min(participation.rounds - 1, participation.max_rounds * self.buffers)
+
+
+@lru_cache(maxsize=MAX_NOISE_BANDS)
+def square_root_coefficients(bands: int) -> tuple[float, ...]:
+    """Return the coefficients c_j of the square root of the prefix-sum matrix, for j < bands.
+
+    c_j = binomial(2 j, j) / 4^j, rounded to a multiple of 2⁻¹⁶.
+    """
+    exact = [1.0]
+    for j in range(1, bands):
+        exact.append(exact[-1] * (2 * j - 1) / (2 * j))
+    unit = 2.0**COEFFICIENT_BITS
+    return tuple(round(value * unit) / unit for value in exact)
+
+
+def inverse_coefficients(coefficients: tuple[float, ...], steps: int) -> Floats:
+    """Return the first column d (steps,) of the inverse of the matrix C of some coefficients.
+
+    Without rounding, the noise of step t is y_t = Σ_j d_j Z_{t−j}, with fresh noise Z.
+
+    Args:
+        coefficients: c_0 = 1, c_1, ..., the first column of C without its last zeros.
+        steps: number of rows of C, at least 1.
+    """
+    later = np.array(coefficients[1:])
+    inverse = np.zeros(steps + len(later))  # zeros stand for the steps before the first
+    inverse[len(later)] = 1.0
+    for t in range(len(later) + 1, len(inverse)):
+        inverse[t] = -(later @ inverse[t - len(later) : t][::-1])
+    return inverse[len(later) :]

@@ -1,0 +1,121 @@
+"""The binary tree: noisy sums of blocks of 1, 2, 4, ... rounds, joined by Honaker's estimator.
+
+A block of 2^h rounds that begins at a multiple of 2^h is a node, with noise of its own (Dwork et
+al. 2010; Chan et al. 2011). A node's sum is also the sum of its two halves, so the two estimates
+are averaged, from the leaves on (Honaker 2015; Kairouz et al. 2021, arXiv:2103.00039). The sum of
+the first t rounds adds up the nodes of the binary digits of t. Only nodes of rounds that are over
+are used, so every round is released when it ends.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedsim.accountant.checks import Floats
+from fedsim.noise.correlated.participation import MinSeparation
+from fedsim.noise.correlated.strategies import COEFFICIENT_BITS, NoiseStrategy
+
+_ROUNDED_UP = 1.0 + 2.0**-30
+
+
+@dataclass(frozen=True)
+class TreeStrategy(NoiseStrategy):
+    """NoiseStrategy of the binary tree over the rounds of a run.
+
+    Attributes:
+        rounds: number of rounds n of the run, at least 1. Nodes that end later are never drawn.
+    """
+
+    rounds: int
+
+    @property
+    def buffers(self) -> int:
+        """Number of levels: at most one finished node of each is kept."""
+        return self.rounds.bit_length()
+
+    def sensitivity(self, participation: MinSeparation) -> float:
+        """Return an upper bound on the L2 norm by which one client moves all nodes.
+
+        A node of 2^h rounds has at most m = min(k, ⌈2^h / b⌉) rounds of the client. On each level
+        the client's k rounds are shared among nodes, and the sum of squares is largest if as many
+        nodes as possible have m.
+        """
+        squares = 0
+        for height in range(self.buffers):
+            length = 1 << height
+            most = min(participation.max_rounds, -(-length // participation.rounds_apart))
+            full = min(participation.max_rounds // most, participation.rounds // length)
+            rest = participation.max_rounds - full * most
+            squares += full * most**2
+            if full < participation.rounds // length:
+                squares += rest**2
+        return math.sqrt(squares) * _ROUNDED_UP
+
+    def covariance(self, rounds: int) -> Floats:
+        """Return the covariance of the noise of the first rounds, (rounds, rounds)."""
+        drawn = 0
+        finished: list[dict[int, float]] = []  # a finished node's estimate, by number of a draw
+        sums = list[dict[int, float]]()
+        for step in range(rounds):
+            node = {drawn: 1.0}
+            drawn += 1
+            for height in range(1, new_nodes(step)):
+                halves = _added(finished.pop(), node)
+                weight = TREE_WEIGHTS[height]
+                node = {draw: (1.0 - weight) * value for draw, value in halves.items()}
+                node[drawn] = weight
+                drawn += 1
+            finished.append(node)
+            total: dict[int, float] = {}
+            for estimate in finished:
+                total = _added(total, estimate)
+            sums.append(total)
+        matrix = np.zeros((rounds, drawn))
+        for row, total in zip(matrix, sums, strict=True):
+            row[list(total)] = list(total.values())
+        steps = np.diff(matrix, axis=0, prepend=0.0)
+        return steps @ steps.T
+
+    def prefix_variances(self, rounds: int) -> Floats:
+        """Return the variance of the noise in sums of the first 1, 2, ... rounds, (rounds,)."""
+        variances = [1.0]
+        for weight in TREE_WEIGHTS[1 : self.buffers]:
+            variances.append(weight**2 + (1.0 - weight) ** 2 * 2.0 * variances[-1])
+        ends = np.arange(1, rounds + 1)
+        digits = (ends[:, None] >> np.arange(self.buffers)) & 1
+        return digits.astype(np.float64) @ np.array(variances)
+
+
+def new_nodes(step: int) -> int:
+    """Return how many nodes end with a round.
+
+    Args:
+        step: number of the round, from 0.
+    """
+    return ((step + 1) & -(step + 1)).bit_length()
+
+
+def _tree_weights(heights: int) -> tuple[float, ...]:
+    """Return the weight of a node's own noisy sum in its estimate, by its height, (heights,).
+
+    The best weight of a node whose halves have variance v each is 2 v / (1 + 2 v).
+    """
+    weights, variance, unit = [1.0], 1.0, 2.0**COEFFICIENT_BITS
+    for _ in range(1, heights):
+        weight = round(2.0 * variance / (1.0 + 2.0 * variance) * unit) / unit
+        variance = weight**2 + (1.0 - weight) ** 2 * 2.0 * variance
+        weights.append(weight)
+    return tuple(weights)
+
+
+TREE_WEIGHTS = _tree_weights(32)
+"""Weight of a node's own noisy sum in its estimate, by its height, for up to 2³² rounds.
+
+Weights are multiples of 2⁻¹⁶, so that products with noise are exact. Any weight gives an unbiased
+sum.
+"""
+
+
+def _added(first: dict[int, float], second: dict[int, float]) -> dict[int, float]:
+    return {key: first.get(key, 0.0) + second.get(key, 0.0) for key in first | second}

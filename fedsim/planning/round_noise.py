@@ -1,0 +1,147 @@
+"""Noise of whole clients in central trust: which correlation has the least error at the same ε.
+
+The error is that of the sums over the first rounds, which a model is: what an observer of the final
+model sees is the sum of all rounds. Nothing is trained, and no data are read.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fedsim.accountant.accountants import AccountantChoice
+from fedsim.accountant.events import Adjacency
+from fedsim.clients.mechanisms.planner import calibrate_noise
+from fedsim.clients.sampling.sampling import PoissonSampling
+from fedsim.core.limits import MAX_NOISE_BANDS
+from fedsim.federation.federation import Federation
+from fedsim.noise.correlated.blt import optimised_blt
+from fedsim.noise.correlated.participation import MinSeparation
+from fedsim.noise.correlated.strategies import (
+    BandedStrategy,
+    NoiseStrategy,
+    square_root_coefficients,
+)
+from fedsim.noise.correlated.tree import TreeStrategy
+from fedsim.server.participation.schedules import SeparatedSchedule
+
+
+@dataclass(frozen=True)
+class PlannedCorrelation:
+    """Noise of the sums of a run, with one way to correlate it and to choose clients.
+
+    Attributes:
+        noise: `privacy.noise_correlation`, such as {"name": "blt", "buffers": 3}, or "none".
+        scheme: `federation.participation.scheme`, which the ε rests on.
+        noise_multiplier: noise multiplier z of the fresh noise of a round.
+        error: root mean square of the noise of one coordinate over the sums of the first 1, 2, ...
+            rounds, in multiples of `max_update_norm`.
+    """
+
+    noise: str
+    scheme: str
+    noise_multiplier: float
+    error: float
+
+
+def plan_correlations(federation: Federation) -> tuple[PlannedCorrelation, ...]:
+    """Return the noise of sums for each kind of correlation; empty where there is none to choose.
+
+    There is none without `trust: central` and `unit: client`, or without a target ε. All have the
+    ε, δ, clients, rounds and clients per round of the file. The client with the smallest ε counts.
+
+    Args:
+        federation: the assembled federation.
+    """
+    terms, plans = federation.plan.client_privacy or (), federation.plan.clients or ()
+    targets = [plan.target_epsilon for plan in plans if plan.target_epsilon is not None]
+    privacy = federation.experiment.privacy
+    if (
+        privacy is None
+        or not targets
+        or (privacy.trust.name, privacy.unit) != ("central", "client")
+    ):
+        return ()
+    strictest = min(range(len(plans)), key=lambda client: plans[client].target_epsilon or 1e300)
+    participation = federation.plan.participation
+    return compare_correlations(
+        rounds=participation.rounds,
+        clients=participation.num_clients,
+        clients_per_round=participation.clients_per_round,
+        target_epsilon=min(targets),
+        delta=plans[strictest].delta,
+        accountant=terms[strictest].privacy.accounting,
+        adjacency=privacy.adjacency.name,
+    )
+
+
+def compare_correlations(
+    *,
+    rounds: int,
+    clients: int,
+    clients_per_round: int,
+    target_epsilon: float,
+    delta: float,
+    accountant: AccountantChoice = "pld",
+    adjacency: Adjacency = "zero_out",
+) -> tuple[PlannedCorrelation, ...]:
+    """Return the noise of sums for each kind of correlation, all at the same ε.
+
+    Args:
+        rounds: number of rounds n.
+        clients: number of clients N of the federation.
+        clients_per_round: number of clients k of a round, expected or exact.
+        target_epsilon: ε of each client, > 0.
+        delta: δ of the target, in (0, 1).
+        accountant: the accountant that computes ε.
+        adjacency: which data sets are neighbours.
+
+    Raises:
+        ValueError: no noise reaches the target.
+
+    Example:
+        >>> found = compare_correlations(
+        ...     rounds=100, clients=500, clients_per_round=10, target_epsilon=8.0, delta=1e-4
+        ... )
+        >>> min(found, key=lambda planned: planned.error).noise
+        'toeplitz, 50 bands'
+    """
+    schedule = SeparatedSchedule(0, clients, min(clients, clients_per_round))
+    turns = MinSeparation.of(rounds, schedule.rounds_apart, schedule.most_rounds(rounds))
+
+    def noise_of(rate: float, releases: int) -> float:
+        return calibrate_noise(
+            PoissonSampling(rate),
+            releases,
+            target_epsilon=target_epsilon,
+            delta=delta,
+            accountant=accountant,
+            adjacency=adjacency,
+        )
+
+    def planned() -> Iterator[PlannedCorrelation]:
+        white = BandedStrategy((1.0,)).prefix_error(rounds).rms
+        drawn = noise_of(min(1.0, clients_per_round / clients), rounds)
+        yield PlannedCorrelation("none", "poisson", drawn, drawn * white)
+        alone = noise_of(1.0, turns.max_rounds)
+        yield PlannedCorrelation("none", "min_separation", alone, alone * white)
+        whole = noise_of(1.0, 1)
+        for name, strategy in _strategies(turns):
+            noise = whole * strategy.sensitivity(turns)
+            error = noise * strategy.prefix_error(rounds).rms
+            yield PlannedCorrelation(name, "min_separation", noise, error)
+
+    return tuple(planned())
+
+
+def _strategies(turns: MinSeparation) -> Iterator[tuple[str, NoiseStrategy]]:
+    yield "tree", TreeStrategy(turns.rounds)
+    bands = min(turns.rounds_apart, turns.rounds, MAX_NOISE_BANDS)
+    if bands > 1:
+        yield f"toeplitz, {bands} bands", BandedStrategy(square_root_coefficients(bands))
+    for buffers in (2, 4):
+        yield f"blt, {buffers} buffers", optimised_blt(buffers, turns)
+
+
+def correlations_json(planned: tuple[PlannedCorrelation, ...]) -> dict[str, Any]:
+    """Return the comparison as a key of a plan's JSON value; without content, no key."""
+    return {"correlations": [asdict(row) for row in planned]} if planned else {}

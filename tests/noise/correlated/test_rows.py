@@ -1,0 +1,170 @@
+"""The rows of correlated noise: their law, their bits, their memory, and what a client moves."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from fedsim.core.streams import Purpose, stream_key
+from fedsim.noise.correlated.blt import BltStrategy
+from fedsim.noise.correlated.participation import MinSeparation
+from fedsim.noise.correlated.rows import NoiseOfRounds, noise_rows
+from fedsim.noise.correlated.run import RunCorrelation
+from fedsim.noise.correlated.strategies import (
+    BandedStrategy,
+    NoiseStrategy,
+    square_root_coefficients,
+)
+from fedsim.noise.correlated.tree import TreeStrategy
+from fedsim.noise.grid import DEVIATION
+from fedsim.noise.sources import NoiseSource, SeededNoise
+
+FALSE_ALARM = 1e-9
+STRATEGIES = [
+    BandedStrategy((1.0,)),
+    BandedStrategy(square_root_coefficients(4)),
+    BltStrategy((0.3, 0.15), (0.5, 0.9)),
+    TreeStrategy(24),
+]
+by_strategy = pytest.mark.parametrize(
+    "strategy", STRATEGIES, ids=lambda strategy: f"{type(strategy).__name__}{strategy.buffers}"
+)
+
+
+def fresh(round_number: int) -> NoiseSource:
+    return SeededNoise(stream_key(5, Purpose.SERVER_NOISE, round_number=round_number))
+
+
+def rows_of(strategy: NoiseStrategy, rounds: int, size: int) -> np.ndarray:
+    """Noise (rounds, size) of the first rounds."""
+    noise = NoiseOfRounds(strategy, fresh)
+    return torch.stack(
+        [noise.at(t + 1).fill_(torch.empty(size, dtype=torch.float64)) for t in range(rounds)]
+    ).numpy()
+
+
+def whiteness(rows: np.ndarray, covariance: np.ndarray) -> float:
+    """The chance of rows as unlike the covariance as these, by χ² over variances and pairs."""
+    white = np.linalg.solve(np.linalg.cholesky(covariance), rows) / DEVIATION
+    steps, size = rows.shape
+    products = white @ white.T / size
+    pairs = products[np.tril_indices(steps, -1)] * math.sqrt(size)
+    squares = (np.diag(products) - 1.0) * math.sqrt(size / 2.0)
+    return float(stats.chi2(len(pairs) + steps).sf(float((pairs**2).sum() + (squares**2).sum())))
+
+
+@by_strategy
+def test_the_rows_have_the_covariance_that_is_charged_and_no_other(strategy: NoiseStrategy) -> None:
+    rows = rows_of(strategy, 12, 60_000)
+    assert whiteness(rows, strategy.covariance(12)) > FALSE_ALARM
+    other = strategy.covariance(12)
+    other[3:, 3:] *= 1.05
+    assert whiteness(rows, other) < FALSE_ALARM
+    assert np.array_equal(rows, np.rint(rows))
+
+
+@by_strategy
+def test_a_process_that_starts_anywhere_has_the_same_bits(strategy: NoiseStrategy) -> None:
+    whole = rows_of(strategy, 20, 501)
+    for first in (1, 7, 16, 20):  # after a restart, or a repeated round
+        again = NoiseOfRounds(strategy, fresh)
+        for number in (first, first, min(first + 1, 20)):
+            row = again.at(number).fill_(torch.empty(501, dtype=torch.float64))
+            assert np.array_equal(row.numpy(), whole[number - 1])
+
+
+@by_strategy
+def test_memory_does_not_grow_with_the_rounds(strategy: NoiseStrategy) -> None:
+    rows, size = noise_rows(strategy, 64), 64
+    for step in range(300):
+        rows.next_row(fresh(step + 1))
+    kept = [value for value in vars(rows).values() if isinstance(value, np.ndarray | list)]
+    most = 9 if isinstance(strategy, TreeStrategy) else strategy.buffers  # 300 has 9 digits
+    assert sum(np.asarray(value).size for value in kept) <= (most + 1) * size
+
+
+@by_strategy
+@pytest.mark.parametrize("early", [False, True], ids=["allowed", "one round too early"])
+def test_the_loss_of_the_worst_rounds_is_that_of_the_claimed_gaussian(
+    strategy: NoiseStrategy, early: bool
+) -> None:
+    """δ(ε) of a client at rounds 0, 4, 8, ..., by the rows themselves; five standard errors.
+
+    Each column is a run of its own: all rounds of one value, with the client or without it. A
+    client that is one round too early in each turn, the mutant, is found.
+    """
+    rounds, apart, trials, noise = 24, 4, 150_000, 6.0
+    participation = MinSeparation.of(rounds, apart)
+    rows = rows_of(strategy, rounds, trials) / DEVIATION
+    move = np.zeros(rounds)
+    move[[t - t // apart * early for t in participation.pattern]] = 1.0 / noise
+    along = np.linalg.solve(strategy.covariance(rounds), move)
+    loss = along @ (rows + move[:, None]) - 0.5 * along @ move
+    claimed = strategy.sensitivity(participation) / noise
+    epsilon = 0.5 * claimed
+    gains = np.maximum(0.0, -np.expm1(epsilon - loss))
+    error = float(gains.std()) / math.sqrt(trials)
+    delta = stats.norm.cdf(claimed / 2 - epsilon / claimed) - math.exp(epsilon) * stats.norm.cdf(
+        -claimed / 2 - epsilon / claimed
+    )
+    found = (float(gains.mean()) - delta) / error
+    if early and strategy.buffers:
+        assert found > 5
+    elif isinstance(strategy, TreeStrategy):  # its estimates tell less than its nodes
+        assert found < 5
+    else:
+        assert abs(found) < 5
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES[1:3], ids=["bands", "blt"])
+@pytest.mark.parametrize("dimensions", [1, 40])
+def test_rounding_moves_no_more_than_the_effective_multiplier(
+    strategy: BandedStrategy | BltStrategy, dimensions: int
+) -> None:
+    """Integers of a small grid: rounding is then a large part of what a client moves."""
+    rounds = 16
+    run = RunCorrelation(strategy, MinSeparation.of(rounds, 5))
+    allowed = DEVIATION / run.effective_multiplier(DEVIATION, dimensions, 0.0)
+    generator, column = np.random.default_rng(1), strategy.coefficients(rounds)
+    most = 0.0
+    for _ in range(300):
+        exact, change = (np.zeros((rounds, dimensions)) for _ in range(2))
+        exact += generator.normal(0.0, 5.0, exact.shape)
+        pattern = list(run.participation.pattern)
+        change[pattern] = generator.standard_normal((len(pattern), dimensions))
+        change[pattern] /= np.linalg.norm(change[pattern], axis=1, keepdims=True)
+        releases = np.rint(generator.normal(0.0, 9.0, exact.shape))
+        shifts = []
+        for sums in (np.rint(exact), np.rint(exact + change)):
+            noise = releases - sums  # so the fresh noise is noise + rint(what earlier ones give)
+            back = [sum(column[j] * noise[t - j] for j in range(1, t + 1)) for t in range(rounds)]
+            shifts.append(noise + np.rint([np.zeros(dimensions) + row for row in back]))
+        most = max(most, float(np.linalg.norm(shifts[0] - shifts[1])))
+    # Above the sensitivity alone, so the rounding of later rounds has to be charged.
+    assert run.column_norm < most <= allowed * (1 + 1e-12)
+
+
+def test_estimates_of_the_tree_are_functions_of_noisy_sums_alone() -> None:
+    """Noise added to sums, or estimates of noisy nodes: the same integers in every round."""
+    rounds, size, generator = 24, 50, np.random.default_rng(2)
+    sums = generator.integers(-1000, 1000, (rounds, size)).astype(float)
+    released = np.cumsum(sums + rows_of(TreeStrategy(rounds), rounds, size), axis=0)
+
+    class NoisyNodes(NoiseSource):
+        """The nodes of a round, each its fresh noise plus the sum of its rounds."""
+
+        def __init__(self, step: int) -> None:
+            self.step, self.height, self.source = step, 0, fresh(step + 1)
+
+        def fill_(self, values: torch.Tensor) -> torch.Tensor:
+            first = self.step + 1 - (1 << self.height)
+            self.height += 1
+            node = torch.from_numpy(sums[first : self.step + 1].sum(axis=0))
+            return self.source.fill_(values).add_(node)
+
+    tree, total = noise_rows(TreeStrategy(rounds), size), np.zeros(size)
+    for step in range(rounds):
+        total = total + tree.next_row(NoisyNodes(step))
+        assert np.array_equal(total, released[step])

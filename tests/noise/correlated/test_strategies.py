@@ -1,0 +1,168 @@
+"""Strategies of correlated noise cost what is claimed: by search, and by jax_privacy."""
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import combinations, pairwise
+
+import numpy as np
+import pytest
+
+from fedsim.noise.correlated.blt import BltStrategy, optimised_blt
+from fedsim.noise.correlated.participation import MinSeparation
+from fedsim.noise.correlated.strategies import (
+    BandedStrategy,
+    NoiseStrategy,
+    ToeplitzStrategy,
+    square_root_coefficients,
+)
+from fedsim.noise.correlated.tree import TreeStrategy
+
+INDEPENDENT = BandedStrategy((1.0,))
+BLT = BltStrategy((0.3, 0.15), (0.5, 0.9))
+STRATEGIES = [INDEPENDENT, BandedStrategy(square_root_coefficients(4)), BLT, TreeStrategy(11)]
+
+
+def matrix(strategy: NoiseStrategy, rounds: int) -> np.ndarray:
+    """C (numbers, rounds): of a tree, a row for each node that ends within the run."""
+    if isinstance(strategy, ToeplitzStrategy):
+        column = strategy.coefficients(rounds)
+        return sum((c * np.eye(rounds, k=-j) for j, c in enumerate(column)), start=np.zeros(1))
+    rows = [
+        np.isin(np.arange(rounds), range(first, first + length))
+        for length in (1 << height for height in range(rounds.bit_length()))
+        for first in range(0, rounds - length + 1, length)
+    ]
+    return np.array(rows, dtype=float)
+
+
+def patterns(participation: MinSeparation) -> Iterator[tuple[int, ...]]:
+    """Every set of rounds that one client may be in."""
+    for count in range(1, participation.max_rounds + 1):
+        for chosen in combinations(range(participation.rounds), count):
+            if all(b - a >= participation.rounds_apart for a, b in pairwise(chosen)):
+                yield chosen
+
+
+def largest_move(c: np.ndarray, pattern: Sequence[int]) -> float:
+    columns = c[:, list(pattern)]
+    signs = np.array(np.meshgrid(*[[1.0, -1.0]] * len(pattern))).reshape(len(pattern), -1)
+    return float(np.linalg.norm(columns @ signs, axis=0).max())
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: type(strategy).__name__)
+@pytest.mark.parametrize(("apart", "most"), [(1, 4), (2, None), (3, None), (3, 2), (4, None)])
+def test_no_allowed_rounds_of_a_client_move_more_than_the_sensitivity(
+    strategy: NoiseStrategy, apart: int, most: int | None
+) -> None:
+    participation = MinSeparation.of(11, apart, most)
+    c, claimed = matrix(strategy, 11), strategy.sensitivity(participation)
+    moved = max(largest_move(c, pattern) for pattern in patterns(participation))
+    assert moved <= claimed
+    slack = 1.15 if isinstance(strategy, TreeStrategy) else 1.0 + 1e-8  # a bound, else exact
+    assert claimed <= moved * slack
+    generator = np.random.default_rng(0)
+    updates = generator.standard_normal((11, 3))  # of any direction, and at most 1 long
+    updates /= np.linalg.norm(updates, axis=1, keepdims=True)
+    for pattern in list(patterns(participation))[::7]:
+        used = np.zeros((11, 3))
+        used[list(pattern)] = updates[list(pattern)]
+        assert np.linalg.norm(c @ used) <= claimed
+
+
+def test_a_client_one_round_too_early_costs_more_than_is_charged() -> None:
+    """The mutant: rounds that are one closer than the sensitivity assumes."""
+    participation = MinSeparation.of(12, 4)
+    for strategy in (BandedStrategy(square_root_coefficients(4)), BLT):
+        close = largest_move(matrix(strategy, 12), (0, 3, 7))
+        assert close > strategy.sensitivity(participation) * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: type(strategy).__name__)
+def test_the_covariance_is_that_of_the_best_use_of_the_matrix(strategy: NoiseStrategy) -> None:
+    covariance = strategy.covariance(11)
+    sums = np.tril(np.ones((11, 11)))
+    variances = np.diag(sums @ covariance @ sums.T)
+    assert strategy.prefix_variances(11) == pytest.approx(variances, rel=1e-9)
+    c = matrix(strategy, 11)
+    best = np.linalg.inv(c.T @ c)
+    if isinstance(strategy, TreeStrategy):  # it waits for no later node, which would help
+        assert np.linalg.eigvalsh(covariance - best).min() > -1e-9
+        assert np.diag(sums @ best @ sums.T).mean() > 0.6 * variances.mean()
+    else:
+        assert covariance == pytest.approx(best, abs=1e-9)
+
+
+JAX_PRIVACY_2_0_0 = {  # (rounds, min separation, buffers): (sensitivity, rms error), of BLT
+    (1024, 100, 2): (6.471738, 1.967880),
+    (1024, 100, 4): (6.471955, 1.967812),
+    (1024, 200, 2): (4.477468, 1.835058),
+    (1024, 200, 4): (4.480632, 1.833427),
+    (1024, 400, 2): (3.076700, 1.798914),
+    (1024, 400, 4): (3.087881, 1.788465),
+    (2000, 100, 2): (9.718243, 2.199370),
+    (2000, 100, 3): (9.718243, 2.199370),
+    (2000, 200, 2): (6.358681, 2.027811),
+    (2000, 200, 4): (6.365963, 2.024897),
+    (2000, 400, 2): (4.245790, 1.922100),
+    (2000, 400, 4): (4.261304, 1.911766),
+}
+"""Made by `benchmarks/matrix_factors.py`."""
+
+
+@pytest.mark.parametrize("case", JAX_PRIVACY_2_0_0)
+def test_optimised_buffers_are_as_good_as_those_of_jax_privacy(case: tuple[int, int, int]) -> None:
+    rounds, apart, buffers = case
+    participation = MinSeparation.of(rounds, apart)
+    strategy = optimised_blt(buffers, participation)
+    found = strategy.sensitivity(participation), strategy.prefix_error(rounds).rms
+    assert found == pytest.approx(JAX_PRIVACY_2_0_0[case], rel=0.01)
+    assert math.prod(found) <= math.prod(JAX_PRIVACY_2_0_0[case]) * (1 + 1e-3)
+    assert strategy.buffer_error(rounds) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("rounds", "apart", "bands", "sensitivity", "rms"),
+    [  # jax_privacy 2.0.0
+        (1024, 100, 100, 5.233364, 2.425177),
+        (1024, 200, 128, 3.889100, 2.252805),
+        (1024, 400, 128, 2.798269, 2.252805),
+        (2000, 100, 100, 7.115268, 3.118582),
+    ],
+)
+def test_bands_have_the_figures_of_jax_privacy(
+    rounds: int, apart: int, bands: int, sensitivity: float, rms: float
+) -> None:
+    strategy = BandedStrategy(square_root_coefficients(bands))
+    found = strategy.sensitivity(MinSeparation.of(rounds, apart)), strategy.prefix_error(rounds).rms
+    assert found == pytest.approx((sensitivity, rms), rel=1e-4)  # coefficients have 16 bits
+
+
+def test_more_structure_has_less_error_at_the_same_cost() -> None:
+    participation = MinSeparation.of(1024, 100)
+    error = [
+        strategy.sensitivity(participation) * strategy.prefix_error(1024).rms
+        for strategy in (optimised_blt(3, participation), TreeStrategy(1024), INDEPENDENT)
+    ]
+    assert error == sorted(error)
+    assert error[0] < 0.2 * error[-1]
+
+
+@pytest.mark.parametrize(
+    ("scales", "decays", "message"),
+    [
+        ((0.5, 0.6), (0.5, 0.9), "add up to at most 1"),
+        ((0.5, -0.1), (0.5, 0.9), "above 0"),
+        ((0.5, 0.1), (0.5, 1.0), "below 1"),
+        ((0.5,), (0.5,), "2 to 5"),
+    ],
+)
+def test_parameters_without_a_theorem_are_refused(
+    scales: tuple[float, ...], decays: tuple[float, ...], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        BltStrategy(scales, decays)
+
+
+def test_decays_that_float64_cannot_hold_are_refused() -> None:
+    with pytest.raises(ValueError, match="too near 1"):
+        BltStrategy((0.5, 0.5), (0.5, 1.0 - 1e-9)).buffer_error(200_000)
