@@ -417,7 +417,13 @@ class PrivacySettings(Settings):
             needs = {
                 key: (getattr(chosen, key), allowed)
                 for key, allowed in CORRELATED[self.unit].items()
-                if key != "trust"  # the rules of trust models name it
+                if key not in ("correlation", "trust")  # the rules of trust models name that
             }
+            kinds = CORRELATED[self.unit]["correlation"]
+            if chosen.correlation not in kinds:
+                raise ValueError(
+                    f"noise_correlation {chosen.correlation} has no guarantee with unit: "
+                    f"{self.unit}; use {' or '.join(kinds)}, or noise_correlation: none"
+                )
             check_correlation_needs({**needs, "on_exhausted": (self.on_exhausted, ("refuse",))})
         return self

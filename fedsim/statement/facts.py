@@ -362,6 +362,8 @@ def _objections(facts: Facts) -> Iterator[str]:
             f"noise is correlated over the run, but the ledger of client {single[0]} does not "
             "account for the run as one event"
         )
+    if mechanism.noise_correlation is not None and facts.protects_clients:
+        yield from _objections_to_rounds(facts, mechanism.noise_correlation)
     if mechanism.clipping in COUNTING_CLIPPINGS and (uncounted := _uncounted(facts.clients)):
         yield (
             f"the clipping bound of client {uncounted[0]} was adapted to its examples, but its "
@@ -369,6 +371,31 @@ def _objections(facts: Facts) -> Iterator[str]:
         )
     if math.isfinite(facts.epsilon) and (objection := _unproved(facts)):
         yield objection
+
+
+def _objections_to_rounds(facts: Facts, recorded: Mapping[str, object]) -> Iterator[str]:
+    """Yield an objection where correlated noise of rounds is not charged as it is recorded.
+
+    Args:
+        facts: the facts of a run that protects whole clients.
+        recorded: the recorded correlation, with the participation that it is charged for.
+    """
+    numbers = [recorded.get(name) for name in ("rounds", "rounds_apart", "max_rounds")]
+    most, sensitivity = numbers[-1], recorded.get("sensitivity")
+    if not all(isinstance(number, int) for number in numbers) or not isinstance(sensitivity, float):
+        yield "the participation that its correlated noise is charged for is not recorded"
+        return
+    for client in facts.clients:
+        if isinstance(most, int) and client.rounds > most:
+            yield f"client {client.client} was in {client.rounds} rounds, and {most} are charged"
+            return
+        limit = client.noise_multiplier * (1.0 + 10.0 * _RELATIVE_TOLERANCE)  # nine digits are kept
+        if (client.run_noise or 0.0) * sensitivity > limit:
+            yield (
+                f"the ledger of client {client.client} claims more noise than its noise multiplier "
+                "over the sensitivity of correlated noise"
+            )
+            return
 
 
 def _objections_to_events(facts: Facts, mechanism: MechanismFacts) -> Iterator[str]:

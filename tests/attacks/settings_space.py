@@ -114,6 +114,10 @@ SPACE: Mapping[str, Mapping[str, Keys]] = {
                 "durations": "half_normal",
             }
         },
+        "turns": {
+            "federation.clients_per_round": 2,
+            "federation.participation": {"scheme": "min_separation"},
+        },
         "partial work": {"federation.partial_work": {"share": 0.5}},
     },
     "budgets": {
@@ -173,6 +177,8 @@ SPACE: Mapping[str, Mapping[str, Keys]] = {
             "privacy.noise_correlation": {"name": "toeplitz", "bands": 2},
             "local.batch_size": 3,
         },
+        "blt": {"privacy.noise_correlation": {"name": "blt", "buffers": 2}},
+        "tree": {"privacy.noise_correlation": "tree"},
     },
     "model": {
         "mlp": {},
@@ -193,6 +199,10 @@ NEEDS: Mapping[Cell, Choice] = {
     ("sampling", "fixed_size"): {"adjacency": "replace_one"},
     ("participation", "poisson"): {"trust": "central", "unit": "client"},
     ("correlation", "toeplitz"): {"sampling": "cyclic"},
+    **{
+        ("correlation", name): {"trust": "central", "unit": "client", "participation": "turns"}
+        for name in ("blt", "tree")
+    },
     ("release", "votes"): {"unit": "client"},
 }
 """What else a choice with a value has, where nothing else is asked for."""

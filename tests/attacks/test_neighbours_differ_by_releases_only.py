@@ -55,6 +55,7 @@ CHOICES: list[dict[str, str]] = [
     {"release": "input", "participation": "cyclic"},
     {"release": "slopes", "trust": "central"},
     {"correlation": "toeplitz", "sampling": "cyclic", "budgets": "automatic delta"},
+    {"correlation": "blt", "trust": "central", "unit": "client", "participation": "turns"},
 ]
 
 

@@ -85,6 +85,14 @@ def test_the_report_names_the_participation_and_zcdp(whole: Path) -> None:
     noise = privacy["clients"][0]["ledger"][0]["event"]["event"]["noise_multiplier"]
     assert f"ρ = {0.5 / noise**2:.4g}" in text
     assert "every_round" not in said  # a round is not charged in full
+    for key, value, objection in (
+        ("sensitivity", None, "is not recorded"),
+        ("sensitivity", 9.9, "claims more noise than"),
+        ("max_rounds", 2, "in 3 rounds, and 2 are charged"),
+    ):
+        forged = {**privacy, "noise_correlation": {**privacy["noise_correlation"], key: value}}
+        assert any(objection in text for text in read_facts(forged).objections)
+    assert read_facts(privacy).objections == ()
     privacy["clients"][0]["ledger"] = [
         {"event": {"type": "Gaussian", "noise_multiplier": noise}, "count": 3}
     ]
@@ -177,7 +185,10 @@ def test_a_round_without_updates_still_releases_its_noise() -> None:
         ({"privacy.noise": "secure"}, "set noise: seeded"),
         ({"privacy.clipping": "adaptive"}, "set clipping: flat"),
         ({"privacy.noise_correlation.scales": [0.5, 0.1]}, "give both, or leave both out"),
-        ({"privacy.unit": "example", "privacy.max_update_norm": None}, "correlation: blt"),
+        (
+            {"privacy.unit": "example", "privacy.max_update_norm": None},
+            "blt has no guarantee with unit: example",
+        ),
     ],
 )
 def test_what_is_not_proven_is_refused_with_its_reason(

@@ -178,7 +178,6 @@ _REASONS = {
     "sampling": "two uses of an example must be at least `bands` steps apart",
     "noise": "the noise of earlier steps is computed again from the seed, and secure noise "
     "cannot be",
-    "correlation": "each kind has a proof for one unit",
     "adjacency": "its guarantee is proven for no other adjacency",
     "clipping": "all steps are charged with one fixed clip norm",
     "on_exhausted": "the whole run is one event, charged before its first step",

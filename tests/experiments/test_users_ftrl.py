@@ -1,0 +1,58 @@
+"""The shipped experiments on whole clients with correlated noise compare at one ε, and gain."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsim.comparison.load import load_comparison
+from fedsim.experiment import load_experiment
+from fedsim.runs.runner import run_experiment
+
+EXPERIMENTS = Path(__file__).parent.parent.parent / "experiments"
+pytestmark = pytest.mark.skipif(not EXPERIMENTS.exists(), reason="reads the files of a checkout")
+
+
+def test_the_comparison_changes_noise_and_draws_of_clients_alone() -> None:
+    loaded = load_comparison(EXPERIMENTS / "compare_users_ftrl.yaml")
+    chosen, rest = dict[str, tuple[str, object]](), list[dict[str, Any]]()
+    for variant in loaded.variants:
+        content = variant.experiments[0].experiment.model_dump(mode="json")
+        scheme = content["federation"].pop("participation")["scheme"]
+        chosen[variant.name] = (scheme, content["privacy"].pop("noise_correlation"))
+        rest.append({key: value for key, value in content.items() if key != "name"})
+    assert all(content == rest[0] for content in rest)
+    assert rest[0]["privacy"]["target_epsilon"] == 4.0
+    assert chosen["poisson"] == ("poisson", "none")
+    assert chosen["independent"] == ("min_separation", "none")
+    assert {scheme for scheme, _ in chosen.values()} == {"poisson", "min_separation"}
+
+
+def test_two_thousand_rounds_are_charged_as_one_release() -> None:
+    experiment = load_experiment(EXPERIMENTS / "users_ftrl.yaml").experiment
+    assert experiment.federation.rounds == 2000
+    assert experiment.privacy is not None
+    noise = experiment.privacy.noise_correlation
+    assert noise != "none"
+    assert noise.model_dump()["decays"] is not None  # optimised where the file is read
+
+
+@pytest.mark.slow
+def test_correlated_noise_gains_accuracy_at_the_same_epsilon(tmp_path: Path) -> None:
+    found = {}
+    for noise in ("none", "blt"):
+        result = run_experiment(
+            EXPERIMENTS / "users_ftrl.yaml",
+            overrides={
+                "data.args.examples": 1500,
+                "data.partition.num_clients": 300,
+                "federation.clients_per_round": 5,
+                "federation.rounds": 120,
+                "privacy.noise_correlation": noise,
+            },
+            out=tmp_path / noise,
+        )
+        assert result.privacy is not None
+        assert result.privacy.system_epsilon == pytest.approx(4.0, rel=1e-3)
+        found[noise] = result.metrics["test_accuracy"]
+    assert found["none"] + 0.03 < found["blt"]
