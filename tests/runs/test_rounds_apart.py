@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from fedsim.planning.projection import plan_experiment
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import RunFailedError, run_experiment
 from fedsim.runs.verification.verify import verify_run
-from fedsim.server.aggregation.noisy_sum import ServerNoise
+from fedsim.server.aggregation.noisy_sum import NoisySum, ServerNoise
 from fedsim.server.participation.schedules import SeparatedSchedule
 from fedsim.statement import read_facts
 from fedsim.tracking.callbacks import RunCallback
@@ -131,6 +132,43 @@ def test_a_resumed_run_has_the_same_bits(
     run_experiment(EXPERIMENT, overrides=changes, out=stopped, resume=True)
     for name in SAME:
         assert (stopped / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+
+
+def test_a_round_that_dies_after_its_noise_was_drawn_has_the_same_bits(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mean, calls = NoisySum._mean_model, list[int]()
+
+    def power_cut(*arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 7:
+            raise KeyboardInterrupt
+        return mean(*arguments)
+
+    monkeypatch.setattr(NoisySum, "_mean_model", power_cut)
+    assert run_experiment(EXPERIMENT, out=tmp_path / "cut").status == "interrupted"
+    monkeypatch.setattr(NoisySum, "_mean_model", mean)
+    run_experiment(EXPERIMENT, out=tmp_path / "cut", resume=True)
+    for name in SAME:
+        assert (tmp_path / "cut" / name).read_bytes() == (whole / name).read_bytes(), name
+
+
+def test_a_client_that_fails_waits_for_its_next_turn(tmp_path: Path) -> None:
+    """Its charge stays, the divisor too, and a round that nobody answers releases its noise."""
+    faults = [{"kind": "error", "probability": 0.5}]
+    changes = {"faults": faults, "federation.min_participants": 0}
+    run_experiment(EXPERIMENT, overrides=changes, out=tmp_path / "run")
+    assert verify_run(RunDirectory(tmp_path / "run")).problems == ()
+    turns: dict[int, list[int]] = {}
+    for line in (tmp_path / "run" / "rounds.jsonl").open():
+        row = json.loads(line)
+        for client in [*row["participants"], *(failure["client"] for failure in row["failed"])]:
+            turns.setdefault(client, []).append(row["round"])
+        assert row["update_norm"] > 0.0
+    assert all(
+        later - earlier == 4 for rounds in turns.values() for earlier, later in pairwise(rounds)
+    )
+    assert sum(map(len, turns.values())) == 60
 
 
 def test_a_client_that_is_asked_one_round_too_early_refuses(

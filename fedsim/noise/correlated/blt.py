@@ -88,7 +88,8 @@ class BltStrategy(ToeplitzStrategy):
         Raises:
             ValueError: the error may exceed a quarter of a grid step, for decays very near 1.
         """
-        largest = 1.01 * MAX_DRAW * float(np.abs(self.inverse(rounds)).sum())  # of |y|
+        # Of |y|, with and without the client, whose part is below 2³⁰ as well: see the proof.
+        largest = 2.0 * MAX_DRAW * float(np.abs(self.inverse(rounds)).sum())
         error = 0.0
         for scale, decay in zip(self.scales, self.decays, strict=True):
             length = min(float(rounds), 1.0 / (1.0 - decay))  # |S| ≤ length · |y|

@@ -1,0 +1,63 @@
+"""The planned noise of each correlation is that of a run with it, and each has the target ε."""
+
+from typing import Any
+
+import pytest
+
+from fedsim.accountant import Gaussian, PldAccountant, PoissonSampled
+from fedsim.experiment import load_experiment
+from fedsim.noise.correlated.participation import MinSeparation
+from fedsim.noise.correlated.tree import TreeStrategy
+from fedsim.planning.projection import plan_experiment
+
+EXPERIMENT: dict[str, Any] = {
+    "name": "planned",
+    "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 60}},
+    "model": {"name": "logistic"},
+    "federation": {
+        "rounds": 40,
+        "clients_per_round": 6,
+        "participation": {"scheme": "min_separation"},
+    },
+    "local": {"steps": 1, "batch_size": 8, "optimizer": {"name": "sgd", "lr": 0.5}},
+    "privacy": {
+        **{"trust": "central", "unit": "client", "target_epsilon": 6.0, "delta": 1e-3},
+        **{"max_update_norm": 0.5, "noise_correlation": {"name": "blt", "buffers": 2}},
+    },
+}
+
+
+def test_the_rows_are_those_of_runs_and_have_the_same_epsilon() -> None:
+    planned = {row.noise: row for row in plan_experiment(load_experiment(EXPERIMENT)).correlations}
+    runs = {
+        "none": {"privacy.noise_correlation": "none"},
+        "tree": {"privacy.noise_correlation": "tree"},
+        "blt, 2 buffers": {},
+    }
+    for name, changes in runs.items():
+        plan = plan_experiment(load_experiment(EXPERIMENT, overrides=changes), curves=False)
+        assert {row.noise: row for row in plan.correlations} == planned
+        (noise,) = {client.noise_multiplier for client in plan.clients}
+        assert noise == pytest.approx(planned[name].noise_multiplier, rel=1e-4)
+    (poisson, *_) = plan_experiment(load_experiment(EXPERIMENT)).correlations
+    account = PldAccountant().compose(PoissonSampled(0.1, Gaussian(poisson.noise_multiplier)), 40)
+    assert account.get_epsilon(1e-3) == pytest.approx(6.0, rel=1e-3)
+    turns = MinSeparation.of(40, 10)
+    tree = PldAccountant().compose(
+        Gaussian(planned["tree"].noise_multiplier / TreeStrategy(40).sensitivity(turns))
+    )
+    assert tree.get_epsilon(1e-3) == pytest.approx(6.0, rel=1e-3)
+    assert planned["blt, 2 buffers"].error < planned["tree"].error < planned["none"].error
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"privacy.noise_correlation": "none", "privacy.trust": "local"},
+        {"privacy.target_epsilon": None, "privacy.noise_multiplier": 2.0},
+    ],
+)
+def test_there_is_no_choice_elsewhere(changes: dict[str, Any]) -> None:
+    plan = plan_experiment(load_experiment(EXPERIMENT, overrides=changes), curves=False)
+    assert plan.correlations == ()
+    assert "correlations" not in plan.to_json()
