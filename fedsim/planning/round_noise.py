@@ -99,10 +99,10 @@ def compare_correlations(
         ValueError: no noise reaches the target.
 
     Example:
-        >>> found = compare_correlations(
+        >>> planned = compare_correlations(
         ...     rounds=100, clients=500, clients_per_round=10, target_epsilon=8.0, delta=1e-4
         ... )
-        >>> min(found, key=lambda planned: planned.error).noise
+        >>> min(planned, key=lambda row: row.error).noise
         'toeplitz, 50 bands'
     """
     schedule = SeparatedSchedule(0, clients, min(clients, clients_per_round))

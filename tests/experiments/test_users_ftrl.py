@@ -39,7 +39,7 @@ def test_two_thousand_rounds_are_charged_as_one_release() -> None:
 
 @pytest.mark.slow
 def test_correlated_noise_gains_accuracy_at_the_same_epsilon(tmp_path: Path) -> None:
-    found = {}
+    accuracy = {}
     for noise in ("none", "blt"):
         result = run_experiment(
             EXPERIMENTS / "users_ftrl.yaml",
@@ -54,5 +54,5 @@ def test_correlated_noise_gains_accuracy_at_the_same_epsilon(tmp_path: Path) -> 
         )
         assert result.privacy is not None
         assert result.privacy.system_epsilon == pytest.approx(4.0, rel=1e-3)
-        found[noise] = result.metrics["test_accuracy"]
-    assert found["none"] + 0.03 < found["blt"]
+        accuracy[noise] = result.metrics["test_accuracy"]
+    assert accuracy["none"] + 0.03 < accuracy["blt"]

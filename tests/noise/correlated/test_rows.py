@@ -93,7 +93,7 @@ def test_the_loss_of_the_worst_rounds_is_that_of_the_claimed_gaussian(
     """δ(ε) of a client at rounds 0, 4, 8, ..., by the rows themselves; five standard errors.
 
     Each column is a run of its own: all rounds of one value, with the client or without it. A
-    client that is one round too early in each turn, the mutant, is found.
+    client that is one round too early in each turn, the mutant, is noticed.
     """
     rounds, apart, trials, noise = 24, 4, 150_000, 6.0
     participation = MinSeparation.of(rounds, apart)
@@ -109,13 +109,13 @@ def test_the_loss_of_the_worst_rounds_is_that_of_the_claimed_gaussian(
     delta = stats.norm.cdf(claimed / 2 - epsilon / claimed) - math.exp(epsilon) * stats.norm.cdf(
         -claimed / 2 - epsilon / claimed
     )
-    found = (float(gains.mean()) - delta) / error
+    measured = (float(gains.mean()) - delta) / error
     if early and strategy.buffers:
-        assert found > 5
+        assert measured > 5
     elif isinstance(strategy, TreeStrategy):  # its estimates tell less than its nodes
-        assert found < 5
+        assert measured < 5
     else:
-        assert abs(found) < 5
+        assert abs(measured) < 5
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES[1:3], ids=["bands", "blt"])

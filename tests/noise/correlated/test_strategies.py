@@ -114,9 +114,9 @@ def test_optimised_buffers_are_as_good_as_those_of_jax_privacy(case: tuple[int, 
     rounds, apart, buffers = case
     participation = MinSeparation.of(rounds, apart)
     strategy = optimised_blt(buffers, participation)
-    found = strategy.sensitivity(participation), strategy.prefix_error(rounds).rms
-    assert found == pytest.approx(JAX_PRIVACY_2_0_0[case], rel=0.01)
-    assert math.prod(found) <= math.prod(JAX_PRIVACY_2_0_0[case]) * (1 + 1e-3)
+    measured = strategy.sensitivity(participation), strategy.prefix_error(rounds).rms
+    assert measured == pytest.approx(JAX_PRIVACY_2_0_0[case], rel=0.01)
+    assert math.prod(measured) <= math.prod(JAX_PRIVACY_2_0_0[case]) * (1 + 1e-3)
     assert strategy.buffer_error(rounds) < 0.01
 
 
@@ -133,8 +133,11 @@ def test_bands_have_the_figures_of_jax_privacy(
     rounds: int, apart: int, bands: int, sensitivity: float, rms: float
 ) -> None:
     strategy = BandedStrategy(square_root_coefficients(bands))
-    found = strategy.sensitivity(MinSeparation.of(rounds, apart)), strategy.prefix_error(rounds).rms
-    assert found == pytest.approx((sensitivity, rms), rel=1e-4)  # coefficients have 16 bits
+    measured = (
+        strategy.sensitivity(MinSeparation.of(rounds, apart)),
+        strategy.prefix_error(rounds).rms,
+    )
+    assert measured == pytest.approx((sensitivity, rms), rel=1e-4)  # coefficients have 16 bits
 
 
 def test_more_structure_has_less_error_at_the_same_cost() -> None:
