@@ -3,7 +3,7 @@
 import csv
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -13,7 +13,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from fedsim.cli import cli
-from fedsim.comparison.statistics import holm, paired_difference, t_interval
+from fedsim.comparison.statistics import Estimate, holm, paired_difference, t_interval
 from fedsim.comparison.text import difference_text, interval_text, p_text
 from fedsim.core.formatting import epsilon_text
 
@@ -122,7 +122,7 @@ def recorded() -> dict[str, list[dict[str, str]]]:
 
 
 METRIC = "test_group_accuracy"
-LINES = {  # bars of the picture: their variants, from the smallest ε to no privacy
+LINES = {  # points of the picture: their variants, from the smallest ε to no privacy
     "only sums are seen": ("distributed-0.1", "distributed-0.3", "distributed-1", "plain"),
     "each hospital's own noise": ("local-0.1", "local-0.3", "local-1", "plain"),
     "each hospital alone": ("alone-0.1", "alone-0.3", "alone-1", "alone-plain"),
@@ -156,9 +156,10 @@ def test_the_table_of_the_comparison_is_computed_from_the_recorded_runs() -> Non
 
 def test_the_picture_shows_the_means_of_the_recorded_runs() -> None:
     """With WRITE_DOCS=1 in the environment the picture is drawn again."""
-    means = {name: 100 * float(np.mean(values)) for name, values in accuracies().items()}
+    estimates = {name: t_interval(values) for name, values in accuracies().items()}
     if os.environ.get("WRITE_DOCS") == "1":
-        draw(means)
+        draw(estimates)
+    means = {name: 100 * estimate.mean for name, estimate in estimates.items()}
     text = PICTURE.read_text(encoding="utf-8")
     for line, variants in LINES.items():
         assert f">{line}<" in text
@@ -167,17 +168,20 @@ def test_the_picture_shows_the_means_of_the_recorded_runs() -> None:
     assert f"{means['local-1']:.1f} % at ε = 1, {means['plain']:.1f} % without" in readme
 
 
-def draw(means: dict[str, float]) -> None:
+def draw(estimates: Mapping[str, Estimate]) -> None:
     figure = Figure(figsize=(6.8, 2.8), layout="constrained")
     axes = figure.subplots()
-    colors = ("#1f6f8b", "#c8553d", "#7a7a7a")
-    for place, (line, color) in enumerate(zip(LINES, colors, strict=True)):
-        values = [means[name] for name in LINES[line]]
-        positions = [group + 0.28 * (place - 1) for group in range(len(values))]
-        bars = axes.bar(positions, values, width=0.26, color=color, label=line)
-        axes.bar_label(bars, fmt="%.1f", padding=2, fontsize=8)
+    looks = zip(("#1f6f8b", "#c8553d", "#7a7a7a"), "os^", strict=True)
+    for place, (line, (color, marker)) in enumerate(zip(LINES, looks, strict=True)):
+        shown = [estimates[name] for name in LINES[line]]
+        means = [100 * estimate.mean for estimate in shown]
+        half = [100 * ((estimate.high or estimate.mean) - estimate.mean) for estimate in shown]
+        positions = [group + 0.24 * (place - 1) for group in range(len(shown))]
+        axes.errorbar(positions, means, half, fmt=marker, color=color, capsize=3, label=line)
+        for x, mean, above in zip(positions, means, half, strict=True):
+            axes.text(x, mean + above + 0.4, f"{mean:.1f}", ha="center", fontsize=8)
     axes.set_xticks(range(4), ["ε ≤ 0.1", "ε ≤ 0.3", "ε ≤ 1", "no privacy"])
-    axes.set_ylim(60, 87)
+    axes.set_ylim(68, 87)
     axes.set_ylabel("mean accuracy of\nfour hospitals, %")
     axes.legend(frameon=False, ncols=3, loc="upper center", bbox_to_anchor=(0.5, 1.2))
     axes.spines[["top", "right"]].set_visible(False)
