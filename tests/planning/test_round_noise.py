@@ -50,6 +50,16 @@ def test_the_rows_are_those_of_runs_and_have_the_same_epsilon() -> None:
     assert planned["blt, 2 buffers"].error < planned["tree"].error < planned["none"].error
 
 
+def test_half_the_rounds_have_the_noise_of_a_run_with_half_the_rounds() -> None:
+    tree = {"privacy.noise_correlation": "tree"}
+    whole = plan_experiment(load_experiment(EXPERIMENT, overrides=tree), curves=False)
+    (planned,) = (v.noise_multiplier for v in whole.variations if v.change == "half the rounds")
+    half = load_experiment(EXPERIMENT, overrides={**tree, "federation.rounds": 20})
+    (noise,) = {c.noise_multiplier for c in plan_experiment(half, curves=False).clients}
+    assert planned == pytest.approx(noise, rel=1e-4)
+    assert planned < 0.9 * whole.clients[0].noise_multiplier
+
+
 @pytest.mark.parametrize(
     "changes",
     [
