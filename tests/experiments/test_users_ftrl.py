@@ -1,15 +1,20 @@
 """The shipped experiments on whole clients with correlated noise compare at one ε, and gain."""
 
+import csv
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedsim.comparison.load import load_comparison
+from fedsim.comparison.statistics import paired_difference, t_interval
+from fedsim.comparison.text import difference_text, interval_text
 from fedsim.experiment import load_experiment
 from fedsim.runs.runner import run_experiment
 
-EXPERIMENTS = Path(__file__).parent.parent.parent / "experiments"
+ROOT = Path(__file__).parent.parent.parent
+EXPERIMENTS = ROOT / "experiments"
+METRIC = "test_accuracy"
 pytestmark = pytest.mark.skipif(not EXPERIMENTS.exists(), reason="reads the files of a checkout")
 
 
@@ -26,6 +31,29 @@ def test_the_comparison_changes_noise_and_draws_of_clients_alone() -> None:
     assert chosen["poisson"] == ("poisson", "none")
     assert chosen["independent"] == ("min_separation", "none")
     assert {scheme for scheme, _ in chosen.values()} == {"poisson", "min_separation"}
+
+
+def test_the_page_shows_the_recorded_runs_of_the_comparison() -> None:
+    with (ROOT / "tests" / "comparison" / "compare_users_ftrl.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    loaded = load_comparison(EXPERIMENTS / "compare_users_ftrl.yaml")
+    values = {
+        variant.name: [float(row[METRIC]) for row in rows if row["variant"] == variant.name]
+        for variant in loaded.variants
+    }
+    assert [len(runs) for runs in values.values()] == [len(loaded.seeds)] * 5
+    assert {round(float(row["epsilon"]), 3) for row in rows} == {4.0}
+    page = (ROOT / "docs" / "howto" / "correlated_rounds.md").read_text().splitlines()
+    for name, runs in values.items():
+        (line,) = (line for line in page if line.startswith(f"| `{name}`:"))
+        cells = [interval_text(METRIC, t_interval(runs))]
+        if name != "poisson":
+            difference = paired_difference(runs, values["poisson"]).estimate
+            cells.append(difference_text(METRIC, difference))
+        assert line.strip("| ").split(" | ")[1:] == cells
+    gained = paired_difference(values["blt"], values["poisson"]).estimate
+    assert gained.low is not None
+    assert gained.low > 0
 
 
 def test_two_thousand_rounds_are_charged_as_one_release() -> None:
