@@ -70,6 +70,7 @@ STUDIES = {
         settings=SETTINGS,
         measure=partial(measure, dataset=dataset),
         seeds={"reduced": 1, "full": 3},
+        remark="theirs: groups of channels normalised; ours: each image centred, of norm 1",
         files=(NeededFile(path=f"{dataset}/{FILES[dataset]}", origin="the official files"),),
     )
     for dataset in PUBLISHED
