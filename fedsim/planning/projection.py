@@ -369,7 +369,7 @@ def _variations(
                     examples=examples,
                     planned_rounds=other_rounds,
                     drawn=federation.plan.participation.secret_rate,
-                    separation=_separation(federation, other_rounds / rounds),
+                    separation=_separation(federation, other_rounds / max(1, rounds)),
                 )
             )
         except PrivacyPlanError:
