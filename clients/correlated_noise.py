@@ -118,21 +118,6 @@ class NoiseCorrelation:
         return [(SelfComposed(event, count), 1) for event, count in cycle]
 
 
-def prefix_error(coefficients: tuple[float, ...], steps: int) -> float:
-    """Return the root mean square of the noise in the prefix sums over T = `steps` steps.
-
-    The unit is one standard deviation of the fresh noise. The value is ‖A C⁻¹‖_F / √T, with A the
-    matrix of prefix sums and C the mechanism's matrix. With independent noise (C is the identity)
-    the value is √((T + 1) / 2).
-
-    Args:
-        coefficients: the coefficients of `NoiseCorrelation`.
-        steps: number of steps T, at least 1.
-    """
-    sums = np.cumsum(inverse_coefficients(coefficients, steps))
-    return math.sqrt(float(np.mean(np.cumsum(sums**2))))
-
-
 @dataclass
 class NoiseState:
     """State of a client's correlated noise between two steps: the noise of the latest steps.

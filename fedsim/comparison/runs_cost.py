@@ -349,7 +349,7 @@ def _cost(composed: Composition) -> str:
         f"drawn from a Poisson distribution of mean {composed.runs} and kept secret, and only the "
         "best model been released, random selection (Papernot, Steinke 2022) would cost ε ≤ "
         f"{epsilon_text(composed.selected_epsilon)}. This comparison did neither; a charged "
-        f"search, `fedsim compare FILE --select`, does both.){_SHARED * composed.shares_noise}"
+        f"search, `fedsim compare FILE --select`, does both.){_shared(composed)}"
     )
 
 
@@ -373,8 +373,13 @@ def _together(everything: Composition) -> str:
         f"The {private} runs with privacy in this directory together cost ε ≤ "
         f"{epsilon_text(everything.epsilon)} at δ = {everything.delta:g}{_view(everything)} "
         "(Rényi composition; in "
-        f"each run the client with the largest spend){without}.{_SHARED * everything.shares_noise}"
+        f"each run the client with the largest spend){without}.{_shared(everything)}"
     )
+
+
+def _shared(composed: Composition) -> str:
+    """Return what shared noise means for the cost as text; "" if each run has its own noise."""
+    return _SHARED if composed.shares_noise else ""
 
 
 def _view(composed: Composition) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import fmean
 from typing import Any, TypeVar
 
@@ -128,18 +129,25 @@ class PublicScores:
         Args:
             outputs: the outputs (n, ...) of each model on the whole test set.
         """
-        groups = () if self.groups is None else self.groups.names
         clients = list(self.client_names or ())
-        is_by_client = len(outputs) == len(clients) > 1 and set(groups) <= set(clients)
+        is_by_client = len(outputs) == len(clients) > 1 and self._group_rows.keys() <= set(clients)
         rows = []
-        for name in sorted(set(groups)):
-            inside = torch.tensor([group == name for group in groups])
+        for name, inside in self._group_rows.items():
             models = [outputs[clients.index(name)]] if is_by_client else outputs
             targets = self._targets[inside]
             scores = [self.task.score(model[inside], targets) for model in models]
             values = [self.task.metrics(score, targets.numpy())["accuracy"] for score in scores]
             rows.append({"group": name, "examples": len(targets), "accuracy": fmean(values)})
         return rows
+
+    @cached_property
+    def _group_rows(self) -> dict[str, Tensor]:
+        """Rows of the test set in each group, by the group's name, in the order of the names."""
+        groups = () if self.groups is None else self.groups.names
+        rows: dict[str, list[int]] = {name: [] for name in sorted(set(groups))}
+        for row, name in enumerate(groups):
+            rows[name].append(row)
+        return {name: torch.tensor(inside) for name, inside in rows.items()}
 
     def check(self) -> None:
         """Compute the chosen metrics of the initial model, so that a wrong metric fails early.

@@ -35,13 +35,13 @@ class Schedule(Protocol):
 
 
 @dataclass(frozen=True)
-class UniformSchedule:
-    """Schedule that draws a fixed number of clients in each round, without replacement.
+class _SizedSchedule:
+    """Base class of schedules whose rounds have `clients_per_round` clients, or have it on average.
 
     Attributes:
         seed: the experiment's seed.
         num_clients: the number of clients of the federation, N.
-        clients_per_round: the number of clients in a round, k <= N.
+        clients_per_round: the number of clients in a round, k, exact or expected.
     """
 
     seed: int
@@ -52,38 +52,32 @@ class UniformSchedule:
     def has_all(self) -> bool:
         """Whether all clients are in every round."""
         return self.clients_per_round >= self.num_clients
+
+    def sizes(self, rounds: int) -> tuple[int, int]:
+        """Return the smallest and the largest size of a round; both are `clients_per_round`.
+
+        Where clients are drawn independently, it is the expected size.
+        """
+        size = min(self.clients_per_round, self.num_clients)
+        return size, size
+
+
+@dataclass(frozen=True)
+class UniformSchedule(_SizedSchedule):
+    """Schedule that draws a fixed number of clients in each round, without replacement."""
 
     def in_round(self, round_number: int) -> tuple[int, ...]:
         """Return the clients of a round, in ascending order."""
         everybody = np.arange(self.num_clients)
         return draw_of(everybody, self.clients_per_round, self.seed, round_number)
 
-    def sizes(self, rounds: int) -> tuple[int, int]:
-        """Return the smallest and the largest size of a round; both are `clients_per_round`."""
-        size = min(self.clients_per_round, self.num_clients)
-        return size, size
-
 
 @dataclass(frozen=True)
-class PoissonSchedule:
+class PoissonSchedule(_SizedSchedule):
     """Schedule by Poisson sampling of the clients of each round.
 
     Each client is in a round independently, with probability exactly k / N.
-
-    Attributes:
-        seed: the experiment's seed.
-        num_clients: the number of clients of the federation, N.
-        clients_per_round: the expected number of clients in a round, k.
     """
-
-    seed: int
-    num_clients: int
-    clients_per_round: int
-
-    @property
-    def has_all(self) -> bool:
-        """Whether all clients are in every round."""
-        return self.clients_per_round >= self.num_clients
 
     def in_round(self, round_number: int) -> tuple[int, ...]:
         """Return the clients of a round, in ascending order."""
@@ -94,14 +88,9 @@ class PoissonSchedule:
         drawn = generator.integers(self.num_clients, size=self.num_clients)
         return tuple(int(client) for client in (drawn < self.clients_per_round).nonzero()[0])
 
-    def sizes(self, rounds: int) -> tuple[int, int]:
-        """Return the expected number of clients of a round, as the smallest and the largest."""
-        size = min(self.clients_per_round, self.num_clients)
-        return size, size
-
 
 @dataclass(frozen=True)
-class SeparatedSchedule:
+class SeparatedSchedule(_SizedSchedule):
     """Schedule of clients that take turns in a random order, which is drawn once.
 
     Guarantee: two rounds of a client are at least ⌊N / k⌋ apart, and a client is in at most
@@ -110,21 +99,7 @@ class SeparatedSchedule:
     Proof. Round t takes the places (t − 1) k ... t k − 1 of the order, which repeats after N
     places. A client's places are N apart, and so are ⌊N / k⌋ rounds or more. Of n k successive
     places, at most ⌈n k / N⌉ are those of one client. ∎
-
-    Attributes:
-        seed: the experiment's seed.
-        num_clients: the number of clients of the federation, N.
-        clients_per_round: the number of clients in a round, k <= N.
     """
-
-    seed: int
-    num_clients: int
-    clients_per_round: int
-
-    @property
-    def has_all(self) -> bool:
-        """Whether all clients are in every round."""
-        return self.clients_per_round >= self.num_clients
 
     @property
     def rounds_apart(self) -> int:
@@ -140,11 +115,6 @@ class SeparatedSchedule:
         size = self.sizes(round_number)[0]
         places = np.arange((round_number - 1) * size, round_number * size) % self.num_clients
         return tuple(sorted(self._order[places].tolist()))
-
-    def sizes(self, rounds: int) -> tuple[int, int]:
-        """Return the smallest and the largest size of a round; both are `clients_per_round`."""
-        size = min(self.clients_per_round, self.num_clients)
-        return size, size
 
     @cached_property
     def _order(self) -> np.ndarray:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import yaml
 
-from fedsim.clients.correlated_noise import NoiseCorrelation, inverse_coefficients, prefix_error
+from fedsim.clients.correlated_noise import NoiseCorrelation, inverse_coefficients
 from fedsim.clients.privacy_settings import PrivacySettings
+from fedsim.noise.correlated.strategies import BandedStrategy
 from fedsim.tools.advice.noise import predict_noise_error
 
 ROOT = Path(__file__).parent.parent.parent
@@ -62,7 +63,7 @@ def test_the_constants() -> None:
     for bands, norm, error, size in table("bands", PROOFS):
         found = NoiseCorrelation.toeplitz(int(bands), 250)
         assert f"{found.column_norm:.4f}" == norm
-        assert f"{prefix_error(found.coefficients, 250):.3f}" == error
+        assert f"{BandedStrategy(found.coefficients).prefix_error(250).rms:.3f}" == error
         total = np.abs(inverse_coefficients(found.coefficients, 3000)).sum()
         assert f"{total:.2f}" == size
 

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.accountant.accountants import AccountantName
-from fedsim.clients.correlated_noise import NoiseCorrelation, prefix_error
+from fedsim.clients.correlated_noise import NoiseCorrelation
 from fedsim.clients.mechanisms.client_privacy import resolve_client_privacy
 from fedsim.clients.mechanisms.plan import PlanRequest, PrivacyPlan, PrivacyPlanError
 from fedsim.clients.mechanisms.planner import calibrate_noise, plan_privacy
@@ -38,6 +38,7 @@ from fedsim.experiment import ExperimentWithClients
 from fedsim.federation.client_plans import read_client_tables
 from fedsim.federation.federation import Federation
 from fedsim.federation.schedule import participation_of
+from fedsim.noise.correlated.strategies import BandedStrategy
 from fedsim.tools.advice.candidates import FULL, AdviceCandidate, PublicFacts, file_candidate
 
 Floats = NDArray[np.float64]
@@ -416,4 +417,5 @@ def predict_noise_error(
         adjacency="zero_out",
     )
     noise = charged * correlation.column_norm
-    return NoiseError(noise, noise * prefix_error(correlation.coefficients, steps))
+    strategy = BandedStrategy(correlation.coefficients)
+    return NoiseError(noise, noise * strategy.prefix_error(steps).rms)
