@@ -67,13 +67,13 @@ class LossPmf:
 
     @classmethod
     def of(cls, first: int, mass: Floats, infinite: float) -> Self:
-        """Return the pmf with the given masses, normalised so that its total is exactly 1.
+        """Return a probability mass function whose masses are scaled so that the total is 1.
 
         Args:
-            first: grid index of the first mass.
-            mass: probability of each loss (first + j) spacing, float64 (points,); normalised in
-                place.
-            infinite: probability of an infinite loss.
+            first: index of the first grid point, whose loss is first * spacing.
+            mass: probability at each grid point, float64 (points,), with rounding errors; the
+                array is scaled in place, and is read-only afterwards.
+            infinite: probability of an infinite loss, which is not scaled.
         """
         mass *= (1.0 - infinite) / mass.sum()
         mass.setflags(write=False)

@@ -71,7 +71,7 @@ class LossEvidence:
         self.has_plain_backward = self.is_checked = False
 
     def note_plain_backward(self) -> None:
-        """Note that gradients came from a `loss.backward()` of an unknown loss."""
+        """Record that gradients came from a `loss.backward()` of an unknown loss."""
         if not self.has_plain_backward and not self.is_checked:
             logger.warning(
                 "loss.backward() does not show whether the loss keeps examples apart, so "

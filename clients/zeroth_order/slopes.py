@@ -69,13 +69,15 @@ class Slopes(PerExampleGradients):
         self._before: tuple[slice, Tensor] | None = None
 
     def begin_step(self, round_number: int, step: int, values: Tensor) -> slice:
-        """Move the model by the update of the previous step, and return the columns of this step.
+        """Begin a step: move the model by the previous step's update, and find this step's columns.
 
         Args:
             round_number: the round, from 1.
             step: number of the step in the round, from 0.
-            values: coefficients of the round's K steps with P directions each, (1, K · P). The
-                result is the slice of the columns with the P coefficients of this step.
+            values: coefficients of the round's K steps with P directions each, (1, K · P).
+
+        Returns:
+            Slice of the P columns of `values` that hold the coefficients of this step.
         """
         size = self.parameters.size
         if step and self._before is not None:

@@ -308,15 +308,19 @@ def execute(
 def execute_here(
     jobs: Sequence[Mapping[str, Any]], *, log: Path, on_message: MessageHandler
 ) -> None:
-    """Run all jobs one after another in this process, for experiments with Python objects.
+    """Run all jobs of a comparison in the calling process, one after another.
+
+    Comparisons whose data or model are Python objects need this, because a worker process has no
+    copy of these objects. All other comparisons use `execute`.
 
     Args:
-        jobs: the jobs as messages for `fedsim.comparison.worker`.
-        log: path of the file for tracebacks and warnings.
-        on_message: called with (index of a job, message), as by `execute`.
+        jobs: one mapping for each run of the comparison, as `Job.to_message` makes it.
+        log: file to which tracebacks and warnings of the runs are appended.
+        on_message: function that is called for each message of a run, with (index of the job in
+            `jobs`, message); the last message of a run is `finished` or `failed`.
 
     Raises:
-        KeyboardInterrupt: the user interrupted; the run has written its files.
+        KeyboardInterrupt: the user pressed Ctrl-C; the interrupted run has written its files.
     """
     threads = torch.get_num_threads()
     try:

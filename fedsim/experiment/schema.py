@@ -31,12 +31,15 @@ from fedsim.simulation.settings import RuntimeSettings
 
 
 class FederatedTask:
-    """Facts about the default task, in which clients train one global model in rounds.
+    """The answers of `task: federated`, the default, to what the code asks of every task.
+
+    In this task clients train one global model in rounds. `PateSettings` has the same attributes
+    and methods for `task: pate`.
 
     Attributes:
-        saves_derived_model: whether the saved model is computed from the exchanged values, instead
-            of being these values.
-        votes: the entry on votes in `privacy.json`; None, since this task has no votes.
+        saves_derived_model: whether the run saves a model other than the one that the server sends
+            to clients; False for this task, True for the student of PATE.
+        votes: content of `votes` in `privacy.json`; None, because clients do not vote.
     """
 
     saves_derived_model = False

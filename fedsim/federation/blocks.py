@@ -175,11 +175,11 @@ class Blocks:
 
     @property
     def places(self) -> int | None:
-        """Number of equal parts ("places") of a block's padded batch, if clients share these parts.
+        """Number of places in the padded batch of a block: equal parts that its clients share.
 
-        The value is None if each client has exactly one part. Places are used where the privacy
-        unit is the client, as no shape may then depend on a client's size or on a secret draw. A
-        client's batch fills as many places as it needs, and an absent client fills none.
+        With `unit: client` no shape may depend on a client's size or on a secret draw of clients.
+        So a client's batch fills as many places as it needs, and an absent client fills none. The
+        value is None for other units, where each client has a part of its own.
         """
         return self._most if self._has_private_sizes and self._most > 1 else None
 

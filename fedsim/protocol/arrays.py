@@ -142,9 +142,12 @@ def upload_base(arrays: ArrayRecord) -> ArrayRecord:
 def with_round(arrays: ArrayRecord, aggregate: ArrayRecord) -> ArrayRecord:
     """Return the global model after a round.
 
+    Usually this is the aggregate itself. In zeroth-order training the global model is a list of
+    coefficients for each finished round, to which those of the round are appended.
+
     Args:
         arrays: the global model before the round.
-        aggregate: the new model, or the coefficients of the round if the model is given by
+        aggregate: the aggregate of the round: a model, or in zeroth-order training the round's
             coefficients.
     """
     if not is_coefficients(arrays):

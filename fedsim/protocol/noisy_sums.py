@@ -94,7 +94,12 @@ class BoundRule:
 
 
 def check_bound(bound: AdaptiveClipNorm) -> float:
-    """Return an adaptive clip norm, after checking that `BoundRule.next_bound` can return it.
+    """Return an adaptive clip norm unchanged if it is valid, and raise an error if it is not.
+
+    Valid is one number from `MIN_BOUND` to `MAX_BOUND`, as `BoundRule.next_bound` returns it.
+
+    Args:
+        bound: the clip norm, an L2 norm of gradients or updates.
 
     Raises:
         ValueError: the clip norm is out of range, or is a tuple with one value for each group of

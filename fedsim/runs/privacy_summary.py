@@ -377,7 +377,7 @@ class SecureAggregationReport:
     def conditions(self) -> dict[str, bool]:
         """Return which conditions of a guarantee against an active server are met, by name.
 
-        Reference: docs/explain/trust_models.md, "An active server".
+        Reference: docs/explain/secure_aggregation.md, "An active server".
         """
         settings = self.settings
         helped = settings.protocol.name == "additive"

@@ -166,10 +166,11 @@ class FixedPointEncoder:
 
     @property
     def max_abs_error(self) -> float:
-        """Bound on |decoded mean - exact mean| in each coordinate, rounded up: Guarantee (P2).
+        """Upper bound on the error of a decoded mean, |decoded - exact|, in each coordinate.
 
-        The bound covers the rounding of values (half a step of 2^-f for "nearest", a whole step for
-        "stochastic"), and the float64 rounding in encoding and decoding.
+        It is the bound of guarantee (P2) of the class, rounded up. It covers the
+        rounding of values (half a step of 2^-f for "nearest", a whole step for "stochastic"), and
+        the float64 rounding in encoding and decoding.
         """
         exponent = self.frac_bits + (self.rounding == "nearest")
         return math.nextafter(2.0**-exponent + self.value_bound * 2.0**-51, math.inf)

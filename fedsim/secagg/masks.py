@@ -134,12 +134,15 @@ class PairwiseMasks:
     _minus: list[bytes] = field(default_factory=list)
 
     def add_self_mask(self, client: int, seed: bytes, *, remove: bool = False) -> None:
-        """Add the self-mask of a client to the collection.
+        """Collect the self-mask of a client: the keystream of a seed that the client drew alone.
+
+        The client adds the mask to its upload. The server, which learns the seed later, subtracts
+        the same mask from the sum. `apply` does either.
 
         Args:
-            client: the client's number.
-            seed: the seed of the client's self-mask, 32 bytes.
-            remove: whether the mask is later subtracted from the vector instead of added.
+            client: number of the client that drew the seed.
+            seed: seed of the self-mask, 32 bytes.
+            remove: True for the server, False for the client itself.
         """
         info = self.context.info(purpose="self mask", sender=client, receiver=client)
         (self._minus if remove else self._plus).append(derive_key(seed, info))

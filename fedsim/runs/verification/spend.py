@@ -57,10 +57,16 @@ def attempt(files: str, check: Callable[[], Iterable[str]]) -> list[str]:
 
 
 def ledger_problems(files: RunFiles) -> Iterator[str]:
-    """Yield a line if `ledger.jsonl` is missing, or if its records were cut short or changed.
+    """Yield a line of text for each sign that the file `ledger.jsonl` of a run is not whole.
+
+    The signs are a missing file, a last line without its end, and a number of lines that is not the
+    number of records in the hash chains. An unchanged file yields nothing.
+
+    Args:
+        files: files of the run that `fedsim verify` checks.
 
     Raises:
-        JournalError: a record was changed; the message names it.
+        JournalError: a record does not fit its hash chain; the message names it.
     """
     path = files.directory.ledger
     if not path.is_file():

@@ -103,12 +103,15 @@ class CanaryView:
 
     @classmethod
     def of(cls, step: DpSgdMechanism, parameters: FlatParameters, most: int) -> Self:
-        """Return the positions of the canaries' coordinates in the releases of a `CanaryModel`.
+        """Find the places at which a release of a `CanaryModel` shows its canaries.
+
+        A release is one flat vector of all trained values. Each canary has one value in it for
+        each group of parameters.
 
         Args:
-            step: the mechanism, bound to the `CanaryModel`.
-            parameters: parameters of the `CanaryModel`.
-            most: maximum number of coordinates to observe.
+            step: the DP-SGD mechanism of the `CanaryModel`, which defines the parameter groups.
+            parameters: names and shapes of the parameters in the flat vector.
+            most: maximum number of canaries to observe; the first ones are taken.
         """
         members = step.groups(parameters).members
         indices = [index for index, name in enumerate(parameters.names) if is_canary(name)]

@@ -1,7 +1,7 @@
 """A draft entry of the public registry of deployments (registry.opendp.org), from runs.
 
 The keys are those of the registry's template of 2026. Facts that the run's records have are filled
-in; facts that only people know stay empty. docs/howto/account.md maps the keys.
+in; facts that only people know stay empty.
 """
 
 import re

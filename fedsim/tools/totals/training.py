@@ -208,7 +208,7 @@ class TrainingReport:
 
     @property
     def spent(self) -> float:
-        """The least bound on ε of what the code does."""
+        """Smallest upper bound on ε that is proven for what the code does."""
         return min(self.rows[0].epsilons.values())
 
     def sentences(self) -> list[str]:
