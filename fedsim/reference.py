@@ -1,21 +1,16 @@
-"""Generator of docs/reference/keys.md from the code: keys, commands, files and exit codes.
+"""Generator of docs/reference/keys.md from the code: keys, names, commands and exit codes.
 
     python -m fedsim.reference > docs/reference/keys.md
 
-Keys come from the settings classes, commands from the command line, and the keys of output files
-from a small run and a small comparison.
+Keys come from the settings classes, commands from the command line.
 """
 
-import json
-import tempfile
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import click
 
-import fedsim
 from fedsim.algorithms.catalog import algorithms
 from fedsim.catalog import KEYS, catalog
 from fedsim.cli import EXIT_CODES, cli
@@ -28,35 +23,15 @@ from fedsim.models.catalog import MODELS
 from fedsim.setting_tables import SettingRow, rows_of
 
 _HEAD = """\
-# Keys, commands, files and exit codes
+# Keys, commands and exit codes
 
 The code generates this page (`python -m fedsim.reference > docs/reference/keys.md`), and a test
 compares the two. `NAME` stands for a name of your own, `[]` for an element of a list. A key with
 keys of its own is a name, or a mapping with `name`: `clipping: adaptive`, or
 `clipping: {name: adaptive, quantile: 0.3}`. `fedsim validate` reports broken rules between keys."""
 
-# A lost update and a withdrawal put their keys into the files.
-_SAMPLE: dict[str, Any] = {
-    "name": "sample",
-    "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 3}},
-    "model": {"name": "logistic"},
-    "federation": {"rounds": 6},
-    "local": {"steps": 4, "batch_size": 64},
-    "privacy": {
-        "noise_multiplier": 1.0,
-        "delta": 1e-4,
-        "max_grad_norm": 1.0,
-        "on_exhausted": "withdraw",
-        "clients": {"1": {"target_epsilon": 3.0}},
-    },
-    "faults": [{"kind": "dropout_after", "clients": [0], "rounds": [1]}],
-}
-_COMPARISON: dict[str, Any] = {
-    "seeds": 2,
-    "baseline": "plain",
-    "client_metrics": True,
-    "variants": {"plain": {"privacy": None}, "private": {}},
-}
+_NAMES = "`fedsim list` has these names, and a line on each name that the table of keys lists."
+_OPTIONS = "`fedsim COMMAND --help` lists the options of a command."
 # Examples for the keys whose type and default give none.
 _EXAMPLES = """\
 name: digits-dp
@@ -273,17 +248,16 @@ data_name: hospital-7"""
 EXAMPLES: dict[str, str] = {
     key: value for key, _, value in (line.partition(": ") for line in _EXAMPLES.splitlines())
 }
-# Mappings whose keys are data, not part of the format.
-_NAMES = frozenset({"packages", "timeline", "differences", "changes"})
 
 
 def reference() -> str:
-    """Return the reference page as Markdown; this takes seconds and makes a small run."""
-    return "\n".join([_HEAD, *_settings(), *_commands(), *_files(), *_codes()]) + "\n"
+    """Return the reference page as Markdown."""
+    return "\n".join([_HEAD, *_settings(), *_commands(), *_codes()]) + "\n"
 
 
 def _settings() -> Iterator[str]:
-    yield from _section("Keys of an experiment file", _key_table(rows_of(Experiment)))
+    keys = rows_of(Experiment)
+    yield from _section("Keys of an experiment file", _key_table(keys))
     strategies = {name: algorithm.Options for name, algorithm in algorithms().items()}
     for path, word, classes in (
         ("data.args", "dataset", {name: entry.args for name, entry in DATASETS.items()}),
@@ -292,7 +266,7 @@ def _settings() -> Iterator[str]:
     ):
         rows = _rows_of_choices(classes, path, word)
         yield from _section(f"Keys of `{path}`", _key_table(rows), level=3)
-    yield from _section("Built-in names", _name_table())
+    yield from _section("Built-in names", [_NAMES, "", *_name_table(keys)])
     yield from _section("Keys of a comparison file", _key_table(rows_of(ComparisonSettings)))
     for title, settings in FILES.items():
         yield from _section(f"Keys of {title}", _key_table(rows_of(settings)))
@@ -313,6 +287,8 @@ def _rows_of_choices(
 def _key_table(rows: Iterable[SettingRow]) -> Iterator[str]:
     table = []
     for row in rows:
+        if row.meaning.endswith(f"see `{row.key.rpartition('.')[0]}`"):
+            continue  # the `name` in a mapping, which the head of the page explains
         only = f"; only with `{'`, `'.join(row.only_with)}`" if row.only_with else ""
         example = f"`{example_of(row)}`"
         table.append((f"`{row.key}`", row.values, row.default, row.meaning + only, example))
@@ -324,84 +300,25 @@ def example_of(row: SettingRow) -> str:
     return EXAMPLES.get(row.key, row.example)
 
 
-def _name_table() -> Iterator[str]:
+def _name_table(keys: Iterable[SettingRow]) -> Iterator[str]:
+    """Yield a row for each built-in name that the table of keys does not list."""
+    listed = {(row.key, name) for row in keys for name in re.findall(r"`(\w+)`", row.values)}
     rows: dict[tuple[str, str], list[str]] = {}  # names with equal descriptions share a row
     for kind, names in catalog().items():
-        for name, meaning in names.items():
-            rows.setdefault((f"`{KEYS[kind]}`", meaning), []).append(f"`{name}`")
+        if not any((KEYS[kind], name) in listed for name in names):
+            for name, meaning in names.items():
+                rows.setdefault((f"`{KEYS[kind]}`", meaning), []).append(f"`{name}`")
     table = [(key, ", ".join(names), meaning) for (key, meaning), names in rows.items()]
     yield from _table(("key", "name", "meaning"), table)
 
 
 def _commands() -> Iterator[str]:
-    commands: list[tuple[str, str]] = []
-    options: dict[tuple[str, str], list[str]] = {}
+    rows: list[tuple[str, str]] = []
     for name, command in cli.commands.items():
         context = click.Context(command, info_name=f"fedsim {name}")
         usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
-        commands.append((f"`{usage}`", " ".join((command.help or "").split())))
-        for option in command.params:
-            record = option.get_help_record(context)
-            if isinstance(option, click.Option) and record is not None:
-                options.setdefault(record, []).append(f"`{name}`")
-    context = click.Context(cli, info_name="fedsim", help_option_names=["-h", "--help"])
-    for option in cli.get_params(context):
-        record = option.get_help_record(context)
-        if record is not None:
-            options[record] = ["every command"]
-    yield from _section("Commands", _table(("command", "what it does"), commands))
-    rows = [(f"`{option}`", text, ", ".join(names)) for (option, text), names in options.items()]
-    yield from _section("Options", _table(("option", "meaning", "commands"), rows))
-
-
-def _files() -> Iterator[str]:
-    with tempfile.TemporaryDirectory() as directory:
-        run = fedsim.run(_SAMPLE, out=Path(directory) / "run").path
-        compared = fedsim.compare(
-            {**_COMPARISON, "base": str(run / "experiment.yaml")}, out=Path(directory) / "compared"
-        ).path
-        yield from _section("Files of a run", _file_table(run))
-        yield from _section("Files of a comparison", _file_table(compared, skip="runs/"))
-        seed_run = compared / "runs" / "plain" / "seed-0"
-        new = {path.name for path in seed_run.iterdir()} - {path.name for path in run.iterdir()}
-        rows = [(f"`{name}`", _keys_of(seed_run / name)) for name in sorted(new)]
-        title = "Files that a comparison adds to each of its runs"
-        yield from _section(title, _table(("file", "keys"), rows), level=3)
-
-
-def _file_table(directory: Path, skip: str = "\0") -> Iterator[str]:
-    names = sorted(
-        path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()
-    )
-    rows = [(f"`{name}`", _keys_of(directory / name)) for name in names if skip not in name]
-    yield from _table(("file", "keys"), [row for row in rows if not row[0].startswith("`.")])
-
-
-def _keys_of(path: Path) -> str:
-    text = path.read_bytes()
-    if path.suffix == ".json":
-        keys = list(_paths(json.loads(text)))
-    elif path.suffix == ".jsonl":
-        lines = [json.loads(line) for line in text.splitlines()]
-        keys = list(dict.fromkeys(key for line in lines for key in _paths(line)))
-    elif path.suffix == ".csv":
-        keys = text.decode().splitlines()[0].split(",")
-    else:
-        return ""
-    return ", ".join(f"`{key}`" for key in keys)
-
-
-def _paths(value: object, path: str = "") -> Iterator[str]:
-    """Yield the paths of all keys in a JSON value; a list counts as its first element, `[]`."""
-    if isinstance(value, list):
-        yield from _paths(value[0], f"{path}[]") if value else ()
-    if not isinstance(value, Mapping):
-        return
-    for key, inner in value.items():
-        name = f"{path}.{key}" if path else key
-        yield name
-        if key not in _NAMES and not path.endswith(("values", "event")):
-            yield from _paths(inner, name)
+        rows.append((f"`{usage}`", " ".join((command.help or "").split())))
+    yield from _section("Commands", [_OPTIONS, "", *_table(("command", "what it does"), rows)])
 
 
 def _codes() -> Iterator[str]:
