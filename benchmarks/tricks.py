@@ -3,8 +3,8 @@
     python benchmarks/tricks.py [--quick] [--json FILE]
 
 One thread, with and without a trick in turns, processor time. A trick is taken out by a patch that
-leaves the results as they are up to rounding. The page docs/explain/dp_sgd.md has one line for each
-trick with its ratios: one that buys nothing on any processor goes.
+leaves the results as they are up to rounding. benchmarks/README.md has the ratios: one that
+buys nothing on any processor goes.
 """
 
 import argparse

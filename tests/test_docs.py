@@ -64,16 +64,6 @@ def test_the_documented_grid_gives_the_documented_names(tmp_path: Path) -> None:
     assert f"# {first}, dp-target_epsilon=8-steps=5, ..." in text
 
 
-def test_the_documented_search_can_be_performed(tmp_path: Path) -> None:
-    from fedsim.comparison.load import load_comparison
-
-    *_, text = blocks("docs/reference/comparison.md", "yaml")
-    base = (ROOT / "experiments" / "digits_dp.yaml").read_text()
-    (tmp_path / "digits_dp.yaml").write_text(base + "  noise: secure\n")
-    (tmp_path / "search.yaml").write_text(text)
-    assert len(load_comparison(tmp_path / "search.yaml", search=True).candidates) == 6
-
-
 def test_the_readmes_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (example,) = blocks("README.md", "python")
     monkeypatch.chdir(tmp_path)
@@ -199,7 +189,7 @@ def test_every_output_of_a_comparison_is_documented() -> None:
 
 def test_every_dependency_and_extra_is_justified() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    text = (ROOT / "docs" / "design.md").read_text()
+    text = (ROOT / "docs" / "decisions" / "dependencies.md").read_text()
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     for requirement in project["dependencies"]:
         name = re.split(r"[><=\[]", requirement)[0]

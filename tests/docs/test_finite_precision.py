@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.accountant import Gaussian, PldAccountant, PoissonSampled
 from fedsim.accountant import sampler_slack as slack_module
-from fedsim.accountant.sampler_slack import MAX_DRAWS, SHARE, epsilon_with_slack, sampler_slack
-from fedsim.noise.grid import DEVIATION, SATURATION, SumRounding, effective_multiplier
+from fedsim.accountant.sampler_slack import MAX_DRAWS, SHARE, sampler_slack
+from fedsim.noise.grid import DEVIATION, SATURATION
 from fedsim.noise.spline import EXTENSION_BITS, INDEX_BITS, MAX_CENTRE, WORD_BITS
 
 ROOT = Path(__file__).parent.parent.parent
@@ -52,23 +51,6 @@ def test_the_slack_at_several_epsilons() -> None:
             else:
                 assert math.expm1(slack / 2) < 5e-5 < SHARE
                 assert slack <= float(cell) * (1 + 1e-9) < slack + 1.1e-6
-
-
-def test_the_cost_of_grid_sums_and_sampler() -> None:
-    def accountant(multiplier: float) -> PldAccountant:
-        step = PoissonSampled(0.01, Gaussian(multiplier))
-        return PldAccountant().compose(step, count=10_000)
-
-    for row in table("values d")[1:]:
-        error = SumRounding.of(whole(row[1]), int(row[2])).error
-        left = effective_multiplier(1.0, whole(row[0]), error)
-        own = accountant(left)
-        assert row[3:] == [
-            f"{math.floor(left * 10**6) / 10**6:.6f}",
-            rounded_up(accountant(1.0).get_epsilon(1e-5), 5),
-            rounded_up(own.get_epsilon(1e-5), 5),
-            rounded_up(epsilon_with_slack(own.get_epsilon, 1e-5), 5),
-        ]
 
 
 def test_the_constants_are_those_of_the_code() -> None:

@@ -12,6 +12,7 @@ ELSEWHERE = {
     "howto/deployment.md",  # tests/tools/deployment/test_recipe.py
 }
 SHOWN = (  # pages without a command that is run
+    "arms.md",  # tests/experiments/test_compare_arms.py
     "personalization.md",
     "correlated_noise.md",
     "own_loop.md",

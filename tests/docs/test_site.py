@@ -22,7 +22,7 @@ def listed_by(page: Path) -> set[Path]:
     return {page.parent / name for name in names}
 
 
-OF_DEVELOPERS = {DOCS / name for name in ("design.md", "style.md", "trials.md")}
+OF_DEVELOPERS = {DOCS / name for name in ("design.md", "style.md")}
 
 
 def test_every_page_of_users_is_in_the_table_of_contents_once() -> None:

@@ -1,4 +1,4 @@
-"""docs/trials.md walks through folders that exist and ends at code that exists."""
+"""docs/decisions/names.md walks through folders that exist and ends at code that exists."""
 
 import itertools
 import re
@@ -7,20 +7,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-PAGE = ROOT / "docs" / "trials.md"
-FORMER = {"clients/failures.py"}  # names that a trial replaced
+PAGE = ROOT / "docs" / "decisions" / "names.md"
 pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="reads the documents of a checkout")
 
 
 def test_every_path_of_a_walk_exists() -> None:
-    paths = set(re.findall(r"`((?:[\w-]+/)+(?:[\w-]+\.py)?)`", PAGE.read_text())) - FORMER
+    paths = set(re.findall(r"`((?:[\w-]+/)+(?:[\w-]+\.py)?)`", PAGE.read_text()))
     assert len(paths) > 8
     assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
-    assert not any((ROOT / path).exists() for path in FORMER)
 
 
 def test_every_walk_lists_each_folder_and_ends_in_the_next() -> None:
-    walks = PAGE.read_text().split("\n## ")[1:]
+    walks = PAGE.read_text().split("\n### ")[1:]
     assert len(walks) == 3
     for walk in walks:
         steps = re.findall(r"^\| `ls ?([\w/]*)` \| (.*) \|$", walk, re.M)

@@ -1,4 +1,4 @@
-"""The accounting scripts run offline, in seconds, and the page about them shows their numbers."""
+"""The accounting scripts run offline, in seconds, and the page about them names them all."""
 
 import os
 import re
@@ -115,17 +115,6 @@ def test_the_plot_can_be_put_elsewhere(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPTS / "moments_vs_strong.py"), "--out", "a/b"]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
     assert (tmp_path / "a" / "b" / "moments_vs_strong.png").exists()
-
-
-def test_the_page_shows_what_the_scripts_print(outputs: dict[str, str]) -> None:
-    printed = [table for text in outputs.values() for table in tables(text)]
-    shown = re.findall(r"```text\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(shown) >= 3
-    for block in shown:
-        for table in tables(block):
-            (real,) = [other for other in printed if list(other) == list(table)]
-            for name, column in table.items():  # PLD may gain a digit; a changed formula shows
-                assert column == pytest.approx(real[name], rel=5e-3), name
 
 
 def test_the_defects_that_the_page_lists_are_still_there() -> None:

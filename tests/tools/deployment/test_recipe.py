@@ -35,6 +35,10 @@ class Recipe:
         self.home, self._environment = home, environment
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         text = PAGE.read_text()
+        (first,) = re.findall(r"```console\n# operator of node 0: its.*?```", text, re.S)
+        for node in (1, 2):  # which start in the same way, as the page says
+            other = re.sub(r"(node[ -]|partition-id=)0", rf"\g<1>{node}", first)
+            text += "\n" + other.replace("19094", str(19094 + node))
         for port in PORTS:
             text = text.replace(port, str(_free_port()))
         text = text.replace("/srv/fedsim", str(home))
