@@ -32,7 +32,7 @@ def release_(
         scales: pairs (slice of the values, length of a grid step for each row).
         into: the result (K, size), of any floating-point type.
     """
-    compiled = _kernels_for(sums, into)
+    compiled = _kernel_for(sums, into)
     for rows in _row_blocks(noises, sums.shape[1]):
         streams = keystreams_of(noises[rows]) if compiled is not None else None
         block = [(place, lengths.expand(len(sums), 1)[rows]) for place, lengths in scales]
@@ -43,17 +43,14 @@ def release_(
             _release_block(sums[rows], noises[rows], block, into[rows])
 
 
-def _kernels_for(sums: Tensor, into: Tensor) -> fused.Kernels | None:
-    """Return the compiled loops; None where they cannot be used or would not save time."""
-    if sums.shape[1] < _LONG_ROW or into is sums:
+def _kernel_for(sums: Tensor, into: Tensor) -> fused.Kernel | None:
+    """Return the compiled loop; None where it cannot be used or would not save time."""
+    if into is sums or sums.device.type != "cpu" or into.dtype not in (torch.float32, torch.float64):
         return None
-    lie_in_rows = sums.device.type == "cpu" and sums.stride(1) == into.stride(1) == 1
-    if not lie_in_rows or into.dtype not in (torch.float32, torch.float64):
-        return None
-    return _DEMAND.kernels(sums.numel())
+    lie_in_rows = sums.is_contiguous() and into.is_contiguous()
+    return _DEMAND.kernel(sums.numel()) if lie_in_rows else None
 
 
-_LONG_ROW = 1 << 13  # values; shorter rows are faster when several are computed at once
 _DEMAND = fused.Demand()
 
 

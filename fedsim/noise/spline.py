@@ -173,7 +173,8 @@ def fill_rows(streams: Sequence[tuple[ByteStream, ByteStream]], into: np.ndarray
     memory = Memory.of(into.size)
     for rows, columns in chunks(*into.shape):
         pairs = streams[rows]
-        words = memory.words_of([stream for stream, _ in pairs], columns.stop - columns.start)
+        count = columns.stop - columns.start
+        words = random_words([stream for stream, _ in pairs], count, memory.words)
         spline_integers(words, lambda row, pairs=pairs: pairs[row][1], into[rows, columns], memory)
 
 
@@ -191,6 +192,20 @@ def chunks(rows: int, cols: int) -> Iterator[tuple[slice, slice]]:
     for top in range(0, rows, height):
         for start in range(0, cols, width):
             yield slice(top, min(top + height, rows)), slice(start, min(start + width, cols))
+
+
+def random_words(streams: Sequence[ByteStream], columns: int, memory: np.ndarray) -> np.ndarray:
+    """Return the next random words of each stream, uint8 (rows, 12 · columns).
+
+    Args:
+        streams: a stream of random bytes for each row.
+        columns: number of values in each row.
+        memory: array of at least 12 · rows · columns bytes, of which the result is a view.
+    """
+    words = memory[: len(streams) * BYTES * columns].reshape(len(streams), BYTES * columns)
+    for stream, line in zip(streams, words, strict=True):
+        stream.write(line.data)
+    return words
 
 
 @dataclass(frozen=True)
@@ -220,18 +235,6 @@ class Memory:
             tables,
             np.empty(size, np.bool_),
         )
-
-    def words_of(self, streams: Sequence[ByteStream], columns: int) -> np.ndarray:
-        """Return the next random words of each stream, uint8 (rows, 12 · columns).
-
-        Args:
-            streams: a stream of random bytes for each row.
-            columns: number of values in each row.
-        """
-        words = self.words[: len(streams) * BYTES * columns].reshape(len(streams), BYTES * columns)
-        for stream, line in zip(streams, words, strict=True):
-            stream.write(line.data)
-        return words
 
     def shaped(self, shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
         """Return views with the given shape of five arrays: `columns`, the `tables`, `equal`."""

@@ -53,8 +53,8 @@ def test_the_bits_are_those_without_numba(
 @pytest.mark.parametrize("above", [True, False])
 def test_words_at_a_threshold_are_decided_by_the_extension(above: bool) -> None:
     """Every column of the table, with its threshold's 19 bits: once in 2^19 draws by chance."""
-    kernels, table = fused.kernels(), centre_table()
-    assert kernels is not None
+    kernel, table = fused.kernel(), centre_table()
+    assert kernel is not None
     columns = np.arange(len(table.packed), dtype=np.uint32)
     low = table.packed.astype(np.uint32) & np.uint32((1 << WORD_BITS) - 1)
     words = np.zeros(12 * len(columns), np.uint8)
@@ -71,13 +71,13 @@ def test_words_at_a_threshold_are_decided_by_the_extension(above: bool) -> None:
     streams, size = [(Words(), Extension())], len(columns)
     into, expected = np.empty((1, size)), np.empty((1, size))
     scales = [(slice(0, size), [1.0])]
-    fused.release_rows(kernels, streams, np.zeros((1, size)), scales, into)
+    fused.release_rows(kernel, streams, np.zeros((1, size)), scales, into)
     spline.fill_rows(streams, expected)
     assert np.array_equal(into, expected)
 
 
 def test_small_releases_start_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "kernels", lambda: pytest.fail("numba was started"))
+    monkeypatch.setattr(fused, "kernel", lambda: pytest.fail("numba was started"))
     monkeypatch.setattr(release, "_DEMAND", fused.Demand())
     for size in (1000, 100_000):
         sums, into = torch.zeros(4, size), torch.empty(4, size)
@@ -87,11 +87,11 @@ def test_small_releases_start_no_compiler(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_many_releases_start_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "kernels", lambda: pytest.fail("numba was started"))
+    monkeypatch.setattr(fused, "kernel", lambda: pytest.fail("numba was started"))
     demand = fused.Demand()
-    assert demand.kernels(fused.LEAST_VALUES - 1) is None
+    assert demand.kernel(fused.LEAST_VALUES - 1) is None
     with pytest.raises(pytest.fail.Exception, match="was started"):
-        demand.kernels(1)
+        demand.kernel(1)
 
 
 def test_a_keystream_is_taken_on_where_a_compiled_release_ended(
