@@ -370,7 +370,9 @@ class ClippedRows:
         return [factors.float() for factors in self.factors]
 
     @torch.no_grad()
-    def add_to(self, into: Sequence[Tensor], part: Part = WHOLE) -> None:
+    def add_to(
+        self, into: Sequence[Tensor], part: Part = WHOLE, *, overwrite: bool = False
+    ) -> None:
         """Add the clipped gradients of some rows of the padded batch to tensors in place.
 
         The order of the additions is the one that `SumRounding` assumes.
@@ -380,14 +382,20 @@ class ClippedRows:
                 whose rows are added; float64, or float32 if float32 sums are precise enough.
             part: the rows of the padded batch that are added; the default is all rows of all
                 clients.
+            overwrite: whether the previous content of the tensors is dropped.
         """
         factors = self._single if into[0].dtype == torch.float32 else self.factors
         for rows in _runs(part.rows, factors[0].shape[1]):
             run = part if rows == part.rows else Part(part.client, rows)
             for group, column in zip(self.members, factors, strict=True):
                 for index in group:
-                    if index in self.uses:
-                        self.uses[index].add_weighted(index, column, into[index], run)
+                    use = self.uses.get(index)
+                    if use is None and overwrite:
+                        into[index].zero_()
+                    elif use is not None:
+                        put = use.write_weighted if overwrite else use.add_weighted
+                        put(index, column, into[index], run)
+            overwrite = False
 
 
 def _runs(rows: slice, every: int) -> Iterator[slice]:

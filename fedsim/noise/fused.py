@@ -93,14 +93,21 @@ def release_rows(
         into: the result (K, n), contiguous; it must not share memory with `sums`.
     """
     words, chosen = np.empty(BYTES * min(sums.size, CHUNK_VALUES), np.uint8), np.empty(_BLOCK, "i4")
+    undecided = np.empty(CHUNK_VALUES, np.int64)
     stops = np.array([place.stop for place, _ in scales])
     lengths = np.array([length for _, length in scales])
+    fixed = _packed(), chosen, sums, stops, lengths, into, undecided
     for rows, columns in chunks(*sums.shape):
         pairs, n = streams[rows], columns.stop - columns.start
         drawn = random_words([stream for stream, _ in pairs], n, words)
-        block = sums[rows], columns.start, stops, lengths[:, rows]
-        if compiled(drawn.reshape(-1), _packed(), chosen, *block, into[rows]):
-            _settle(drawn, pairs, *block, into[rows])  # once in 2¹⁹ values
+        count = compiled(drawn, rows.start, columns.start, *fixed)
+        for place in undecided[:count]:  # once in 2¹⁹ values
+            row, at = divmod(int(place), n)
+            noise = _decided(drawn[row], at, pairs[row][1])
+            row, at = row + rows.start, at + columns.start
+            whole = min(max(np.rint(np.float64(sums[row, at])), -SATURATION), SATURATION)
+            part = np.searchsorted(stops, at, side="right")
+            into[row, at] = (whole + noise) * lengths[part, row]
 
 
 @lru_cache(maxsize=1)
@@ -108,71 +115,64 @@ def _packed() -> np.ndarray:
     return centre_table().packed.astype(np.uint32).view(np.int32)
 
 
-def _settle(
-    drawn: np.ndarray,
-    pairs: Sequence[tuple[ByteStream, ByteStream]],
-    sums: np.ndarray,
-    first: int,
-    stops: np.ndarray,
-    lengths: np.ndarray,
-    into: np.ndarray,
-) -> None:
-    """Overwrite the values of words whose 19 bits equal their threshold's, with the right noise."""
-    n, table = drawn.shape[1] // BYTES, centre_table()
-    picks = drawn[:, : 4 * n].view(np.uint32)
-    columns = picks >> WORD_BITS
-    for row, at in np.argwhere((picks ^ table.packed[columns]) & _LOW == 0):
-        column = columns[row, at]
-        if not extended_below(table.extensions[column], pairs[row][1]):
-            column = table.packed[column] >> WORD_BITS
-        uniforms = drawn[row, 4 * n :].view(np.uint16).reshape(4, n)[:, at]
-        noise = (int(column) << UNIFORM_BITS) - _OFFSET + int(uniforms.sum(dtype=np.int64))
-        whole = min(max(np.rint(np.float64(sums[row, first + at])), -SATURATION), SATURATION)
-        scale = lengths[np.searchsorted(stops, first + at, side="right"), row]
-        into[row, first + at] = (whole + noise) * scale
+def _decided(words: np.ndarray, at: int, extension: ByteStream) -> int:
+    """Return the noise of a word that leaves the centre undecided, with bits of the extension."""
+    n, table = len(words) // BYTES, centre_table()
+    column = int(words[: 4 * n].view(np.uint32)[at] >> WORD_BITS)
+    if not extended_below(table.extensions[column], extension):
+        column = int(table.packed[column] >> WORD_BITS)
+    uniforms = words[4 * n :].view(np.uint16).reshape(4, n)[:, at]
+    return (column << UNIFORM_BITS) - _OFFSET + sum(map(int, uniforms))
 
 
 def _release(
     words: np.ndarray,
+    first_row: int,
+    first: int,
     packed: np.ndarray,
     chosen: np.ndarray,
     sums: np.ndarray,
-    first: int,
     stops: np.ndarray,
     lengths: np.ndarray,
     into: np.ndarray,
-) -> np.int32:
-    """Write scaled noisy sums to `into`; return 1 if a word's 19 bits equal its threshold's.
+    undecided: np.ndarray,
+) -> int:
+    """Write scaled noisy sums of a chunk to `into`, and return how many draws are undecided.
+
+    A draw is undecided if the 19 bits of its word equal those of the threshold.
 
     Args:
-        words: random words of k rows of n values (12 · k · n,), as in `spline`.
+        words: random words of k rows of n values (k, 12 · n), as in `spline`.
+        first_row: number of the chunk's first row in `sums`.
+        first: number of the chunk's first column in `sums`.
         packed: the table of centres.
         chosen: memory for the entries of the table for some values at once.
-        sums: sums (k, d), of which the columns from `first` on get noise.
-        first: number of the first column.
+        sums: sums (K, d).
         stops: end of each part of the columns that has one scale.
-        lengths: scale of each part and row (parts, k).
-        into: the result (k, d).
+        lengths: scale of each part and row (parts, K).
+        into: the result (K, d).
+        undecided: memory (k · n,) for the places row · n + column, in the chunk, of these draws.
     """
     # Numba promotes 32-bit integers to 64 bits, which halves the SIMD lanes: so results are cast.
-    equal, n = np.int32(0), words.shape[0] // (12 * sums.shape[0])
-    for row in range(sums.shape[0]):
-        line = words[row * 12 * n : (row + 1) * 12 * n]
+    count, n = 0, words.shape[1] // 12
+    for row in range(words.shape[0]):
+        line = words[row]
         part, start = 0, 0
         while start < n:
             while stops[part] <= first + start:
                 part += 1
             stop = min(start + chosen.shape[0], n, stops[part] - first)
-            scale = lengths[part, row]
+            scale = lengths[part, first_row + row]
             picks = line[: 4 * n].view(np.uint32)[start:stop]
             u1 = line[4 * n : 6 * n].view(np.uint16)[start:stop]
             u2 = line[6 * n : 8 * n].view(np.uint16)[start:stop]
             u3 = line[8 * n : 10 * n].view(np.uint16)[start:stop]
             u4 = line[10 * n :].view(np.uint16)[start:stop]
-            total = sums[row][first + start : first + stop]
-            out = into[row][first + start : first + stop]
+            total = sums[first_row + row][first + start : first + stop]
+            out = into[first_row + row][first + start : first + stop]
             for i in range(stop - start):
                 chosen[i] = packed[np.int64(picks[i] >> np.uint32(19))]
+            equal = np.int32(0)
             for i in range(stop - start):
                 word, entry = np.int32(picks[i]), chosen[i]
                 low, limit = np.int32(word & np.int32(0x7FFFF)), np.int32(entry & np.int32(0x7FFFF))
@@ -185,10 +185,14 @@ def _release(
                 noise = np.int32(np.int32(centre - np.int32(_OFFSET)) + uniform)
                 whole = min(max(np.rint(np.float64(total[i])), -SATURATION), SATURATION)
                 out[i] = (whole + np.float64(noise)) * scale
+            if equal != 0:
+                for i in range(stop - start):
+                    if (np.int32(picks[i]) ^ chosen[i]) & np.int32(0x7FFFF) == 0:
+                        undecided[count] = row * n + start + i
+                        count += 1
             start = stop
-    return equal
+    return count
 
 
 _BLOCK = 1 << 12  # values, of which the entries of the table stay in the fastest cache
-_LOW = np.uint32((1 << WORD_BITS) - 1)
 _OFFSET = (ZERO_COLUMN << UNIFORM_BITS) + 2 * ((1 << UNIFORM_BITS) - 1)

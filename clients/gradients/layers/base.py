@@ -4,6 +4,7 @@ Gradient norms are float64. They include a bound on the rounding of the sums of 
 released, so that no norm is too small.
 """
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
@@ -30,9 +31,7 @@ def zero_rows(values: Tensor, dropped: Tensor) -> Tensor:
 
 
 def squares(values: Tensor) -> Tensor:
-    """Return the squared L2 norm of each example's values, float64 (n,).
-
-    Guarantee: the result is never below the exact squared norm by more than float64 rounding.
+    """Return upper bounds on the squared L2 norm of each example's values, float64 (n,).
 
     Edge cases: a row with NaN gives NaN, one with infinity gives infinity or NaN.
 
@@ -44,7 +43,35 @@ def squares(values: Tensor) -> Tensor:
 
 
 def row_norms(values: Tensor) -> Tensor:
-    """Return the L2 norms over the last dimension of a tensor, in float64."""
+    """Return upper bounds on the L2 norms over the last dimension of a tensor, in float64.
+
+    Float32 values on a CPU are squared and added in float32, in runs of 128, which takes a tenth of
+    the time. The result is raised by a bound on the error (Higham 2002, section 3.1).
+
+    Guarantee: a result is at least the exact norm, up to float64 rounding, and above it by at most
+    the fraction 10⁻⁵ (and 10⁻¹⁸ times the root of the row's length). It depends on its row alone.
+    """
+    if values.dtype != torch.float32 or values.is_cuda:
+        return _double_norms(values)
+    size = values.shape[-1]
+    whole = size - size % _RUN
+    if size <= _RUN:
+        norms = torch.linalg.vector_norm(values, dim=-1).double()
+    else:
+        runs = torch.linalg.vector_norm(values[..., :whole].unflatten(-1, (-1, _RUN)), dim=-1)
+        norms = torch.linalg.vector_norm(runs, dim=-1, dtype=torch.float64)
+        if whole < size:
+            rest = torch.linalg.vector_norm(values[..., whole:], dim=-1)
+            norms = norms.hypot_(rest.double())
+    norms.mul_(_RAISED).add_(_SQUARED_AWAY * math.sqrt(size))
+    if norms.numel() and not math.isfinite(norms.max().item()):  # as squares overflow early
+        lost = ~norms.isfinite()
+        norms[lost] = _double_norms(values[lost])
+    return norms
+
+
+def _double_norms(values: Tensor) -> Tensor:
+    """Return the L2 norms over the last dimension, computed in float64."""
     # torch first converts its whole argument to float64, so a large one is split.
     size = values.numel()
     if size <= BUDGET // 4:
@@ -52,6 +79,11 @@ def row_norms(values: Tensor) -> Tensor:
     rows = max(1, values.shape[0] * (BUDGET // 4) // size)
     parts = [torch.linalg.vector_norm(p, dim=-1, dtype=torch.float64) for p in values.split(rows)]
     return torch.cat(parts)
+
+
+_RUN = 128  # squares that are added in float32
+_RAISED = 1 + (_RUN / 2 + 4) * 2.0**-24  # half of γ(130) for squares and sum, and the root's error
+_SQUARED_AWAY = 2.0**-63  # root of a square that underflows to 0, also where subnormals are flushed
 
 
 def unit_roundoff(values: Tensor) -> float:
@@ -97,8 +129,19 @@ class Part:
         start, stop, _ = self.rows.indices(height)
         if self.client is None:
             return values.unflatten(0, (clients, height))[:, start:stop]
-        first = self.client * height
-        return values[first + start : first + stop].unsqueeze(0)
+        return values[self.flat(len(values), clients)].unsqueeze(0)
+
+    def flat(self, rows: int, clients: int) -> slice:
+        """Return the selected rows of one client as a slice of all rows of a padded batch.
+
+        Args:
+            rows: number of rows K · R of the padded batch.
+            clients: number of clients K.
+        """
+        height = rows // clients
+        first = (self.client or 0) * height
+        start, stop, _ = self.rows.indices(height)
+        return slice(first + start, first + stop)
 
 
 WHOLE = Part()
@@ -183,6 +226,12 @@ class ExampleUse:
             weights = part.of(factors.flatten(), clients)
             total = weighted_sum(weights.unsqueeze(1), rows).squeeze(1)
         into += self.in_shape(total, index).view(into.shape)
+
+    def write_weighted(
+        self, index: int, factors: Tensor, into: Tensor, part: Part = WHOLE
+    ) -> None:
+        """Overwrite a tensor with what `add_weighted` would add to it."""
+        self.add_weighted(index, factors, into.zero_(), part)
 
     def joined_views(self, views: int) -> "ExampleUse":
         """Return the gradient of each example: the sum of the gradients of its augmented views.
@@ -327,9 +376,7 @@ def add_outer(left: Tensor, right: Tensor, into: Tensor, *, whole: bool) -> None
     """
     kind = torch.float64 if whole else into.dtype
     left, right = left.to(kind), right.to(kind)
-    if len(into) == 1 and not whole:
-        into[0].addmm_(left[0].t(), right[0])
-    elif into.shape[1:].numel() >= _LARGE and not whole:  # client by client, in place
+    if into.shape[1:].numel() >= _LARGE and not whole:  # client by client, in place
         into.baddbmm_(left.transpose(1, 2), right)
     else:  # in one call, which needs a contiguous result
         into += torch.bmm(left.transpose(1, 2), right)

@@ -90,6 +90,9 @@ class LinearUse(LayerUse):
         if index in self.held:
             super().add_weighted(index, factors, into, part)
             return
+        if self._single and part.client is not None:
+            self._sum_client(index, factors, into[0], part, beta=1)
+            return
         # Sequences are added in float64: the bounds on their norms include its rounding.
         kind = into.dtype if self._single else torch.float64
         scaled = part.of(self._scaled_by(factors, kind), self.clients).flatten(1, -2)
@@ -98,6 +101,37 @@ class LinearUse(LayerUse):
             add_outer(scaled, x, into, whole=not self._single)
         else:
             into += scaled.sum(1)
+
+    def write_weighted(
+        self, index: int, factors: Tensor, into: Tensor, part: Part = WHOLE
+    ) -> None:
+        """Overwrite a tensor with what `add_weighted` would add to it."""
+        if self._single and part.client is not None and index not in self.held:
+            self._sum_client(index, factors, into[0], part, beta=0)
+        else:
+            super().write_weighted(index, factors, into, part)
+
+    def _sum_client(
+        self, index: int, factors: Tensor | None, into: Tensor, part: Part, *, beta: int
+    ) -> None:
+        """Write beta · into plus the weighted sum of one client's gradients into a tensor.
+
+        Args:
+            index: index of the parameter.
+            factors: factor of each row (K, R); with None, each factor is 1.
+            into: tensor (*shape) of the parameter's shape.
+            part: the client and its rows.
+            beta: 1 to add, 0 to overwrite.
+        """
+        rows = part.flat(len(self.output_gradient), self.clients)
+        scaled = self._scaled_by(factors, into.dtype)[rows].flatten(1)
+        if index == self.weight_index:
+            x = self.input[rows].flatten(1).to(into.dtype)
+            torch.addmm(into, scaled.t(), x, beta=beta, out=into)
+        elif beta:
+            into += scaled.sum(0)
+        else:
+            torch.sum(scaled, 0, out=into)
 
     def _scaled_by(self, factors: Tensor | None, kind: torch.dtype) -> Tensor:
         """Return the output gradients times the factors of their rows, once for all parameters."""

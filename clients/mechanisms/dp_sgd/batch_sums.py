@@ -87,13 +87,18 @@ class BatchSums:
         for start in range(0, clients, most):
             group = range(start, min(start + most, clients))
             short = [k for k in group if k not in self._long]
-            sums = self._cached[: len(group)].zero_()
+            sums = self._cached[: len(group)]
             if rows is not None and self._together and short:
-                rows.add_to(self._views(sums))
-            elif rows is not None:
+                rows.add_to(self._views(sums), overwrite=True)
+            elif not self._together:
                 for k in short:
-                    if self._sizes[k]:
-                        rows.add_to(self._places[k - start], Part(k, slice(0, self._sizes[k])))
+                    if rows is not None and self._sizes[k]:
+                        part = Part(k, slice(0, self._sizes[k]))
+                        rows.add_to(self._places[k - start], part, overwrite=True)
+                    else:
+                        sums[k - start].zero_()
+            else:
+                sums.zero_()
             for run in _neighbours(short):
                 yield run, sums[run.start - start : run.stop - start]
 
