@@ -287,7 +287,8 @@ class PerExampleGradients(ABC):
             true for dropped examples, or possibly None if no example was dropped.
         """
         rows = self.clipped(values, padded, clip)
-        rows.add_to(self.parameters.stacked_views(into))
+        with torch.no_grad():
+            rows.add_to(self.parameters.stacked_views(into))
         return rows.norms, rows.dropped
 
     def add_clipped_sum(
@@ -369,7 +370,6 @@ class ClippedRows:
     def _single(self) -> Sequence[Tensor]:
         return [factors.float() for factors in self.factors]
 
-    @torch.no_grad()
     def add_to(
         self, into: Sequence[Tensor], part: Part = WHOLE, *, overwrite: bool = False
     ) -> None:

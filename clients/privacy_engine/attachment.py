@@ -251,9 +251,9 @@ class AttachedModel:
                 rows[:examples] = rows.new_tensor(list(scales))
                 clip = ClipBounds.of_client(clipping, groups, rows)
                 uses = by_example(by_parameter(padded.uses), self.views)
-                with off if _is_autocast(into) else nullcontext():
+                with torch.no_grad(), off if _is_autocast(into) else nullcontext():
                     clipped = clipped_rows(uses, clip, times=times)
-                    clipped.add_to(views, Part(rows=slice(0, examples)))
+                    clipped.add_to(views, Part(0, slice(0, examples)))
                 statistics += batch_statistics(clip, clipped.norms, clipped.dropped)
         finally:
             recorded.clear()  # frees activations now, not with the user's graph

@@ -12,6 +12,8 @@ from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from fedsim.noise.grid import SATURATION
 from fedsim.noise.spline import (
@@ -74,11 +76,11 @@ def kernel() -> Kernel | None:
 def release_rows(
     compiled: Kernel,
     streams: Sequence[tuple[ByteStream, ByteStream]],
-    sums: np.ndarray,
-    scales: Sequence[tuple[slice, Sequence[float]]],
-    into: np.ndarray,
+    sums: Tensor,
+    scales: Sequence[tuple[slice, Tensor]],
+    into: Tensor,
 ) -> None:
-    """Write noisy sums, (clip(rint(sums)) + noise) · scale, into an array.
+    """Write noisy sums, (clip(rint(sums)) + noise) · scale, into a tensor.
 
     Guarantee: the noise is that of `spline.fill_rows`, and the result has the same bits as without
     numba.
@@ -88,15 +90,16 @@ def release_rows(
         streams: two keystreams of each row: random words for the draws, and extra bits for draws
             that a word leaves undecided.
         sums: sums (K, n) in grid steps (2⁻²⁴ standard deviations of the noise), contiguous.
-        scales: pairs (slice of the n values, scale of these values for each of the K rows), in the
-            order of the values.
+        scales: pairs (slice of the n values, scale of these values for each row, float64 (K, 1)), in
+            the order of the values.
         into: the result (K, n), contiguous; it must not share memory with `sums`.
     """
-    words, chosen = np.empty(BYTES * min(sums.size, CHUNK_VALUES), np.uint8), np.empty(_BLOCK, "i4")
+    words, chosen = np.empty(BYTES * min(sums.numel(), CHUNK_VALUES), np.uint8), np.empty(_BLOCK, "i4")
     undecided = np.empty(CHUNK_VALUES, np.int64)
     stops = np.array([place.stop for place, _ in scales])
-    lengths = np.array([length for _, length in scales])
-    fixed = _packed(), chosen, sums, stops, lengths, into, undecided
+    lengths = torch.cat([length.T for _, length in scales]).numpy()
+    before, after = sums.numpy(), into.numpy()
+    fixed = _packed(), chosen, before, stops, lengths, after, undecided
     for rows, columns in chunks(*sums.shape):
         pairs, n = streams[rows], columns.stop - columns.start
         drawn = random_words([stream for stream, _ in pairs], n, words)
@@ -105,9 +108,9 @@ def release_rows(
             row, at = divmod(int(place), n)
             noise = _decided(drawn[row], at, pairs[row][1])
             row, at = row + rows.start, at + columns.start
-            whole = min(max(np.rint(np.float64(sums[row, at])), -SATURATION), SATURATION)
+            whole = min(max(np.rint(np.float64(before[row, at])), -SATURATION), SATURATION)
             part = np.searchsorted(stops, at, side="right")
-            into[row, at] = (whole + noise) * lengths[part, row]
+            after[row, at] = (whole + noise) * lengths[part, row]
 
 
 @lru_cache(maxsize=1)

@@ -33,12 +33,12 @@ def release_(
         into: the result (K, size), of any floating-point type.
     """
     compiled = _kernel_for(sums, into)
+    scales = [(place, lengths.expand(sums.shape[0], 1)) for place, lengths in scales]
     for rows in _row_blocks(noises, sums.shape[1]):
         streams = keystreams_of(noises[rows]) if compiled is not None else None
-        block = [(place, lengths.expand(len(sums), 1)[rows]) for place, lengths in scales]
+        block = [(place, lengths[rows]) for place, lengths in scales]
         if compiled is not None and streams is not None:
-            by_row = [(place, lengths[:, 0].tolist()) for place, lengths in block]
-            fused.release_rows(compiled, streams, sums[rows].numpy(), by_row, into[rows].numpy())
+            fused.release_rows(compiled, streams, sums[rows], block, into[rows])
         else:
             _release_block(sums[rows], noises[rows], block, into[rows])
 

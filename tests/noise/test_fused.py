@@ -22,7 +22,7 @@ def released(
 
 @pytest.mark.parametrize("summed", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64])
-@pytest.mark.parametrize("shape", [(1, 70_001), (3, 2 * CHUNK_VALUES + 5), (2, 5_000)])
+@pytest.mark.parametrize("shape", [(1, 70_001), (3, 2 * CHUNK_VALUES + 5), (2, 5_000), (40, 999)])
 def test_the_bits_are_those_without_numba(
     shape: tuple[int, int],
     kind: torch.dtype,
@@ -69,9 +69,9 @@ def test_words_at_a_threshold_are_decided_by_the_extension(above: bool) -> None:
             into[:] = words.data
 
     streams, size = [(Words(), Extension())], len(columns)
-    into, expected = np.empty((1, size)), np.empty((1, size))
-    scales = [(slice(0, size), [1.0])]
-    fused.release_rows(kernel, streams, np.zeros((1, size)), scales, into)
+    into, expected = torch.empty(1, size, dtype=torch.float64), np.empty((1, size))
+    scales = [(slice(0, size), torch.ones(1, 1, dtype=torch.float64))]
+    fused.release_rows(kernel, streams, torch.zeros_like(into), scales, into)
     spline.fill_rows(streams, expected)
     assert np.array_equal(into, expected)
 

@@ -129,19 +129,8 @@ class Part:
         start, stop, _ = self.rows.indices(height)
         if self.client is None:
             return values.unflatten(0, (clients, height))[:, start:stop]
-        return values[self.flat(len(values), clients)].unsqueeze(0)
-
-    def flat(self, rows: int, clients: int) -> slice:
-        """Return the selected rows of one client as a slice of all rows of a padded batch.
-
-        Args:
-            rows: number of rows K · R of the padded batch.
-            clients: number of clients K.
-        """
-        height = rows // clients
-        first = (self.client or 0) * height
-        start, stop, _ = self.rows.indices(height)
-        return slice(first + start, first + stop)
+        first = self.client * height
+        return values[first + start : first + stop].unsqueeze(0)
 
 
 WHOLE = Part()

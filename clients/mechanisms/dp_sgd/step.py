@@ -84,6 +84,7 @@ class PrivateStep:
         self._release_scales: Scales = [(place, divided[:, m : m + 1]) for place, m in places]
         self.adapts = any(mechanism.clipping.count_noises for mechanism in present)
 
+    @torch.no_grad()
     def take(
         self,
         values: Tensor,
