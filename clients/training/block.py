@@ -39,7 +39,7 @@ from fedsim.clients.training.member import (
     start_values,
     with_releases,
 )
-from fedsim.clients.training.optimizers import make_optimizer
+from fedsim.clients.training.optimizers import LocalOptimizer, make_optimizer
 from fedsim.clients.training.plain import TorchBlock, batches_of
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import generator_state, seeded_torch
@@ -160,7 +160,8 @@ class _SgdBlock(Block):
             randomness=None if gradients.draws is False else randomness_of(members),
         )
         self.values = start.clone()
-        self.released = self.values.new_empty(len(members), gradients.parameters.size)
+        self.released = self.values.new_empty(len(members), 0)
+        self._gradients = self.values.new_empty(len(members), gradients.parameters.size)
         self._first = present[0]
         self._round_number = self._first.key.round_number
         self.step_number = 0  # of the round
@@ -185,7 +186,9 @@ class _SgdBlock(Block):
 
     def train(self, on_step: StepCallback | None = None) -> BlockResult:
         """Take all steps of all members and return their results."""
-        optimizer = make_optimizer(self.local.optimizer_in(self._round_number))
+        settings = self.local.optimizer_in(self._round_number)
+        optimizers = [make_optimizer(settings) for _ in self.members]
+        keeps_releases = on_step is not None or self.sends_releases
         ends = [0 if member is None else len(member.steps) for member in self.members]
         final = {k: self.values[k].clone() for k, end in enumerate(ends) if end == 0}
         with self._keyed_draws():
@@ -198,15 +201,15 @@ class _SgdBlock(Block):
                 used = self.mechanisms
                 self.step_number = step
                 place = self.gradients.begin_step(self._round_number, step, self.values)
-                self.fill_released(active, batches)
+                for clients, gradient in self.gradients_of(active, batches):
+                    if keeps_releases:
+                        self._keep(clients, gradient)
+                    if not self.sends_releases:
+                        self._move(clients, gradient, place, optimizers[clients.start])
                 if on_step is not None:
                     on_step(batches, self.released, used)
                 if self.sends_releases:
                     break
-                if self._rule is not None:
-                    self._rule.change_(self.released, self.values, self._start, self._sent)
-                moved = self.values if place is None else self.values[:, place]
-                optimizer.step([moved], [self.released])
                 for k, end in enumerate(ends):
                     if end == step + 1 < max(ends):
                         final[k] = self.values[k].clone()
@@ -249,27 +252,48 @@ class _SgdBlock(Block):
     def end(self) -> None:
         """Store the state that the next round needs."""
 
-    def fill_released(self, active: Sequence[bool], batches: Sequence[np.ndarray | None]) -> None:
-        """Overwrite `released` (K, size) with the members' gradients of a step.
+    def _keep(self, clients: slice, gradient: Tensor) -> None:
+        """Copy the releases of some clients into `released` (K, size)."""
+        if self.released.shape[1] != gradient.shape[1]:
+            self.released = gradient.new_empty(len(self.members), gradient.shape[1])
+        self.released[clients] = gradient
+
+    def _move(
+        self, clients: slice, gradient: Tensor, place: slice | None, optimizer: LocalOptimizer
+    ) -> None:
+        """Move the parameters of some clients by one step of the optimizer."""
+        values = self.values[clients]
+        if self._rule is not None:
+            sent = {name: array[clients] for name, array in self._sent.items()}
+            self._rule.change_(gradient, values, self._start[clients], sent)
+        optimizer.step([values if place is None else values[:, place]], [gradient])
+
+    def gradients_of(
+        self, active: Sequence[bool], batches: Sequence[np.ndarray | None]
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the gradients of a step, as pairs (slice of the members, gradients (k, size)).
+
+        A member has the same slice in every step. The next gradients may overwrite these.
 
         Args:
             active: whether each member takes this step.
             batches: indices of the examples in each member's batch; None where it is not active.
         """
-        self.released.zero_()
         sizes = [1 if batch is None else max(1, len(batch)) for batch in batches]
         shares = torch.tensor(sizes).to(self.values).reciprocal_()
+        total = self._gradients.zero_()
         if self.places is None:
             for padded in self._reader.padded_batches(batches, self.step_number):
-                self._add_sums(self.values, padded, shares, self.released)
-            return
-        sums = self.values.new_empty(self.places, self.values.shape[1])
-        for members, padded in self._reader.packed(batches, self.places, self.step_number):
-            index = torch.tensor([*members, *[0] * (self.places - len(members))])
-            index = index.to(self.values.device)
-            self._add_sums(self.values[index], padded, shares[index], sums.zero_())
-            for member, total in zip(members, sums):  # noqa: B905  places may be left over
-                self.released[member] += total
+                self._add_sums(self.values, padded, shares, total)
+        else:
+            sums = self.values.new_empty(self.places, self.values.shape[1])
+            for members, padded in self._reader.packed(batches, self.places, self.step_number):
+                index = torch.tensor([*members, *[0] * (self.places - len(members))])
+                index = index.to(self.values.device)
+                self._add_sums(self.values[index], padded, shares[index], sums.zero_())
+                for member, added in zip(members, sums):  # noqa: B905  places may be left over
+                    total[member] += added
+        yield slice(0, len(batches)), total
 
     def _add_sums(self, values: Tensor, padded: PaddedBatch, shares: Tensor, into: Tensor) -> None:
         """Add the gradient of each place to `into`, with its examples weighted by `shares`."""
@@ -303,7 +327,6 @@ class _DpSgdBlock(_SgdBlock):
         if self.sends_releases:
             if any(member.part is None or len(member.steps) != 1 for member in present):
                 raise ValueError("a part of a noisy sum is one step, the same for all of a block")
-            self.released = self.released.double()
         self._private_step = PrivateStep(
             gradients, self._mechanisms, self.rows, divides=not self.sends_releases
         )
@@ -352,17 +375,24 @@ class _DpSgdBlock(_SgdBlock):
             if isinstance(noise, CorrelatedNoise):
                 noise.keep_state()
 
-    def fill_released(self, active: Sequence[bool], batches: Sequence[np.ndarray | None]) -> None:
-        """Overwrite `released` (K, size) with the active members' noisy releases."""
+    def gradients_of(
+        self, active: Sequence[bool], batches: Sequence[np.ndarray | None]
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the active members' noisy releases of a step, as pairs (slice, releases (k, size)).
+
+        Args:
+            active: whether each member takes this step.
+            batches: indices of the examples in each member's batch; None where it is not active.
+        """
         noises = [
             noise if on and mechanism is not None and mechanism.noise_multiplier else None
             for noise, on, mechanism in zip(self._noises, active, self._mechanisms, strict=True)
         ]
         padded_batches = self._reader.padded_batches(batches, self.step_number)
         sizes = [0 if batch is None else len(batch) for batch in batches]
-        within = self._private_step.take(self.values, padded_batches, sizes, noises, self.released)
+        yield from self._private_step.take(self.values, padded_batches, sizes, noises)
         if self._private_step.adapts:
-            self._adapt(batches, within)
+            self._adapt(batches, self._private_step.within)
 
     def adapted_clip_norms(self) -> tuple[AdaptiveClipNorm | None, ...]:
         """Return each member's adaptive clip norm after the round; None where it is fixed."""

@@ -10,7 +10,6 @@ from fedsim.clients.gradients.per_example import ClippedRows, PerExampleGradient
 from fedsim.noise.grid import SumRounding
 
 _SMALL = 1 << 14  # largest size of a model for which one call adds up all clients
-_CACHED = 1 << 17  # number of values of sums that stay in the cache of a core until released
 
 
 class BatchSums:
@@ -18,6 +17,9 @@ class BatchSums:
 
     Guarantee: the sum of a client is a function of that client's rows and of the public shape of
     the padded batches, to the last bit.
+
+    Attributes:
+        together: whether one call adds up all clients, as it does for small models and on a GPU.
 
     Args:
         gradients: method that computes the per-example gradients of the model.
@@ -40,10 +42,9 @@ class BatchSums:
             for rounding in roundings
         ]
         self._size = gradients.parameters.size
-        self._together = data.is_cuda or self._size <= _SMALL
-        group = clients if self._together else max(1, min(clients, _CACHED // self._size))
-        self._cached = data.new_empty(group, self._size)
-        self._places = [self._views(row) for row in self._cached.split(1)]
+        self.together = data.is_cuda or self._size <= _SMALL
+        self._cached = data.new_empty(clients if self.together else 1, self._size)
+        self._cached_views = self._views(self._cached)
         self.begin([0] * clients)
 
     def begin(self, sizes: Sequence[int]) -> None:
@@ -82,25 +83,23 @@ class BatchSums:
             yield slice(k, k + 1), total
 
     def _short(self, rows: ClippedRows | None) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the sums of batches that fit into one padded batch, a few clients at a time."""
-        clients, most = len(self._sizes), len(self._cached)
-        for start in range(0, clients, most):
-            group = range(start, min(start + most, clients))
-            short = [k for k in group if k not in self._long]
-            sums = self._cached[: len(group)]
-            if rows is not None and self._together and short:
-                rows.add_to(self._views(sums), overwrite=True)
-            elif not self._together:
-                for k in short:
-                    if rows is not None and self._sizes[k]:
-                        part = Part(k, slice(0, self._sizes[k]))
-                        rows.add_to(self._places[k - start], part, overwrite=True)
-                    else:
-                        sums[k - start].zero_()
+        """Yield the sums of batches that fit into one padded batch."""
+        short = [k for k in range(len(self._sizes)) if k not in self._long]
+        if self.together:
+            if rows is None:
+                self._cached.zero_()
             else:
-                sums.zero_()
+                rows.add_to(self._cached_views, overwrite=True)
             for run in _neighbours(short):
-                yield run, sums[run.start - start : run.stop - start]
+                yield run, self._cached[run]
+            return
+        for k in short:
+            if rows is None or not self._sizes[k]:
+                self._cached.zero_()
+            else:
+                part = Part(k, slice(0, self._sizes[k]))
+                rows.add_to(self._cached_views, part, overwrite=True)
+            yield slice(k, k + 1), self._cached
 
     def _views(self, sums: Tensor) -> list[Tensor]:
         return self._gradients.parameters.stacked_views(sums)

@@ -32,6 +32,8 @@ class PrivateStep:
 
     Attributes:
         adapts: whether any client has adaptive clipping, for which unclipped gradients are counted.
+        within: under adaptive clipping, the number of unclipped gradients of each client in each of
+            m groups (K, m) in the last step; otherwise zeros. They are private.
 
     Args:
         gradients: method that computes the per-example gradients of the model.
@@ -53,6 +55,9 @@ class PrivateStep:
         self._rows, self._divides = rows, divides
         roundings = [None if mechanism is None else mechanism.rounding for mechanism in mechanisms]
         self._sums = BatchSums(gradients, roundings, rows)
+        kind = self._parameters.data.dtype if divides else torch.float64
+        height = len(mechanisms) if self._sums.together else 1
+        self._released = self._parameters.data.new_empty(height, self._parameters.size, dtype=kind)
         self.use(mechanisms)
 
     def use(self, mechanisms: Sequence[DpSgdMechanism | None]) -> None:
@@ -91,22 +96,21 @@ class PrivateStep:
         padded_batches: Iterator[PaddedBatch],
         sizes: Sequence[int],
         noises: Sequence[NoiseSource | None],
-        into: Tensor,
-    ) -> np.ndarray:
-        """Compute a step of every client, and write the noisy gradients into the tensor `into`.
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """Compute a step of every client, and yield the noisy gradients.
 
         Args:
             values: flat parameters of each client (K, size).
             padded_batches: the padded batches that together hold the clients' batches.
             sizes: number of examples in each client's batch (K,).
             noises: the noise source of each client; an entry is None where no noise is added.
-            into: tensor that is overwritten with the releases (K, size).
 
-        Returns:
-            Under adaptive clipping, the number of unclipped gradients of each client in each of m
-            groups (K, m); otherwise zeros.
+        Yields:
+            Pairs of a slice of the clients and their releases (k, size), in any order: each client
+            of a large model by itself, and all clients of a small model at once. The next releases
+            overwrite these.
         """
-        within = np.zeros((len(sizes), len(self._clip.members)), dtype=np.int64)
+        self.within = np.zeros((len(sizes), len(self._clip.members)), dtype=np.int64)
         self._sums.begin(sizes)
         for padded in padded_batches:
             weights = padded.example_weights.unsqueeze(1)  # 0 marks a row of padding
@@ -114,21 +118,22 @@ class PrivateStep:
             rows = self._gradients.clipped(values, padded, clip)
             if self.adapts:
                 near = (rows.norms <= clip.bounds) & (weights > 0)
-                within += near.view(len(sizes), self._rows, -1).sum(1).cpu().numpy()
-            self._release(self._sums.add(rows), noises, into)
-        self._release(self._sums.end(), noises, into)
-        return within
+                self.within += near.view(len(sizes), self._rows, -1).sum(1).cpu().numpy()
+            yield from self._release(self._sums.add(rows), noises)
+        yield from self._release(self._sums.end(), noises)
+        if self._sums.together:
+            yield slice(0, len(sizes)), self._released
 
     def _release(
-        self,
-        sums: Iterator[tuple[slice, Tensor]],
-        noises: Sequence[NoiseSource | None],
-        into: Tensor,
-    ) -> None:
-        """Add noise to the sums of whole batches, and scale them to releases."""
+        self, sums: Iterator[tuple[slice, Tensor]], noises: Sequence[NoiseSource | None]
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """Add noise to the sums of whole batches, scale them to releases, and yield these."""
         for clients, total in sums:
             scales = [(place, factors[clients]) for place, factors in self._release_scales]
-            release_(total, noises[clients], scales, into[clients])
+            into = self._released[clients] if self._sums.together else self._released[:1]
+            release_(total, noises[clients], scales, into)
+            if not self._sums.together:
+                yield clients, into
 
     def _by_row(self, values: Tensor) -> Tensor:
         """Return values of clients (K, m) repeated for each row of a padded batch (K · R, m)."""
