@@ -322,7 +322,7 @@ class PerExampleGradients(ABC):
         padded = PaddedBatch(1, features, targets, self.parameters.data.new_ones(n))
         values = self.parameters.data.unsqueeze(0)
         norms_and_dropped = self.add_clipped_sums(values, padded, clip, into.unsqueeze(0))
-        return batch_statistics(clip, *norms_and_dropped)
+        return batch_statistics(clip.bounds, *norms_and_dropped)
 
 
 def by_example(uses: Mapping[int, ExampleUse], views: int) -> dict[int, ExampleUse]:
@@ -439,16 +439,14 @@ def clipped_rows(
     return ClippedRows(uses, clip.members, norms, columns, dropped)
 
 
-def batch_statistics(clip: ClipBounds, norms: Tensor, dropped: Tensor | None) -> BatchStatistics:
-    """Return how many examples of one client's padded batch were dropped, and how many not clipped.
+def batch_statistics(bounds: Tensor, norms: Tensor, dropped: Tensor | None) -> BatchStatistics:
+    """Return how many of n examples were dropped, and how many gradients were not clipped.
 
     Args:
-        clip: clipping norms for m parameter groups, and scales of n rows; scale 0 marks a padding
-            row.
-        norms: gradient norms by group, float64 (n, m), NaN for dropped rows.
-        dropped: booleans (n,), true for dropped rows; None if none was dropped.
+        bounds: clipping norms of m parameter groups, (m,), (1, m) or (n, m).
+        norms: gradient norms by group, float64 (n, m), NaN for dropped examples.
+        dropped: booleans (n,), true for dropped examples; None if none was dropped.
     """
-    real = (clip.scales > 0).any(1)
-    within = ((norms <= clip.bounds) & real.unsqueeze(1)).sum(0).tolist()
-    lost = 0 if dropped is None else int((dropped & real).sum())
-    return BatchStatistics(int(real.sum()), lost, tuple(within))
+    within = (norms <= bounds).sum(0).tolist()
+    lost = 0 if dropped is None else int(dropped.sum())
+    return BatchStatistics(len(norms), lost, tuple(within))

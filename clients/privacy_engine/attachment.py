@@ -247,14 +247,15 @@ class AttachedModel:
         try:
             for padded, examples in zip(recorded.padded_batches, sizes, strict=True):
                 n = padded.rows // self.views
-                rows = torch.zeros(n, len(scales), dtype=torch.float64, device=into.device)
-                rows[:examples] = rows.new_tensor(list(scales))
+                rows = torch.tensor([scales], dtype=torch.float64, device=into.device).repeat(n, 1)
+                rows[examples:] = 0.0
                 clip = ClipBounds.of_client(clipping, groups, rows)
                 uses = by_example(by_parameter(padded.uses), self.views)
                 with torch.no_grad(), off if _is_autocast(into) else nullcontext():
                     clipped = clipped_rows(uses, clip, times=times)
                     clipped.add_to(views, Part(0, slice(0, examples)))
-                statistics += batch_statistics(clip, clipped.norms, clipped.dropped)
+                dropped = None if clipped.dropped is None else clipped.dropped[:examples]
+                statistics += batch_statistics(clip.bounds, clipped.norms[:examples], dropped)
         finally:
             recorded.clear()  # frees activations now, not with the user's graph
         return statistics

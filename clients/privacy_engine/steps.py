@@ -139,6 +139,7 @@ class PrivateSteps:
         self.private_statistics: BatchStatistics | None = None
         self._model, self._terms, self._streams = model, terms, streams
         self._batch: _OpenBatch | None = None
+        self._scales: tuple[DpSgdMechanism, Scales] | None = None  # of a mechanism
         model.passes.part = lambda: self.feed.part
 
     @property
@@ -264,11 +265,14 @@ class PrivateSteps:
     def _lengths(self) -> Scales:
         """Return the length of a grid step of each group, in units of the released gradient."""
         parameters, mechanism = self._model.parameters, self.mechanism
-        groups = mechanism.groups(parameters)
-        steps = torch.tensor([mechanism.grid_steps(groups)], dtype=torch.float64)
-        lengths = steps.to(parameters.tensors[0].device) / mechanism.expected_batch
-        places = parameters.group_slices(groups.members)
-        return [(place, lengths[:, group : group + 1]) for place, group in places]
+        if self._scales is None or self._scales[0] is not mechanism:
+            groups = mechanism.groups(parameters)
+            steps = torch.tensor([mechanism.grid_steps(groups)], dtype=torch.float64)
+            lengths = steps.to(parameters.tensors[0].device) / mechanism.expected_batch
+            places = parameters.group_slices(groups.members)
+            scales = [(place, lengths[:, group : group + 1]) for place, group in places]
+            self._scales = mechanism, scales
+        return self._scales[1]
 
     def _add(self, recorded: RecordedPass, batch: _OpenBatch) -> None:
         """Add the clipped gradients of a pass to the sum of a batch."""

@@ -193,12 +193,12 @@ class Blocks:
         Guarantee: where the privacy unit is the client, the number of rows in a block of several
         members does not depend on any member's size.
         """
-        rows, most = self._planned_rows(members), self.experiment.local.max_physical_batch
-        if not isinstance(self._isolation, RowIsolation):
-            return rows
-        most = None if most is None else max(most // len(members), rows)
-        with one_thread():
-            return self._isolation.height(len(members), rows, most=most)
+        block = tuple(members)
+        if block not in self._kept_rows:  # each member asks for the rows of all
+            if len(self._kept_rows) >= _MAX_KEPT:
+                self._kept_rows.clear()
+            self._kept_rows[block] = self._checked_rows(block)
+        return self._kept_rows[block]
 
     def check(self, members: Sequence[int]) -> None:
         """Check on public examples that no example of a block affects the gradient of another one.
@@ -266,20 +266,20 @@ class Blocks:
         rows = self._packed_rows if self._has_private_sizes else self._planned_rows(everybody)
         return max(1, min(size, local.max_physical_batch // rows))
 
-    def _planned_rows(self, members: Sequence[int]) -> int:
-        if self.places is not None and not self.experiment.release_kind.draws_batches:
-            return self._packed_rows
-        block = tuple(members)
-        if block not in self._kept_rows:  # each member asks for the rows of all
-            if len(self._kept_rows) >= _MAX_KEPT:
-                self._kept_rows.clear()
-            self._kept_rows[block] = self._most_rows(block)
-        return self._kept_rows[block]
+    def _checked_rows(self, members: tuple[int, ...]) -> int:
+        rows, most = self._planned_rows(members), self.experiment.local.max_physical_batch
+        if not isinstance(self._isolation, RowIsolation):
+            return rows
+        most = None if most is None else max(most // len(members), rows)
+        with one_thread():
+            return self._isolation.height(len(members), rows, most=most)
 
-    def _most_rows(self, members: tuple[int, ...]) -> int:
+    def _planned_rows(self, members: Sequence[int]) -> int:
         local, size_of = self.experiment.local, self.data.clients.size  # all are in this process
         if self.experiment.release_kind.draws_batches:
             return max(self._step_rows[client] for client in members)
+        if self.places is not None:
+            return self._packed_rows
         usual = max(local.expected_batch(size_of(client)) for client in members)
         return padded_rows(usual, local.max_physical_batch)
 
