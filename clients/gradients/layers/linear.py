@@ -12,6 +12,7 @@ from fedsim.clients.gradients.layers.base import (
     Operand,
     Part,
     add_outer,
+    factor_norms,
     row_norms,
     row_products,
     squares,
@@ -35,7 +36,7 @@ class LinearUse(LayerUse):
 
     def __init__(self, weight: Operand, bias: Operand | None) -> None:
         super().__init__(weight, bias)
-        self._g_squares: Tensor | None = None
+        self._norms: tuple[Tensor, Tensor] | None = None  # of output gradients and inputs
         self._scaled: tuple[Tensor | None, torch.dtype, Tensor] | None = None
         self._split: dict[str, tuple[Tensor, Sequence[Tensor]]] = {}
 
@@ -78,11 +79,12 @@ class LinearUse(LayerUse):
             if not is_weight or self._is_little:
                 return super().squared_norms(index)
             return _sequence_squares(_sequences(self.input), _sequences(self.output_gradient))
-        if self._g_squares is None:
-            self._g_squares = squares(self.output_gradient)
-        if not is_weight:
-            return self._g_squares
-        return self._g_squares * squares(self.input)
+        if not self.needs_input:
+            return squares(self.output_gradient)
+        if self._norms is None:
+            self._norms = factor_norms(self.output_gradient.flatten(1), self.input.flatten(1))
+        g, x = self._norms
+        return (g * x if is_weight else g).square()
 
     def add_weighted(
         self, index: int, factors: Tensor | None, into: Tensor, part: Part = WHOLE
