@@ -75,6 +75,13 @@ def fixed_seed() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def fresh_demand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count released values anew: whether noise is compiled depends on no earlier test."""
+    if release := sys.modules.get("fedsim.noise.release"):
+        monkeypatch.setattr(release, "_DEMAND", release.fused.Demand())
+
+
 @pytest.fixture(scope="session")
 def stop_after() -> Callable[[int], _StopAfter]:
     """Make observers that interrupt a run after a round."""

@@ -169,7 +169,7 @@ def test_a_wrong_share_has_another_law(
         rows.mul_(factor).round_()
 
     monkeypatch.setattr(release, "fill_rows_", scaled)
-    monkeypatch.setattr(release.fused, "kernels", lambda: None)  # draws without that function
+    monkeypatch.setattr(release.fused, "kernel", lambda: None)  # draws without that function
     with pytest.raises(AssertionError):
         check_law(steps_of(federation(tmp_path, trust="distributed", clients=CLIENTS)))
 
