@@ -32,7 +32,6 @@ from fedsim.accountant.rdp.conversion import (
 )
 from fedsim.accountant.rdp.curves import leak, mechanism_rdp, total_rdp
 from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS, check_orders
-from fedsim.accountant.textbook.moments import MOMENTS_ORDERS
 
 __all__ = [
     "Accountant",
@@ -51,6 +50,8 @@ __all__ = [
 ]
 
 AccountantName = Literal["pld", "rdp", "moments"]
+
+_MOMENTS_ORDERS = tuple(float(order) for order in range(2, 33))  # the moments lambda = 1 ... 31
 
 
 @dataclass(frozen=True)
@@ -369,7 +370,7 @@ class MomentsAccountant(_RenyiAccountant):
     """
 
     def __init__(self, *, adjacency: Adjacency = "zero_out") -> None:
-        super().__init__(MOMENTS_ORDERS, "mironov", adjacency)
+        super().__init__(_MOMENTS_ORDERS, "mironov", adjacency)
 
 
 @final

@@ -31,7 +31,16 @@ SCHEMA_VERSION = 1  # of the JSON form; raised when a reader of the old form wou
 
 @dataclass(frozen=True)
 class Event:
-    """Base class of all events, which are immutable values made of numbers and other events."""
+    """Base class of all events, which are immutable values made of numbers and other events.
+
+    A field of one name has one range in all events, see `_CHECKS`.
+    """
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = _CHECKS[field.name](field.name, getattr(self, field.name))
+            # Frozen dataclasses forbid assignment; this is the documented way round it.
+            object.__setattr__(self, field.name, value)
 
 
 @dataclass(frozen=True)
@@ -53,9 +62,6 @@ class Gaussian(Event):
     """
 
     noise_multiplier: float
-
-    def __post_init__(self) -> None:
-        _store(self, "noise_multiplier", checks.non_negative)
 
 
 @dataclass(frozen=True)
@@ -80,17 +86,6 @@ class JointGaussian(Event):
     """
 
     noise_multipliers: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        given: Any = self.noise_multipliers
-        if isinstance(given, (str, bytes)) or not hasattr(given, "__iter__"):
-            raise ValueError(f"noise_multipliers must be a sequence of numbers, got {given!r}")
-        noises = tuple(
-            checks.non_negative(f"noise_multipliers[{m}]", noise) for m, noise in enumerate(given)
-        )
-        if not noises:
-            raise ValueError("noise_multipliers must have at least one element, got none")
-        object.__setattr__(self, "noise_multipliers", noises)
 
     @property
     def noise_multiplier(self) -> float:
@@ -122,10 +117,6 @@ class PoissonSampled(Event):
     sampling_rate: float
     event: Event
 
-    def __post_init__(self) -> None:
-        _store(self, "sampling_rate", checks.probability)
-        _require_event("event", self.event)
-
 
 @dataclass(frozen=True)
 class FixedSizeSampled(Event):
@@ -155,13 +146,11 @@ class FixedSizeSampled(Event):
     event: Event
 
     def __post_init__(self) -> None:
-        _store(self, "population", checks.positive_whole_number)
-        _store(self, "batch", checks.positive_whole_number)
+        super().__post_init__()
         if self.batch > self.population:
             raise ValueError(
                 f"batch must be at most population={self.population!r}, got {self.batch!r}"
             )
-        _require_event("event", self.event)
 
 
 @dataclass(frozen=True)
@@ -190,10 +179,6 @@ class EpochShuffled(Event):
     batches: int
     event: Event
 
-    def __post_init__(self) -> None:
-        _store(self, "batches", checks.positive_whole_number)
-        _require_event("event", self.event)
-
 
 @dataclass(frozen=True)
 class RandomAllocation(Event):
@@ -220,10 +205,6 @@ class RandomAllocation(Event):
     batches: int
     event: Event
 
-    def __post_init__(self) -> None:
-        _store(self, "batches", checks.positive_whole_number)
-        _require_event("event", self.event)
-
 
 @dataclass(frozen=True)
 class ZCDP(Event):
@@ -245,9 +226,6 @@ class ZCDP(Event):
     """
 
     rho: float
-
-    def __post_init__(self) -> None:
-        _store(self, "rho", checks.non_negative)
 
 
 @dataclass(frozen=True)
@@ -272,10 +250,6 @@ class EpsilonDelta(Event):
 
     epsilon: float
     delta: float
-
-    def __post_init__(self) -> None:
-        _store(self, "epsilon", checks.non_negative)
-        _store(self, "delta", checks.probability)
 
 
 @dataclass(frozen=True)
@@ -307,12 +281,6 @@ class RepeatAndSelect(Event):
     mean: float
     shape: float | None
 
-    def __post_init__(self) -> None:
-        _require_event("event", self.event)
-        _store(self, "mean", checks.at_least_one)
-        if self.shape is not None:
-            _store(self, "shape", _shape)
-
 
 @dataclass(frozen=True)
 class SelfComposed(Event):
@@ -334,10 +302,6 @@ class SelfComposed(Event):
     event: Event
     count: int
 
-    def __post_init__(self) -> None:
-        _require_event("event", self.event)
-        _store(self, "count", checks.whole_number)
-
 
 @dataclass(frozen=True)
 class Composed(Event):
@@ -357,13 +321,6 @@ class Composed(Event):
     """
 
     events: tuple[Event, ...]
-
-    def __post_init__(self) -> None:
-        if isinstance(self.events, (Event, str)):
-            raise ValueError(f"events must be a sequence of events, got {self.events!r}")
-        object.__setattr__(self, "events", tuple(self.events))
-        for position, event in enumerate(self.events):
-            _require_event(f"events[{position}]", event)
 
 
 @dataclass(frozen=True)
@@ -461,21 +418,53 @@ def append_event(runs: list[tuple[Event, int]], event: Event, count: int) -> Non
         runs.append((event, count))
 
 
-def _shape(name: str, value: SupportsFloat) -> float | None:
+def _shape(name: str, value: SupportsFloat | None) -> float | None:
+    if value is None:
+        return None
     number = checks.real_number(name, value)
     if number < 0.0:
         raise ValueError(f"{name} must be >= 0, or None for Poisson, got {number!r}")
     return None if math.isinf(number) else number + 0.0
 
 
-def _store(event: Event, name: str, check: Callable[[str, Any], float | None]) -> None:
-    # Frozen dataclasses forbid assignment; this is the documented way round it at construction.
-    object.__setattr__(event, name, check(name, getattr(event, name)))
+def _noises(name: str, value: Any) -> tuple[float, ...]:
+    if isinstance(value, (str, bytes)) or not hasattr(value, "__iter__"):
+        raise ValueError(f"{name} must be a sequence of numbers, got {value!r}")
+    noises = tuple(checks.non_negative(f"{name}[{m}]", noise) for m, noise in enumerate(value))
+    if not noises:
+        raise ValueError(f"{name} must have at least one element, got none")
+    return noises
 
 
-def _require_event(name: str, value: object) -> None:
+def _event(name: str, value: object) -> Event:
     if not isinstance(value, Event):
         raise ValueError(f"{name} must be a privacy event such as Gaussian(1.0), got {value!r}")
+    return value
+
+
+def _events(name: str, value: Any) -> tuple[Event, ...]:
+    if isinstance(value, (Event, str)):
+        raise ValueError(f"{name} must be a sequence of events, got {value!r}")
+    return tuple(_event(f"{name}[{position}]", event) for position, event in enumerate(value))
+
+
+_CHECKS: Mapping[str, Callable[[str, Any], object]] = {
+    "noise_multiplier": checks.non_negative,
+    "noise_multipliers": _noises,
+    "sampling_rate": checks.probability,
+    "population": checks.positive_whole_number,
+    "batch": checks.positive_whole_number,
+    "batches": checks.positive_whole_number,
+    "rho": checks.non_negative,
+    "epsilon": checks.non_negative,
+    "delta": checks.probability,
+    "mean": checks.at_least_one,
+    "shape": _shape,
+    "count": checks.whole_number,
+    "event": _event,
+    "events": _events,
+}
+"""Functions of a field's name and value that return the value to store, or raise ValueError."""
 
 
 def _plain(value: Any) -> Any:

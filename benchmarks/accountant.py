@@ -25,6 +25,7 @@ import numpy as np
 from dp_accounting.pld import PLDAccountant as OtherPldAccountant
 from dp_accounting.rdp import RdpAccountant as OtherRdpAccountant
 from records import Number, quartiles, write_record
+from saddle_point import InversionError, near_exact_epsilon
 from scipy.special import logsumexp
 from threadpoolctl import threadpool_limits
 
@@ -38,7 +39,6 @@ from fedsim.accountant import (
 from fedsim.accountant.composition import SampledGaussian
 from fedsim.accountant.fleet import FleetAccountant
 from fedsim.accountant.pld.fleet import grid_spacing
-from fedsim.accountant.pld.saddle_point import InversionError, near_exact_epsilon
 from fedsim.accountant.privacy_filter import PrivacyFilter
 
 try:

@@ -1,4 +1,4 @@
-"""Classical calibration, amplification and composition of (epsilon, delta) pairs.
+"""Classical amplification and composition of (epsilon, delta) pairs.
 
 The functions serve teaching and comparison. Each is a proven bound inside the range that it
 enforces, but none is tight for DP-SGD: account with `fedsim.accountant.PldAccountant`, or Rényi DP.
@@ -21,37 +21,6 @@ from fedsim.accountant import checks
 from fedsim.accountant.checks import Floats
 
 _BLOCK = 1 << 16  # outcomes of randomised response per block: bounds memory at any count
-
-
-def classical_gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
-    """Return the classical noise multiplier z at which ONE release is (epsilon, delta)-DP.
-
-    The value is z = sqrt(2 ln(1.25/delta)) / epsilon.
-
-    Guarantee: noise of standard deviation z times the L2 sensitivity makes one release
-    (epsilon, delta)-DP (Dwork, Roth 2014, Theorem A.1). Several releases together are not covered.
-
-    Args:
-        epsilon: in (0, 1). The theorem ends at 1; the formula becomes false above (at
-            epsilon = 20 and delta = 1e-5 the release really has delta = 1.5e-3).
-        delta: in (0, 1).
-
-    Raises:
-        ValueError: an argument is outside its range.
-
-    Example:
-        >>> from fedsim.accountant.textbook.classical import classical_gaussian_noise_multiplier
-        >>> round(classical_gaussian_noise_multiplier(0.5, 1e-5), 3)
-        9.69
-    """
-    epsilon = checks.positive("epsilon", epsilon)
-    delta = checks.open_probability("delta", delta)
-    if epsilon >= 1.0:
-        raise ValueError(
-            f"epsilon must be < 1 for the classical Gaussian mechanism, got {epsilon!r}; "
-            "use the analytic Gaussian mechanism (gaussian_epsilon), which holds for every epsilon"
-        )
-    return math.sqrt(2.0 * math.log(1.25 / delta)) / epsilon
 
 
 def subsample_amplification(
@@ -176,35 +145,6 @@ def kov_composition(epsilon: float, delta: float, count: int, slack: float) -> t
     logs = (math.log(math.e + math.sqrt(count) * epsilon / slack), -math.log(slack))
     branches = [drift + epsilon * math.sqrt(2.0 * count * log) for log in logs]
     return min(count * epsilon, *branches), _total_delta(delta, count, slack)
-
-
-def optimal_composition_delta(
-    epsilon: float, delta: float, count: int, target_epsilon: float
-) -> float:
-    """Return the smallest delta of `count` (epsilon, delta)-DP releases together.
-
-    This is Theorem 3.3 of Kairouz, Oh, Viswanath 2015. With k = `count` and eps = `epsilon`, the
-    worst mechanism is k runs of randomised response, which keeps its answer with odds e^eps. With l
-    flipped answers the privacy loss is (k - 2l) eps. So the part of delta that comes from epsilon
-    is sum over l of P[l flips] (1 - e^(target - (k - 2l) eps))_+, with positive terms only. If the
-    target is (k - 2i) eps, this is the theorem's delta_i; the same argument covers targets in
-    between.
-
-    Precision: 1e-9 relative up to count = 1e5.
-
-    Args:
-        epsilon: ε of one release, >= 0.
-        delta: δ of one release, in [0, 1].
-        count: number of releases, k >= 0, whole.
-        target_epsilon: the joint ε at which delta is returned, >= 0.
-
-    Raises:
-        ValueError: an argument is outside its range.
-    """
-    epsilon, delta, count, _ = _checked(epsilon, delta, count, 0.5)
-    target = checks.non_negative("target_epsilon", target_epsilon)
-    log_slack = _log_response_delta(epsilon, count, target)
-    return _total_delta(delta, count, math.exp(min(0.0, log_slack)))
 
 
 def optimal_composition(epsilon: float, delta: float, count: int, target_delta: float) -> float:

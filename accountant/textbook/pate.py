@@ -66,22 +66,6 @@ def gnmax_rdp(sigma: float, orders: Sequence[float] = DEFAULT_ORDERS) -> Floats:
     return np.array(check_orders(tuple(orders))) / sigma**2
 
 
-def threshold_rdp(sigma: float, orders: Sequence[float] = DEFAULT_ORDERS) -> Floats:
-    """Return the data-independent RDP order / (2 sigma^2) of one noisy threshold check.
-
-    The check compares the largest vote count plus noise with a threshold. One teacher changes the
-    largest vote count by at most 1.
-
-    Args:
-        sigma: standard deviation of the noise on the largest count, > 0.
-        orders: Rényi orders, each in (1, 65536].
-
-    Raises:
-        ValueError: an argument is outside its range.
-    """
-    return 0.5 * gnmax_rdp(sigma, orders)
-
-
 def gnmax_log_q(votes: ArrayLike, sigma: float) -> Floats:
     """Return the log of an upper bound q on P[outcome is not the plurality], float64 (queries,).
 
@@ -175,50 +159,6 @@ def gnmax_sequence_rdp(
         ValueError: an argument is outside its range.
     """
     return data_dependent_rdp(gnmax_log_q(votes, sigma), sigma, orders).sum(axis=0)
-
-
-def confident_gnmax_rdp(
-    votes: ArrayLike,
-    threshold: float,
-    sigma_threshold: float,
-    sigma: float,
-    orders: Sequence[float] = DEFAULT_ORDERS,
-    answered: Sequence[bool] | None = None,
-) -> Floats:
-    """Return the data-dependent RDP of Confident-GNMax over all queries, float64 (orders,).
-
-    A query is answered, by GNMax with `sigma`, only if its largest vote count plus
-    N(0, sigma_threshold^2) reaches the threshold. This check has two outcomes, so
-    `data_dependent_rdp` bounds its RDP, with q the probability of the less likely outcome. That
-    function assumes a sensitivity of sqrt(2). The sensitivity of the check is 1, so the noise is
-    passed as sqrt(2) sigma_threshold.
-
-    Args:
-        votes: vote counts, shape (queries, classes).
-        threshold: noisy largest count from which a query is answered; any finite number.
-        sigma_threshold: standard deviation of the check's noise, > 0.
-        sigma: standard deviation of the answer's noise on each count, > 0.
-        orders: Rényi orders, each in (1, 65536].
-        answered: shape (queries,), whether each query passed the check. Only these queries are
-            charged for an answer, as in the paper. None charges every query, which is an upper
-            bound whatever the outcomes.
-
-    Raises:
-        ValueError: an argument is outside its range.
-    """
-    counts = _checked_votes(votes)
-    level = checks.real_number("threshold", threshold)
-    noise = checks.positive("sigma_threshold", sigma_threshold)
-    passed = np.ones(len(counts), dtype=bool) if answered is None else np.asarray(answered)
-    if passed.shape != (len(counts),) or passed.dtype != np.bool_:
-        raise ValueError(
-            f"answered must hold one True or False for each of the {len(counts)} queries, "
-            f"got {answered!r}"
-        )
-    log_q = log_ndtr(-np.abs(counts.max(axis=1) - level) / noise)
-    check = data_dependent_rdp(log_q, math.sqrt(2.0) * noise, orders)
-    answer = data_dependent_rdp(gnmax_log_q(counts, sigma), sigma, orders)
-    return check.sum(axis=0) + answer[passed].sum(axis=0)
 
 
 # --- Publishing the cost (Appendix B) -----------------------------------------------------------

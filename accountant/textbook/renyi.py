@@ -1,4 +1,4 @@
-"""Rényi divergence of two Gaussians, the Gaussian privacy loss, and two worked examples.
+"""Rényi divergence of two Gaussians, and two worked examples.
 
 The divergence of order a is D_a(P || Q) = log E_Q[(P/Q)^a] / (a - 1); it increases in a.
 References: van Erven, Harremoës 2014, arXiv:1206.2459; Gil, Alajaji, Linder 2013 (Gaussians); Wang,
@@ -87,39 +87,6 @@ def _finite(name: str, value: float) -> float:
     if math.isinf(number):
         raise ValueError(f"{name} must be finite, got {number!r}")
     return number
-
-
-def gaussian_loss_log_mgf(moment: float, noise_multiplier: float) -> float:
-    """Return log E[exp(moment L)] = moment (moment + 1) / (2 z^2) of the Gaussian privacy loss.
-
-    The loss L is N(1/(2 z^2), 1/z^2) under the first data set. The result is 0 at moment 0 and at
-    -1, and negative in between. At order = moment + 1 the result is the log moment (order - 1)
-    RDP(order).
-
-    Args:
-        moment: the factor of L in the exponent, any finite number.
-        noise_multiplier: z > 0, noise standard deviation over the sensitivity.
-
-    Raises:
-        ValueError: an argument is outside its range.
-    """
-    moment = _finite("moment", moment)
-    z = checks.positive("noise_multiplier", noise_multiplier)
-    return moment / z * ((moment + 1.0) / z) / 2.0
-
-
-def gaussian_loss_mgf(moment: float, noise_multiplier: float) -> float:
-    """Return E[exp(moment L)] of the Gaussian privacy loss L; infinity if a float overflows.
-
-    Args:
-        moment: the factor of L in the exponent, any finite number.
-        noise_multiplier: z > 0, noise standard deviation over the sensitivity.
-
-    Raises:
-        ValueError: an argument is outside its range.
-    """
-    log_mgf = gaussian_loss_log_mgf(moment, noise_multiplier)
-    return math.exp(log_mgf) if log_mgf < 709.0 else math.inf
 
 
 def bad_case_rdp(sampling_rate: float, noise_multiplier: float, orders: Sequence[float]) -> Floats:

@@ -329,6 +329,10 @@ def test_moments_accountant_is_the_published_one() -> None:
     wrong: Any = "balle"
     with pytest.raises(ValueError, match="conversion must be one of"):
         RdpAccountant(conversion=wrong)
+    # Abadi et al. 2016, section 5.2: q = .01, z = 4 and 100 epochs give (1.26, 1e-5)-DP.
+    published = MomentsAccountant().compose(PoissonSampled(0.01, Gaussian(4.0)), 10_000)
+    assert published.get_epsilon(1e-5) == pytest.approx(1.26, abs=5e-3)
+    assert published.get_privacy_spent(1e-5).best_order == 20.0
 
 
 def test_rdp_curve_can_be_read() -> None:

@@ -1,6 +1,7 @@
 """The inversion of the Laplace transform against closed forms and brackets, and its refusals."""
 
 import math
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -9,7 +10,6 @@ from dp_accounting.pld import privacy_loss_distribution as oracle
 from fedsim.accountant.composition import SampledGaussian
 from fedsim.accountant.gaussian import gaussian_epsilon
 from fedsim.accountant.pld.distribution import pld_epsilon
-from fedsim.accountant.pld.saddle_point import InversionError, near_exact_epsilon
 
 Steps = dict[SampledGaussian, int]
 
@@ -24,13 +24,15 @@ SCHEDULES: list[Steps] = [
 
 
 @pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-12])
-def test_plain_gaussians_have_a_closed_form(delta: float) -> None:
+def test_plain_gaussians_have_a_closed_form(delta: float, saddle_point: ModuleType) -> None:
     steps: Steps = {SampledGaussian(1.0, 3.0): 4, SampledGaussian(1.0, 1.5): 2}
     mu = math.sqrt(4 / 9 + 2 / 2.25)
-    assert near_exact_epsilon(steps, delta) == pytest.approx(gaussian_epsilon(mu, delta), rel=1e-9)
+    assert saddle_point.near_exact_epsilon(steps, delta) == pytest.approx(
+        gaussian_epsilon(mu, delta), rel=1e-9
+    )
 
 
-def test_one_sampled_step_has_a_closed_form() -> None:
+def test_one_sampled_step_has_a_closed_form(saddle_point: ModuleType) -> None:
     # (1-q) N(0) + q N(1) against N(0): the larger beyond x, where the loss is epsilon.
     q, z, epsilon = 0.9, 1.0, 0.3
     x = 0.5 + z * z * math.log((math.expm1(epsilon) + q) / q)
@@ -40,17 +42,17 @@ def test_one_sampled_step_has_a_closed_form() -> None:
 
     delta = q * above(x - 1.0) + (1.0 - q - math.exp(epsilon)) * above(x)
     steps: Steps = {SampledGaussian(q, z): 1}
-    assert near_exact_epsilon(steps, delta) == pytest.approx(epsilon, rel=1e-9)
+    assert saddle_point.near_exact_epsilon(steps, delta) == pytest.approx(epsilon, rel=1e-9)
 
 
 @pytest.mark.parametrize("steps", SCHEDULES)
 @pytest.mark.parametrize("delta", [1e-3, 1e-6])
-def test_pld_is_just_above_it(steps: Steps, delta: float) -> None:
-    epsilon = near_exact_epsilon(steps, delta)
+def test_pld_is_just_above_it(steps: Steps, delta: float, saddle_point: ModuleType) -> None:
+    epsilon = saddle_point.near_exact_epsilon(steps, delta)
     assert epsilon <= pld_epsilon({**steps}, delta) <= epsilon + 1e-3
 
 
-def test_lies_in_the_bracket_of_dp_accounting() -> None:
+def test_lies_in_the_bracket_of_dp_accounting(saddle_point: ModuleType) -> None:
     bracket = [
         oracle.from_gaussian_mechanism(
             1.0, value_discretization_interval=1e-3, sampling_prob=0.2, pessimistic_estimate=bound
@@ -59,17 +61,21 @@ def test_lies_in_the_bracket_of_dp_accounting() -> None:
         .get_epsilon_for_delta(1e-5)
         for bound in (False, True)
     ]
-    assert bracket[0] <= near_exact_epsilon({SampledGaussian(0.2, 1.0): 200}, 1e-5) <= bracket[1]
+    assert (
+        bracket[0]
+        <= saddle_point.near_exact_epsilon({SampledGaussian(0.2, 1.0): 200}, 1e-5)
+        <= bracket[1]
+    )
 
 
-def test_published_value() -> None:
+def test_published_value(saddle_point: ModuleType) -> None:
     # q = 0.01, z = 1, 10^4 steps, delta = 1e-5: 6.1877, from mpmath's inversion at 30 digits.
-    epsilon = near_exact_epsilon({SampledGaussian(0.01, 1.0): 10_000}, 1e-5)
+    epsilon = saddle_point.near_exact_epsilon({SampledGaussian(0.01, 1.0): 10_000}, 1e-5)
     assert epsilon == pytest.approx(6.1877, abs=5e-5)
 
 
-def test_a_delta_above_the_total_variation_needs_no_epsilon() -> None:
-    assert near_exact_epsilon({SampledGaussian(0.1, 4.0): 10}, 0.5) == 0.0
+def test_a_delta_above_the_total_variation_needs_no_epsilon(saddle_point: ModuleType) -> None:
+    assert saddle_point.near_exact_epsilon({SampledGaussian(0.1, 4.0): 10}, 0.5) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -80,23 +86,23 @@ def test_a_delta_above_the_total_variation_needs_no_epsilon() -> None:
         {SampledGaussian(0.5, 1e-200): 1},  # nothing finite
     ],
 )
-def test_what_it_cannot_do_is_refused(steps: Steps) -> None:
-    with pytest.raises(InversionError):
-        near_exact_epsilon(steps, 1e-5)
+def test_what_it_cannot_do_is_refused(steps: Steps, saddle_point: ModuleType) -> None:
+    with pytest.raises(saddle_point.InversionError):
+        saddle_point.near_exact_epsilon(steps, 1e-5)
 
 
-def test_bad_arguments_are_named() -> None:
+def test_bad_arguments_are_named(saddle_point: ModuleType) -> None:
     steps: Steps = {SampledGaussian(0.2, 1.0): 10}
     with pytest.raises(ValueError, match="delta must"):
-        near_exact_epsilon(steps, 0.0)
+        saddle_point.near_exact_epsilon(steps, 0.0)
     with pytest.raises(ValueError, match="steps must map SampledGaussian"):
-        near_exact_epsilon({}, 1e-5)
+        saddle_point.near_exact_epsilon({}, 1e-5)
 
 
-def test_random_schedules_are_below_pld() -> None:
+def test_random_schedules_are_below_pld(saddle_point: ModuleType) -> None:
     rng = np.random.default_rng(0)
     for _ in range(20):
         q, z = float(rng.uniform(0.02, 0.5)), float(rng.uniform(0.7, 3.0))
         steps: Steps = {SampledGaussian(q, z): int(rng.integers(100, 2000))}
-        epsilon = near_exact_epsilon(steps, 1e-6)
+        epsilon = saddle_point.near_exact_epsilon(steps, 1e-6)
         assert epsilon <= pld_epsilon({**steps}, 1e-6) <= epsilon + 1e-3

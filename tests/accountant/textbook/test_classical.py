@@ -1,4 +1,4 @@
-"""Classical calibration, amplification and composition, against mpmath and published numbers."""
+"""Classical amplification and composition, against mpmath and published numbers."""
 
 import math
 from collections.abc import Callable
@@ -14,33 +14,10 @@ from fedsim.accountant.gaussian import gaussian_epsilon, gaussian_log_delta
 from fedsim.accountant.textbook.classical import (
     advanced_composition,
     basic_composition,
-    classical_gaussian_noise_multiplier,
     kov_composition,
     optimal_composition,
-    optimal_composition_delta,
     subsample_amplification,
 )
-
-
-def test_classical_calibration_is_valid_where_it_is_allowed() -> None:
-    assert classical_gaussian_noise_multiplier(0.5, 1e-5) == pytest.approx(9.68961, rel=1e-6)
-    for epsilon in (0.01, 0.1, 0.5, 0.999):
-        for delta in (1e-10, 1e-5, 0.1):
-            z = classical_gaussian_noise_multiplier(epsilon, delta)
-            assert gaussian_epsilon(1.0 / z, delta) <= epsilon
-
-
-def test_beyond_its_range_the_classical_formula_under_protects() -> None:
-    def formula(epsilon: float) -> float:
-        return math.sqrt(2.0 * math.log(1.25 / 1e-5)) / epsilon
-
-    real = math.exp(gaussian_log_delta(1.0 / formula(20.0), 20.0))
-    assert real == pytest.approx(1.5e-3, rel=0.05)
-    crossing = [e for e in np.arange(1.0, 12.0, 0.1) if gaussian_epsilon(1 / formula(e), 1e-5) > e]
-    assert crossing[0] == pytest.approx(8.4, abs=0.11)
-    for epsilon in (1.0, 8.0):
-        with pytest.raises(ValueError, match=r"epsilon must be < 1 .* got .*analytic Gaussian"):
-            classical_gaussian_noise_multiplier(epsilon, 1e-5)
 
 
 @given(epsilon=st.floats(0.0, 50.0), q=st.floats(0.0, 1.0))
@@ -120,17 +97,16 @@ def theorem_3_3(e: float, k: int, i: int) -> Any:
 )
 def test_optimal_composition_equals_the_theorem(e: float, k: int, i: int) -> None:
     expected, target = float(theorem_3_3(e, k, i)), (k - 2 * i) * e
-    assert optimal_composition_delta(e, 0.0, k, target) == pytest.approx(expected, rel=1e-9)
     assert optimal_composition(e, 0.0, k, expected) == pytest.approx(target, rel=1e-9)
     with mp.workdps(50):
         total = float(1 - (1 - mp.mpf("1e-7")) ** k * (1 - theorem_3_3(e, k, i)))
-    assert optimal_composition_delta(e, 1e-7, k, target) == pytest.approx(total, rel=1e-9)
+    assert optimal_composition(e, 1e-7, k, total) == pytest.approx(target, rel=1e-9)
 
 
 def test_one_release_is_randomised_response() -> None:
     e, target = 2.0, 0.7
-    expected = (math.exp(e) - math.exp(target)) / (1 + math.exp(e))
-    assert optimal_composition_delta(e, 0.0, 1, target) == pytest.approx(expected, rel=1e-14)
+    delta = (math.exp(e) - math.exp(target)) / (1 + math.exp(e))
+    assert optimal_composition(e, 0.0, 1, delta) == pytest.approx(target, rel=1e-14)
 
 
 def test_optimal_composition_of_a_million_releases() -> None:
@@ -155,11 +131,6 @@ def test_order_of_the_bounds_and_inverse(e: float, d: float, k: int, slack: floa
     optimal = optimal_composition(e, d, k, total)
     assert optimal <= kov * (1 + 1e-9) + 1e-9
     assert kov <= min(k * e, advanced_composition(e, d, k, slack)[0]) * (1 + 1e-12)
-    at = optimal_composition_delta(e, d, k, optimal)
-    assert at <= total * (1 + 1e-9)
-    if 0.0 < optimal < k * e * (1 - 1e-9):
-        resolution = 2 * math.ulp(optimal)  # delta falls by less than epsilon rises
-        assert at == pytest.approx(total, rel=1e-6, abs=resolution)
     assert optimal_composition(e, d, k + 1, total) >= optimal * (1 - 1e-9)
 
 
@@ -167,8 +138,6 @@ def test_edges() -> None:
     assert optimal_composition(0.5, 0.0, 0, 1e-5) == 0.0
     assert optimal_composition(0.0, 0.0, 10, 1e-5) == 0.0
     assert optimal_composition(0.5, 1.0, 1, 1e-5) == math.inf
-    assert optimal_composition_delta(0.5, 0.0, 10, 5.0) == 0.0
-    assert optimal_composition_delta(0.5, 1.0, 10, 5.0) == 1.0
     assert kov_composition(0.5, 1.0, 1, 0.1)[1] == 1.0
     assert optimal_composition(0.5, 0.0, 10, 1e-300) == pytest.approx(5.0)
 
@@ -192,9 +161,6 @@ def test_the_published_strong_composition_figure_is_not_a_valid_bound() -> None:
 
 
 BAD: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
-    (classical_gaussian_noise_multiplier, (0.0, 1e-5), r"epsilon must be finite and > 0, got 0\.0"),
-    (classical_gaussian_noise_multiplier, (0.5, 0.0), r"delta must .* got 0\.0"),
-    (classical_gaussian_noise_multiplier, (math.nan, 0.1), "epsilon must be a number, got NaN"),
     (subsample_amplification, (-1.0, 0.0, 0.5), r"epsilon must .* got -1\.0"),
     (subsample_amplification, (1.0, 1.5, 0.5), r"delta must be between 0 and 1, got 1\.5"),
     (subsample_amplification, (1.0, 0.0, 1.1), r"sampling_rate must .* got 1\.1"),
@@ -205,7 +171,6 @@ BAD: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
     (kov_composition, (1.0, 0.0, 3, 0.0), r"slack must lie strictly between 0 and 1, got 0\.0"),
     (kov_composition, (math.inf, 0.0, 3, 0.1), "epsilon must be finite and >= 0, got inf"),
     (optimal_composition, (1.0, 0.0, 3, 1.0), r"target_delta must .* got 1\.0"),
-    (optimal_composition_delta, (1.0, 0.0, 3, -0.5), r"target_epsilon must .* got -0\.5"),
 ]
 
 

@@ -14,7 +14,6 @@ from scipy.special import erfc
 
 from fedsim.accountant.rdp.conversion import epsilon_from_rdp
 from fedsim.accountant.textbook.pate import (
-    confident_gnmax_rdp,
     data_dependent_rdp,
     gnmax_local_sensitivities,
     gnmax_log_q,
@@ -23,7 +22,6 @@ from fedsim.accountant.textbook.pate import (
     gnss_rdp,
     smooth_release,
     smooth_sensitivity,
-    threshold_rdp,
 )
 from fedsim.accountant.textbook.renyi import renyi_gaussians
 
@@ -120,23 +118,6 @@ def test_consensus_costs_much_less_than_the_worst_case() -> None:
     at_tie = gnmax_sequence_rdp(np.tile([84.0, 83.0, 83.0], (100, 1)), 25.0, ORDERS)
     assert at_tie == pytest.approx(independent)
     assert epsilon_from_rdp(ORDERS, dependent, 1e-5)[0] < epsilon_from_rdp(ORDERS, at_tie, 1e-5)[0]
-
-
-def test_confident_gnmax_adds_the_check_and_the_answers() -> None:
-    votes = np.array([[240.0, 5.0, 5.0], [90.0, 80.0, 80.0]])
-    passed = [True, False]
-    cost = confident_gnmax_rdp(votes, 150.0, 30.0, 25.0, ORDERS, passed)
-    check = [math.log(0.5 * erfc(gap / (30.0 * math.sqrt(2)))) for gap in (90.0, 60.0)]
-    expected = data_dependent_rdp(check, math.sqrt(2) * 30.0, ORDERS).sum(axis=0)
-    expected = expected + gnmax_sequence_rdp(votes[:1], 25.0, ORDERS)
-    assert cost == pytest.approx(expected, rel=1e-12)
-    everything = confident_gnmax_rdp(votes, 150.0, 30.0, 25.0, ORDERS)
-    assert np.all(everything >= cost)
-    limit = 2 * (threshold_rdp(30.0, ORDERS) + gnmax_rdp(25.0, ORDERS))
-    assert np.all(everything <= limit * (1 + 1e-12))
-    assert threshold_rdp(30.0, (2.0,)) == pytest.approx(
-        [renyi_gaussians(2.0, 1.0, 30.0, 0.0, 30.0)]
-    )
 
 
 # --- Smooth sensitivity ---------------------------------------------------------------------------
@@ -244,16 +225,12 @@ def test_the_published_form_of_gnss_under_reports() -> None:
 
 BAD: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
     (gnmax_rdp, (0.0,), r"sigma must be finite and > 0, got 0\.0"),
-    (threshold_rdp, (1.0, (1.0,)), r"orders must lie in .* got 1\.0"),
     (gnmax_log_q, ([3.0], 1.0), r"votes must have the shape .* got \(1,\)"),
     (gnmax_log_q, ([3.0, -1.0], 1.0), r"votes must be finite counts >= 0, got -1\.0"),
     (gnmax_log_q, ([3.0, math.nan], 1.0), "votes must be finite counts >= 0, got nan"),
     (gnmax_log_q, ([3.0, 1.0], -1.0), r"sigma must .* got -1\.0"),
     (data_dependent_rdp, (0.1, 1.0), r"log_q must be a list of numbers <= 0, got 0\.1"),
     (data_dependent_rdp, (math.nan, 1.0), "log_q must be a list of numbers <= 0, got nan"),
-    (confident_gnmax_rdp, ([[3, 1]], 2.0, 1.0, 1.0, ORDERS, [1, 0]), "answered must hold one True"),
-    (confident_gnmax_rdp, ([[3, 1]], math.nan, 1.0, 1.0), "threshold must be a number, got NaN"),
-    (confident_gnmax_rdp, ([[3, 1]], 2.0, 0.0, 1.0), r"sigma_threshold must .* got 0\.0"),
     (gnmax_local_sensitivities, ([[3, 1], [3, 2]], 1.0, 2.0), r"same number .* got \[4\.0, 5\.0\]"),
     (gnmax_local_sensitivities, ([[2.5, 1]], 1.0, 2.0), r"votes must be a whole number .* 3\.5"),
     (smooth_sensitivity, (np.array([1.0]), 0.0), r"beta must .* got 0\.0"),

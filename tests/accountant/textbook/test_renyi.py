@@ -1,4 +1,4 @@
-"""Rényi divergence of two Gaussians, the loss's moments and the two worked examples."""
+"""Rényi divergence of two Gaussians and the two worked examples."""
 
 import math
 from collections.abc import Callable
@@ -14,12 +14,9 @@ from fedsim.accountant.rdp.without_replacement import (
     rdp_without_replacement,
     rdp_without_replacement_lower_bound,
 )
-from fedsim.accountant.textbook.moments import log_moments
 from fedsim.accountant.textbook.renyi import (
     bad_case_rdp,
     bad_case_rdp_clt,
-    gaussian_loss_log_mgf,
-    gaussian_loss_mgf,
     good_case_rdp_clt,
     renyi_gaussians,
 )
@@ -124,24 +121,6 @@ def test_non_negative_and_monotone_in_the_order(
     assert 0.0 <= low <= high * (1 + 1e-12) + 1e-15
 
 
-def test_the_loss_of_the_gaussian_mechanism() -> None:
-    z = 1.3
-    for moment in (-0.5, 0.0, 1.0, 7.5):
-        with mp.workdps(30):
-            mean, std = 1 / (2 * mp.mpf(z) ** 2), 1 / mp.mpf(z)
-
-            def integrand(x: Any, t: float = moment, m: Any = mean, s: Any = std) -> Any:
-                return mp.exp(t * x) * mp.npdf(x, m, s)
-
-            expected: Any = mp.quad(integrand, [-12, -3, 0, 3, 8, 20])
-        assert gaussian_loss_mgf(moment, z) == pytest.approx(float(expected), rel=1e-12)
-    assert gaussian_loss_mgf(0.0, z) == 1.0  # the function goes to 1, its logarithm to 0
-    assert gaussian_loss_log_mgf(7.0, z) == pytest.approx(7 * 8 / (2 * z * z))
-    assert gaussian_loss_log_mgf(7.0, z) == pytest.approx(float(log_moments(1.0, z, (8,))[0]))
-    assert gaussian_loss_log_mgf(7.0, z) == pytest.approx(7 * renyi_gaussians(8.0, 1.0, z, 0.0, z))
-    assert gaussian_loss_mgf(1000.0, 1.0) == math.inf
-
-
 ORDERS = (1.5, 2.0, 4.0, 16.0, 64.0)
 
 
@@ -204,8 +183,6 @@ BAD: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
     (renyi_gaussians, (2.0, 0.0, 0.0, 0.0, 1.0), r"std_p must be finite and > 0, got 0\.0"),
     (renyi_gaussians, (2.0, 0.0, 1.0, 0.0, -1.0), r"std_q must be finite and > 0, got -1\.0"),
     (renyi_gaussians, (2.0, math.inf, 1.0, 0.0, 1.0), "mean_p must be finite, got inf"),
-    (gaussian_loss_log_mgf, (math.inf, 1.0), "moment must be finite, got inf"),
-    (gaussian_loss_mgf, (1.0, 0.0), r"noise_multiplier must .* got 0\.0"),
     (bad_case_rdp, (1.2, 1.0, ORDERS), r"sampling_rate must .* got 1\.2"),
     (bad_case_rdp, (0.1, 1.0, (1.0,)), r"orders must lie .* got 1\.0"),
     (bad_case_rdp_clt, (0.1, 0.0, ORDERS), r"noise_multiplier must .* got 0\.0"),
