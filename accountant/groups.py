@@ -14,6 +14,7 @@ import numpy as np
 
 from fedsim.accountant import checks
 from fedsim.accountant.checks import Floats
+from fedsim.accountant.events import JointGaussian
 
 _ROUNDING = 1e-12  # relative excess of sum C_m^2 over C^2 that rounding alone explains
 
@@ -106,13 +107,7 @@ def group_noise_multiplier(noise_multipliers: Sequence[float]) -> float:
         >>> round(group_noise_multiplier([3.0, 4.0]), 3)
         2.4
     """
-    values = [checks.non_negative("noise_multipliers", value) for value in noise_multipliers]
-    if not values:
-        raise ValueError("noise_multipliers must hold at least one value, got none")
-    least = min(values)  # taken out of the sum: no square over- or underflows
-    if least == 0.0:
-        return 0.0
-    return least / math.sqrt(math.fsum((least / value) ** 2 for value in values))
+    return JointGaussian(tuple(noise_multipliers)).noise_multiplier
 
 
 def least_energy_noise(

@@ -1,6 +1,5 @@
 """The privacy ledger: a list of all releases in order, from which epsilon can be recomputed."""
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -8,14 +7,7 @@ from typing import Any, Self
 
 from fedsim.accountant import checks
 from fedsim.accountant.accountants import Accountant, AccountantChoice, make_accountant
-from fedsim.accountant.events import (
-    SCHEMA_VERSION,
-    Adjacency,
-    Event,
-    append_event,
-    event_from_dict,
-    to_dict,
-)
+from fedsim.accountant.events import Adjacency, Event, append_event, event_from_dict, to_dict
 from fedsim.accountant.sampler_slack import epsilon_with_slack
 
 
@@ -140,41 +132,6 @@ class PrivacyLedger:
         """
         account = self.compose_into(make_accountant(accountant, adjacency=adjacency))
         return epsilon_with_slack(account.get_epsilon, delta)
-
-    def digest(self) -> str:
-        """Return the SHA-256 of `to_json()`, in hexadecimal.
-
-        Equal ledgers have equal digests, on every machine. A digest depends on the order of the
-        entries: two ledgers of equal epsilon may have different digests.
-        """
-        return hashlib.sha256(self.to_json().encode()).hexdigest()
-
-    def to_json(self) -> str:
-        """Return {"schema_version": v, "ledger": to_list()} as canonical JSON.
-
-        Keys are sorted and there are no spaces; floats are the shortest text that reads back to
-        the same number.
-        """
-        content = {"schema_version": SCHEMA_VERSION, "ledger": self.to_list()}
-        return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Return the ledger whose `to_json` is this text.
-
-        Raises:
-            ValueError: the text is not JSON, of another schema version, or not a ledger.
-        """
-        content = json.loads(text)
-        if not isinstance(content, Mapping) or set(content) != {"schema_version", "ledger"}:
-            raise ValueError("a ledger must be an object with 'schema_version' and 'ledger'")
-        if content["schema_version"] != SCHEMA_VERSION:
-            raise ValueError(
-                f"schema_version must be {SCHEMA_VERSION}, got {content['schema_version']!r}"
-            )
-        if not isinstance(content["ledger"], list):
-            raise ValueError(f"ledger must be a list, got {content['ledger']!r:.200}")
-        return cls.from_list(content["ledger"])
 
     def to_text(self) -> str:
         """Return `to_list()` as JSON text; equal ledgers are encoded only once, by a cache."""

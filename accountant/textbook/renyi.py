@@ -12,7 +12,7 @@ import numpy as np
 
 from fedsim.accountant import checks
 from fedsim.accountant.checks import Floats
-from fedsim.accountant.rdp.poisson import check_orders, rdp_sampled_gaussian
+from fedsim.accountant.rdp.poisson import check_orders
 
 
 def renyi_gaussians(
@@ -89,37 +89,24 @@ def _finite(name: str, value: float) -> float:
     return number
 
 
-def bad_case_rdp(sampling_rate: float, noise_multiplier: float, orders: Sequence[float]) -> Floats:
-    """Return the exact RDP of the bad case in WBK, float64 (orders,), for teaching; no guarantee.
+def bad_case_rdp_clt(
+    sampling_rate: float, noise_multiplier: float, orders: Sequence[float]
+) -> Floats:
+    """Return the approximate RDP of the bad case in WBK, float64 (orders,), for teaching only.
 
-    WBK is Wang, Balle, Kasiviswanathan 2019. Of n examples of value -C one is replaced by +C. m = q
-    n examples are drawn without replacement, and their sum is released with noise z C. In units of
-    the sensitivity 2C, (1 - q) N(0, s^2) + q N(1, s^2) is compared with N(0, s^2), where s = z/2.
-    This is the formula of Poisson sampling at HALF the noise multiplier, finite at every order. It
-    is a lower bound of the worst case.
+    WBK is Wang, Balle, Kasiviswanathan 2019. Of n examples of value -C one is replaced by +C, and
+    the sum of m = q n examples drawn without replacement is released with noise z C. The exact RDP
+    is `rdp_without_replacement_lower_bound`. The approximation replaces its two-point mixture by a
+    Gaussian: N(q, q (1-q) + s^2) is compared with N(0, s^2), where s = z/2. It is neither an upper
+    nor a lower bound. From order 1 + s^2/(q (1-q)) on it is infinite, where the exact RDP is not.
 
     Args:
         sampling_rate: q = m/n in [0, 1].
-        noise_multiplier: z >= 0, standard deviation over C (not over 2C).
+        noise_multiplier: z > 0, standard deviation over C (not over 2C).
         orders: Rényi orders, each in (1, 65536].
 
     Raises:
         ValueError: an argument is outside its range.
-    """
-    z = checks.non_negative("noise_multiplier", noise_multiplier)
-    return rdp_sampled_gaussian(sampling_rate, 0.5 * z, orders)
-
-
-def bad_case_rdp_clt(
-    sampling_rate: float, noise_multiplier: float, orders: Sequence[float]
-) -> Floats:
-    """Return the RDP of N(q, q (1-q) + s^2) against N(0, s^2), s = z/2, WBK's approximate bad case.
-
-    WBK is Wang, Balle, Kasiviswanathan 2019. The approximation replaces a two-point mixture by a
-    Gaussian. It is neither an upper nor a lower bound. From order 1 + s^2/(q (1-q)) on it is
-    infinite, which is an artefact: `bad_case_rdp` is finite there.
-
-    Args and errors are those of `bad_case_rdp`, with z > 0.
     """
     q = checks.probability("sampling_rate", sampling_rate)
     s = 0.5 * checks.positive("noise_multiplier", noise_multiplier)

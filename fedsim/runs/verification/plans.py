@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any, cast
 
 from fedsim.accountant import EpsilonDelta, Event, Gaussian, JointGaussian, PrivacyLedger
-from fedsim.accountant.groups import group_noise_multiplier
 from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.algorithms.state import ServerState
 from fedsim.clients.client_settings import OwnPrivacySettings
@@ -186,19 +185,12 @@ def _same_event(event: Event, planned: Event) -> bool:
         least, most = planned.epsilon * (1.0 - _ROUNDED), planned.epsilon * (1.0 + _GRID)
         return event.delta == planned.delta and least <= event.epsilon <= most
     if isinstance(event, _GAUSSIANS) and isinstance(planned, _GAUSSIANS):
-        noise, nominal = _together(event), _together(planned)
+        noise, nominal = event.noise_multiplier, planned.noise_multiplier
         return nominal * (1.0 - _GRID) <= noise <= nominal * (1.0 + _ROUNDED)
     inner, whole = getattr(event, "event", None), getattr(planned, "event", None)
     if not isinstance(inner, Event) or not isinstance(whole, Event):
         return event == planned
     return replace(cast(Any, event), event=whole) == planned and _same_event(inner, whole)
-
-
-def _together(release: Gaussian | JointGaussian) -> float:
-    """Return the noise multiplier of all groups of parameters together."""
-    if isinstance(release, Gaussian):
-        return release.noise_multiplier
-    return group_noise_multiplier(release.noise_multipliers)
 
 
 def _tables(settings: PrivacySettings, rows: list[PrivateClientRow]) -> Mapping[str, Table]:
