@@ -21,10 +21,10 @@ from fedsim.core.limits import MAX_COMPARED_RUNS
 from fedsim.core.metrics import computed_metrics
 from fedsim.experiment import ExperimentError, LoadedExperiment, Problem, load_experiment
 from fedsim.experiment.errors import any_of, did_you_mean
-from fedsim.experiment.load import read_yaml
+from fedsim.experiment.load import located, read_yaml
 from fedsim.experiment.messages import PathMessage, validation_messages
 from fedsim.experiment.overrides import COMMAND_LINE, Override, apply_overrides, parse_overrides
-from fedsim.experiment.tree import Entry, Location, Node, from_python, is_broken, locate, to_python
+from fedsim.experiment.tree import Location, Node, from_python, locate, to_python
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ def load_tree(
     settings = _settings(tree, problems)
     base = given or _base(tree, directory, problems)
     base_tree = _read_base(base, problems) if isinstance(base, Path) else base
-    entries = _child(tree, "variants")
+    entries = tree.entries.get("variants")
     variants = []
     if entries is not None and isinstance(entries.node.value, dict):
         variants = expand_variants(entries.node.value, base_tree, problems)
@@ -210,7 +210,7 @@ def load_tree(
     loaded = tuple(variant for variant in loaded if variant.name not in repeated)
     if settings is not None:
         names = [variant.name for variant in variants if variant.name not in repeated]
-        problems += _locate_messages(tree, _rules(settings, names, search=search))
+        problems += located(tree, _rules(settings, names, search=search))
     problems += mistakes
     if problems or settings is None or base is None or not loaded:
         raise ExperimentError(problems)
@@ -222,10 +222,10 @@ def load_tree(
             candidate.name: candidate.experiments[0].experiment
             for candidate in comparison.candidates
         }
-        problems += _locate_messages(tree, candidate_problems(candidates))
+        problems += located(tree, candidate_problems(candidates))
     else:
-        problems += _locate_messages(tree, _unit_rules(comparison))
-        problems += _locate_messages(tree, _metric_rules(comparison))
+        problems += located(tree, _unit_rules(comparison))
+        problems += located(tree, _metric_rules(comparison))
     if problems:
         raise ExperimentError(problems)
     return comparison
@@ -237,7 +237,11 @@ def _refuse_experiment(tree: Node, problems: list[Problem], fix: str, run: str) 
     Raises:
         ExperimentError: the content is that of an experiment; the message says what to do.
     """
-    if _child(tree, "model") and not _child(tree, "base") and not _child(tree, "variants"):
+    if (
+        tree.entries.get("model")
+        and not tree.entries.get("base")
+        and not tree.entries.get("variants")
+    ):
         message = (
             f"this is an experiment, not a comparison: {fix} to compare variants of it, or run it "
             f"with {run}"
@@ -250,13 +254,13 @@ def _settings(tree: Node, problems: list[Problem]) -> ComparisonSettings | None:
     try:
         return ComparisonSettings.model_validate(raw)
     except ValidationError as error:
-        problems += _locate_messages(tree, validation_messages(error, raw, ComparisonSettings))
+        problems += located(tree, validation_messages(error, raw, ComparisonSettings))
         return None
 
 
 def _base(tree: Node, directory: Path, problems: list[Problem]) -> Path | None:
     """Return the path of the base experiment; None if it is no string or does not exist."""
-    entry = _child(tree, "base")
+    entry = tree.entries.get("base")
     if entry is None or not isinstance(entry.node.value, str):
         return None  # reported already
     if "\0" in entry.node.value or not (directory / entry.node.value).is_file():
@@ -422,17 +426,3 @@ def _no_such_variant(name: str, names: list[str]) -> str:
     if members:
         hint = f"; {name!r} is a grid: name one of its variants, such as {members[0]!r}"
     return f"there is no variant {name!r}{hint or '; there are ' + any_of(names[:10])}"
-
-
-def _locate_messages(
-    tree: Node, messages: Iterator[PathMessage] | list[PathMessage]
-) -> list[Problem]:
-    return [
-        locate(tree, path).problem(path, message)
-        for path, message in messages
-        if not is_broken(tree, path)
-    ]
-
-
-def _child(tree: Node, key: str) -> Entry | None:
-    return tree.value.get(key) if isinstance(tree.value, dict) else None

@@ -129,7 +129,7 @@ def load_varied(
         )
         for name, overrides in variants.items()
     }
-    whole = {**_entries(tree), "variants": Entry(COMMAND_LINE, replace(tree, value=entries))}
+    whole = {**tree.entries, "variants": Entry(COMMAND_LINE, replace(tree, value=entries))}
     centre = _BASE if one_at_a_time else None
     whole_tree = replace(tree, value=whole)
     return load_tree(whole_tree, Path(), "comparison", problems, centre=centre, given=given)
@@ -220,15 +220,15 @@ def _with_other_noise(override: Override, base: Node, fixed: Sequence[Override])
     if override.path not in _NOISE_KEYS:
         return [override]
     (other,) = (path for path in _NOISE_KEYS if path != override.path)
-    section = _entries(base).get("privacy")
-    given = section is not None and other[1] in _entries(section.node)
+    section = base.entries.get("privacy")
+    given = section is not None and other[1] in section.node.entries
     if not given and other not in [override.path for override in fixed]:
         return [override]
     return [Override(other, Node(None, COMMAND_LINE)), override]
 
 
 def _refuse_comparison(base: Node, problems: list[Problem]) -> None:
-    entries = _entries(base)
+    entries = base.entries
     if "base" in entries and "variants" in entries:
         message = "this is a comparison, which has variants of its own; leave --vary out"
         problems.append(base.location.problem((), message))
@@ -236,16 +236,12 @@ def _refuse_comparison(base: Node, problems: list[Problem]) -> None:
 
 def _name(base: Node, path: Path, axes: Sequence[_Axis]) -> str:
     """Return the comparison's name: the experiment's name and the varied keys."""
-    entry = _entries(base).get("name")
+    entry = base.entries.get("name")
     title = (
         entry.node.value if entry is not None and isinstance(entry.node.value, str) else path.stem
     )
     labels = axis_labels([axis.path for axis in axes])
     return f"{title}-by-{'-'.join(labels)}"[:_MAX_NAME_CHARACTERS]
-
-
-def _entries(node: Node) -> dict[str, Entry]:
-    return node.value if isinstance(node.value, dict) else {}
 
 
 def _mapping(values: Mapping[str, Node]) -> Node:

@@ -2,9 +2,11 @@
 
 import lzma
 import math
+import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -114,23 +116,31 @@ def _read_arrays(
     """Return the arrays that `choose` selects from the names in the archive."""
     if not zipfile.is_zipfile(path):  # np.load also accepts a single array
         raise DataError(f"{path}: is not an .npz archive; write one with numpy.savez")
+    with readable(path, " as .npz without pickle"), zipfile.ZipFile(path) as archive:
+        names = [n.removesuffix(".npy") for n in archive.namelist() if n.endswith(".npy")]
+        chosen = choose(names)
+        _check_sizes(path, archive, chosen)
+        return [None if name is None else _read(archive, name) for name in chosen]
+
+
+@contextmanager
+def readable(path: Path, way: str = "") -> Iterator[None]:
+    """Context manager that turns each error of reading a file into a `DataError`.
+
+    Args:
+        path: the file.
+        way: how the file is read, with a space before it.
+    """
     try:
-        with zipfile.ZipFile(path) as archive:
-            names = [n.removesuffix(".npy") for n in archive.namelist() if n.endswith(".npy")]
-            chosen = choose(names)
-            _check_sizes(path, archive, chosen)
-            return [None if name is None else _read(archive, name) for name in chosen]
-    except (ValueError, OSError, EOFError, MemoryError, NotImplementedError) as error:
-        raise _unreadable(path, error) from error
-    except (RuntimeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError) as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: Path, error: Exception) -> DataError:
-    if isinstance(error, DataError):
-        return error
-    reason = " ".join(str(error).split()) or type(error).__name__
-    return DataError(f"{path}: cannot be read as .npz without pickle: {reason}")
+        yield
+    except DataError:
+        raise
+    except (
+        *(OSError, EOFError, ValueError, MemoryError, RuntimeError, NotImplementedError),
+        *(zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError),
+    ) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(f"{path}: cannot be read{way}: {reason}") from error
 
 
 def _choose_arrays(path: Path, target: str, names: list[str]) -> list[str | None]:

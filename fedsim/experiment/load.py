@@ -14,6 +14,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from fedsim.core.limits import MAX_FILE_BYTES
+from fedsim.core.settings import Settings
 from fedsim.experiment.errors import ExperimentError, Problem, value_text
 from fedsim.experiment.messages import PathMessage, validation_messages
 from fedsim.experiment.overrides import Overrides, apply_overrides, parse_overrides
@@ -98,6 +99,7 @@ def _needs(rule: Callable[..., object], sections: Sections) -> dict[str, object]
 _COMPARISON_KEYS = {"base", "variants"}
 _EXPERIMENT_KEYS = {"data", "model", "federation", "local"}
 _Experiment = TypeVar("_Experiment", bound=Experiment)
+_Settings = TypeVar("_Settings", bound=Settings)
 
 
 @dataclass(frozen=True)
@@ -273,6 +275,36 @@ def read_settings(path: Path) -> ExperimentWithClients:
     return experiment
 
 
+def read_checked(
+    path: str | Path,
+    model: type[_Settings],
+    rules: Callable[[_Settings], Iterable[PathMessage]] = lambda settings: (),
+) -> _Settings:
+    """Return the settings in a YAML file that is no experiment.
+
+    Args:
+        path: the file.
+        model: the class of its settings.
+        rules: function that yields a message for keys that do not fit together.
+
+    Raises:
+        ExperimentError: the file has mistakes; the error lists all of them with their places.
+    """
+    problems: list[Problem] = []
+    tree = read_yaml(path, problems)
+    raw = to_python(tree)
+    try:
+        settings = model.model_validate(raw)
+    except ValidationError as error:
+        raise ExperimentError(
+            [*problems, *located(tree, validation_messages(error, raw, model))]
+        ) from error
+    problems += located(tree, rules(settings))
+    if problems:
+        raise ExperimentError(problems)
+    return settings
+
+
 def _validate(
     tree: Node, problems: list[Problem], kind: type[_Experiment]
 ) -> tuple[_Experiment | None, dict[str, object]]:
@@ -287,11 +319,11 @@ def _validate(
     try:
         experiment = kind.model_validate(raw, context=sections)
     except ValidationError as error:
-        problems += _locate_messages(tree, validation_messages(error, raw))
+        problems += located(tree, validation_messages(error, raw))
     privacy = tree.entries.get("privacy")
     if privacy is not None and privacy.node.empty:  # YAML reads a key without a value as null
         purpose = field_purpose(Experiment.model_fields["privacy"])
-        problems += _locate_messages(tree, [(("privacy",), f"no value; {purpose}")])
+        problems += located(tree, [(("privacy",), f"no value; {purpose}")])
     return experiment, sections
 
 
@@ -301,10 +333,10 @@ def _check(tree: Node, base: Path, problems: list[Problem]) -> Experiment:
     federation = sections.get("federation")
     if isinstance(federation, FederationSettings):
         read = read_public_tables(federation, base)
-        problems += _locate_messages(tree, read.mistakes)
+        problems += located(tree, read.mistakes)
         sections["federation"] = federation = read.federation
     known = Sections.of(sections, base, unit=_written_unit(tree))
-    problems += _locate_messages(tree, broken_rules(known))
+    problems += located(tree, broken_rules(known))
     if problems or experiment is None:
         raise ExperimentError(problems)
     experiment = experiment.model_copy(update={"federation": federation})
@@ -312,7 +344,8 @@ def _check(tree: Node, base: Path, problems: list[Problem]) -> Experiment:
     return experiment if number is None else ExperimentWithClients.of(experiment, number)
 
 
-def _locate_messages(tree: Node, messages: Iterable[PathMessage]) -> list[Problem]:
+def located(tree: Node, messages: Iterable[PathMessage]) -> list[Problem]:
+    """Return messages as problems at their places, without those about values already reported."""
     return [
         locate(tree, path).problem(path, message)
         for path, message in messages

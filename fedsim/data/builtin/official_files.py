@@ -5,17 +5,15 @@ so a path in an archive cannot point elsewhere.
 """
 
 import gzip
-import lzma
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, TypeVar, cast
 
 from fedsim.data.examples import DataError
+from fedsim.data.files import readable
 
 Content = TypeVar("Content")
 Parser = Callable[[IO[bytes], str], Content]
@@ -101,7 +99,7 @@ def _refuse_missing(place: Path, names: Sequence[str], present: Mapping[str, obj
 
 
 def _parse(path: Path, parse: Parser[Content]) -> Content:
-    with _readable(path), path.open("rb") as file:
+    with readable(path), path.open("rb") as file:
         return parse(_decompressed(file, path.name), str(path))
 
 
@@ -110,7 +108,7 @@ def _decompressed(file: IO[bytes], name: str) -> IO[bytes]:
 
 
 def _from_archive(path: Path, names: Sequence[str], parse: Parser[Content]) -> dict[str, Content]:
-    with _readable(path):
+    with readable(path):
         contents: dict[str, Content] = {}
         for member, file in _members(path, {form for n in names for form in (n, f"{n}.gz")}):
             content = parse(_decompressed(file, member), f"{path}, {member}")
@@ -135,20 +133,3 @@ def _members(path: Path, wanted: Collection[str]) -> Iterator[tuple[str, IO[byte
             if file is not None:
                 with file:
                     yield name, file
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, EOFError, ValueError, MemoryError, RuntimeError, NotImplementedError) as error:
-        raise _unreadable(path, error) from error
-    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError) as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: Path, error: Exception) -> DataError:
-    if isinstance(error, DataError):
-        return error
-    reason = " ".join(str(error).split()) or type(error).__name__
-    return DataError(f"{path}: cannot be read: {reason}")

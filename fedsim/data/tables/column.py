@@ -1,6 +1,7 @@
 """Conversion of one table column: cells become numbers, and numbers become features or targets."""
 
 import re
+from calendar import isleap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -241,7 +242,7 @@ def as_years(cell: str, form: str) -> float | None:
         return None
     start = datetime(date.year, 1, 1, tzinfo=date.tzinfo)
     days = (date - start).total_seconds() / 86_400
-    return date.year + days / (366 if _is_leap(date.year) else 365)
+    return date.year + days / (366 if isleap(date.year) else 365)
 
 
 def years_of_array(dates: NDArray[Any]) -> NDArray[np.float64]:
@@ -250,10 +251,6 @@ def years_of_array(dates: NDArray[Any]) -> NDArray[np.float64]:
     start = years.astype("datetime64[us]")
     length = (years + 1).astype("datetime64[us]") - start
     return years.astype(np.int64) + 1970 + (dates.astype("datetime64[us]") - start) / length
-
-
-def _is_leap(year: int) -> bool:
-    return year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
 
 
 def _shown(cell: str) -> str:

@@ -57,20 +57,15 @@ LEDGER_TYPE = f"{MessageType.QUERY}.{LEDGER}"
 _RECORDS = "records"
 
 
-def ledger_reply(ledger: Path, request: Message) -> Message:
+def ledger_reply(ledger: Path | None, request: Message) -> Message:
     """Return the reply that contains all records of a node's ledger.
 
     Args:
-        ledger: path of the node's ledger file.
+        ledger: path of the node's ledger file; None for a helper, which has none.
         request: the server's message.
     """
-    lines = ledger.read_text().splitlines(keepends=True)
+    lines = [] if ledger is None else ledger.read_text().splitlines(keepends=True)
     return Message(RecordDict({LEDGER: ConfigRecord({_RECORDS: lines})}), reply_to=request)
-
-
-def empty_ledger_reply(request: Message) -> Message:
-    """Return the reply of a node that has no ledger."""
-    return Message(RecordDict({LEDGER: ConfigRecord({_RECORDS: []})}), reply_to=request)
 
 
 def collect_ledgers(grid: Grid, ledger: Path, *, timeout: float) -> None:
@@ -236,7 +231,7 @@ def _helper(
 ) -> Message:
     """Answer as a helper, which has no data, model or ledger, only a record of its sums."""
     if message.metadata.message_type == LEDGER_TYPE:
-        return empty_ledger_reply(message)
+        return ledger_reply(None, message)
     record = partial(record_release, state_directory(context.node_config))
     app = make_node_app(ClientApp(), experiment, base, record)
     return app(message, context)

@@ -88,32 +88,7 @@ def write_app(loaded: LoadedExperiment, out: Path) -> WrittenApp:
             Poisson sampling of clients, releases noisy examples, counts votes, names trackers,
             has one file per client, or leaves the number of clients to the data.
     """
-    personal, privacy = loaded.experiment.personalization, loaded.experiment.privacy
-    if personal is not None and personal.public_data:
-        raise DeploymentError(
-            "personalization.public_data: scores of personal models are for simulations, and a "
-            "node's examples are its own; deploy with personalization.public_data=false: each node "
-            "calls fedsim.personalize with the final global model"
-        )
-    if privacy is not None and loaded.experiment.federation.participation.scheme == "poisson":
-        raise DeploymentError(
-            "federation.participation.scheme: poisson draws private clients in secret, and a "
-            "node's ledger would show when it was drawn; deploy with "
-            "federation.participation.scheme=uniform, or simulate with fedsim run"
-        )
-    if reason := loaded.experiment.not_deployed:
-        raise DeploymentError(f"{reason}, or simulate with fedsim run")
-    if loaded.experiment.runtime.trackers:
-        raise DeploymentError(
-            "runtime.trackers: trackers watch simulations, and a deployed server calls none; "
-            "deploy with runtime.trackers=[]"
-        )
-    if isinstance(loaded.experiment.data.partition, FilesPartition):
-        raise DeploymentError(
-            "data.partition.scheme: files is for simulations: the ledger of a node's data belongs "
-            "to one file; write the rows into one table with a column that names the client, and "
-            "use scheme: column"
-        )
+    _refuse_simulations(loaded.experiment)
     clients = loaded.experiment.data.partition.num_clients
     if clients is None:
         raise DeploymentError(
@@ -140,6 +115,40 @@ def write_app(loaded: LoadedExperiment, out: Path) -> WrittenApp:
     nodes = clients + num_helpers(experiment)
     digest = plugin_digest(LoadedExperiment(experiment, None, package))
     return WrittenApp(out, nodes, node_files, digest)
+
+
+def _refuse_simulations(experiment: Experiment) -> None:
+    """Refuse what is for simulations alone.
+
+    Raises:
+        DeploymentError: the experiment has such a setting; the message names the fix.
+    """
+    personal, privacy = experiment.personalization, experiment.privacy
+    if personal is not None and personal.public_data:
+        raise DeploymentError(
+            "personalization.public_data: scores of personal models are for simulations, and a "
+            "node's examples are its own; deploy with personalization.public_data=false: each node "
+            "calls fedsim.personalize with the final global model"
+        )
+    if privacy is not None and experiment.federation.participation.scheme == "poisson":
+        raise DeploymentError(
+            "federation.participation.scheme: poisson draws private clients in secret, and a "
+            "node's ledger would show when it was drawn; deploy with "
+            "federation.participation.scheme=uniform, or simulate with fedsim run"
+        )
+    if reason := experiment.not_deployed:
+        raise DeploymentError(f"{reason}, or simulate with fedsim run")
+    if experiment.runtime.trackers:
+        raise DeploymentError(
+            "runtime.trackers: trackers watch simulations, and a deployed server calls none; "
+            "deploy with runtime.trackers=[]"
+        )
+    if isinstance(experiment.data.partition, FilesPartition):
+        raise DeploymentError(
+            "data.partition.scheme: files is for simulations: the ledger of a node's data belongs "
+            "to one file; write the rows into one table with a column that names the client, and "
+            "use scheme: column"
+        )
 
 
 def _plugin_files(loaded: LoadedExperiment) -> list[PurePosixPath]:

@@ -27,6 +27,7 @@ from fedsim.secagg.errors import AlreadyAnsweredError, ReplayError, SecureAggreg
 from fedsim.server.secure.helper import HelperRelease
 from fedsim.tools.deployment.private_files import (
     DeploymentError,
+    configured_path,
     exclusive,
     private_directory,
     private_file,
@@ -54,16 +55,13 @@ def state_directory(node_config: Mapping[str, object]) -> Path:
         DeploymentError: the path is not absolute; the working directory of a Flower process is
             seldom the user's.
     """
-    for name, value in (
-        (f"{STATE_KEY} in --node-config", node_config.get(STATE_KEY)),
-        (STATE_VARIABLE, os.environ.get(STATE_VARIABLE)),
-    ):
-        if value:
-            path = Path(str(value)).expanduser()
-            if not path.is_absolute():
-                raise DeploymentError(f"{name}: must be an absolute path, got {value!r}")
-            return path
-    return Path.home() / ".local" / "state" / "fedsim"
+    path = configured_path(
+        {
+            f"{STATE_KEY} in --node-config": node_config.get(STATE_KEY) or None,
+            STATE_VARIABLE: os.environ.get(STATE_VARIABLE) or None,
+        }
+    )
+    return Path.home() / ".local" / "state" / "fedsim" if path is None else path
 
 
 def client_ledger(state: Path, experiment: Experiment, client: int) -> Path:

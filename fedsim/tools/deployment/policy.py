@@ -13,16 +13,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from fedsim.core.settings import Settings
-from fedsim.experiment.errors import ExperimentError, Problem
-from fedsim.experiment.load import read_yaml
-from fedsim.experiment.messages import validation_messages
+from fedsim.experiment.errors import ExperimentError
+from fedsim.experiment.load import read_checked
 from fedsim.experiment.schema import NAME_PATTERN
-from fedsim.experiment.tree import is_broken, locate, to_python
 from fedsim.tools.deployment.data_budget import Trust, affords_anything
-from fedsim.tools.deployment.private_files import DeploymentError
+from fedsim.tools.deployment.private_files import DeploymentError, configured_path
 
 POLICY_KEY = "policy"  # key of a SuperNode's --node-config
 POLICY_VARIABLE = "FEDSIM_POLICY"
@@ -243,20 +241,7 @@ def load_policy(path: Path) -> NodePolicy:
         ExperimentError: the file has mistakes; the error lists all with line and column.
         DeploymentError: another user owns the file or can change it.
     """
-    problems: list[Problem] = []
-    tree = read_yaml(path, problems)
-    raw = to_python(tree)
-    policy: NodePolicy | None = None
-    try:
-        policy = NodePolicy.model_validate(raw)
-    except ValidationError as error:
-        problems += [
-            locate(tree, place).problem(place, message)
-            for place, message in validation_messages(error, raw, NodePolicy)
-            if not is_broken(tree, place)
-        ]
-    if problems or policy is None:
-        raise ExperimentError(problems)
+    policy = read_checked(path, NodePolicy)
     _refuse_foreign(path)
     return policy
 
@@ -272,7 +257,12 @@ def policy_of_node(node_config: Mapping[str, object], state: Path) -> NodePolicy
         DeploymentError: the named file is missing, has mistakes or can be changed by another user,
             or its path is not absolute.
     """
-    path = _named_file(node_config)
+    path = configured_path(
+        {
+            f"{POLICY_KEY} in --node-config": node_config.get(POLICY_KEY),
+            POLICY_VARIABLE: os.environ.get(POLICY_VARIABLE),
+        }
+    )
     if path is None:
         path = state / POLICY_FILE
         if not os.path.lexists(path):  # a link that leads nowhere is a policy that is lost
@@ -290,19 +280,6 @@ def policy_of_node(node_config: Mapping[str, object], state: Path) -> NodePolicy
             "this node's policy cannot be used, so nothing is answered; on the node, run: "
             f"fedsim node-policy {path} --check"
         ) from error
-
-
-def _named_file(node_config: Mapping[str, object]) -> Path | None:
-    for name, value in (
-        (f"{POLICY_KEY} in --node-config", node_config.get(POLICY_KEY)),
-        (POLICY_VARIABLE, os.environ.get(POLICY_VARIABLE)),
-    ):
-        if value is not None:
-            path = Path(str(value)).expanduser()
-            if not path.is_absolute():
-                raise DeploymentError(f"{name}: must be an absolute path, got {value!r}")
-            return path
-    return None
 
 
 def _refuse_foreign(path: Path) -> None:

@@ -3,7 +3,7 @@
 import os
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -19,6 +19,22 @@ class DeploymentError(InputError):
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _LOCK = "lock"
+
+
+def configured_path(given: Mapping[str, object]) -> Path | None:
+    """Return the first of the paths that are given, by the name of the place that gives each.
+
+    Raises:
+        DeploymentError: it is not absolute; the working directory of a Flower process is seldom
+            the user's.
+    """
+    for name, value in given.items():
+        if value is not None:
+            path = Path(str(value)).expanduser()
+            if not path.is_absolute():
+                raise DeploymentError(f"{name}: must be an absolute path, got {value!r}")
+            return path
+    return None
 
 
 def private_directory(path: Path) -> None:

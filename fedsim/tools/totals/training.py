@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from fedsim.accountant import (
     EpochShuffled,
@@ -28,10 +28,8 @@ from fedsim.core.formatting import delta_text, epsilon_text
 from fedsim.core.limits import MAX_EXAMPLES
 from fedsim.core.settings import Probability, Settings, Share
 from fedsim.core.text_formats import finite_or_none
-from fedsim.experiment.errors import ExperimentError, Problem
-from fedsim.experiment.load import read_yaml
-from fedsim.experiment.messages import PathMessage, validation_messages
-from fedsim.experiment.tree import is_broken, locate, to_python
+from fedsim.experiment.load import read_checked
+from fedsim.experiment.messages import PathMessage
 
 _MAX_STEPS = 10**12  # of the accountants
 
@@ -332,23 +330,7 @@ def read_training(path: str | Path) -> TrainingFile:
     Raises:
         ExperimentError: the file has mistakes; the error lists all of them with their places.
     """
-    problems: list[Problem] = []
-    tree = read_yaml(path, problems)
-    raw = to_python(tree)
-    messages: list[PathMessage] = []
-    file = None
-    try:
-        file = TrainingFile.model_validate(raw)
-    except ValidationError as error:
-        messages += validation_messages(error, raw, TrainingFile)
-    if file is not None:
-        messages += _problems(file)
-    problems += [
-        locate(tree, at).problem(at, message) for at, message in messages if not is_broken(tree, at)
-    ]
-    if problems or file is None:
-        raise ExperimentError(problems)
-    return file
+    return read_checked(path, TrainingFile, _problems)
 
 
 def _problems(file: TrainingFile) -> Iterator[PathMessage]:
