@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import yaml
 
+from fedsim.core.formatting import shortened
 from fedsim.experiment import Experiment
 from fedsim.experiment.errors import KeyPath
 from fedsim.experiment.messages import PathMessage
@@ -131,8 +132,7 @@ def setting_text(value: object) -> str:
     """Return a setting's value as one line of YAML, shortened if it is long."""
     text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6)
     text = text.removesuffix("\n...\n").strip()
-    limit = _MAX_TEXT_CHARACTERS
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+    return shortened(text, _MAX_TEXT_CHARACTERS)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -35,7 +34,7 @@ from fedsim.experiment import LoadedExperiment
 from fedsim.federation.conditions import plugin_sources
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.files import find_object
-from fedsim.runs.inputs import objects_digest, private_digest
+from fedsim.runs.inputs import objects_digest, package_version, private_digest
 
 # Keys that change no number of a run.
 _WITHOUT_EFFECT = ("name", "runtime")
@@ -69,7 +68,7 @@ def run_fingerprint(loaded: LoadedExperiment) -> str:
         **_object_digests(loaded),
         "fedsim": fedsim.__version__,
         "source": _source_digest(),
-        "packages": {name: _version(name) for name in _PACKAGES},
+        "packages": {name: package_version(name) for name in _PACKAGES},
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -120,13 +119,6 @@ def _source_digest() -> str:
                 continue
             digest.update(f"{root.name}/{relative.as_posix()}\0".encode() + path.read_bytes())
     return digest.hexdigest()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 Action = Literal["reuse", "run", "resume"]

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import jinja2
-
 import fedsim
 from fedsim.comparison.comparison_result import FIGURES, ComparisonResult
 from fedsim.comparison.differences import shared_text
@@ -46,6 +44,7 @@ from fedsim.comparison.text import (
 from fedsim.comparison.worker import WARNING
 from fedsim.core.formatting import delta_text, duration_text, epsilon_text, metric_text
 from fedsim.report.drawing import inline_svg
+from fedsim.report.html import render_page
 from fedsim.report.overview import Card
 from fedsim.runs.directory import RunDirectory
 
@@ -251,21 +250,14 @@ def write_page(result: ComparisonResult) -> None:
 
 def render_comparison(result: ComparisonResult) -> str:
     """Return the report of a comparison as HTML; all text from files is escaped."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader([_HERE, _HERE.parent / "report"], encoding="utf-8"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     script = (_HERE / "sort.js").read_text(encoding="utf-8")
     digest = hashlib.sha256(script.encode()).digest()
-    page = environment.get_template("comparison.html.jinja").render(
-        script=script,
-        script_hash=base64.b64encode(digest).decode(),
+    page = {
+        "script": script,
+        "script_hash": base64.b64encode(digest).decode(),
         **_context(result),
-    )
-    return page.encode(errors="replace").decode()
+    }
+    return render_page("comparison.html.jinja", page, _HERE)
 
 
 def _context(result: ComparisonResult) -> dict[str, Any]:

@@ -114,7 +114,7 @@ class Difference:
         """Return the entry `difference` of a variant in `comparison.json`."""
         return {
             "seeds": list(self.seeds),
-            **estimate_json(self.paired.estimate),
+            **vars(self.paired.estimate),
             "t_p": self.paired.t_p,
             "holm_p": self.holm_p,
             "sign_flip_p": self.paired.sign_flip_p,
@@ -180,9 +180,9 @@ class VariantResult:
             "against": self.observer,
             "certificates": dict(self.certificates),
             "delta": self.delta,
-            "metrics": {name: estimate_json(estimate) for name, estimate in self.metrics.items()},
+            "metrics": {name: vars(estimate) for name, estimate in self.metrics.items()},
             "difference": None if self.difference is None else self.difference.to_json(),
-            "seconds": None if self.seconds is None else estimate_json(self.seconds),
+            "seconds": None if self.seconds is None else vars(self.seconds),
             "runs": [outcome.to_json() for outcome in self.outcomes],
         }
 
@@ -394,14 +394,3 @@ def _largest(certificates: Sequence[Mapping[str, float | None]]) -> dict[str, fl
         known = [value for value in values if value is not None]
         largest[observer] = max(known) if len(known) == len(values) else None
     return largest
-
-
-def estimate_json(estimate: Estimate) -> dict[str, Any]:
-    """Return an estimate as an entry of `comparison.json`."""
-    return {
-        "n": estimate.n,
-        "mean": estimate.mean,
-        "sd": estimate.sd,
-        "low": estimate.low,
-        "high": estimate.high,
-    }

@@ -13,7 +13,7 @@ from typing import Any
 from rich.table import Table
 
 from fedsim.comparison.outcomes import RunOutcome, finite_values
-from fedsim.comparison.results import Results, VariantResult, estimate_json
+from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.statistics import Estimate, t_interval
 from fedsim.comparison.unfit import UnfitVariant
 from fedsim.core.formatting import delta_text, duration_text, epsilon_text, metric_text
@@ -442,8 +442,7 @@ def scores_json(variant: VariantResult) -> dict[str, Any]:
     names = dict.fromkeys(label.name for run in runs for label in run.classes)
     rows = [{"class": name, "recall": _mean_recall(runs, name)} for name in names]
     groups = [
-        {"group": name, **estimate_json(estimate)}
-        for name, estimate in group_estimates(variant).items()
+        {"group": name, **vars(estimate)} for name, estimate in group_estimates(variant).items()
     ]
     return {"majority": majority_of(variant), "by_class": rows, "by_group": groups}
 

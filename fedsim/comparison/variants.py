@@ -80,7 +80,9 @@ def _clipping_only(base: Mapping[str, Any]) -> Changes:
 
 def _local_only(base: Mapping[str, Any]) -> Changes:
     changes: Changes = {"federation.strategy": "local_only", "federation.weighting": "uniform"}
-    return {**changes, **_alone(base), **_absent(base, "federation", "ema_decay")}
+    if "ema_decay" in _section(base, "federation"):
+        changes["federation.ema_decay"] = None
+    return {**changes, **_alone(base)}
 
 
 def _pooled(base: Mapping[str, Any]) -> Changes:
@@ -168,10 +170,6 @@ def _without_noise_weights(base: Mapping[str, Any]) -> Changes:
     )
 
 
-def _absent(base: Mapping[str, Any], section: str, key: str) -> Changes:
-    return {f"{section}.{key}": None} if key in _section(base, section) else {}
-
-
 def _section(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     section = content.get(name)
     return section if isinstance(section, Mapping) else {}
@@ -219,19 +217,6 @@ ARMS: dict[str, Arm] = {
         _perturbed("input_perturbation"),
     ),
 }
-
-
-def arm_changes(name: str, base: Mapping[str, Any]) -> Changes:
-    """Return the changes that turn a base experiment into a predefined baseline.
-
-    Args:
-        name: name of the baseline, a key of `ARMS`.
-        base: the content of the base experiment.
-
-    Raises:
-        ArmError: the baseline does not apply to the base experiment.
-    """
-    return ARMS[name].changes(base)
 
 
 def arm_notes(arms: Mapping[str, str]) -> Iterator[str]:
@@ -377,7 +362,7 @@ def _arm(
     if not isinstance(content, dict):
         return name, []  # reported already
     try:
-        changes = arm_changes(name, content)
+        changes = ARMS[name].changes(content)
     except ArmError as error:
         problems.append(arm.key.problem((*path, ARM), str(error)))
         return name, []

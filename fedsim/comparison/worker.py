@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsim.core.plugin_errors import contained_exits, error_text, type_name
 from fedsim.core.python_objects import callable_of
+from fedsim.core.text_formats import finite_or_none
 
 if TYPE_CHECKING:
     from fedsim.federation.federation import Federation
@@ -169,7 +170,7 @@ def write_client_metrics(federation: "Federation", directory: "RunDirectory") ->
     rows: list[dict[str, Any]] = []
     for client, examples in enumerate(federation.data.clients):
         metrics = evaluate(model, trained.loss, trained.task, examples, device=trained.device)
-        figures = {f"client_{name}": _finite(value) for name, value in metrics.items()}
+        figures = {f"client_{name}": finite_or_none(value) for name, value in metrics.items()}
         rows.append({"client": client, "examples": len(examples), **figures})
     content = {
         "schema": SCHEMAS[CLIENT_METRICS],
@@ -179,10 +180,6 @@ def write_client_metrics(federation: "Federation", directory: "RunDirectory") ->
     }
     directory.write_json(CLIENT_METRICS, content)
     list_again(directory, CLIENT_METRICS)
-
-
-def _finite(value: float) -> float | None:
-    return value if -float("inf") < value < float("inf") else None
 
 
 if __name__ == "__main__":

@@ -95,9 +95,18 @@ def duration_text(seconds: float) -> str:
 def clients_text(clients: Sequence[int]) -> str:
     """Return client numbers as text, naming at most ten: `clients 1, 2 and 5 more`."""
     word = "client" if len(clients) == 1 else "clients"
-    shown = ", ".join(str(client) for client in clients[:_MAX_NAMED_CLIENTS])
-    more = len(clients) - _MAX_NAMED_CLIENTS
-    return f"{word} {shown}" + (f" and {more:,} more" if more > 0 else "")
+    return f"{word} {some_of([str(client) for client in clients], _MAX_NAMED_CLIENTS)}"
+
+
+def some_of(words: Sequence[str], most: int) -> str:
+    """Return words as text, naming at most `most`: `a, b and 5 more`."""
+    more = len(words) - most
+    return ", ".join(words[:most]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def shortened(text: str, most: int) -> str:
+    """Return the text, cut to `most` characters with a mark of the cut at its end."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def count_text(number: int, noun: str) -> str:

@@ -46,9 +46,9 @@ def _parse(parse: Callable[[_Text], Any], text: _Text) -> Any:
         raise FormatError(message) from error
 
 
-def finite_or_none(value: float) -> float | None:
-    """Return `value`, or None (null in JSON) if it is infinite or NaN."""
-    return value if math.isfinite(value) else None
+def finite_or_none(value: float | None) -> float | None:
+    """Return `value`, or None (null in JSON) if it is infinite, NaN or None."""
+    return None if value is None or not math.isfinite(value) else value
 
 
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")

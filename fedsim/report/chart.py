@@ -31,11 +31,6 @@ def width_of(texts: Iterable[str]) -> float:
     return max((len(text) for text in texts), default=0) * _EM * TEXT_PIXELS
 
 
-def shortened(text: str, most: int) -> str:
-    """Return a text of at most `most` characters; a longer text is cut and ends with "…"."""
-    return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
 def thinned(points: Sequence[_Item]) -> Sequence[_Item]:
     """Return about `_MAX_POINTS` of the points at most, evenly spread and with the last one."""
     stride = -(-len(points) // _MAX_POINTS)

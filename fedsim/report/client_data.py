@@ -9,8 +9,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from fedsim.core.formatting import epsilon_text, metric_text
-from fedsim.report.chart import Area, Axis, Chart, Note, Point, Tip, shortened
+from fedsim.core.formatting import epsilon_text, metric_text, shortened, some_of
+from fedsim.report.chart import Area, Axis, Chart, Note, Point, Tip
 from fedsim.report.contents import RunContents
 from fedsim.report.drawing import inline_svg
 from fedsim.runs.recorded_figures import ANSWERS, CLIENT_DATA_NOTE
@@ -92,7 +92,7 @@ def _label_map(
 ) -> Markup:
     tips = [
         f"{_who(row, contents)}, {sum(row['labels']):,} examples: "
-        + _listed([f"{classes[k]}: {n:,}" for k, n in _largest(row["labels"])])
+        + some_of([f"{classes[k]}: {n:,}" for k, n in _largest(row["labels"])], _MAX_TIP_CLASSES)
         for row in rows
     ]
     return _heat_map(
@@ -115,8 +115,9 @@ def _accuracy_map(
     ]
     tips = [
         f"{_who(row, contents)}: {sum(row['correct']):,} of {sum(row['held_out']):,} right; "
-        + _listed(
-            [f"{classes[k]}: {row['correct'][k]} of {n}" for k, n in _largest(row["held_out"])]
+        + some_of(
+            [f"{classes[k]}: {row['correct'][k]} of {n}" for k, n in _largest(row["held_out"])],
+            _MAX_TIP_CLASSES,
         )
         for row in rows
     ]
@@ -205,12 +206,6 @@ def _largest(counts: Sequence[int]) -> list[tuple[int, int]]:
     """Return the classes with examples, the most frequent first."""
     present = [(place, count) for place, count in enumerate(counts) if count]
     return sorted(present, key=lambda pair: -pair[1])
-
-
-def _listed(texts: Sequence[str]) -> str:
-    more = len(texts) - _MAX_TIP_CLASSES
-    shown = ", ".join(texts[:_MAX_TIP_CLASSES])
-    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def _shares(counts: Sequence[int]) -> list[float]:

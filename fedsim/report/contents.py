@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from fedsim.core.formatting import metric_text
+from fedsim.core.formatting import metric_text, some_of
 from fedsim.core.metrics import LOSS, METRICS, TASK_OF_LOSS, metric_key
 from fedsim.core.text_formats import FormatError, parse_plain_yaml
 from fedsim.runs.directory import RunDirectory, RunFiles
@@ -25,6 +25,9 @@ _NUM_LOWEST = 3
 _MAX_NAMED = 5  # classes in a sentence
 _MAX_MATRIX = 30  # classes of a drawn confusion matrix
 _MAX_ROWS = 100  # rows of a table of classes
+
+
+_CLASS_KEYS = ("class", "examples", "predicted", "recall", "precision")
 
 
 @dataclass(frozen=True)
@@ -99,16 +102,7 @@ class Scores:
     def from_json(cls, content: Mapping[str, Any]) -> "Scores":
         """Return the scores from the parsed content of `scores.json`."""
         majority, matrix = content["majority"], content["confusion"]
-        rows = [
-            ClassScore(
-                name=row["class"],
-                examples=row["examples"],
-                predicted=row["predicted"],
-                recall=row["recall"],
-                precision=row["precision"],
-            )
-            for row in content["by_class"]
-        ]
+        rows = [ClassScore(*(row[key] for key in _CLASS_KEYS)) for row in content["by_class"]]
         return cls(
             classes=tuple(rows),
             confusion=None if matrix is None else tuple(tuple(line) for line in matrix),
@@ -232,7 +226,7 @@ def warnings_of(scores: Scores) -> list[str]:
                 f"{quoted(missed[0].name)}: its recall is 0%."
             )
         else:
-            names = _names([score.name for score in missed])
+            names = some_of([quoted(score.name) for score in missed], _MAX_NAMED)
             plural = "labels" if scores.has_labels else "classes"
             messages.append(
                 f"The model finds no test example of {len(missed)} of {len(scores.classes)} "
@@ -302,12 +296,6 @@ def recall_text(value: float | None) -> str:
 def quoted(name: str) -> str:
     """Return the name of a class in quotation marks; a number has no quotation marks."""
     return name if name.isdigit() else f"“{name}”"
-
-
-def _names(names: Sequence[str]) -> str:
-    more = len(names) - _MAX_NAMED
-    shown = ", ".join(quoted(name) for name in names[:_MAX_NAMED])
-    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def scores_context(scores: Scores | None) -> dict[str, Any] | None:

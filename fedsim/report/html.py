@@ -231,20 +231,27 @@ def write_report(directory: RunDirectory) -> None:
 
 
 def render_report(contents: RunContents) -> str:
-    """Return the report of a run as the text of an HTML page; all text from files is escaped."""
-    page = page_templates().get_template("report.html.jinja").render(_context(contents))
+    """Return the report of a run as HTML; all text from files is escaped."""
+    return render_page("report.html.jinja", _context(contents))
+
+
+def render_page(template: str, context: Mapping[str, Any], *folders: Path) -> str:
+    """Return a page as HTML; all text of the context is escaped.
+
+    Args:
+        template: file name of the template, which can use the filter `typeset`.
+        context: the values of its names.
+        folders: folders of templates that are looked up before those of the report.
+    """
+    page = _page_templates(*folders).get_template(template).render(context)
     # Error messages may hold lone surrogates, from undecodable file names for example.
     return page.encode(errors="replace").decode()
 
 
 @cache  # compiled once for all pages of a process
-def page_templates() -> jinja2.Environment:
-    """Return the jinja environment that renders the report's templates and escapes all text.
-
-    Templates can use the filter `typeset`.
-    """
+def _page_templates(*folders: Path) -> jinja2.Environment:
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_HERE, encoding="utf-8"),
+        loader=jinja2.FileSystemLoader([*folders, _HERE], encoding="utf-8"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

@@ -33,7 +33,14 @@ from rich.progress import (
 from rich.text import Text
 
 from fedsim.core.commands import Phases
-from fedsim.core.formatting import count_text, delta_text, epsilon_text, metric_text, range_text
+from fedsim.core.formatting import (
+    count_text,
+    delta_text,
+    epsilon_text,
+    metric_text,
+    range_text,
+    some_of,
+)
 from fedsim.data.settings import FileDataset
 from fedsim.federation.client_plans import ignored_weighting
 from fedsim.federation.federation import Federation
@@ -109,13 +116,10 @@ def scale_note(features: NDArray[np.generic], names: Sequence[str] | None) -> st
     large = [
         index for index in order if flat[index] > min(_LARGE_FEATURE, _MAX_FEATURE_RATIO * usual)
     ]
-    shown = ", ".join(f"{names[i]} up to {flat[i]:,.4g}" for i in large[:_MAX_NAMED_FEATURES])
-    more = (
-        f" and {len(large) - _MAX_NAMED_FEATURES} more" if len(large) > _MAX_NAMED_FEATURES else ""
-    )
+    shown = some_of([f"{names[i]} up to {flat[i]:,.4g}" for i in large], _MAX_NAMED_FEATURES)
     first = names[large[0]]
     return (
-        f"features of the public test set span orders of magnitude ({shown}{more}; the median "
+        f"features of the public test set span orders of magnitude ({shown}; the median "
         f"feature up to {usual:,.4g}), and SGD learns little from such scales; set public bounds: "
         f"data.dataset.columns: {{{first}: {{range: [LOW, HIGH]}}}}, with log: true where few "
         "values are large"
@@ -316,9 +320,8 @@ class ProgressCallback:
             )
             print_sentence(self._console, text, style="yellow")
         if unmoved := row.get("unmoved"):
-            more = f" and {len(unmoved) - _MAX_NAMES} more" if len(unmoved) > _MAX_NAMES else ""
             text = (
-                f"warning: round {row['round']} left {', '.join(unmoved[:_MAX_NAMES])}{more} as "
+                f"warning: round {row['round']} left {some_of(unmoved, _MAX_NAMES)} as "
                 "before: no update reached these parameters; raise local.optimizer.lr, and check "
                 "federation.strategy"
             )

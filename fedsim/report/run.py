@@ -8,7 +8,7 @@ from typing import Any
 from fedsim.report import overview
 from fedsim.report.contents import read_contents
 from fedsim.report.drawing import ChartFigure
-from fedsim.report.html import guarantees, page_templates, warnings, write_report
+from fedsim.report.html import guarantees, render_page, warnings, write_report
 from fedsim.report.progress import notebook_progress
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import RunFailedError, RunResult, run_experiment
@@ -27,19 +27,16 @@ def render_head(path: Path) -> str:
     """
     contents = read_contents(RunDirectory.open(path))
     sentences = statement_of(contents.facts)
-    return (
-        page_templates()
-        .get_template("head.html.jinja")
-        .render(
-            name=contents.summary["name"],
-            status=contents.summary["status"],
-            reason=contents.summary["reason"],
-            cards=overview.cards(contents),
-            guarantees=guarantees(sentences),
-            warnings=warnings(sentences),
-            report=(path / "report.html").as_posix(),
-        )
-    )
+    head = {
+        "name": contents.summary["name"],
+        "status": contents.summary["status"],
+        "reason": contents.summary["reason"],
+        "cards": overview.cards(contents),
+        "guarantees": guarantees(sentences),
+        "warnings": warnings(sentences),
+        "report": (path / "report.html").as_posix(),
+    }
+    return render_page("head.html.jinja", head)
 
 
 def draw(path: Path, metric: str | None) -> ChartFigure:

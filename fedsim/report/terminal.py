@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from fedsim.core.formatting import count_text, delta_text, duration_text, metric_text
+from fedsim.core.formatting import count_text, delta_text, duration_text, metric_text, shortened
 from fedsim.report.contents import (
     RunContents,
     advice_of,
@@ -101,9 +101,7 @@ def _width(console: Console, table: Table) -> int:
 
 def client_text(client: int, name: str | None) -> str:
     """Return a client's number, followed by its name if it has one."""
-    if name is None:
-        return str(client)
-    return f"{client} {name if len(name) <= _MAX_NAME_CHARS else name[: _MAX_NAME_CHARS - 1] + '…'}"
+    return str(client) if name is None else f"{client} {shortened(name, _MAX_NAME_CHARS)}"
 
 
 def print_result(
@@ -216,18 +214,16 @@ def _time(contents: RunContents, waited: float | None) -> str:
 def _failing_lines(contents: RunContents) -> list[str]:
     """Return a line for each client that failed repeatedly with the same reason."""
     repeated = contents.summary.get("repeated_failures", [])
+    absent = contents.facts.absent_clients
     lines = [
         f"warning: client {failure['client']} failed in {count_text(failure['rounds'], 'round')}"
-        f"{_never_took_part(contents, failure['client'])}: {failure['reason']}"
+        + (" and never took part" if failure["client"] in absent else "")
+        + f": {failure['reason']}"
         for failure in repeated[:_MAX_FAILING]
     ]
     if len(repeated) > _MAX_FAILING:
         lines.append(f"warning: {len(repeated) - _MAX_FAILING} more clients failed repeatedly")
     return lines
-
-
-def _never_took_part(contents: RunContents, client: int) -> str:
-    return " and never took part" if client in contents.facts.absent_clients else ""
 
 
 def _baseline(contents: RunContents, name: str) -> str:

@@ -23,7 +23,6 @@ import fedsim
 from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.core.errors import StorageError, describe_os_error
 from fedsim.core.shared_values import map_shared
-from fedsim.data import Examples
 from fedsim.experiment import Experiment
 from fedsim.federation.federation import Federation
 from fedsim.protocol.arrays import digest
@@ -121,7 +120,7 @@ def fingerprint(federation: Federation) -> dict[str, str]:
     data = federation.data
     examples = chain([data.test], data.clients, data.held_out or ())
     return {
-        "data": private_digest(part for dataset in examples for part in _arrays_of(dataset)),
+        "data": private_digest(a for part in examples for a in (part.features, part.targets)),
         "test": _sha256([*_array_bytes(data.test.targets)]),
         "model": digest(federation.initial_arrays()),
         "privacy": _sha256(map_shared(_mechanism_bytes, federation.plan.clients or ())),
@@ -171,10 +170,6 @@ def _mechanism_bytes(plan: PrivacyPlan) -> bytes:
     return repr((plan.release, plan.delta, plan.target_epsilon, plan.secure_noise)).encode()
 
 
-def _arrays_of(examples: Examples) -> Iterable[np.ndarray]:
-    return examples.features, examples.targets
-
-
 def _array_bytes(array: np.ndarray) -> Iterable[bytes]:
     yield f"{array.dtype}{array.shape}".encode()
     yield array.tobytes()
@@ -198,13 +193,14 @@ def describe_environment(*, seed: int) -> dict[str, object]:
         "schema": SCHEMAS["environment.json"],
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: version for name in _PACKAGES if (version := _version(name))},
+        "packages": {name: version for name in _PACKAGES if (version := package_version(name))},
         "seed": seed,
         "commit": _commit(Path(fedsim.__file__).resolve().parent.parent),
     }
 
 
-def _version(package: str) -> str | None:
+def package_version(package: str) -> str | None:
+    """Return the version of an installed package; None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -289,7 +289,7 @@ def _client_json(spend: ClientSummary, trust: Trust) -> PrivateClientRow:
     }
     if trust == "distributed":
         second, epsilon = server_ledger(spend, trust), spend.epsilon_against_server
-        row["epsilon_against_server"] = None if epsilon is None else finite_or_none(epsilon)
+        row["epsilon_against_server"] = finite_or_none(epsilon)
         row["ledger_against_server"] = None if second is None else second.to_list()
     return cast(PrivateClientRow, row)
 
@@ -335,6 +335,10 @@ def secure_summary(
 
 
 IMPLEMENTATION = "fedsim.secagg 1"
+_ENCODING = (
+    *("ring_bits", "frac_bits", "value_bound", "max_weight", "max_clients", "guard_bits"),
+    *("rounding", "max_abs_error"),
+)
 ENVELOPE = "RFC 9180 X25519/HKDF-SHA256/AES-256-GCM"
 _TRUST = {
     "additive": "at least one of the server and the helpers follows the protocol and colludes with "
@@ -414,16 +418,7 @@ class SecureAggregationReport:
             },
             "simulated_non_collusion": True,
             "server_view": _server_view(hidden, list(settings.metrics)),
-            "encoding": {
-                "ring_bits": encoder.ring_bits,
-                "frac_bits": encoder.frac_bits,
-                "value_bound": encoder.value_bound,
-                "max_weight": encoder.max_weight,
-                "max_clients": encoder.max_clients,
-                "guard_bits": encoder.guard_bits,
-                "rounding": encoder.rounding,
-                "max_abs_error": encoder.max_abs_error,
-            },
+            "encoding": {name: getattr(encoder, name) for name in _ENCODING},
             "exactness": "equals quantised plain averaging bit for bit",
             **({"plan_digest": self.plan_digest} if self.plan_digest else {}),
             "prg": settings.prg if hidden else None,

@@ -28,7 +28,7 @@ def recorded_terms(experiment: ExperimentWithClients) -> dict[str, Any]:
         experiment: the settings, with the number of clients.
     """
     terms = {name: term(experiment) for name, term in TERMS.items()}
-    return {name: value for name, value in terms.items() if not _is_absent(name, value)}
+    return {k: value for k, value in terms.items() if value is not None or k not in _ABSENT}
 
 
 def recorded_client_terms(
@@ -180,8 +180,3 @@ _ABSENT = {
     *("sums", "participation", "votes", "weighting"),
     *("mechanism", "noise_correlation", "public_parts", "orders"),
 }
-
-
-def _is_absent(name: str, value: object) -> bool:
-    """Whether `privacy.json` omits a term that is null, since only few runs have it."""
-    return value is None and name in _ABSENT

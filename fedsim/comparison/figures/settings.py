@@ -25,7 +25,7 @@ from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.statistics import CONFIDENCE
 from fedsim.comparison.text import guarantee_text, interval_text, metric_words
 from fedsim.comparison.variants import axis_labels
-from fedsim.core.formatting import epsilon_text, metric_text
+from fedsim.core.formatting import epsilon_text, metric_text, shortened
 from fedsim.report.chart import (
     SERIES,
     Axis,
@@ -39,7 +39,6 @@ from fedsim.report.chart import (
     Point,
     level,
     room_around,
-    shortened,
 )
 
 _ON_OTHER_AXIS = ("privacy.target_epsilon",)  # ε itself: the figure against ε shows it

@@ -27,7 +27,7 @@ from fedsim.comparison.figures import (
 from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.statistics import CONFIDENCE
 from fedsim.comparison.text import common_words, interval_text, metric_words
-from fedsim.core.formatting import epsilon_text, metric_text, percent_text
+from fedsim.core.formatting import epsilon_text, metric_text, percent_text, shortened
 from fedsim.core.metrics import metric_entry, metric_name
 from fedsim.report.chart import (
     Area,
@@ -42,7 +42,6 @@ from fedsim.report.chart import (
     interval,
     level,
     number_axis,
-    shortened,
     thinned,
 )
 

@@ -14,8 +14,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from fedsim.accountant import (
     Composed,
     Event,
@@ -31,6 +29,7 @@ from fedsim.accountant.sampler_slack import MAX_DRAWS, epsilon_with_slack
 from fedsim.core.durable import sync_directory
 from fedsim.core.formatting import delta_text, epsilon_text
 from fedsim.core.text_formats import finite_or_none
+from fedsim.report.html import render_page
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.files import SCHEMAS
 from fedsim.tools.search.ledger import (
@@ -353,11 +352,11 @@ def account_json(searches: Sequence[Search], *, name: str, head: str) -> dict[st
             {
                 "client": client,
                 "delta": delta,
-                "epsilon_every_run": every_run,
-                "epsilon_selection": other,
+                "epsilon_every_run": finite_or_none(every_run),
+                "epsilon_selection": finite_or_none(other),
             }
             for (client, every_run, delta), (_, other, _) in zip(
-                _finite(figures.every_run.clients), _finite(figures.selected.clients), strict=True
+                figures.every_run.clients, figures.selected.clients, strict=True
             )
         ],
         "statement": [every_run_sentence(figures), *selection_sentences(searches, figures)],
@@ -379,14 +378,6 @@ def write_account(content: Mapping[str, Any], out: Path) -> None:
 
 def account_page(content: Mapping[str, Any]) -> str:
     """Return the HTML of `account/comparison.html`."""
-    here = Path(__file__).parent
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader([here, here.parent.parent / "report"], encoding="utf-8"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     cards = [
         (label, epsilon_text(content[key]["epsilon"]), delta_text(content[key]["delta"]), observer)
         for key, label, observer in (
@@ -394,10 +385,8 @@ def account_page(content: Mapping[str, Any]) -> str:
             ("selection", "The selected model alone", OBSERVER_OF_SELECTION),
         )
     ]
-    page = environment.get_template("search.html.jinja").render(
-        **content, figures=cards, version=content["fedsim"]
-    )
-    return page.encode(errors="replace").decode()
+    page = {**content, "figures": cards, "version": content["fedsim"]}
+    return render_page("search.html.jinja", page, Path(__file__).parent)
 
 
 def _search_json(search: Search) -> dict[str, Any]:
@@ -412,9 +401,3 @@ def _search_json(search: Search) -> dict[str, Any]:
         "selected": end.variant if isinstance(end, Selected) else None,
         "reason": end.reason if isinstance(end, Withdrawn) else None,
     }
-
-
-def _finite(
-    clients: Sequence[tuple[int, float, float]],
-) -> list[tuple[int, float | None, float]]:
-    return [(client, None if e == float("inf") else e, delta) for client, e, delta in clients]

@@ -2,7 +2,7 @@
 
 from rich.console import Console
 
-from fedsim.core.formatting import delta_text, epsilon_text
+from fedsim.core.formatting import count_text, delta_text, epsilon_text
 from fedsim.report.terminal import figure_table, print_sentence, print_table
 from fedsim.statement.observers import OBSERVER_NAMES
 from fedsim.tools.totals.sources import EVERYONE
@@ -27,7 +27,7 @@ def print_account(account: Totals, console: Console | None = None) -> None:
     is_one = len(account.clients) == 1 and account.clients[0].client == EVERYONE
     if not is_one:
         table = figure_table(
-            f"Privacy spent over {_count(len(account.sources), 'source')}",
+            f"Privacy spent over {count_text(len(account.sources), 'source')}",
             ["runs or files", "releases", *["δ"] * (len(deltas) > 1)]
             + [f"ε ({name})" for name in names]
             + ["ε (server)"] * has_server,
@@ -98,7 +98,3 @@ def _sentences(account: Totals) -> list[str]:
         f"{name} has not ended; it is counted up to its last record" for name in account.unfinished
     ]
     return lines
-
-
-def _count(n: int, noun: str) -> str:
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"

@@ -12,6 +12,7 @@ from fedsim.accountant.accountants import AccountantChoice, accountant_name
 from fedsim.accountant.events import Adjacency
 from fedsim.accountant.sampler_slack import epsilon_with_slack
 from fedsim.accountant.trust import Observer
+from fedsim.core.text_formats import finite_or_none
 from fedsim.tools.totals.assignment import aligned, every_choice, same_clients
 from fedsim.tools.totals.sources import (
     EVERYONE,
@@ -60,9 +61,9 @@ class ClientTotal:
             "name": self.name,
             "sources": list(self.sources),
             "delta": self.delta,
-            "epsilon": _finite(self.epsilon),
-            "epsilons": {name: _finite(value) for name, value in self.epsilons.items()},
-            "epsilon_against_server": _finite(self.epsilon_against_server),
+            "epsilon": finite_or_none(self.epsilon),
+            "epsilons": {name: finite_or_none(value) for name, value in self.epsilons.items()},
+            "epsilon_against_server": finite_or_none(self.epsilon_against_server),
             "ledger": self.ledger.to_list(),
         }
 
@@ -108,7 +109,7 @@ class Totals:
             "unit": self.unit,
             "adjacency": self.adjacency,
             "against": self.observer,
-            "system_epsilon": _finite(self.largest.epsilon),
+            "system_epsilon": finite_or_none(self.largest.epsilon),
             "clients": [total.to_json() for total in self.clients],
         }
 
@@ -343,7 +344,3 @@ def _mapped(sources: Sequence[Source], clients: Mapping[str, Sequence[str]]) -> 
 
 def _by_number(key: str) -> tuple[float, str]:
     return (float(key), "") if key.isdigit() else (math.inf, key)
-
-
-def _finite(value: float | None) -> float | None:
-    return None if value is None or math.isinf(value) else value
