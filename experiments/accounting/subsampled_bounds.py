@@ -10,15 +10,16 @@ Run: python experiments/accounting/subsampled_bounds.py [--help]
 import argparse
 
 from accounting_common import add_options, numbers, run, save_plot, show, show_table
+from published_curves import (
+    bad_case_rdp_clt,
+    good_case_rdp_clt,
+    rdp_lower_bound,
+    rdp_published,
+    rdp_tightened,
+)
 
 from fedsim.accountant.rdp.conversion import epsilon_from_rdp
-from fedsim.accountant.rdp.without_replacement import (
-    rdp_without_replacement,
-    rdp_without_replacement_lower_bound,
-    rdp_without_replacement_published,
-    rdp_without_replacement_tightened,
-)
-from fedsim.accountant.textbook.renyi import bad_case_rdp_clt, good_case_rdp_clt
+from fedsim.accountant.rdp.without_replacement import rdp_without_replacement
 from fedsim.report.plots import line_chart
 
 ORDERS = tuple(float(order) for order in (*range(2, 17), 20, 24, 28, 32, 48, 64, 96, 128))
@@ -27,10 +28,10 @@ ORDERS = tuple(float(order) for order in (*range(2, 17), 20, 24, 28, 32, 48, 64,
 def main(given: argparse.Namespace) -> None:
     """Prints the table and saves subsampled_bounds.png."""
     noise, orders, rate = given.noise_multiplier, given.orders, given.sample / given.dataset
-    bad = rdp_without_replacement_lower_bound(rate, noise, orders)
+    bad = rdp_lower_bound(rate, noise, orders)
     curves = {
-        "published": rdp_without_replacement_published(rate, noise, orders),
-        "tightened": rdp_without_replacement_tightened(rate, noise, orders),
+        "published": rdp_published(rate, noise, orders),
+        "tightened": rdp_tightened(rate, noise, orders),
         "dominating": rdp_without_replacement(rate, noise, orders),
         "lower": bad,
         "bad": bad,
