@@ -114,11 +114,12 @@ def loss_variance(q: float, z: float) -> float:
     return float(weight @ (loss - mean) ** 2)
 
 
-def _pmf_bytes(pmfs: tuple[LossPmf, LossPmf]) -> int:
+def pmf_bytes(pmfs: tuple[LossPmf, LossPmf]) -> int:
+    """Return the size in memory of a pair of pmfs, for a cache."""
     return sum(pmf.mass.nbytes + pmf.log_mass.nbytes for pmf in pmfs)
 
 
-@cached_by_bytes(_CACHE_BYTES, _pmf_bytes)
+@cached_by_bytes(_CACHE_BYTES, pmf_bytes)
 def step_pmfs(q: float, z: float, spacing: float) -> tuple[LossPmf, LossPmf]:
     """Return the pmfs of one step's privacy loss on a grid, in the directions ("remove", "add").
 

@@ -43,6 +43,7 @@ from fedsim.accountant.pld.loss_pmf import (
     loss_variance,
     mirrored_pmf,
     mirrored_range,
+    pmf_bytes,
     step_pmfs,
 )
 
@@ -98,11 +99,7 @@ def allocation_variance(batches: int, z: float) -> float:
     return float((weight * (loss - mean) ** 2).sum())
 
 
-def _pmf_bytes(pmfs: tuple[LossPmf, LossPmf]) -> int:
-    return sum(pmf.mass.nbytes + pmf.log_mass.nbytes for pmf in pmfs)
-
-
-@cached_by_bytes(_CACHE_BYTES, _pmf_bytes)
+@cached_by_bytes(_CACHE_BYTES, pmf_bytes)
 def allocation_pmfs(batches: int, z: float, spacing: float) -> tuple[LossPmf, LossPmf]:
     """Return two pmfs of a random-allocation pass's privacy loss on a grid: "remove" and "add".
 

@@ -20,7 +20,7 @@ from scipy.special import gammaln, logsumexp
 
 from fedsim.accountant import checks
 from fedsim.accountant.checks import Floats, cached_by_bytes
-from fedsim.accountant.rdp.poisson_batch import is_supported, rdp_curves
+from fedsim.accountant.rdp.poisson_batch import is_supported, log_expm1, rdp_curves
 from fedsim.core.limits import MAX_RENYI_ORDER
 
 # Fine below 2, where the best order lies once epsilon is above 15; long, because it lies above
@@ -174,18 +174,13 @@ def _log_moments_whole(alphas: Floats, q: float, z: float) -> Floats:
 
 def _log_moments_block(alphas: Floats, q: float, z: float) -> Floats:
     k = np.arange(2.0, alphas.max() + 1.0)
-    step = k * math.log(q) + _log_expm1(k * (k - 1.0) * (0.5 / z / z))
+    step = k * math.log(q) + log_expm1(k * (k - 1.0) * (0.5 / z / z))
     rest = alphas[:, None] - k
     inside = rest >= 0
     rest = np.where(inside, rest, 0.0)
     terms = gammaln(alphas + 1.0)[:, None] - gammaln(k + 1.0) - gammaln(rest + 1.0)
     terms += rest * math.log1p(-q) + step
     return np.logaddexp(0.0, logsumexp(np.where(inside, terms, -np.inf), axis=1))
-
-
-def _log_expm1(x: Floats) -> Floats:
-    small, large = np.minimum(x, 1.0), np.maximum(x, 1.0)
-    return np.where(x < 1.0, np.log(np.expm1(small)), large + np.log1p(-np.exp(-large)))
 
 
 def _log_moment_fractional(alpha: float, q: float, z: float) -> float:
@@ -260,7 +255,7 @@ def _log_integrand_replaced(x: Floats, alpha: float, q: float, z: float) -> Floa
     u = np.exp(np.minimum(log_size, 500.0)) * shrink
     log_r = np.where(np.abs(u) < 0.5, np.log1p(np.clip(u, -0.5, 0.5)), log_p - log_q)
     log_density = -0.5 * (x / z) ** 2 - math.log(z * math.sqrt(2.0 * math.pi)) + log_q
-    return _log_bernoulli_gap(u, log_r, alpha) + log_density
+    return log_bernoulli_gap(u, log_r, alpha) + log_density
 
 
 def _log_integrand(x: Floats, alpha: float, q: float, z: float) -> Floats:
@@ -268,19 +263,27 @@ def _log_integrand(x: Floats, alpha: float, q: float, z: float) -> Floats:
     exponent = (x - 0.5) / z / z
     u = q * np.expm1(np.minimum(exponent, 500.0))
     log_r = np.where(exponent < 500.0, np.log1p(u), math.log(q) + exponent)
-    log_gap = _log_bernoulli_gap(u, log_r, alpha)
+    log_gap = log_bernoulli_gap(u, log_r, alpha)
     return log_gap - 0.5 * (x / z) ** 2 - math.log(z * math.sqrt(2.0 * math.pi))
 
 
-def _log_bernoulli_gap(u: Floats, log_r: Floats, alpha: float) -> Floats:
+def log_bernoulli_gap(
+    u: Floats, log_r: Floats, alpha: float, series_scale: float | None = None
+) -> Floats:
     """Return log((1+u)^alpha - 1 - alpha u), with log_r = log1p(u), to full relative precision.
 
     In general it is log_r + log(expm1(b log_r) + b expm1(-log_r)) with b = alpha - 1, which
     depends on log_r only; where alpha u is small that cancels and the Taylor series takes over.
+
+    Args:
+        u: relative excess of a likelihood ratio, >= -1, or >= 0 if alpha < 0.
+        log_r: log1p(u), also where u overflows.
+        alpha: the power, outside [0, 1].
+        series_scale: the series is used where this times |u| is below 0.01; default max(alpha, 2).
     """
     b = alpha - 1.0
     power = b * log_r
-    near = np.abs(u) * max(alpha, 2.0) < 1e-2
+    near = np.abs(u) * (series_scale or max(alpha, 2.0)) < 1e-2
     small = np.where(near, u, 0.0)
     series = np.ones_like(u)
     for j in range(9, 2, -1):
@@ -290,5 +293,5 @@ def _log_bernoulli_gap(u: Floats, log_r: Floats, alpha: float) -> Floats:
     with np.errstate(divide="ignore"):  # u = 0: the gap is 0
         log_series = np.log(0.5 * alpha * b * small * small * series)
         log_general = log_r + np.where(power < 500.0, np.log(np.maximum(general, 0.0)), power)
-    log_general = np.where(log_r < -500.0, math.log(b), log_general)  # u = -1: the gap is b
+    log_general = np.where(log_r < -500.0, math.log(abs(b)), log_general)  # u = -1: the gap is b
     return np.where(near, log_series, log_general)

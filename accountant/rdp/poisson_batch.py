@@ -185,7 +185,7 @@ def _log_moments_whole(rates: Floats, noises: Floats, orders: tuple[float, ...])
         q, z = rates[part, None], noises[part, None]
         k = np.arange(table.k.max() + 1.0)
         k[:2] = 2.0  # any finite value: these two are not used
-        step = k * np.log(q) + _log_expm1(k * (k - 1.0) * (0.5 / z / z))
+        step = k * np.log(q) + log_expm1(k * (k - 1.0) * (0.5 / z / z))
         terms = np.take(step, table.k, axis=1)
         terms += table.log_choose + table.rest * np.log1p(-q)
         top = np.maximum.reduceat(terms, table.starts, axis=1)
@@ -196,6 +196,7 @@ def _log_moments_whole(rates: Floats, noises: Floats, orders: tuple[float, ...])
     return result
 
 
-def _log_expm1(x: Floats) -> Floats:
+def log_expm1(x: Floats) -> Floats:
+    """Return log(e^x - 1) for x >= 0, without overflow."""
     small, large = np.minimum(x, 1.0), np.maximum(x, 1.0)
     return np.where(x < 1.0, np.log(np.expm1(small)), large + np.log1p(-np.exp(-large)))

@@ -33,7 +33,7 @@ from scipy.special import logsumexp
 
 from fedsim.accountant import checks
 from fedsim.accountant.checks import Floats
-from fedsim.accountant.rdp.poisson import check_orders
+from fedsim.accountant.rdp.poisson import check_orders, log_bernoulli_gap
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(20)
 _NEGLIGIBLE = 46.0  # exp(-46) = 1e-20 of the integrand's maximum
@@ -62,33 +62,18 @@ def rdp_without_replacement(
     Raises:
         ValueError: an argument is outside its range.
     """
-    q, z_r, alphas = _checked(sampling_rate, noise_multiplier, orders)
-    gaussian = _gaussian_rdp(z_r, alphas)
-    if q in (0.0, 1.0) or z_r < _LEAST_NOISE:
-        return gaussian if q > 0.0 else np.zeros_like(alphas)
-    moments = np.array([_log_dominating_moment(order, q, z_r) for order in alphas.tolist()])
-    return np.minimum(gaussian, moments / (alphas - 1.0))
-
-
-def _checked(
-    sampling_rate: float, noise_multiplier: float, orders: Sequence[float]
-) -> tuple[float, float, Floats]:
     q = checks.probability("sampling_rate", sampling_rate)
     z = checks.non_negative("noise_multiplier", noise_multiplier)
+    alphas = np.array(check_orders(tuple(orders)))
+    if q == 0.0:
+        return np.zeros_like(alphas)
     # Outside these limits less noise or more sampling is assumed: still a bound, no underflow.
-    z_r, q = min(0.5 * z, 1e50), max(q, 1e-100) if q else 0.0
-    return q, z_r, np.array(check_orders(tuple(orders)))
-
-
-def _gaussian_rdp(z_r: float, alphas: Floats) -> Floats:
-    return alphas * (0.5 / z_r / z_r) if z_r > 1e-100 else np.full_like(alphas, math.inf)
-
-
-def _log_sum(values: Floats) -> float:
-    return float(np.asarray(logsumexp(values)))
-
-
-# --- The dominating pair ------------------------------------------------------------------------
+    z_r, q = min(0.5 * z, 1e50), max(q, 1e-100)
+    gaussian = alphas * (0.5 / z_r / z_r) if z_r > 1e-100 else np.full_like(alphas, math.inf)
+    if q == 1.0 or z_r < _LEAST_NOISE:
+        return gaussian
+    moments = np.array([_log_dominating_moment(order, q, z_r) for order in alphas.tolist()])
+    return np.minimum(gaussian, moments / (alphas - 1.0))
 
 
 def _log_dominating_moment(order: float, q: float, z_r: float) -> float:
@@ -110,28 +95,13 @@ def _log_dominating_moment(order: float, q: float, z_r: float) -> float:
     centres = low + half * (2.0 * np.arange(panels) + 1.0)
     x = (centres[:, None] + half * _NODES).ravel()
     log_values = _log_integrand(x, order, q, z_r) + np.tile(np.log(_WEIGHTS * half), panels)
-    return float(np.logaddexp(0.0, _log_sum(log_values)))
+    return float(np.logaddexp(0.0, logsumexp(log_values)))
 
 
 def _log_integrand(x: Floats, order: float, q: float, z_r: float) -> Floats:
     exponent = (x - 0.5) / z_r / z_r  # >= 0
     u = q * np.expm1(np.minimum(exponent, 500.0))
     log_r = np.where(exponent < 500.0, np.log1p(u), math.log(q) + exponent)
-    both = np.logaddexp(_log_gap(u, log_r, order), _log_gap(u, log_r, 1.0 - order))
+    gaps = (log_bernoulli_gap(u, log_r, a, max(abs(a) + 1.0, 2.0)) for a in (order, 1.0 - order))
+    both = np.logaddexp(*gaps)
     return both - 0.5 * (x / z_r) ** 2 - math.log(z_r * math.sqrt(2.0 * math.pi))
-
-
-def _log_gap(u: Floats, log_r: Floats, power: float) -> Floats:
-    """Return log((1+u)^power - 1 - power u) for u >= 0 and power outside [0, 1]."""
-    near = u * max(abs(power) + 1.0, 2.0) < 1e-2
-    small = np.where(near, u, 0.0)
-    series = np.ones_like(u)
-    for j in range(9, 2, -1):
-        series = 1.0 + (power - j + 1.0) / j * small * series
-    # r (e^(b L) - 1 + b (e^-L - 1)) with L = log r and b = power - 1: no overflow in r.
-    exponent = (power - 1.0) * log_r
-    general = np.expm1(np.minimum(exponent, 500.0)) + (power - 1.0) * np.expm1(-log_r)
-    with np.errstate(divide="ignore"):  # u = 0: the gap is 0
-        log_series = np.log(0.5 * power * (power - 1.0) * small * small * series)
-        log_general = np.where(exponent < 500.0, np.log(np.maximum(general, 0.0)), exponent)
-    return np.where(near, log_series, log_r + log_general)
