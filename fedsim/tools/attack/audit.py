@@ -22,7 +22,7 @@ from fedsim.clients.gradients.per_example import PerExampleGradients
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.plan import PrivacyPlanError
 from fedsim.clients.model_checks.safety import preserve_state
-from fedsim.clients.sampling.sampling import PoissonSampling, Sampling
+from fedsim.clients.sampling.sampling import PoissonSampling
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.core.commands import Phases
 from fedsim.core.plugin_errors import plugin_calls
@@ -41,13 +41,7 @@ from fedsim.tools.attack.findings import (
     measure_leakage,
     noise_correlation,
 )
-from fedsim.tools.attack.observation import (
-    Observations,
-    UpdateRounds,
-    charged_noise,
-    num_spares,
-    observe,
-)
+from fedsim.tools.attack.observation import UpdateRounds, charged_noise, num_spares, observe
 from fedsim.tools.attack.views import views_of
 
 
@@ -195,63 +189,39 @@ def _audit_client(
             loss=gradients.loss,
         ),
     )
-    return _measured(
-        federation,
-        client,
-        adversary,
-        seen,
-        noise=charged_noise(step, gradients),
+    claim = Claim(
+        epsilon=adversary.epsilon,
+        delta=plan.delta,
+        noise=adversary.noise_factor * charged_noise(step, gradients),
         sampling=step.sampling,
+        steps=plan.steps_to_take,
+        accountant=experiment.privacy.accounting,
+        adjacency=experiment.privacy.adjacency.name,
         is_fixed=step.clipping.adapted_clip_norm is None,
-        miss=miss,
     )
+    findings = measure_leakage(seen, claim, round_steps=plan.round_steps, miss=miss)
+    return ClientAudit(client, size, claim, findings, against=adversary.against)
 
 
 def _audit_updates(
     federation: Federation, client: int, adversary: Adversary, *, steps: int, miss: float
 ) -> ClientAudit:
     """Audit a client that releases whole updates: all of its data together are one canary."""
-    plan = (federation.plan.clients or ())[client]
-    rounds = UpdateRounds(federation, client, adversary.view)
-    return _measured(
-        federation,
-        client,
-        adversary,
-        rounds.observe(steps),
-        noise=rounds.update.charged_multipliers[0],
-        sampling=PoissonSampling(plan.release.sampling_rate),
-        is_fixed=False,
-        miss=miss,
-    )
-
-
-def _measured(
-    federation: Federation,
-    client: int,
-    adversary: Adversary,
-    seen: Observations,
-    *,
-    noise: float,
-    sampling: Sampling,
-    is_fixed: bool,
-    miss: float,
-) -> ClientAudit:
-    """Return what the observations show, beside what the client's plan claims."""
-    privacy, plan = federation.experiment.privacy, (federation.plan.clients or ())[client]
-    if privacy is None:
+    experiment, plan = federation.experiment, (federation.plan.clients or ())[client]
+    if experiment.privacy is None:
         raise ValueError("an audit needs plans")
+    rounds = UpdateRounds(federation, client, adversary.view)
     claim = Claim(
         epsilon=adversary.epsilon,
         delta=plan.delta,
-        noise=adversary.noise_factor * noise,
-        sampling=sampling,
+        noise=adversary.noise_factor * rounds.update.charged_multipliers[0],
+        sampling=PoissonSampling(plan.release.sampling_rate),
         steps=plan.steps_to_take,
-        accountant=privacy.accounting,
-        adjacency=privacy.adjacency.name,
-        is_fixed=is_fixed,
+        accountant=experiment.privacy.accounting,
+        adjacency=experiment.privacy.adjacency.name,
+        is_fixed=False,
     )
-    round_steps = 1 if plan.release.protects_client else plan.round_steps
-    findings = measure_leakage(seen, claim, round_steps=round_steps, miss=miss)
+    findings = measure_leakage(rounds.observe(steps), claim, round_steps=1, miss=miss)
     size = federation.data.clients.size(client)
     return ClientAudit(client, size, claim, findings, against=adversary.against)
 
