@@ -6,10 +6,12 @@ than `fedsim --help` may take. Entry points also have no order, which the help p
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedsim.core.imports import ByName
-from fedsim.core.settings import Settings
+
+if TYPE_CHECKING:
+    from fedsim.core.settings import Settings
 
 COMMANDS = {
     "curve": "fedsim.tools.curve:curve_command",
@@ -33,5 +35,7 @@ OPTIONS = ByName[Callable[..., Any]](
 )
 """Options of core commands that a tool implements, by command and option."""
 
-FILES = ByName[type[Settings]]({"a node's policy": "fedsim.tools.deployment.policy:NodePolicy"})
+FILES: "ByName[type[Settings]]" = ByName(
+    {"a node's policy": "fedsim.tools.deployment.policy:NodePolicy"}
+)
 """The settings files of tools, for the reference page."""

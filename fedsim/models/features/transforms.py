@@ -122,8 +122,8 @@ def _maps(padded: Example, directions: NDArray[np.int64]) -> Example:
     right = (padded[1:-1, 2:] - padded[1:-1, :-2]) / 2
     bins = len(directions)
     place = np.arctan2(down, right) * (bins / (2 * np.pi))  # in bins, from -bins / 2 to bins / 2
-    distance = np.abs(place - directions) % bins
-    share = np.maximum(0.0, 1.0 - np.minimum(distance, bins - distance))
+    distance = np.abs(place - directions)  # less than two turns: `bins` is one turn
+    share = np.maximum(0.0, 1.0 - np.minimum(distance, np.abs(bins - distance)))
     return share * np.hypot(down, right)
 
 
