@@ -27,7 +27,7 @@ COMMANDS = {
 OPTIONS = ByName[Callable[..., Any]](
     {
         "plan --advise": "fedsim.tools.advice.advice:advise",
-        "why not plan --advise": "fedsim.tools.advice.advice:why_not_advised",
+        "why not plan --advise": "fedsim.tools.advice.conditions:why_not_advised",
         "compare --select": "fedsim.tools.search.terminal:perform",
         "verify --replay": "fedsim.tools.replay:replay_run",
         "verify of a search": "fedsim.tools.search.verify:check_command",
