@@ -324,9 +324,9 @@ class _DpSgdBlock(_SgdBlock):
         self._noises = [None if m is None else self._noise_of(m) for m in members]
         present = [member for member in members if member is not None]
         self.sends_releases = any(member.part is not None for member in present)
-        if self.sends_releases:
-            if any(member.part is None or len(member.steps) != 1 for member in present):
-                raise ValueError("a part of a noisy sum is one step, the same for all of a block")
+        fits = all(member.part is not None and len(member.steps) == 1 for member in present)
+        if self.sends_releases and not fits:
+            raise ValueError("a part of a noisy sum is one step, the same for all of a block")
         self._private_step = PrivateStep(
             gradients, self._mechanisms, self.rows, divides=not self.sends_releases
         )

@@ -90,12 +90,13 @@ def release_rows(
         streams: two keystreams of each row: random words for the draws, and extra bits for draws
             that a word leaves undecided.
         sums: sums (K, n) in grid steps (2⁻²⁴ standard deviations of the noise), contiguous.
-        scales: pairs (slice of the n values, scale of these values for each row, float64 (K, 1)), in
-            the order of the values.
+        scales: pairs (slice of the n values, their scale in each row, float64 (K, 1)), in order of
+            the values.
         into: the result (K, n), contiguous; it must not share memory with `sums`.
     """
-    words, chosen = np.empty(BYTES * min(sums.numel(), CHUNK_VALUES), np.uint8), np.empty(_BLOCK, "i4")
-    undecided = np.empty(CHUNK_VALUES, np.int64)
+    size = min(sums.numel(), CHUNK_VALUES)
+    words, chosen = np.empty(BYTES * size, np.uint8), np.empty(_BLOCK, np.int32)
+    undecided = np.empty(size, np.int64)
     stops = np.array([place.stop for place, _ in scales])
     lengths = torch.cat([length.T for _, length in scales]).numpy()
     before, after = sums.numpy(), into.numpy()

@@ -45,13 +45,14 @@ def release_(
 
 def _kernel_for(sums: Tensor, into: Tensor) -> fused.Kernel | None:
     """Return the compiled loop; None where it cannot be used or would not save time."""
-    if into is sums or sums.device.type != "cpu" or into.dtype not in (torch.float32, torch.float64):
+    if into is sums or sums.device.type != "cpu" or into.dtype not in _COMPILED_TYPES:
         return None
     lie_in_rows = sums.is_contiguous() and into.is_contiguous()
     return _DEMAND.kernel(sums.numel()) if lie_in_rows else None
 
 
 _DEMAND = fused.Demand()
+_COMPILED_TYPES = (torch.float32, torch.float64)
 
 
 def _release_block(

@@ -235,9 +235,7 @@ class ExampleUse:
             total = weighted_sum(weights.unsqueeze(1), rows).squeeze(1)
         into += self.in_shape(total, index).view(into.shape)
 
-    def write_weighted(
-        self, index: int, factors: Tensor, into: Tensor, part: Part = WHOLE
-    ) -> None:
+    def write_weighted(self, index: int, factors: Tensor, into: Tensor, part: Part = WHOLE) -> None:
         """Overwrite a tensor with what `add_weighted` would add to it."""
         self.add_weighted(index, factors, into.zero_(), part)
 

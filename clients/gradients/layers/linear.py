@@ -105,9 +105,7 @@ class LinearUse(LayerUse):
         else:
             into += scaled.sum(1)
 
-    def write_weighted(
-        self, index: int, factors: Tensor, into: Tensor, part: Part = WHOLE
-    ) -> None:
+    def write_weighted(self, index: int, factors: Tensor, into: Tensor, part: Part = WHOLE) -> None:
         """Overwrite a tensor with what `add_weighted` would add to it."""
         if self._single and part.client is not None and index not in self.held:
             self._sum_client(index, factors, into[0], part, beta=0)
