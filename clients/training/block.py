@@ -161,7 +161,6 @@ class _SgdBlock(Block):
         )
         self.values = start.clone()
         self.released = self.values.new_empty(len(members), 0)
-        self._gradients = self.values.new_empty(len(members), gradients.parameters.size)
         self._first = present[0]
         self._round_number = self._first.key.round_number
         self.step_number = 0  # of the round
@@ -191,7 +190,7 @@ class _SgdBlock(Block):
         keeps_releases = on_step is not None or self.sends_releases
         ends = [0 if member is None else len(member.steps) for member in self.members]
         final = {k: self.values[k].clone() for k, end in enumerate(ends) if end == 0}
-        with self._keyed_draws():
+        with torch.no_grad(), self._keyed_draws():  # gradients are computed where they are needed
             for step in range(max(ends)):
                 active = [step < end for end in ends]
                 batches = [
@@ -281,7 +280,7 @@ class _SgdBlock(Block):
         """
         sizes = [1 if batch is None else max(1, len(batch)) for batch in batches]
         shares = torch.tensor(sizes).to(self.values).reciprocal_()
-        total = self._gradients.zero_()
+        total = self.values.new_zeros(len(batches), self.gradients.parameters.size)
         if self.places is None:
             for padded in self._reader.padded_batches(batches, self.step_number):
                 self._add_sums(self.values, padded, shares, total)

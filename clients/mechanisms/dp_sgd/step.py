@@ -89,7 +89,6 @@ class PrivateStep:
         self._release_scales: Scales = [(place, divided[:, m : m + 1]) for place, m in places]
         self.adapts = any(mechanism.clipping.count_noises for mechanism in present)
 
-    @torch.no_grad()
     def take(
         self,
         values: Tensor,
@@ -97,7 +96,7 @@ class PrivateStep:
         sizes: Sequence[int],
         noises: Sequence[NoiseSource | None],
     ) -> Iterator[tuple[slice, Tensor]]:
-        """Compute a step of every client, and yield the noisy gradients.
+        """Compute a step of every client, and yield the noisy gradients; for use in torch.no_grad.
 
         Args:
             values: flat parameters of each client (K, size).
