@@ -81,7 +81,8 @@ def factor_norms(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
         right: a vector for each example (n, b).
     """
     norms = row_norms(left), row_norms(right)
-    if max(norm.max().item() for norm in norms) >= _LARGE_NORM:
+    exact = left.dtype != torch.float32 or left.is_cuda  # nothing is to be corrected
+    if not exact and max(norm.max().item() for norm in norms) >= _LARGE_NORM:
         large = (norms[0] >= _LARGE_NORM) | (norms[1] >= _LARGE_NORM)
         for norm, values in zip(norms, (left, right), strict=True):
             norm[large] = _double_norms(values[large])
