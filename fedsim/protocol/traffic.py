@@ -106,8 +106,11 @@ class Traffic:
         """
         sizes: dict[int, int] = {}  # all requests share one model
         for request in requests.values():
-            model = sizes.setdefault(id(request.arrays), _array_bytes(request.arrays))
-            self.down += model + (0 if request.offer is None else _field_bytes(request.offer))
+            key = id(request.arrays)
+            if key not in sizes:
+                sizes[key] = _array_bytes(request.arrays)
+            self.down += sizes[key]
+            self.down += 0 if request.offer is None else _field_bytes(request.offer)
             self.down += sum(map(_array_bytes, request.sent.values()))
 
     def receive(self, answer: TrainAnswer) -> None:
