@@ -16,6 +16,7 @@ from fedsim.accountant.accountants import make_accountant as make_accountant
 from fedsim.accountant.calibration import calibrate_noise_multiplier as calibrate_noise_multiplier
 from fedsim.accountant.calibration import calibrate_sampling_rate as calibrate_sampling_rate
 from fedsim.accountant.calibration import calibrate_steps as calibrate_steps
+from fedsim.accountant.composition import zcdp_rho as zcdp_rho
 from fedsim.accountant.events import SCHEMA_VERSION as SCHEMA_VERSION
 from fedsim.accountant.events import ZCDP as ZCDP
 from fedsim.accountant.events import Adjacency as Adjacency

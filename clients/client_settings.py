@@ -61,6 +61,12 @@ class ClientPrivacySettings(OwnPrivacySettings):
             {name: getattr(self, name) for name in OwnPrivacySettings.model_fields}
         )
 
+    @property
+    def noise_keys(self) -> list[str]:
+        """Keys of the entry, or columns of its file, that decide how much noise clients have."""
+        keys = ("target_epsilon", "noise_multiplier")
+        return [key for key in keys if getattr(self, key) is not None or key in self.columns]
+
     def check(self, name: str) -> None:
         """Check that the entry says in exactly one way which clients it is for.
 

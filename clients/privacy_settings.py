@@ -5,9 +5,9 @@ adaptive, quantile: 0.3}`.
 """
 
 import math
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from fedsim.clients.client_settings import ClientPrivacySettings, OwnPrivacySettings
 from fedsim.clients.mechanisms.conditions import CORRELATED, Choices
@@ -79,14 +79,31 @@ class PrivateSizeSettings(Settings):
     )
 
 
-class PlainAccountantSettings(Settings):
-    """Settings of an accountant that has no settings besides its name."""
+class _AccountantSettings(Settings):
+    target_rho: float | None = Field(
+        default=None,
+        gt=0,
+        description="ρ of zero-concentrated DP, to which the noise is calibrated in place of "
+        "target_epsilon; for releases without sampling; null: the noise follows from "
+        "target_epsilon or noise_multiplier",
+    )
+
+    @model_serializer(mode="wrap")
+    def _without_null(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Return the keys of a file: target_rho comes last, and only if it is used."""
+        written = handler(self)
+        rho = written.pop("target_rho", None)
+        return written if rho is None else {**written, "target_rho": rho}
+
+
+class PlainAccountantSettings(_AccountantSettings):
+    """Settings of an accountant that has no settings besides its name and a target."""
 
     name: Literal["pld", "moments"] = Field(description="the accountant; see `privacy.accountant`")
     orders: ClassVar[None] = None
 
 
-class RenyiAccountantSettings(Settings):
+class RenyiAccountantSettings(_AccountantSettings):
     """Settings of the accountant of Rényi differential privacy."""
 
     name: Literal["rdp"] = Field(description="the accountant; see `privacy.accountant`")
@@ -385,10 +402,20 @@ class PrivacySettings(Settings):
 
     @model_validator(mode="after")
     def _source_of_noise(self) -> Self:
-        if self.target_epsilon is None and not self.gives_noise:
+        rho = self.accountant.target_rho
+        if self.target_epsilon is None and not self.gives_noise and rho is None:
             raise ValueError(
                 "needs target_epsilon, noise_multiplier or both, got neither; target_epsilon "
                 "alone calibrates the noise for you"
+            )
+        own = [key for entry in self.clients.values() for key in entry.noise_keys]
+        common = ["target_epsilon"] * (self.target_epsilon is not None)
+        common += ["noise_multiplier"] * self.gives_noise
+        if rho is not None and (common or own):
+            where = common[0] if common else f"{own[0]} of privacy.clients"
+            raise ValueError(
+                f"accountant.target_rho sets the noise of all clients, and so does {where}: keep "
+                "one of them"
             )
         return self
 

@@ -172,6 +172,7 @@ privacy.adjacency: {name: add_remove, declared_examples: 1000}
 privacy.adjacency.declared_examples: 1000
 privacy.accountant: {name: rdp, orders: [2, 4, 8, 16, 32]}
 privacy.accountant.orders: [2, 4, 8, 16, 32]
+privacy.accountant.target_rho: 0.5
 privacy.clients: {"3": {target_epsilon: 2.0}}
 privacy.clients.NAME.target_epsilon: 2.0
 privacy.clients.NAME.noise_multiplier: 2.5

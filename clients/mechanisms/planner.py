@@ -5,16 +5,17 @@ nothing private. So the decisions of the client's privacy filter are known befor
 grants the first `affordable_steps` steps and refuses all later ones.
 """
 
+import math
 from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
 from typing import Any, cast
 
-from fedsim.accountant import calibrate_noise_multiplier, make_accountant
+from fedsim.accountant import calibrate_noise_multiplier, make_accountant, zcdp_rho
 from fedsim.accountant.accountants import AccountantChoice
 from fedsim.accountant.events import Adjacency
 from fedsim.accountant.sampler_slack import epsilon_with_slack, target_without_slack
-from fedsim.accountant.search import MOST_NOISE, largest_count, least_noise
+from fedsim.accountant.search import LEAST_NOISE, MOST_NOISE, largest_count, least_noise
 from fedsim.clients.clipping.clipping import FlatClipping
 from fedsim.clients.mechanisms.contract import Mechanism
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
@@ -184,6 +185,39 @@ def noise_of_release(
     return noise if epsilon(noise) <= target_epsilon else least_noise(epsilon, target_epsilon)
 
 
+def noise_of_rho(
+    release: Mechanism, steps: int, *, target_rho: float, adjacency: Adjacency
+) -> float:
+    """Return the least noise multiplier with which the planned releases are ρ-zCDP.
+
+    ρ falls with the square of the noise multiplier, so nothing is searched.
+
+    Args:
+        release: the mechanism, with any noise multiplier.
+        steps: number of all planned releases, ≥ 1.
+        target_rho: ρ of the target, > 0; the noise sampler is not counted.
+        adjacency: which data sets are neighbours.
+
+    Raises:
+        ValueError: no ρ is known for the releases, or no noise multiplier meets the target.
+    """
+    charges = release.with_effective_noise(1.0).charges(0, steps)
+    rho = zcdp_rho(charges, adjacency)
+    if rho == math.inf:
+        kinds = " and ".join(sorted({type(event).__name__ for event, _ in charges}))
+        raise ValueError(
+            f"sampling lowers ε and no ρ, and the releases are {kinds}; use target_epsilon, or "
+            "releases without sampling (batch_size: full, or unit: client without secret draws)"
+        )
+    noise = math.sqrt(rho / target_rho) * (1.0 + 2.0**-40)  # more than a root and a square round
+    if not LEAST_NOISE <= noise <= MOST_NOISE:
+        raise ValueError(
+            f"{target_rho:g} needs a noise multiplier of {noise:.3g}, and {LEAST_NOISE:g} to "
+            f"{MOST_NOISE:g} can be had"
+        )
+    return noise
+
+
 def plan_privacy(request: PlanRequest) -> PrivacyPlan:
     """Return the privacy plan of a client; its noise multiplier is calibrated if none is given.
 
@@ -236,6 +270,14 @@ def _calibrated(privacy: PrivacySettings, draft: Draft, delta: float) -> float:
         PrivacyPlanError: there is no target, or no noise meets it.
     """
     target, steps = privacy.target_epsilon, max(draft.steps, draft.round_steps)
+    if (rho := privacy.accountant.target_rho) is not None:
+        try:
+            adjacency = privacy.adjacency.name
+            return noise_of_rho(draft.like, steps, target_rho=rho, adjacency=adjacency)
+        except ValueError as error:
+            raise PrivacyPlanError(
+                f"privacy.accountant.target_rho cannot be met: {error}{draft.hint}"
+            ) from error
     if target is None:
         raise PrivacyPlanError("privacy needs target_epsilon or noise_multiplier")
     account = {

@@ -82,8 +82,10 @@ def _privacy_in_words(experiment: "Experiment") -> str:
         return "no differential privacy"
     if not experiment.privacy.adds_noise:
         return "no differential privacy: clipping without noise, ε = ∞"
-    target = experiment.privacy.target_epsilon
+    target, rho = experiment.privacy.target_epsilon, experiment.privacy.accountant.target_rho
     releases = experiment.release_kind.releases
+    if rho is not None:
+        return f"{releases} with target ρ = {rho:g}"
     if target is None:
         return f"{releases} with noise multiplier {experiment.privacy.noise_multiplier:g}"
     delta = experiment.privacy.delta

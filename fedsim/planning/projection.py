@@ -7,6 +7,7 @@ from functools import partial
 from statistics import median_low
 from typing import Any
 
+from fedsim.accountant import zcdp_rho
 from fedsim.accountant.search import largest_count
 from fedsim.accountant.textbook.bounds import Charges, choose_bounds
 from fedsim.clients.local_settings import LocalSettings
@@ -171,6 +172,8 @@ class Plan:
 
     Attributes:
         target_epsilon: budget ε of all clients; None without a common budget.
+        rho: largest planned ρ of zero-concentrated DP of any client; None if the noise is not
+            calibrated to a ρ.
         clients: projected privacy spend of each client.
         median_client: number of the client with the median number of examples.
         variations: projected spend of the median client, each with one setting changed.
@@ -192,6 +195,7 @@ class Plan:
     cells: tuple[PlannedCell, ...] = ()
     bounds: tuple[BoundCurve, ...] | None = None
     correlations: tuple[PlannedCorrelation, ...] = ()
+    rho: float | None = None
 
     @property
     def delta(self) -> float:
@@ -209,6 +213,7 @@ class Plan:
             "delta": self.delta,
             "target_epsilon": self.target_epsilon,
             "system_epsilon": finite_or_none(self.system_epsilon),
+            **({} if self.rho is None else {"rho": self.rho}),
             "clients": [
                 {
                     **{name: value for name, value in _shown(client).items()},
@@ -283,6 +288,7 @@ def plan_experiment(
         if further is None
         else tuple(bound_curve(kind, further) for kind in client_kinds(federation)),
         correlations=plan_correlations(federation),
+        rho=None if privacy.accountant.target_rho is None else _largest_rho(federation),
     )
     phases.end()
     return plan
@@ -322,6 +328,14 @@ def _plan_client(federation: Federation, client: int, rounds: int, *, curve: boo
         curve=points,
         group=client_terms.group,
         name=None if (names := federation.data.client_names) is None else names[client],
+    )
+
+
+def _largest_rho(federation: Federation) -> float:
+    plans, terms = federation.plan.clients or (), federation.plan.client_privacy or ()
+    return max(
+        zcdp_rho(plan.charges(0, plan.steps_to_take), client_terms.privacy.adjacency.name)
+        for plan, client_terms in zip(plans, terms, strict=True)
     )
 
 

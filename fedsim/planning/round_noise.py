@@ -22,6 +22,7 @@ from fedsim.noise.correlated.strategies import (
     square_root_coefficients,
 )
 from fedsim.noise.correlated.tree import TreeStrategy
+from fedsim.planning.cells import planned_epsilon
 from fedsim.server.participation.schedules import SeparatedSchedule
 
 
@@ -46,15 +47,22 @@ class PlannedCorrelation:
 def plan_correlations(federation: Federation) -> tuple[PlannedCorrelation, ...]:
     """Return the noise of sums for each kind of correlation; empty where there is none to choose.
 
-    There is none without `trust: central` and `unit: client`, or without a target ε. All have the
+    There is none without `trust: central` and `unit: client`, or without a target. All have the
     ε, δ, clients, rounds and clients per round of the file. The client with the smallest ε counts.
+    A target ρ stands for the ε of the plan, since secret draws have no ρ.
 
     Args:
         federation: the assembled federation.
     """
     terms, plans = federation.plan.client_privacy or (), federation.plan.clients or ()
-    targets = [plan.target_epsilon for plan in plans if plan.target_epsilon is not None]
     privacy = federation.experiment.privacy
+    targets = [plan.target_epsilon for plan in plans if plan.target_epsilon is not None]
+    if privacy is not None and privacy.accountant.target_rho is not None:
+        targets = [
+            planned_epsilon(plan, client_terms.privacy, plan.charges(0, plan.planned_steps))
+            for plan, client_terms in zip(plans, terms, strict=True)
+            if plan.planned_steps
+        ]
     if (
         privacy is None
         or not targets

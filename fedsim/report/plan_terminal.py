@@ -168,10 +168,11 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
     if plan.correlations:
         print_correlations(plan.correlations, console)
     goal = "" if plan.target_epsilon is None else f" (target {plan.target_epsilon:g})"
+    rho = "" if plan.rho is None else f", and ρ = {plan.rho:.4g} of zCDP, its target"
     print_sentence(
         console,
-        f"largest ε = {epsilon_text(plan.system_epsilon)}{goal} at δ = {delta_text(plan.delta)}; "
-        "no training was done",
+        f"largest ε = {epsilon_text(plan.system_epsilon)}{goal} at δ = {delta_text(plan.delta)}"
+        f"{rho}; no training was done",
     )
 
 

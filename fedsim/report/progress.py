@@ -69,10 +69,13 @@ def headline(federation: Federation) -> list[str]:
         return [first, "no differential privacy"]
     noise = range_text([plan.noise_multiplier for plan in federation.plan.clients], digits=3)
     delta = delta_text(max(plan.delta for plan in federation.plan.clients))
-    if experiment.privacy is not None and not experiment.privacy.adds_noise:
+    goal, privacy = "given noise", experiment.privacy
+    if privacy is not None and not privacy.adds_noise:
         return [first, "no differential privacy: clipping without noise, ε = ∞"]
-    target = experiment.privacy.target_epsilon if experiment.privacy else None
-    goal = f"target ε = {target:g}" if target is not None else "given noise"
+    if privacy is not None and privacy.target_epsilon is not None:
+        goal = f"target ε = {privacy.target_epsilon:g}"
+    elif privacy is not None and privacy.accountant.target_rho is not None:
+        goal = f"target ρ = {privacy.accountant.target_rho:g}"
     return [first, f"{_mechanism(federation)}: {goal} at δ = {delta}, noise multiplier {noise}"]
 
 

@@ -172,11 +172,12 @@ TERMS: Mapping[str, Callable[[ExperimentWithClients], Any]] = {
     "noise_correlation": _private(_noise_correlation),
     "public_parts": _private(lambda experiment, _: experiment.public_parts),
     "orders": _private(_orders),
+    "target_rho": _private(lambda _, privacy: privacy.accountant.target_rho),
     "personal_models": lambda experiment: experiment.personal_models,
 }
 """Each term by its key in `privacy.json`."""
 
 _ABSENT = {
     *("sums", "participation", "votes", "weighting"),
-    *("mechanism", "noise_correlation", "public_parts", "orders"),
+    *("mechanism", "noise_correlation", "public_parts", "orders", "target_rho"),
 }

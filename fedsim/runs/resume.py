@@ -79,8 +79,8 @@ def _check_rounds(after: Experiment, old: int, new: int) -> None:
     if after.privacy is not None and not after.privacy.gives_noise:
         raise RunDirectoryError(
             f"federation.rounds was {old} in the run and is {new} now, but the noise was "
-            f"calibrated to spend the target_epsilon of each client over {old} rounds: more would "
-            "exceed it"
+            f"calibrated to spend the target_epsilon or target_rho of each client over {old} "
+            "rounds: more would exceed it"
         )
     if after.privacy is not None and after.privacy.noise_correlation != "none":
         raise RunDirectoryError(

@@ -38,6 +38,8 @@ class ClientFacts:
         is_one_event: whether the ledger has a single event, which covers the whole run.
         run_noise: noise multiplier of the one Gaussian release that covers the whole run; None if
             the ledger is another one.
+        rho: ρ of zero-concentrated DP of all releases, not counting the noise sampler; ∞ if none is
+            known, or if the statement gives none.
         head: the last hash in the ledger's hash chain.
         withdrawn_round: round in which the client withdrew because its budget was spent; None if it
             did not withdraw.
@@ -57,6 +59,7 @@ class ClientFacts:
     is_joint: bool = False
     is_one_event: bool = False
     run_noise: float | None = None
+    rho: float = math.inf
     head: str | None = None
     withdrawn_round: int | None = None
 
@@ -64,17 +67,6 @@ class ClientFacts:
     def has_charges(self) -> bool:
         """Whether the client was charged for any release."""
         return self.rounds > 0
-
-    def zcdp(self, adjacency: str | None) -> float:
-        """Return ρ of the client's one Gaussian release, and ∞ if the ledger is another one.
-
-        Args:
-            adjacency: the adjacency of the guarantee.
-        """
-        if not self.run_noise:
-            return math.inf
-        moved = 2.0 if adjacency == "replace_one" else 1.0
-        return 0.5 * (moved / self.run_noise) ** 2
 
     @property
     def has_large_delta(self) -> bool:
@@ -94,6 +86,7 @@ class MechanismFacts:
         off_gradients: settings and bounds of a mechanism whose noise is neither on gradients nor on
             whole updates; None for other mechanisms.
         slack: largest amount that the noise sampler adds to ε and δ of any client.
+        target_rho: ρ of zero-concentrated DP to which the noise was calibrated, if it was.
     """
 
     adjacency: str
@@ -105,6 +98,12 @@ class MechanismFacts:
     noise_correlation: Mapping[str, object] | None = field(default=None, hash=False)
     off_gradients: Mapping[str, object] | None = field(default=None, hash=False)
     slack: Slack | None = None
+    target_rho: float | None = None
+
+    @property
+    def states_rho(self) -> bool:
+        """Whether the statement gives ρ, as for noise calibrated to it, or correlated noise."""
+        return self.target_rho is not None or self.noise_correlation is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -364,6 +363,10 @@ def _objections(facts: Facts) -> Iterator[str]:
         )
     if mechanism.noise_correlation is not None and facts.protects_clients:
         yield from _objections_to_rounds(facts, mechanism.noise_correlation)
+    if (target := mechanism.target_rho) is not None:
+        above = [c.client for c in facts.clients if c.rho > target * (1.0 + _RELATIVE_TOLERANCE)]
+        if above:
+            yield f"the ledger of client {above[0]} has a ρ above its target, {target:g}"
     if mechanism.clipping in COUNTING_CLIPPINGS and (uncounted := _uncounted(facts.clients)):
         yield (
             f"the clipping bound of client {uncounted[0]} was adapted to its examples, but its "

@@ -285,8 +285,11 @@ _KINDS_OF_CORRELATION = {
 
 def _run_values(facts: Facts) -> dict[str, Any]:
     recorded = (facts.mechanism.noise_correlation if facts.mechanism else None) or {}
-    charged = [client for client in facts.clients if client.has_charges]
-    return {**recorded, "zcdp": max(client.zcdp(facts.adjacency) for client in charged)}
+    return {**recorded, "zcdp": _largest_rho(facts)}
+
+
+def _largest_rho(facts: Facts) -> float:
+    return max(client.rho for client in facts.clients if client.has_charges)
 
 
 @mechanism(
@@ -408,6 +411,26 @@ def accounting(facts: Facts) -> str:
         f"Every ε was computed{by} with {method}. {facts.kind.fixed} were fixed "
         "before the run, so one ε can be computed for all releases together."
     )
+
+
+@TABLE.sentence(
+    "accounting",
+    "claim",
+    "Zero-concentrated differential privacy",
+    holds=lambda facts: facts.is_bounded and _target_rho(facts) is not None,
+    values=lambda facts: {"rho": _largest_rho(facts), "target_rho": _target_rho(facts)},
+)
+def concentrated(facts: Facts) -> str:
+    """Return the sentence on ρ, to which the noise was calibrated in place of an ε."""
+    return (
+        f"The noise was calibrated to ρ = {_target_rho(facts):.4g} of zero-concentrated DP. By its "
+        f"ledger every client has ρ = {_largest_rho(facts):.4g} at most, not counting the noise "
+        "sampler: Gaussian releases add up, and no sampling is assumed."
+    )
+
+
+def _target_rho(facts: Facts) -> float | None:
+    return None if facts.mechanism is None else facts.mechanism.target_rho
 
 
 def _orders(orders: tuple[float, ...]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NotRequired, TypedDict
 
-from fedsim.accountant import PrivacyLedger
+from fedsim.accountant import PrivacyLedger, zcdp_rho
 from fedsim.accountant.accountants import AccountantChoice, AccountantName, choose_accountant
 from fedsim.accountant.events import Adjacency
 from fedsim.accountant.sampler_slack import Slack
@@ -94,6 +94,7 @@ class PrivacyFile(TypedDict):
     noise_correlation: NotRequired[Mapping[str, Any]]
     public_parts: NotRequired[Mapping[str, Any]]
     orders: NotRequired[list[float]]
+    target_rho: NotRequired[float]
 
     schema: int
     version: str
@@ -144,11 +145,16 @@ def read_facts(privacy: Mapping[str, Any], *, run: RunFacts | None = None) -> Fa
             orders=None if (orders := privacy.get("orders")) is None else tuple(orders),
             noise_correlation=privacy.get("noise_correlation"),
             off_gradients=privacy.get("mechanism"),
+            target_rho=privacy.get("target_rho"),
         )
     rows: list[ClientRow] = privacy["clients"]
+    is_zcdp = mechanism is not None and mechanism.states_rho
     trust = _trust(privacy)
     return Facts(
-        clients=tuple(_client(row) for row in rows),
+        clients=tuple(
+            replace(_client(row), rho=_rho(row, privacy["adjacency"]) if is_zcdp else math.inf)
+            for row in rows
+        ),
         mechanism=mechanism,
         trust=trust,
         against_server=_against_server(privacy, run) if trust.trust == "distributed" else None,
@@ -268,6 +274,14 @@ def _run_noise(row: ClientRow) -> float | None:
         return None
     event = _batch_event(row["ledger"][0]["event"])
     return event["noise_multiplier"] if event["type"] == "Gaussian" else None
+
+
+def _rho(row: ClientRow, adjacency: Adjacency) -> float:
+    """Return ρ of zCDP of a client's releases; ∞ if none is known, or the ledger is unreadable."""
+    try:
+        return zcdp_rho(PrivacyLedger.from_list(row["ledger"]).entries, adjacency)
+    except ValueError:
+        return math.inf
 
 
 def _is_joint(event: Mapping[str, Any]) -> bool:

@@ -22,6 +22,7 @@ from fedsim.accountant import (
     RepeatAndSelect,
     SelfComposed,
     UnsupportedEventError,
+    zcdp_rho,
 )
 from fedsim.accountant.composition import (
     AllocatedGaussian,
@@ -35,6 +36,7 @@ from fedsim.accountant.composition import (
     break_down,
     sort_steps,
 )
+from fedsim.accountant.rdp.poisson import rdp_sampled_gaussian
 
 
 def noise_of(mechanism: Mechanism) -> float:
@@ -135,6 +137,24 @@ def test_mechanisms_of_different_kinds_are_never_equal() -> None:
     steps = {**dict.fromkeys(kinds, 1), Approximate(0.5, 0.25): 1, Concentrated(0.5): 2}
     steps[Selection(((kinds[0], 1),), 2.0, None)] = 1
     assert sort_steps(steps) == sort_steps(dict(reversed(steps.items())))
+
+
+def test_rho_adds_up_over_gaussians_and_is_the_slope_of_their_renyi_divergence() -> None:
+    parts = [
+        (SelfComposed(Gaussian(2.0), 3), 1),
+        (JointGaussian((4.0, 4.0)), 2),
+        (EpochShuffled(5, Gaussian(2.0)), 2),
+        (ZCDP(0.25), 1),
+    ]
+    rho = zcdp_rho(parts)
+    assert rho == pytest.approx(3 / 8 + 2 / 16 + 2 / 8 + 0.25)
+    assert zcdp_rho(parts[:3], "replace_one") == pytest.approx(4 * (rho - 0.25))
+    assert zcdp_rho([]) == 0.0
+    for unknown in (PoissonSampled(0.1, Gaussian(1.0)), EpsilonDelta(1.0, 1e-9), Gaussian(0.0)):
+        assert zcdp_rho([*parts, (unknown, 1)]) == math.inf
+    # Why sampled releases have none: at a large order they cost as much as without sampling.
+    slope = float(rdp_sampled_gaussian(1e-3, 1.0, (1e4,))[0]) / 1e4
+    assert slope == pytest.approx(zcdp_rho([(Gaussian(1.0), 1)]), rel=0.01)
 
 
 @pytest.mark.parametrize("sampled", [PoissonSampled(0.5, Gaussian(1.0)), ZCDP(1.0)])

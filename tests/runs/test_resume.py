@@ -108,7 +108,7 @@ def test_more_rounds_where_the_noise_does_not_depend_on_them(tmp_path: Path) -> 
         ({"privacy.max_grad_norm": 1.0}, "privacy.max_grad_norm was 0.5"),
         ({"privacy": None}, "privacy was "),
         ({"federation.rounds": 2}, "rounds can only be added"),
-        ({"federation.rounds": 9}, "calibrated to spend the target_epsilon of each client over 6"),
+        ({"federation.rounds": 9}, "target_epsilon or target_rho of each client over 6"),
         ({"data.partition.num_clients": 5}, "data.partition.num_clients was 4"),
     ],
 )

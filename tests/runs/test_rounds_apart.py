@@ -11,6 +11,7 @@ import pytest
 
 import fedsim
 from fedsim.accountant import Gaussian, PldAccountant
+from fedsim.clients.mechanisms.plan import PrivacyPlanError
 from fedsim.clients.mechanisms.planner import calibrate_noise
 from fedsim.clients.sampling.sampling import PoissonSampling
 from fedsim.experiment import load_experiment
@@ -250,3 +251,88 @@ def test_every_kind_is_charged_for_the_same_epsilon_by_its_own_sensitivity() -> 
         assert plan.release.effective_noise_multiplier == pytest.approx(needed, rel=1e-9)
         noises.add(plan.noise_multiplier)
     assert len(noises) == 4
+
+
+TO_RHO: dict[str, Any] = {
+    "privacy.target_epsilon": None,
+    "privacy.accountant": {"name": "pld", "target_rho": 0.5},
+}
+LOCAL = {
+    **{"privacy.trust": "local", "privacy.noise_correlation": "none"},
+    "federation.participation": {"scheme": "uniform"},
+}
+OF_EXAMPLES = {
+    **{**LOCAL, "privacy.unit": "example"},
+    **{"privacy.max_update_norm": None, "privacy.max_grad_norm": 1.0},
+}
+
+
+def test_a_run_calibrated_to_rho_spends_it_by_its_ledger_and_verify_finds_less_noise(
+    tmp_path: Path,
+) -> None:
+    fedsim.run(EXPERIMENT, overrides=TO_RHO, out=tmp_path / "run")
+    privacy = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    for row in privacy["clients"]:  # all k rounds are one Gaussian release: ρ = 1 / (2 z²)
+        noise = row["ledger"][0]["event"]["event"]["noise_multiplier"]
+        assert 0.5 / noise**2 <= 0.5
+        assert noise == pytest.approx(1.0, rel=1e-9)
+    said = {point["id"]: point["values"] for point in privacy["statement_points"]}
+    assert said["concentrated"] == {"rho": pytest.approx(0.5), "target_rho": 0.5}
+    assert verify_run(RunDirectory(tmp_path / "run")).problems == ()
+    forged = {**privacy, "target_rho": 0.49}
+    assert any("has a ρ above its target" in text for text in read_facts(forged).objections)
+    written = (tmp_path / "run" / "experiment.yaml").read_text()
+    smaller = written.replace("target_rho: 0.5", "target_rho: 0.25")
+    (tmp_path / "run" / "experiment.yaml").write_text(smaller)
+    problems = " ".join(verify_run(RunDirectory(tmp_path / "run")).problems)
+    assert "target_rho" in problems
+    assert "noise_multiplier is" in problems
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"privacy.noise_correlation": "tree"},
+        {"privacy.noise_correlation": "none"},
+        {"privacy.adjacency": "replace_one"},
+        LOCAL,
+        {**OF_EXAMPLES, "local.batch_size": "full"},
+        {**OF_EXAMPLES, "privacy.sampling": "shuffle"},
+    ],
+    ids=["tree", "independent", "replace_one", "local", "full batches", "shuffled epochs"],
+)
+def test_every_release_without_sampling_is_planned_for_its_rho(changes: dict[str, Any]) -> None:
+    planned = plan_experiment(load_experiment(EXPERIMENT, overrides={**TO_RHO, **changes}))
+    assert 0.5 * (1 - 1e-9) <= (planned.rho or 0.0) <= 0.5
+    exact = PldAccountant().compose(Gaussian(1.0)).get_epsilon(1e-2)
+    assert planned.system_epsilon == pytest.approx(exact, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {
+            "federation.participation": {"scheme": "poisson"},
+            "privacy.noise_correlation": "none",
+        },
+        OF_EXAMPLES,
+    ],
+    ids=["clients drawn", "batches drawn"],
+)
+def test_a_rho_that_sampling_does_not_lower_is_refused(changes: dict[str, Any]) -> None:
+    loaded = load_experiment(EXPERIMENT, overrides={**TO_RHO, **changes})
+    with pytest.raises(PrivacyPlanError, match="target_rho cannot be met: sampling lowers ε and"):
+        assemble(loaded, ledger=None)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"privacy.target_epsilon": 3.0},
+        {"privacy.noise_multiplier": 2.0},
+        {"privacy.clients": {"3": {"target_epsilon": 2.0}}},
+    ],
+)
+def test_two_sources_of_noise_are_refused(other: dict[str, Any]) -> None:
+    with pytest.raises(ExperimentError, match=r"accountant\.target_rho sets the noise of all"):
+        load_experiment(EXPERIMENT, overrides={**TO_RHO, **other})

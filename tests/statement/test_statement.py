@@ -196,7 +196,7 @@ def test_the_ids_of_sentences_in_files_do_not_follow_renamed_functions():
     ids = """
         absent_clients
         accounting active_server adjacency against_server attack_bound client_unit client_update
-        collusion constants_from_rows correlation data_access drawn_clients every_round
+        collusion concentrated constants_from_rows correlation data_access drawn_clients every_round
         delta_below_one_in_n delta_too_large dp_sgd error_messages floating_point gaussian_bound
         guarantee infinite_epsilon input ledger lost_updates no_amplification no_privacy
         no_server_guarantee
