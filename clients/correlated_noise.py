@@ -22,9 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.accountant import SelfComposed
 from fedsim.clients.sampling.sampling import Charges
 from fedsim.core.limits import MAX_NOISE_BANDS
+from fedsim.noise.correlated.rows import BandedRows
+from fedsim.noise.correlated.run import charges_of_run
 from fedsim.noise.correlated.strategies import (
     COEFFICIENT_BITS,
     inverse_coefficients,
@@ -108,27 +109,7 @@ class NoiseCorrelation:
         Raises:
             ValueError: the steps go beyond the plan.
         """
-        if first_step + steps > self.planned_steps:
-            raise ValueError(
-                f"correlated noise is charged for {self.planned_steps} steps, and steps up to "
-                f"{first_step + steps} are requested"
-            )
-        if first_step or not steps:
-            return []
-        return [(SelfComposed(event, count), 1) for event, count in cycle]
-
-
-@dataclass
-class NoiseState:
-    """State of a client's correlated noise between two steps: the noise of the latest steps.
-
-    Attributes:
-        step: number of the next step.
-        past: noise of the latest steps, (bands − 1, size); step s is in row s mod (bands − 1).
-    """
-
-    step: int
-    past: Tensor
+        return charges_of_run(cycle, self.planned_steps, first_step, steps)
 
 
 class NoiseStates:
@@ -140,9 +121,9 @@ class NoiseStates:
 
     def __init__(self, most_bytes: int = 1 << 28) -> None:
         self._most_bytes = most_bytes
-        self._states: dict[object, NoiseState] = {}
+        self._states: dict[object, BandedRows] = {}
 
-    def take(self, owner: object, step: int) -> NoiseState | None:
+    def take(self, owner: object, step: int) -> BandedRows | None:
         """Remove and return a client's state for the given step; None if it is not in the cache.
 
         Args:
@@ -152,7 +133,7 @@ class NoiseStates:
         state = self._states.pop(owner, None)
         return state if state is not None and state.step == step else None
 
-    def keep(self, owner: object, state: NoiseState) -> None:
+    def keep(self, owner: object, state: BandedRows) -> None:
         """Store a client's state for the next round.
 
         Args:
@@ -160,11 +141,11 @@ class NoiseStates:
             state: the state, which the caller must not change afterwards.
         """
         self._states[owner] = state
-        total = sum(stored.past.nbytes for stored in self._states.values())
+        total = sum(stored.nbytes for stored in self._states.values())
         for other in list(self._states):
             if total <= self._most_bytes:
                 break
-            total -= self._states.pop(other).past.nbytes
+            total -= self._states.pop(other).nbytes
 
 
 class CorrelatedNoise(NoiseSource):
@@ -194,14 +175,14 @@ class CorrelatedNoise(NoiseSource):
         states: NoiseStates,
         owner: tuple[int, int],
     ) -> None:
-        size, device = like.numel(), like.device
         self._coefficients = coefficients
         self._fresh = fresh
         self._states = states
-        self._owner = (*owner, coefficients, size, device)
+        self._owner = (*owner, coefficients, like.numel(), like.device)
+        self._size, self._device = like.numel(), like.device
         self._next_step = first_step
         self._state = states.take(self._owner, first_step)
-        self._row = torch.empty(size, dtype=torch.float64, device=device)
+        self._row = like.new_empty(0)
         self._left = 0  # values of the step that are not drawn yet
 
     def fill_(self, values: Tensor) -> Tensor:
@@ -217,7 +198,7 @@ class CorrelatedNoise(NoiseSource):
             raise TypeError(f"noise is whole numbers in float64, got a tensor of {values.dtype}")
         if self._left == 0 and values.numel():
             self._draw_step()
-        start = self._row.numel() - self._left
+        start = self._size - self._left
         if values.numel() > self._left:
             raise ValueError(f"the step has {self._left} values left, got {values.numel()}")
         values.copy_(self._row[start : start + values.numel()].view(values.shape))
@@ -233,22 +214,9 @@ class CorrelatedNoise(NoiseSource):
         """Compute the noise of the next step."""
         state, self._state = self._state, None  # lost if an error cuts the step short
         if state is None:
-            past = self._row.new_zeros(len(self._coefficients) - 1, self._row.numel())
-            state = NoiseState(0, past)
+            state = BandedRows(self._coefficients, self._size, self._device)
         while state.step <= self._next_step:
-            self._advance(state)
+            self._row = state.next_row(self._fresh(state.step))
         self._next_step += 1
-        self._left = self._row.numel()
+        self._left = self._size
         self._state = state
-
-    def _advance(self, state: NoiseState) -> None:
-        """Write the noise of the state's next step into the row and advance the state."""
-        row, past = self._row, state.past
-        self._fresh(state.step).fill_(row)
-        rows = len(past)
-        back = torch.zeros_like(row)
-        for j, coefficient in enumerate(self._coefficients[1 : state.step + 1], start=1):
-            back.add_(past[(state.step - j) % rows], alpha=coefficient)
-        row.sub_(back.round_())
-        past[state.step % rows] = row
-        state.step += 1

@@ -25,7 +25,7 @@ from fedsim.clients.mechanisms.contract import ReleasedUpdates, SummedMechanism,
 from fedsim.clients.mechanisms.noise_range import NoiseRangeError, check_deviations, normal_tail
 from fedsim.clients.mechanisms.plan import Draft, PlanRequest, PrivacyPlanError, check_draws
 from fedsim.clients.sampling.sampling import Charges, PoissonSampling, Sampling
-from fedsim.noise.correlated.run import RunCorrelation, strategy_of
+from fedsim.noise.correlated.run import RunCorrelation, charges_of_run, strategy_of
 from fedsim.noise.grid import DEVIATION, SATURATION, effective_multiplier
 from fedsim.noise.release import release_
 from fedsim.noise.sources import NoiseSource
@@ -166,7 +166,8 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
         """
         event, rate = self._release(noise_factor), self.participation_rate
         if self.correlation is not None:
-            return self.correlation.charges(event, first_step, steps)
+            planned = self.correlation.planned_steps
+            return charges_of_run([(event, 1)], planned, first_step, steps)
         return [(event if rate == 1.0 else PoissonSampled(rate, event), steps)] if steps else []
 
     def equivalent(self, steps: int) -> tuple[Sampling, int, float]:

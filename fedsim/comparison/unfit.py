@@ -34,7 +34,7 @@ _MISSING = object()
 _TUNED = ("local.optimizer", "local.lr_schedule", "federation.weighting", "secure_aggregation")
 _OF_NOISE = (
     *(f"privacy.{key}" for key in ("target_epsilon", "noise_multiplier", "on_exhausted", "noise")),
-    *(f"privacy.{key}" for key in ("max_grad_norm", "max_update_norm")),
+    *(f"privacy.{key}" for key in ("max_grad_norm", "max_update_norm", "accountant.target_rho")),
 )
 _OF_CLIPPING_ALONE = ("privacy.trust", "privacy.noise_correlation")
 _OF_POOLING = (

@@ -148,7 +148,7 @@ def test_no_run_of_any_kind_is_overstated(honest):
 def caught(honest: Facts) -> bool:
     try:
         return any(flaws(facts) for facts in corpus(honest))
-    except (KeyError, AttributeError, ValueError):
+    except (KeyError, AttributeError, TypeError, ValueError):
         return True  # without its facts a sentence cannot even be put into words
 
 

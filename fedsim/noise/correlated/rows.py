@@ -2,17 +2,16 @@
 
 The row of a round depends on the fresh noise of the rounds so far, and on nothing else. Fresh noise
 is keyed by the round, so a process that continues a run computes the rows again. All operations are
-single roundings of float64, so the bits are the same on every processor.
+single roundings of float64, so the bits are the same on every processor. A client's steps of DP-SGD
+have rows too (`clients/correlated_noise.py`).
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.accountant.checks import Floats
 from fedsim.noise.correlated.blt import BltStrategy
 from fedsim.noise.correlated.strategies import BandedStrategy, NoiseStrategy
 from fedsim.noise.correlated.tree import TREE_WEIGHTS, TreeStrategy, new_nodes
@@ -26,17 +25,19 @@ class NoiseRows(ABC):
 
     Args:
         size: number of noise values of a round.
+        device: device on which noise is drawn and kept; None for the CPU.
 
     Attributes:
         step: number of rows so far.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, device: torch.device | None = None) -> None:
         self.size = size
         self.step = 0
+        self._device = device
 
-    def next_row(self, fresh: NoiseSource) -> Floats:
-        """Return the noise of the next round, whole numbers (size,).
+    def next_row(self, fresh: NoiseSource) -> Tensor:
+        """Return the noise of the next round, whole numbers in float64 (size,).
 
         Args:
             fresh: source of the fresh noise of this round, used for nothing else.
@@ -46,29 +47,44 @@ class NoiseRows(ABC):
         return row
 
     @abstractmethod
-    def _next_row(self, fresh: NoiseSource) -> Floats:
+    def _next_row(self, fresh: NoiseSource) -> Tensor:
         """Return the noise of the round with number `step`, from 0."""
 
-    def _draw(self, fresh: NoiseSource) -> Floats:
-        return fresh.fill_(torch.empty(self.size, dtype=torch.float64)).numpy()
+    def _zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(*shape, self.size, dtype=torch.float64, device=self._device)
+
+    def _draw(self, fresh: NoiseSource) -> Tensor:
+        return fresh.fill_(self._zeros())
 
 
 class BandedRows(NoiseRows):
-    """Rows y_t = Z_t − rint(Σ_j c_j y_{t−j}) of a strategy with few coefficients c.
+    """Rows y_t = Z_t − rint(Σ_{j ≥ 1} c_j y_{t−j}) of a strategy with few coefficients c.
 
     Products and sums are exact, see docs/explain/proofs.md.
+
+    Args:
+        coefficients: c_0 = 1, c_1, ..., multiples of 2⁻¹⁶.
+        size: number of noise values of a round.
+        device: device on which noise is drawn and kept; None for the CPU.
     """
 
-    def __init__(self, strategy: BandedStrategy, size: int) -> None:
-        super().__init__(size)
-        self._later = strategy.bands[1:]
-        self._past = np.zeros((len(self._later), size))  # the row of step s is at s mod bands − 1
+    def __init__(
+        self, coefficients: Sequence[float], size: int, device: torch.device | None = None
+    ) -> None:
+        super().__init__(size, device)
+        self._later = coefficients[1:]
+        self._past = self._zeros(len(self._later))  # the row of step s is at s mod bands − 1
 
-    def _next_row(self, fresh: NoiseSource) -> Floats:
-        row, back, kept = self._draw(fresh), np.zeros(self.size), len(self._later)
+    @property
+    def nbytes(self) -> int:
+        """Size of the kept rows in bytes."""
+        return self._past.nbytes
+
+    def _next_row(self, fresh: NoiseSource) -> Tensor:
+        row, back, kept = self._draw(fresh), self._zeros(), len(self._later)
         for j, coefficient in enumerate(self._later[: self.step], start=1):
-            back += coefficient * self._past[(self.step - j) % kept]
-        row -= np.rint(back, out=back)
+            back.add_(self._past[(self.step - j) % kept], alpha=coefficient)
+        row.sub_(back.round_())
         if kept:
             self._past[self.step % kept] = row
         return row
@@ -80,17 +96,16 @@ class BltRows(NoiseRows):
     def __init__(self, strategy: BltStrategy, size: int) -> None:
         super().__init__(size)
         self._parameters = tuple(zip(strategy.scales, strategy.decays, strict=True))
-        self._buffers = np.zeros((strategy.buffers, size))
+        self._buffers = self._zeros(strategy.buffers)
 
-    def _next_row(self, fresh: NoiseSource) -> Floats:
-        row, back = self._draw(fresh), np.zeros(self.size)
+    def _next_row(self, fresh: NoiseSource) -> Tensor:
+        row, back = self._draw(fresh), self._zeros()
         # One operation after the other: a fused one would round differently on some processors.
         for (scale, _), buffer in zip(self._parameters, self._buffers, strict=True):
-            back += scale * buffer
-        row -= np.rint(back, out=back)
+            back.add_(buffer * scale)
+        row.sub_(back.round_())
         for (_, decay), buffer in zip(self._parameters, self._buffers, strict=True):
-            buffer *= decay
-            buffer += row
+            buffer.mul_(decay).add_(row)
         return row
 
 
@@ -104,28 +119,20 @@ class TreeRows(NoiseRows):
 
     def __init__(self, strategy: TreeStrategy, size: int) -> None:
         super().__init__(size)
-        self._finished: list[Floats] = []  # estimates of the nodes of the rounds so far
-        self._total = np.zeros(size)
+        self._finished: list[Tensor] = []  # estimates of the nodes of the rounds so far
+        self._total = self._zeros()
 
-    def _next_row(self, fresh: NoiseSource) -> Floats:
+    def _next_row(self, fresh: NoiseSource) -> Tensor:
         node = self._draw(fresh)
         for height in range(1, new_nodes(self.step)):
             weight = TREE_WEIGHTS[height]
-            node += self._finished.pop()
-            node *= 1.0 - weight
-            node += weight * self._draw(fresh)
-            node += 0.5
-            np.floor(node, out=node)
+            node.add_(self._finished.pop()).mul_(1.0 - weight)
+            node.add_(self._draw(fresh).mul_(weight)).add_(0.5).floor_()
         self._finished.append(node)
-        before, self._total = self._total, np.sum(self._finished, axis=0)
+        before, self._total = self._total, self._zeros()
+        for node in self._finished:
+            self._total.add_(node)
         return self._total - before
-
-
-_KINDS: dict[type[NoiseStrategy], Callable[..., NoiseRows]] = {
-    BandedStrategy: BandedRows,
-    BltStrategy: BltRows,
-    TreeStrategy: TreeRows,
-}
 
 
 def noise_rows(strategy: NoiseStrategy, size: int) -> NoiseRows:
@@ -135,7 +142,15 @@ def noise_rows(strategy: NoiseStrategy, size: int) -> NoiseRows:
         strategy: the strategy of the run.
         size: number of noise values of a round.
     """
-    return _KINDS[type(strategy)](strategy, size)
+    match strategy:
+        case BandedStrategy():
+            return BandedRows(strategy.bands, size)
+        case BltStrategy():
+            return BltRows(strategy, size)
+        case TreeStrategy():
+            return TreeRows(strategy, size)
+        case _:
+            raise TypeError(f"no rows are known for {strategy!r}")
 
 
 class NoiseOfRounds(NoiseSource):
@@ -174,8 +189,7 @@ class NoiseOfRounds(NoiseSource):
         if rows is None or rows.size != values.numel() or rows.step >= self._round_number:
             rows = noise_rows(self._strategy, values.numel())
         self._rows = None  # lost if an error cuts a row short
-        row = np.zeros(0)
         while rows.step < self._round_number:
-            row = rows.next_row(self._fresh(rows.step + 1))
+            values.copy_(rows.next_row(self._fresh(rows.step + 1)).view(values.shape))
         self._rows = rows
-        return values.copy_(torch.from_numpy(row).view(values.shape))
+        return values

@@ -1,5 +1,6 @@
 """The correlated noise of one run, as a mechanism of whole clients charges it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -53,26 +54,6 @@ class RunCorrelation:
         """Sensitivity: noise multiplier of the fresh noise, divided by that of the whole run."""
         return self.strategy.sensitivity(self.participation)
 
-    def charges(self, whole: Event, first_step: int, steps: int) -> list[tuple[Event, int]]:
-        """Return the privacy events of further releases of a client, as (event, count) pairs.
-
-        The whole run is charged with the first release, and later ones cost nothing.
-
-        Args:
-            whole: event of all releases of the run about one client.
-            first_step: number of earlier releases of the client.
-            steps: number of further releases.
-
-        Raises:
-            ValueError: the releases go beyond the plan.
-        """
-        if first_step + steps > self.planned_steps:
-            raise ValueError(
-                f"correlated noise is charged for {self.planned_steps} rounds of a client, and "
-                f"{first_step + steps} are requested"
-            )
-        return [] if first_step or not steps else [(SelfComposed(whole, 1), 1)]
-
     def effective_multiplier(self, noise_multiplier: float, dimensions: int, error: float) -> float:
         """Return the noise multiplier of all releases of the run about one client, rounded down.
 
@@ -85,6 +66,30 @@ class RunCorrelation:
         return effective_multiplier(
             noise_multiplier, dimensions, error, column_norm=self.column_norm, bands=1 + roundings
         )
+
+
+def charges_of_run(
+    whole: Sequence[tuple[Event, int]], planned_steps: int, first_step: int, steps: int
+) -> list[tuple[Event, int]]:
+    """Return the privacy events of further releases with correlated noise: (event, count) pairs.
+
+    The whole run is charged with the first release, and later ones cost nothing.
+
+    Args:
+        whole: (event, count) pairs of all planned releases of the run.
+        planned_steps: number of planned releases.
+        first_step: number of earlier releases.
+        steps: number of further releases.
+
+    Raises:
+        ValueError: the releases go beyond the plan.
+    """
+    if first_step + steps > planned_steps:
+        raise ValueError(
+            f"correlated noise is charged for {planned_steps} releases of a client, and "
+            f"{first_step + steps} are requested"
+        )
+    return [(SelfComposed(*pair), 1) for pair in whole] if steps and not first_step else []
 
 
 def strategy_of(settings: CorrelationSettings, participation: MinSeparation) -> NoiseStrategy:
