@@ -199,7 +199,7 @@ def zcdp_rho(charges: Iterable[tuple[Event, int]], adjacency: Adjacency = "zero_
         for mechanism, times in parts.steps.items():
             match mechanism:
                 case SampledGaussian(sampling_rate=1.0):
-                    rho += times * 0.5 / mechanism.noise_multiplier**2
+                    rho += times * 0.5 * (1.0 / mechanism.noise_multiplier) ** 2
                 case Concentrated():
                     rho += times * mechanism.rho
                 case _:

@@ -25,3 +25,9 @@ class AlgorithmSettings(Settings):
     def options(self) -> dict[str, Any]:
         """Settings of the algorithm: every key of `federation.strategy` but `name`."""
         return dict(self.model_extra or {})
+
+    @property
+    def momentum(self) -> float:
+        """Momentum of the server's optimizer: the setting of that name in [0, 1); else 0."""
+        given = self.options.get("momentum")
+        return given if isinstance(given, float) and 0.0 <= given < 1.0 else 0.0

@@ -281,7 +281,9 @@ class ExperimentWithClients(Experiment):
         from fedsim.server.participation.participation import Participation
 
         participation = Participation.of(known.federation, num_clients=num_clients, seed=known.seed)
-        noise = with_parameters(privacy.noise_correlation, participation.separation)
+        noise = with_parameters(
+            privacy.noise_correlation, participation.separation, known.federation.algorithm.momentum
+        )
         changes = {"noise_correlation": noise}
         return known.model_copy(update={"privacy": privacy.model_copy(update=changes)})
 

@@ -1,9 +1,11 @@
 """Every number of the pages on correlated noise of rounds is computed here."""
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.signal import lfilter
 
 from fedsim.noise.correlated.blt import optimised_blt
 from fedsim.noise.correlated.participation import MinSeparation
@@ -26,6 +28,20 @@ def test_the_table_has_the_errors_at_the_same_epsilon() -> None:
         assert f"| {noise} | {few.scheme} | {few.error:.2f} | {many.error:.2f} |" in text
     poisson, *_, best = compare_correlations(**FEW, target_epsilon=2.0)
     assert f"is {poisson.error / best.error:.2f} of that of `blt`" in " ".join(text.split())
+
+
+def test_what_parameters_for_momentum_gain() -> None:
+    less = []
+    for rounds, apart in product((1024, 2000), (100, 200, 400)):
+        participation, noise = MinSeparation.of(rounds, apart), dict[float, float]()
+        for momentum in (0.0, 0.9):
+            strategy = optimised_blt(3, participation, momentum)
+            models = np.asarray(lfilter([1.0], [1.0, -0.9], np.cumsum(strategy.inverse(rounds))))
+            rms = float(np.sqrt(np.cumsum(models**2).mean()))
+            noise[momentum] = rms * strategy.sensitivity(participation)
+        less.append(round(100 * (1 - noise[0.9] / noise[0.0])))
+    text = " ".join(PAGE.read_text(encoding="utf-8").split())
+    assert f"the models then have {min(less)} to {max(less)} % less noise" in text
 
 
 @pytest.mark.parametrize("apart", [100, 200, 400])

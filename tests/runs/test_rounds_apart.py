@@ -18,7 +18,10 @@ from fedsim.experiment import load_experiment
 from fedsim.experiment.errors import ExperimentError
 from fedsim.federation.assembly import assemble
 from fedsim.federation.mechanism_probe import MechanismMismatchError, probe_mechanisms
+from fedsim.noise.correlated.blt import optimised_blt
+from fedsim.noise.correlated.participation import MinSeparation
 from fedsim.noise.correlated.run import RunCorrelation
+from fedsim.noise.correlated.settings import BltSettings
 from fedsim.planning.projection import plan_experiment
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import RunFailedError, run_experiment
@@ -238,6 +241,16 @@ def test_what_is_not_proven_is_refused_with_its_reason(
     with pytest.raises(ExperimentError) as error:
         load_experiment(EXPERIMENT, overrides=changes)
     assert message in str(error.value)
+
+
+def test_the_momentum_of_the_server_decides_the_parameters() -> None:
+    for strategy, momentum in (("fedavg", 0.0), ({"name": "fedavgm", "momentum": 0.8}, 0.8)):
+        loaded = load_experiment(EXPERIMENT, overrides={"federation.strategy": strategy})
+        assert loaded.experiment.privacy is not None
+        noise = loaded.experiment.privacy.noise_correlation
+        best = optimised_blt(2, MinSeparation.of(12, 4), momentum)
+        assert isinstance(noise, BltSettings)
+        assert (tuple(noise.scales or ()), tuple(noise.decays or ())) == (best.scales, best.decays)
 
 
 def test_every_kind_is_charged_for_the_same_epsilon_by_its_own_sensitivity() -> None:

@@ -98,7 +98,7 @@ class BltStrategy(ToeplitzStrategy):
         if error > _MOST_ERROR:
             raise ValueError(
                 f"the decays {self.decays} are too near 1: buffers in float64 would be wrong by "
-                f"{error:.3g} steps of the grid"
+                f"{error:.3g} steps of the grid; give smaller decays, or fewer rounds_apart"
             )
         return error
 
@@ -107,12 +107,17 @@ _MOST_ERROR = 0.25
 
 
 @lru_cache(maxsize=64)
-def optimised_blt(buffers: int, participation: MinSeparation) -> BltStrategy:
-    """Return the strategy with the least root mean square error of prefix sums at the same ε.
+def optimised_blt(buffers: int, participation: MinSeparation, momentum: float = 0.0) -> BltStrategy:
+    """Return the strategy with the least root mean square error of the models at the same ε.
+
+    The model after t rounds is the sum of the releases of its rounds, or what an optimizer with
+    momentum makes of them.
 
     Args:
         buffers: number of buffers, 2 to 5.
         participation: bound on the rounds of a client.
+        momentum: momentum β of the server's optimizer, in [0, 1): the update of a round is β times
+            that of the round before, plus the release.
     """
     from scipy.optimize import minimize  # imported here: it is slow, and few runs need it
 
@@ -122,55 +127,98 @@ def optimised_blt(buffers: int, participation: MinSeparation) -> BltStrategy:
 
     def loss(shares: Floats) -> float:
         zeros, poles = _zeros_and_poles(shares, rounds)
-        column = np.concatenate([[1.0], _scales(poles, zeros) @ _powers(poles, rounds - 1)])
-        moved = np.zeros(rounds)
-        for first in participation.pattern:
-            moved[first:] += column[: rounds - first]
-        # Prefix sums of the inverse: each exponential is a geometric series.
-        sums = _powers(zeros, rounds)
-        series = (1.0 - sums) / (1.0 - zeros)[:, None]
-        noise = 1.0 + _scales(zeros, poles) @ series
-        weights = np.arange(rounds, 0, -1) / rounds
-        return math.log(float(moved @ moved)) + math.log(float(weights @ noise**2))
+        squared = _squared_sensitivity(zeros, poles, participation)
+        return math.log(squared) + math.log(_squared_error(zeros, poles, momentum, rounds))
 
     # A buffer that decays much slower than b rounds costs as much as it saves.
-    places = np.linspace(0.4, math.log(max(participation.rounds_apart, 10)), 2 * buffers)
-    shares = np.diff(places, prepend=0.0, append=max(math.log(4.0 * rounds), places[-1] + 0.1))
+    steps = np.linspace(0.4, math.log(max(participation.rounds_apart, 10)), 2 * buffers)
+    shares = np.diff(steps, prepend=0.0, append=max(math.log(4.0 * rounds), steps[-1] + 0.1))
     start = np.log(shares[:-1] / shares[-1])
     result = minimize(loss, start, method="BFGS", options={"gtol": 1e-5})
     zeros, poles = _zeros_and_poles(np.asarray(result.x), rounds)
-    decays = tuple(round(1.0 - gap, 12) for gap in _rounded(1.0 - poles))
-    return BltStrategy(_rounded(_scales(poles, zeros)), decays)
+    decays = tuple(round(1.0 - gap, 12) for gap in _rounded(poles))
+    scales = _scales(poles, zeros)
+    return BltStrategy(_rounded(scales / max(1.0, scales.sum() * (1.0 + 1e-5))), decays)
 
 
 def _zeros_and_poles(shares: Floats, rounds: int) -> tuple[Floats, Floats]:
-    """Return zeros and poles of C(x) = Π (1 − zero x) / Π (1 − pole x), ascending, interlaced.
+    """Return zeros and poles of C(x) = Π (1 − zero x) / Π (1 − pole x), as gaps 1 − value.
 
-    The zeros of C are the poles of its inverse. Interlaced, all scales are positive. No value is
-    above 1 − 1 / (4 rounds), beyond which a buffer would not decay within the run.
+    The zeros of C are the poles of its inverse. They ascend interlaced, so that all scales are
+    positive. No gap is below 1 / (4 rounds), where a buffer would not decay within the run.
 
     Args:
-        shares: logarithms of the relative differences of successive values of −log(1 − value); that
-            of the last difference, up to the largest value, is 0.
+        shares: logarithms of the relative differences of successive values of −log(gap); that of
+            the last difference, up to the largest value, is 0.
         rounds: number of rounds of the run.
     """
-    weights = np.exp(np.append(shares, 0.0) - max(float(shares.max()), 0.0))
-    places = np.cumsum(weights)[:-1] / weights.sum()
-    values = -np.expm1(-places * math.log(4.0 * rounds))
-    return values[::2], values[1::2]
+    weights = np.exp(np.append(shares, 0.0) - max(float(shares.max()), 0.0)) + _APART
+    gaps = np.exp(-np.cumsum(weights)[:-1] / weights.sum() * math.log(4.0 * rounds))
+    return gaps[::2], gaps[1::2]
 
 
 def _scales(poles: Floats, zeros: Floats) -> Floats:
-    """Return the scales s_i of 1 + Σ s_i x / (1 − pole_i x), by partial fractions."""
-    above = (poles[:, None] - zeros[None, :]).prod(axis=1)
-    apart = poles[:, None] - poles[None, :]
+    """Return the scales s_i of 1 + Σ s_i x / (1 − pole_i x), by partial fractions, from gaps."""
+    above = (zeros[None, :] - poles[:, None]).prod(axis=1)
+    apart = poles[None, :] - poles[:, None]
     np.fill_diagonal(apart, 1.0)
     return above / apart.prod(axis=1)
 
 
-def _powers(bases: Floats, count: int) -> Floats:
-    """Return the powers 0 ... count − 1 of each base > 0, (bases, count)."""
-    return np.exp(np.outer(np.log(bases), np.arange(count)))  # in a fifth of the time of a power
+_APART = 1e-9  # least relative difference: equal values would have a scale of 0
+
+
+def _squared_sensitivity(zeros: Floats, poles: Floats, participation: MinSeparation) -> float:
+    """Return the squared sensitivity; zeros and poles are gaps.
+
+    From one turn of the client to its next one, the client moves C f by a sum of exponentials.
+    """
+    apart, most = participation.rounds_apart, participation.max_rounds
+    places, weights = _places(most)
+    turns = np.append(places, most - 1.0)  # the last one alone, which may be longer or shorter
+    scales, decay = _scales(poles, zeros), np.log1p(-poles)
+    earlier = np.expm1(apart * np.outer(turns, decay)) / np.expm1(apart * decay)
+    earlier *= np.exp((apart - 1) * decay)  # Σ decay^(l · apart − 1) over the turns before
+    first = (1.0 + earlier @ scales)[:-1]  # in the round of a turn; r rounds later, moved · decay^r
+    moved = scales * (1.0 + np.exp(decay) * earlier)
+    rates = decay[:, None] + decay[None, :]
+    whole, last = (
+        np.expm1((length - 1) * rates) / np.expm1(rates)
+        for length in (apart, participation.rounds - (most - 1) * apart)
+    )
+    later = (moved[:-1].T * weights) @ moved[:-1] * whole
+    later += np.outer(moved[-1], moved[-1]) * (last - whole)
+    return float(weights @ first**2 + later.sum())
+
+
+def _squared_error(zeros: Floats, poles: Floats, momentum: float, rounds: int) -> float:
+    """Return the sum of the variances of all models' noise; zeros and poles are gaps."""
+    # Noise of a round moves the sum of the next t ones by 1 + Σ scale (1 − zero^t) / gap.
+    heights = np.append(-_scales(zeros, poles) / zeros, (poles / zeros).prod())
+    decay = np.append(np.log1p(-zeros), 0.0)[:, None]
+    forgets = math.log(momentum) if momentum else -math.inf
+    places, weights = _places(rounds)
+    # Σ_j zero^j momentum^(t − j), from the larger of both and their ratio, which may be nearly 1.
+    ratio = np.minimum(-np.abs(decay - forgets), -1e-12)
+    moved = np.exp(places * np.maximum(decay, forgets)) * np.expm1((places + 1.0) * ratio)
+    return float(weights * (rounds - places) @ (heights @ (moved / np.expm1(ratio))) ** 2)
+
+
+@lru_cache(maxsize=4)
+def _places(count: int) -> tuple[Floats, Floats]:
+    """Return places and weights that give sums over 0 ... count − 1 of sums of exponentials.
+
+    They are the first 256 numbers and then Gauss points, as functions change slowly there.
+    """
+    exact = min(count, 256)
+    places, weights = [np.arange(exact, dtype=np.float64)], [np.ones(exact)]
+    points, parts = np.polynomial.legendre.leggauss(16)
+    while exact < count:
+        half = (min(2 * exact, count) - exact) / 2.0
+        places.append(exact - 0.5 + half * (1.0 + points))
+        weights.append(half * parts)
+        exact = min(2 * exact, count)
+    return np.concatenate(places), np.concatenate(weights)
 
 
 def _rounded(values: Floats) -> tuple[float, ...]:

@@ -108,14 +108,17 @@ def strategy_of(settings: CorrelationSettings, participation: MinSeparation) -> 
     return BandedStrategy(square_root_coefficients(getattr(settings, "bands", 1)))
 
 
-def with_parameters(settings: BltSettings, participation: MinSeparation | None) -> BltSettings:
+def with_parameters(
+    settings: BltSettings, participation: MinSeparation | None, momentum: float = 0.0
+) -> BltSettings:
     """Return settings with the best parameters of a run, if they leave them open.
 
     Args:
         settings: the settings of a file.
         participation: bound on the rounds of every client; None leaves the parameters open.
+        momentum: momentum of the server's optimizer, in [0, 1).
     """
     if settings.scales is not None or participation is None:
         return settings
-    best = optimised_blt(settings.buffers, participation)
+    best = optimised_blt(settings.buffers, participation, momentum)
     return settings.model_copy(update={"scales": [*best.scales], "decays": [*best.decays]})

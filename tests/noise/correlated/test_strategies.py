@@ -120,6 +120,57 @@ def test_optimised_buffers_are_as_good_as_those_of_jax_privacy(case: tuple[int, 
     assert strategy.buffer_error(rounds) < 0.01
 
 
+MOMENTUM_BY_JAX_PRIVACY_2_0_0 = {  # as above, of the models that momentum 0.9 makes
+    (1024, 100, 2): (17.432275, 5.490775),
+    (1024, 400, 3): (8.067803, 4.817671),
+    (2000, 100, 3): (27.069578, 6.342997),
+    (2000, 400, 3): (11.394481, 5.302281),
+}
+
+
+def error_with_momentum(strategy: BltStrategy, rounds: int) -> float:
+    """Root mean square noise of a coordinate of the models: m ← 0.9 m + y, x ← x + m."""
+    moved, momentum, model = np.zeros(rounds), 0.0, 0.0
+    for t, fresh in enumerate(strategy.inverse(rounds)):
+        momentum = 0.9 * momentum + fresh
+        model += momentum
+        moved[t] = model
+    return float(np.sqrt(np.cumsum(moved**2).mean()))
+
+
+@pytest.mark.parametrize("case", MOMENTUM_BY_JAX_PRIVACY_2_0_0)
+def test_buffers_for_momentum_are_as_good_as_those_of_jax_privacy(
+    case: tuple[int, int, int],
+) -> None:
+    rounds, apart, buffers = case
+    participation, oracle = MinSeparation.of(rounds, apart), MOMENTUM_BY_JAX_PRIVACY_2_0_0[case]
+    strategy = optimised_blt(buffers, participation, 0.9)
+    measured = strategy.sensitivity(participation), error_with_momentum(strategy, rounds)
+    assert measured == pytest.approx(oracle, rel=0.01)
+    assert math.prod(measured) <= math.prod(oracle) * (1 + 1e-3)
+    plain = optimised_blt(buffers, participation)
+    lost = plain.sensitivity(participation) * error_with_momentum(plain, rounds)
+    assert lost > 1.05 * math.prod(measured)
+
+
+def test_long_runs_have_the_buffers_of_an_optimisation_over_all_coefficients() -> None:
+    participation = MinSeparation.of(20_000, 200)
+    products = [
+        strategy.sensitivity(participation) * strategy.prefix_error(20_000).rms
+        for strategy in (optimised_blt(3, participation), optimised_blt(5, participation))
+    ]
+    assert products[0] <= 89.02288 * (1 + 1e-5)  # of all coefficients: four seconds
+    assert products[1] < products[0]
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.99])
+@pytest.mark.parametrize(("rounds", "apart"), [(2, 1), (3, 2), (60, 60), (200_000, 300)])
+def test_buffers_are_found_for_every_run(rounds: int, apart: int, momentum: float) -> None:
+    for buffers in (2, 5):
+        strategy = optimised_blt(buffers, MinSeparation.of(rounds, apart), momentum)
+        assert 0.0 < sum(strategy.scales) <= 1.0
+
+
 @pytest.mark.parametrize(
     ("rounds", "apart", "bands", "sensitivity", "rms"),
     [  # jax_privacy 2.0.0
