@@ -47,7 +47,7 @@ class PlannedCorrelation:
 def plan_correlations(federation: Federation) -> tuple[PlannedCorrelation, ...]:
     """Return the noise of sums for each kind of correlation; empty where there is none to choose.
 
-    There is none without `trust: central` and `unit: client`, or without a target. All have the
+    There is none without `trust: central` and `max_update_norm`, or without a target. All have the
     ε, δ, clients, rounds and clients per round of the file. The client with the smallest ε counts.
     A target ρ stands for the ε of the plan, since secret draws have no ρ.
 
@@ -56,18 +56,16 @@ def plan_correlations(federation: Federation) -> tuple[PlannedCorrelation, ...]:
     """
     terms, plans = federation.plan.client_privacy or (), federation.plan.clients or ()
     privacy = federation.experiment.privacy
+    if privacy is None or privacy.trust.name != "central" or privacy.max_update_norm is None:
+        return ()
     targets = [plan.target_epsilon for plan in plans if plan.target_epsilon is not None]
-    if privacy is not None and privacy.accountant.target_rho is not None:
+    if privacy.accountant.target_rho is not None:
         targets = [
             planned_epsilon(plan, client_terms.privacy, plan.charges(0, plan.planned_steps))
             for plan, client_terms in zip(plans, terms, strict=True)
             if plan.planned_steps
         ]
-    if (
-        privacy is None
-        or not targets
-        or (privacy.trust.name, privacy.unit) != ("central", "client")
-    ):
+    if not targets:
         return ()
     strictest = min(range(len(plans)), key=lambda client: plans[client].target_epsilon or 1e300)
     participation = federation.plan.participation

@@ -14,7 +14,6 @@ from fedsim.runs.runner import run_experiment
 
 ROOT = Path(__file__).parent.parent.parent
 EXPERIMENTS = ROOT / "experiments"
-METRIC = "test_accuracy"
 pytestmark = pytest.mark.skipif(not EXPERIMENTS.exists(), reason="reads the files of a checkout")
 
 
@@ -33,27 +32,37 @@ def test_the_comparison_changes_noise_and_draws_of_clients_alone() -> None:
     assert {scheme for scheme, _ in chosen.values()} == {"poisson", "min_separation"}
 
 
-def test_the_page_shows_the_recorded_runs_of_the_comparison() -> None:
-    with (ROOT / "tests" / "comparison" / "compare_users_ftrl.csv").open() as file:
+@pytest.mark.parametrize(
+    ("comparison", "metric", "epsilon", "cell"),
+    [
+        ("compare_users_ftrl", "test_accuracy", 4.0, "| `{}`:"),
+        ("compare_movielens_ftrl", "test_rmse", 8.0, "| MovieLens, `{}` |"),
+    ],
+)
+def test_the_page_shows_the_recorded_runs_of_the_comparisons(
+    comparison: str, metric: str, epsilon: float, cell: str
+) -> None:
+    with (ROOT / "tests" / "comparison" / f"{comparison}.csv").open() as file:
         rows = list(csv.DictReader(file))
-    loaded = load_comparison(EXPERIMENTS / "compare_users_ftrl.yaml")
+    loaded = load_comparison(EXPERIMENTS / f"{comparison}.yaml")
     values = {
-        variant.name: [float(row[METRIC]) for row in rows if row["variant"] == variant.name]
+        variant.name: [float(row[metric]) for row in rows if row["variant"] == variant.name]
         for variant in loaded.variants
     }
-    assert [len(runs) for runs in values.values()] == [len(loaded.seeds)] * 5
-    assert {round(float(row["epsilon"]), 3) for row in rows} == {4.0}
+    assert {len(runs) for runs in values.values()} == {len(loaded.seeds)}
+    assert {round(float(row["epsilon"]), 3) for row in rows if row["epsilon"]} == {epsilon}
     page = (ROOT / "docs" / "howto" / "correlated_rounds.md").read_text().splitlines()
     for name, runs in values.items():
-        (line,) = (line for line in page if line.startswith(f"| `{name}`:"))
-        cells = [interval_text(METRIC, t_interval(runs))]
+        (line,) = (line for line in page if line.startswith(cell.format(name)))
+        cells = [interval_text(metric, t_interval(runs))]
         if name != "poisson":
             difference = paired_difference(runs, values["poisson"]).estimate
-            cells.append(difference_text(METRIC, difference))
+            cells.append(difference_text(metric, difference))
         assert line.strip("| ").split(" | ")[1:] == cells
     gained = paired_difference(values["blt"], values["poisson"]).estimate
-    assert gained.low is not None
-    assert gained.low > 0
+    better = gained.low if metric == "test_accuracy" else gained.high
+    assert better is not None
+    assert (better > 0) == (metric == "test_accuracy")
 
 
 def test_two_thousand_rounds_are_charged_as_one_release() -> None:

@@ -1,5 +1,6 @@
 """The planned noise of each correlation is that of a run with it, and each has the target ε."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from fedsim.noise.correlated.participation import MinSeparation
 from fedsim.noise.correlated.tree import TreeStrategy
 from fedsim.planning.projection import plan_experiment
 
+VOTES = Path(__file__).parents[2] / "experiments" / "digits_pate.yaml"
 EXPERIMENT: dict[str, Any] = {
     "name": "planned",
     "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 60}},
@@ -48,6 +50,21 @@ def test_the_rows_are_those_of_runs_and_have_the_same_epsilon() -> None:
     )
     assert tree.get_epsilon(1e-3) == pytest.approx(6.0, rel=1e-3)
     assert planned["blt, 2 buffers"].error < planned["tree"].error < planned["none"].error
+
+
+def test_a_target_rho_is_compared_at_the_epsilon_that_it_has() -> None:
+    to_rho = {
+        "privacy.target_epsilon": None,
+        "privacy.accountant": {"name": "pld", "target_rho": 0.5},
+    }
+    planned = plan_experiment(load_experiment(EXPERIMENT, overrides=to_rho), curves=False)
+    (row,) = (row for row in planned.correlations if row.noise == "blt, 2 buffers")
+    assert planned.clients[0].noise_multiplier == pytest.approx(row.noise_multiplier, rel=1e-4)
+
+
+@pytest.mark.skipif(not VOTES.exists(), reason="reads the files of a checkout")
+def test_votes_have_no_sums_of_rounds() -> None:
+    assert plan_experiment(load_experiment(VOTES), curves=False).correlations == ()
 
 
 def test_half_the_rounds_have_the_noise_of_a_run_with_half_the_rounds() -> None:

@@ -104,6 +104,7 @@ class BltStrategy(ToeplitzStrategy):
 
 
 _MOST_ERROR = 0.25
+_APART = 1e-9  # least relative difference of zeros and poles: equal ones would have a scale of 0
 
 
 @lru_cache(maxsize=64)
@@ -165,13 +166,11 @@ def _scales(poles: Floats, zeros: Floats) -> Floats:
     return above / apart.prod(axis=1)
 
 
-_APART = 1e-9  # least relative difference: equal values would have a scale of 0
-
-
 def _squared_sensitivity(zeros: Floats, poles: Floats, participation: MinSeparation) -> float:
     """Return the squared sensitivity; zeros and poles are gaps.
 
-    From one turn of the client to its next one, the client moves C f by a sum of exponentials.
+    From one turn of the client to its next one, the client moves C f by a sum of exponentials. This
+    is for the search alone: what is charged is the sum over all coefficients.
     """
     apart, most = participation.rounds_apart, participation.max_rounds
     places, weights = _places(most)
