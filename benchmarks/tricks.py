@@ -26,6 +26,7 @@ from interleaved import measure, print_ratios
 from records import Number, machine_line, over_turns, pair_ratios, write_record
 
 from fedsim.clients.gradients import rule_gradients
+from fedsim.clients.gradients.layers import base
 from fedsim.clients.gradients.layers.convolution import ConvolutionUse
 from fedsim.clients.gradients.sequence import ModuleSequence
 from fedsim.clients.mechanisms.dp_sgd import batch_sums
@@ -79,7 +80,11 @@ def _products() -> Patch:
 
 
 def _no_numba() -> Patch:
-    return patch.object(fused, "kernels", lambda: None)
+    return patch.object(fused, "kernel", lambda: None)
+
+
+def _float64_norms() -> Patch:
+    return patch.object(base, "row_norms", base._double_norms)
 
 
 def _float64_sums() -> Patch:
@@ -98,6 +103,7 @@ TRICKS = (
     Trick("convolutions by torch, client by client", _products, ("cnn", "builtin-cnn")),
     Trick("the release compiled by numba", _no_numba, ("mlp",)),
     Trick("sums in float32, not float64", _float64_sums, ("small", "mlp", "cnn")),
+    Trick("norms in float32, not float64", _float64_norms, ("small", "mlp", "cnn")),
 )
 
 
