@@ -1,5 +1,6 @@
 """Settings of the whole suite, made before torch and numpy are imported."""
 
+import gc
 import logging
 import os
 import sys
@@ -17,9 +18,16 @@ from hypothesis import settings
 # machine waiting threads take the processor from everybody.
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
+# Some containers keep Python from writing bytecode: pytest would rewrite each test file in each of
+# its processes, and each process that a test starts would compile the package.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # A busy machine is slow, and that is no failure.
 settings.register_profile("suite", max_examples=40, deadline=None)
 settings.load_profile("suite")
+# No test cuts the power, so none has to wait for the disk. Tests of what is forced to disk, and in
+# which order, put a function of their own here.
+os.fsync = lambda fd, /: None
 # The key of digests of private data is made there.
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="fedsim-state-")
 
@@ -65,6 +73,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the tests of long files first."""
     places = {name: place for place, name in enumerate(_LONG_FILES)}
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported and collected out of searches for garbage: it stays to the end."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

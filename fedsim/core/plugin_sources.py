@@ -20,11 +20,12 @@ A plug-in that is a Python object has no file: `fedsim.core.python_objects` read
 import ast
 import hashlib
 import json
+import os
 import platform
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib.machinery import PathFinder
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
@@ -303,9 +304,16 @@ def _versions(modules: Iterable[str]) -> dict[str, str]:
     """Return the version of each module's distribution; `not a distribution` if there is none."""
     if not (wanted := sorted(modules)):
         return {}
-    known = packages_distributions()
+    places = tuple((path, os.stat(path).st_mtime_ns) for path in sys.path if os.path.isdir(path))
+    known = _distributions(places)
     return {
         name: version(name) if top in known else "not a distribution"
         for top in wanted
         for name in known.get(top, [f"module {top}"])
     }
+
+
+@lru_cache(maxsize=1)
+def _distributions(_places: tuple[tuple[str, int], ...]) -> Mapping[str, list[str]]:
+    """Return the distributions of each module, cached while no directory of `sys.path` changes."""
+    return packages_distributions()

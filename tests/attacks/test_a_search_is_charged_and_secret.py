@@ -110,7 +110,6 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(perform, "plan_search", lambda *_: plan())
     load = cache(partial(perform.load_comparison, search=True))
     monkeypatch.setattr(perform, "load_comparison", lambda source, search: load(source))
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # no test here cuts the power
     return tmp_path / "compare.yaml"
 
 

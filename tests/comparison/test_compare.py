@@ -16,6 +16,7 @@ import pytest
 from scipy import stats
 
 import fedsim
+from fedsim.cli import main
 from fedsim.comparison.comparison_result import ComparisonResult
 from fedsim.comparison.jobs import plan_jobs
 from fedsim.comparison.load import load_comparison
@@ -312,12 +313,16 @@ def test_a_directory_of_something_else_is_refused(directory: Path) -> None:
     assert [path.name for path in (directory / "mine").iterdir()] == ["thesis.tex"]
 
 
-def test_a_wrong_file_is_one_message_and_exit_code_2(directory: Path) -> None:
+def test_a_wrong_file_is_one_message_and_exit_code_2(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = (directory / "compare.yaml").read_text()
     (directory / "compare.yaml").write_text(text.replace("dp: {}", "dp: {privcy.delta: 1}"))
-    done = cli(directory, "compare", "compare.yaml")
-    assert done.returncode == 2
-    assert done.stderr == (
+    monkeypatch.chdir(directory)
+    monkeypatch.setattr(sys, "argv", ["fedsim", "compare", "compare.yaml"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert capsys.readouterr().err == (
         "compare.yaml:7:8: variants.dp.privcy: unknown key; did you mean 'privacy'?\n"
     )
     assert not (directory / "runs").exists()

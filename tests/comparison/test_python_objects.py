@@ -9,15 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from sklearn.datasets import load_iris
 from torch import nn
 
 import fedsim
+from fedsim.comparison import compare as compare_module
+from fedsim.comparison.jobs import execute_here
 from fedsim.core.errors import InputError
 from fedsim.experiment import ExperimentError
 
 _iris: Any = load_iris(return_X_y=True)
 X, Y = _iris
+FILES = ("compare.yaml", "tiny.yaml")  # of the comparison that `compared` made
 
 
 def linear() -> nn.Module:
@@ -46,21 +50,26 @@ def network(width: int) -> Callable[[], nn.Module]:
     return net
 
 
-def test_a_mapping_of_built_in_names_is_compared_like_a_file(tmp_path: Path) -> None:
-    """Its runs go to worker processes."""
-    content = {
-        "base": experiment(),
-        "seeds": 2,
-        "baseline": "plain",
-        "variants": {"plain": {"privacy": None}, "dp": {}},
-    }
+def test_a_mapping_of_built_in_names_is_compared_like_a_file(
+    compared: fedsim.ComparisonResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its jobs could go to worker processes, as those of the file did; here they need none."""
+    comparison, base = (yaml.safe_load((compared.path.parent / name).read_text()) for name in FILES)
+    content = {**comparison, "base": base}
+    executed: list[int] = []
+
+    def execute(jobs: Any, *, workers: int, inherited: Any, **rest: Any) -> None:
+        executed.append(workers)
+        execute_here(json.loads(json.dumps(jobs)), **rest)
+
+    monkeypatch.setattr(compare_module, "execute", execute)
     result = fedsim.compare(content, out=tmp_path / "c", workers=2)
-    varied = fedsim.compare(
-        experiment(), vary={"privacy.target_epsilon": [None, 8.0]}, seeds=2, out=tmp_path / "v"
-    )
-    scores = [[run.metrics for run in one.results.outcomes] for one in (result, varied)]
-    assert scores[0] == scores[1]
-    assert varied.results.name == "cells-by-target_epsilon"
+    vary = {"privacy.target_epsilon": [None, 8.0]}
+    varied = fedsim.compare(base, vary=vary, seeds=2, out=tmp_path / "v", workers=2)
+    scores = [[run.metrics for run in one.results.outcomes] for one in (compared, result, varied)]
+    assert scores[0] == scores[1] == scores[2]
+    assert executed == [2, 2]
+    assert varied.results.name == "tiny-by-target_epsilon"
 
 
 def test_variants_may_be_objects_and_finished_runs_of_the_same_objects_are_kept(
