@@ -62,6 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 # pytest-xdist gives each file to one of its processes: a long one that is begun last is waited for.
 _LONG_FILES = (
+    "tests/tools/deployment/test_deployment.py",
     "tests/docs/test_howto.py",
     "tests/simulation/ray/test_engine.py",
     "tests/simulation/ray/test_cluster.py",

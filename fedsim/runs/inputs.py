@@ -13,6 +13,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterable, Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
 from pathlib import Path
@@ -187,7 +188,10 @@ _PACKAGES = ("torch", "flwr", "numpy", "scipy", "pydantic", "scikit-learn", "saf
 
 
 def describe_environment(*, seed: int) -> dict[str, object]:
-    """Return the content of `environment.json`: versions, platform, seed and commit of fedsim."""
+    """Return the content of `environment.json`: versions, platform, seed and commit of fedsim.
+
+    Versions and commit are read once in a process, since its code stays what it was.
+    """
     return {
         "fedsim": fedsim.__version__,
         "schema": SCHEMAS["environment.json"],
@@ -199,6 +203,7 @@ def describe_environment(*, seed: int) -> dict[str, object]:
     }
 
 
+@cache
 def package_version(package: str) -> str | None:
     """Return the version of an installed package; None if it is not installed."""
     try:
@@ -207,6 +212,7 @@ def package_version(package: str) -> str | None:
         return None
 
 
+@cache
 def _commit(directory: Path) -> str | None:
     """Return the commit of the checkout that fedsim runs from; None for an installed fedsim."""
     if not (directory / ".git").exists():
