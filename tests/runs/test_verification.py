@@ -129,7 +129,7 @@ def test_a_ledger_without_its_last_record_is_found(run: Path) -> None:
 def test_a_smaller_epsilon_is_found(run: Path) -> None:
     def understate(text: str) -> str:
         content = json.loads(text)
-        content["clients"][1]["epsilon"] *= 0.9
+        content["clients"][1]["epsilon"] *= 1 - 1e-7
         return json.dumps(content)
 
     found = edit(run, "privacy.json", understate)
@@ -147,7 +147,7 @@ def test_a_ledger_with_more_noise_in_the_report_is_found(run: Path) -> None:
 def test_an_average_instead_of_the_largest_is_found(run: Path) -> None:
     def average(text: str) -> str:
         content = json.loads(text)
-        content["system_epsilon"] *= 0.8
+        content["system_epsilon"] *= 1 - 1e-7
         return json.dumps(content)
 
     assert "system_epsilon is not the largest" in edit(run, "privacy.json", average)
