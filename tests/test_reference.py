@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any, Literal
 
-import jsonschema
 import pytest
+from jsonschema import Draft202012Validator
 from pydantic import Field
 
 from fedsim.catalog import KEYS, catalog
@@ -62,7 +62,7 @@ def test_every_key_has_an_example_that_its_type_allows() -> None:
         example = example_of(row).replace("FINGERPRINT", "a" * 64)
         assert example, row.key
         value: Any = to_python(parse_yaml(f"value: {example}", "example", []))
-        jsonschema.validate(value["value"], row.schema)
+        Draft202012Validator(row.schema).validate(value["value"])  # checking each schema takes 40 s
     assert set(EXAMPLES) - {row.key for row in rows} <= {
         "data.args." + name for name in ("path", "name", "subset", "revision", "features", "seed")
     } | {"federation.strategy.malicious_clients"}

@@ -158,7 +158,7 @@ def test_only_what_changed_is_to_be_run_again(
     actions = {(job.variant, job.action) for job in plan_jobs(loaded, compared.path)}
     assert actions == {("plain", "reuse"), ("dp", "reuse")}
     base = tmp_path / "tiny.yaml"
-    base.write_text(base.read_text().replace("delta: 1e-4", "delta: 1e-5"))
+    base.write_text(base.read_text().replace("delta: 1.0e-4", "delta: 1e-5"))
     copy = tmp_path / "copy"
     (copy / "runs").mkdir(parents=True)
     (copy / "comparison.yaml").touch()

@@ -205,7 +205,7 @@ def test_a_mistake_of_the_base_is_reported_once_and_one_of_a_variant_says_whose(
     (directory / "tiny.yaml").write_text(base.replace("rounds: 2", "round: 2"))
     found = mistakes(directory, (directory / "compare.yaml").read_text())
     assert found == ["tiny.yaml:6:14: federation.round: unknown key; did you mean 'rounds'?"]
-    (directory / "tiny.yaml").write_text(base.replace("delta: 1e-4", "delta: 7"))
+    (directory / "tiny.yaml").write_text(base.replace("delta: 1.0e-4", "delta: 7"))
     found = mistakes(directory, (directory / "compare.yaml").read_text())
     assert found == [
         "tiny.yaml:13:3: privacy.delta: must be < 1, got 7 (in variant 'dp')",
