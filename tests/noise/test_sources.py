@@ -258,3 +258,13 @@ def test_noise_in_chunks_is_one_stream(index: int) -> None:
         source = seeded(1)
         again = [drawn(source, n) for n in (CHUNK_VALUES, CHUNK_VALUES, 1)]
         assert torch.equal(values, torch.cat(again))
+
+
+@pytest.mark.parametrize("source", [SecureNoise(), SeededNoise(bytes(range(32)))])
+def test_words_and_further_bits_have_keys_of_their_own(source: SecureNoise | SeededNoise) -> None:
+    """With one key, the bits that decide a draw would be those of its word."""
+    words, further = bytearray(64), bytearray(64)
+    for stream, drawn in zip(source.keystreams(), (words, further), strict=True):
+        stream.write(memoryview(drawn))
+    assert words != further
+    assert len(set(words)) > 16
