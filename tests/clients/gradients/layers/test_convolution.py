@@ -130,5 +130,5 @@ def test_gradients_that_are_held_are_small(size: tuple[int, int]) -> None:
     assert not use.needs_input
     use.output_gradient = torch.ones_like(y)
     assert use.parameters == [0]
-    size = y[0, 0].numel()
-    assert use.squared_norms(0).tolist() == pytest.approx([4 * size**2] * 5, rel=1e-5)
+    places = y[0, 0].numel()
+    assert use.squared_norms(0).tolist() == pytest.approx([4 * places**2] * 5, rel=1e-5)
