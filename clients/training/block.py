@@ -39,7 +39,7 @@ from fedsim.clients.training.member import (
     start_values,
     with_releases,
 )
-from fedsim.clients.training.optimizers import LocalOptimizer, make_optimizer
+from fedsim.clients.training.optimizers import make_optimizer
 from fedsim.clients.training.plain import TorchBlock, batches_of
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import generator_state, seeded_torch
@@ -163,6 +163,10 @@ class _SgdBlock(Block):
         self.released = self.values.new_empty(len(members), 0)
         self._first = present[0]
         self._round_number = self._first.key.round_number
+        settings = local.optimizer_in(self._round_number)
+        self._optimizers = [make_optimizer(settings) for _ in members]
+        self._keeps = False
+        self._place: slice | None = None  # of the parameters that a step moves
         self.step_number = 0  # of the round
         self.places = places
 
@@ -185,12 +189,10 @@ class _SgdBlock(Block):
 
     def train(self, on_step: StepCallback | None = None) -> BlockResult:
         """Take all steps of all members and return their results."""
-        settings = self.local.optimizer_in(self._round_number)
-        optimizers = [make_optimizer(settings) for _ in self.members]
-        keeps_releases = on_step is not None or self.sends_releases
+        self._keeps = on_step is not None or self.sends_releases
         ends = [0 if member is None else len(member.steps) for member in self.members]
         final = {k: self.values[k].clone() for k, end in enumerate(ends) if end == 0}
-        with torch.no_grad(), self._keyed_draws():  # gradients are computed where they are needed
+        with self._keyed_draws():
             for step in range(max(ends)):
                 active = [step < end for end in ends]
                 batches = [
@@ -199,12 +201,8 @@ class _SgdBlock(Block):
                 ]
                 used = self.mechanisms
                 self.step_number = step
-                place = self.gradients.begin_step(self._round_number, step, self.values)
-                for clients, gradient in self.gradients_of(active, batches):
-                    if keeps_releases:
-                        self._keep(clients, gradient)
-                    if not self.sends_releases:
-                        self._move(clients, gradient, place, optimizers[clients.start])
+                self._place = self.gradients.begin_step(self._round_number, step, self.values)
+                self.take_step(active, batches)
                 if on_step is not None:
                     on_step(batches, self.released, used)
                 if self.sends_releases:
@@ -251,28 +249,27 @@ class _SgdBlock(Block):
     def end(self) -> None:
         """Store the state that the next round needs."""
 
-    def _keep(self, clients: slice, gradient: Tensor) -> None:
-        """Copy the releases of some clients into `released` (K, size)."""
-        if self.released.shape[1] != gradient.shape[1]:
-            self.released = gradient.new_empty(len(self.members), gradient.shape[1])
-        self.released[clients] = gradient
+    def use_gradients(self, clients: slice, gradients: Tensor) -> None:
+        """Move the parameters of some members by one step, or keep their releases.
 
-    def _move(
-        self, clients: slice, gradient: Tensor, place: slice | None, optimizer: LocalOptimizer
-    ) -> None:
-        """Move the parameters of some clients by one step of the optimizer."""
-        values = self.values[clients]
+        Args:
+            clients: slice of the members, the same in every step.
+            gradients: their gradients or releases (k, size); they may be overwritten.
+        """
+        if self._keeps:
+            if self.released.shape[1] != gradients.shape[1]:
+                self.released = gradients.new_empty(len(self.members), gradients.shape[1])
+            self.released[clients] = gradients
+        if self.sends_releases:
+            return
+        values, optimizer = self.values[clients], self._optimizers[clients.start]
         if self._rule is not None:
             sent = {name: array[clients] for name, array in self._sent.items()}
-            self._rule.change_(gradient, values, self._start[clients], sent)
-        optimizer.step([values if place is None else values[:, place]], [gradient])
+            self._rule.change_(gradients, values, self._start[clients], sent)
+        optimizer.step([values if self._place is None else values[:, self._place]], [gradients])
 
-    def gradients_of(
-        self, active: Sequence[bool], batches: Sequence[np.ndarray | None]
-    ) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the gradients of a step, as pairs (slice of the members, gradients (k, size)).
-
-        A member has the same slice in every step. The next gradients may overwrite these.
+    def take_step(self, active: Sequence[bool], batches: Sequence[np.ndarray | None]) -> None:
+        """Compute the members' gradients of a step, and use them.
 
         Args:
             active: whether each member takes this step.
@@ -292,7 +289,7 @@ class _SgdBlock(Block):
                 self._add_sums(self.values[index], padded, shares[index], sums.zero_())
                 for member, added in zip(members, sums):  # noqa: B905  places may be left over
                     total[member] += added
-        yield slice(0, len(batches)), total
+        self.use_gradients(slice(0, len(batches)), total)
 
     def _add_sums(self, values: Tensor, padded: PaddedBatch, shares: Tensor, into: Tensor) -> None:
         """Add the gradient of each place to `into`, with its examples weighted by `shares`."""
@@ -374,10 +371,8 @@ class _DpSgdBlock(_SgdBlock):
             if isinstance(noise, CorrelatedNoise):
                 noise.keep_state()
 
-    def gradients_of(
-        self, active: Sequence[bool], batches: Sequence[np.ndarray | None]
-    ) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the active members' noisy releases of a step, as pairs (slice, releases (k, size)).
+    def take_step(self, active: Sequence[bool], batches: Sequence[np.ndarray | None]) -> None:
+        """Compute the active members' noisy releases of a step, and use them.
 
         Args:
             active: whether each member takes this step.
@@ -389,9 +384,10 @@ class _DpSgdBlock(_SgdBlock):
         ]
         padded_batches = self._reader.padded_batches(batches, self.step_number)
         sizes = [0 if batch is None else len(batch) for batch in batches]
-        yield from self._private_step.take(self.values, padded_batches, sizes, noises)
-        if self._private_step.adapts:
-            self._adapt(batches, self._private_step.within)
+        step = self._private_step
+        within = step.take(self.values, padded_batches, sizes, noises, self.use_gradients)
+        if step.adapts:
+            self._adapt(batches, within)
 
     def adapted_clip_norms(self) -> tuple[AdaptiveClipNorm | None, ...]:
         """Return each member's adaptive clip norm after the round; None where it is fixed."""

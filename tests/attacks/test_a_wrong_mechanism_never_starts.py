@@ -1,6 +1,6 @@
 """A run probes its own mechanism; one that differs from the charge ends it before round 1."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,15 +74,15 @@ def no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_noise_on_examples(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = block._DpSgdBlock.gradients_of
+    whole = block._DpSgdBlock.take_step
 
-    def forgetful(self: Any, active: Any, batches: Any) -> Iterator[Any]:
+    def forgetful(self: Any, active: Any, batches: Any) -> None:
         with pytest.MonkeyPatch.context() as patch:
             if any(batch is not None and len(batch) for batch in batches):
                 no_noise(patch)
-            yield from whole(self, active, batches)
+            whole(self, active, batches)
 
-    monkeypatch.setattr(block._DpSgdBlock, "gradients_of", forgetful)
+    monkeypatch.setattr(block._DpSgdBlock, "take_step", forgetful)
 
 
 def loose_clipping(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,19 +221,19 @@ def test_one_group_of_one_client_with_too_little_noise_is_found(
         model={"name": "mlp", "args": {"hidden": [32]}},
         local={"vectorized_clients": "off"},
     )
-    fill, whole = release.fill_rows_, block._DpSgdBlock.gradients_of
+    fill, whole = release.fill_rows_, block._DpSgdBlock.take_step
 
     def smaller(sources: Any, rows: Tensor) -> None:
         fill(sources, rows)
         rows[:, -330:] *= 0.8
 
-    def gradients_of(self: Any, active: Any, batches: Any) -> Iterator[Any]:
+    def take_step(self: Any, active: Any, batches: Any) -> None:
         with pytest.MonkeyPatch.context() as patch:
             if self._mechanisms[0].noise_multiplier == 0.8:
                 patch.setattr(release, "fill_rows_", smaller)
-            yield from whole(self, active, batches)
+            whole(self, active, batches)
 
-    monkeypatch.setattr(block._DpSgdBlock, "gradients_of", gradients_of)
+    monkeypatch.setattr(block._DpSgdBlock, "take_step", take_step)
     with pytest.raises(
         MechanismMismatchError, match=r"client 2: the noise multiplier is 0\.[89]\d+, and 1\.131 is"
     ):

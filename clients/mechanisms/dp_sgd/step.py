@@ -10,7 +10,7 @@ noise       rint(S) + Z, with Z rounded normals of deviation σ, which is 2²⁴
 divide      by the public expected batch size L, and multiply by the length of a grid step
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -32,8 +32,6 @@ class PrivateStep:
 
     Attributes:
         adapts: whether any client has adaptive clipping, for which unclipped gradients are counted.
-        within: under adaptive clipping, the number of unclipped gradients of each client in each of
-            m groups (K, m) in the last step; otherwise zeros. They are private.
 
     Args:
         gradients: method that computes the per-example gradients of the model.
@@ -89,27 +87,31 @@ class PrivateStep:
         self._release_scales: Scales = [(place, divided[:, m : m + 1]) for place, m in places]
         self.adapts = any(mechanism.clipping.count_noises for mechanism in present)
 
+    @torch.no_grad()
     def take(
         self,
         values: Tensor,
         padded_batches: Iterator[PaddedBatch],
         sizes: Sequence[int],
         noises: Sequence[NoiseSource | None],
-    ) -> Iterator[tuple[slice, Tensor]]:
-        """Compute a step of every client, and yield the noisy gradients; for use in torch.no_grad.
+        use: Callable[[slice, Tensor], None],
+    ) -> np.ndarray:
+        """Compute a step of every client, and pass on the noisy gradients.
 
         Args:
             values: flat parameters of each client (K, size).
             padded_batches: the padded batches that together hold the clients' batches.
             sizes: number of examples in each client's batch (K,).
             noises: the noise source of each client; an entry is None where no noise is added.
+            use: function that gets a slice of the clients and their releases (k, size): each client
+                of a large model by itself, in any order, and all clients of a small model at once.
+                The next releases overwrite these.
 
-        Yields:
-            Pairs of a slice of the clients and their releases (k, size), in any order: each client
-            of a large model by itself, and all clients of a small model at once. The next releases
-            overwrite these.
+        Returns:
+            Under adaptive clipping, the number of unclipped gradients of each client in each of m
+            groups (K, m); otherwise zeros.
         """
-        self.within = np.zeros((len(sizes), len(self._clip.members)), dtype=np.int64)
+        within = np.zeros((len(sizes), len(self._clip.members)), dtype=np.int64)
         self._sums.begin(sizes)
         for padded in padded_batches:
             weights = padded.example_weights.unsqueeze(1)  # 0 marks a row of padding
@@ -117,22 +119,26 @@ class PrivateStep:
             rows = self._gradients.clipped(values, padded, clip)
             if self.adapts:
                 near = (rows.norms <= clip.bounds) & (weights > 0)
-                self.within += near.view(len(sizes), self._rows, -1).sum(1).cpu().numpy()
-            yield from self._release(self._sums.add(rows), noises)
-        yield from self._release(self._sums.end(), noises)
+                within += near.view(len(sizes), self._rows, -1).sum(1).cpu().numpy()
+            self._release(self._sums.add(rows), noises, use)
+        self._release(self._sums.end(), noises, use)
         if self._sums.together:
-            yield slice(0, len(sizes)), self._released
+            use(slice(0, len(sizes)), self._released)
+        return within
 
     def _release(
-        self, sums: Iterator[tuple[slice, Tensor]], noises: Sequence[NoiseSource | None]
-    ) -> Iterator[tuple[slice, Tensor]]:
-        """Add noise to the sums of whole batches, scale them to releases, and yield these."""
+        self,
+        sums: Iterator[tuple[slice, Tensor]],
+        noises: Sequence[NoiseSource | None],
+        use: Callable[[slice, Tensor], None],
+    ) -> None:
+        """Add noise to the sums of whole batches, and scale them to releases."""
         for clients, total in sums:
             scales = [(place, factors[clients]) for place, factors in self._release_scales]
             into = self._released[clients] if self._sums.together else self._released[:1]
             release_(total, noises[clients], scales, into)
             if not self._sums.together:
-                yield clients, into
+                use(clients, into)
 
     def _by_row(self, values: Tensor) -> Tensor:
         """Return values of clients (K, m) repeated for each row of a padded batch (K · R, m)."""

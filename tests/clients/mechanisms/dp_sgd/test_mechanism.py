@@ -505,15 +505,20 @@ def test_mutation_noise_for_each_physical_batch_is_caught(monkeypatch: pytest.Mo
 @pytest.fixture
 def changed_release(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., None]], None]:
     """Let a function change the releases of a block: of its batches, its members and a release."""
-    whole = block._DpSgdBlock.gradients_of
+    step, use = block._DpSgdBlock.take_step, block._DpSgdBlock.use_gradients
+    seen: list[Any] = []
 
     def change(how: Callable[..., None]) -> None:
-        def changed(self: Any, active: Any, batches: Any) -> Any:
-            for clients, release in whole(self, active, batches):
-                how(batches[0], self.members[0], release)
-                yield clients, release
+        def taken(self: Any, active: Any, batches: Any) -> None:
+            seen[:] = batches
+            step(self, active, batches)
 
-        monkeypatch.setattr(block._DpSgdBlock, "gradients_of", changed)
+        def changed(self: Any, clients: slice, release: Any) -> None:
+            how(seen[0], self.members[0], release)
+            use(self, clients, release)
+
+        monkeypatch.setattr(block._DpSgdBlock, "take_step", taken)
+        monkeypatch.setattr(block._DpSgdBlock, "use_gradients", changed)
 
     return change
 
