@@ -29,7 +29,7 @@ from fedsim.noise.grid import DEVIATION
 
 _NONCE_BYTES = 12
 _SEGMENT_BYTES = 1 << 35  # GCM allows less than 2^36 bytes under one nonce
-_ZEROS = memoryview(bytes(1 << 17))  # the plaintext
+_ZEROS = memoryview(bytes(1 << 17))  # the plaintext, of a size that stays in the cache
 
 
 class Keystream:
@@ -45,19 +45,19 @@ class Keystream:
 
     def __init__(self, key: bytes) -> None:
         self._key = key
-        self._segment, self._left = 0, 0
+        self._written = 0
 
     def write(self, into: memoryview) -> None:
         """Overwrite a buffer with the next bytes of the stream."""
-        while size := len(into):
-            if not self._left:
-                nonce = modes.GCM(self._segment.to_bytes(_NONCE_BYTES, "big"))
+        while into:
+            segment, position = divmod(self._written, _SEGMENT_BYTES)
+            if position == 0:
+                nonce = modes.GCM(segment.to_bytes(_NONCE_BYTES, "big"))
                 self._cipher = Cipher(algorithms.AES(self._key), nonce).encryptor()
-                self._segment, self._left = self._segment + 1, _SEGMENT_BYTES
-            size = min(size, len(_ZEROS), self._left)
-            self._cipher.update_into(_ZEROS[:size], into[:size])
-            self._left -= size
-            into = into[size:]
+            part = into[: min(len(_ZEROS), _SEGMENT_BYTES - position)]
+            self._cipher.update_into(_ZEROS[: len(part)], part)
+            self._written += len(part)
+            into = into[len(part) :]
 
 
 class NoiseSource(ABC):

@@ -45,14 +45,37 @@ def squares(values: Tensor) -> Tensor:
 def row_norms(values: Tensor) -> Tensor:
     """Return upper bounds on the L2 norms over the last dimension of a tensor, in float64.
 
-    Float32 values on a CPU are squared and added in float32, in runs of 64, which takes a fifth of
-    the time. The result is raised by a bound on the error (Higham 2002, section 3.1).
-
     Guarantee: a result is at least the exact norm, up to float64 rounding, and above it by at most
     the fraction 10⁻⁵ (and 2⁻⁶³ times the root of the row's length). It depends on its row alone.
     """
-    if values.dtype != torch.float32 or values.is_cuda:
-        return _double_norms(values)
+    return factor_norms(values)[0]
+
+
+def factor_norms(*factors: Tensor) -> tuple[Tensor, ...]:
+    """Return upper bounds on the norms of one vector or several vectors of each example, float64.
+
+    Their product is close to the norm of the vectors' outer product too: where one vector is so
+    large that the error of a very small one matters, all vectors of the example are exact.
+
+    Args:
+        factors: tensors (n, ..., d) of vectors, with any d each.
+    """
+    if any(values.dtype != torch.float32 or values.is_cuda for values in factors):
+        return tuple(map(_double_norms, factors))
+    norms = tuple(map(_raised_norms, factors))
+    if not all(norm.numel() == 0 or norm.max().item() < _LARGE_NORM for norm in norms):
+        large = ~torch.stack([norm < _LARGE_NORM for norm in norms]).all(0)  # or not a number
+        for norm, values in zip(norms, factors, strict=True):
+            norm[large] = _double_norms(values[large])
+    return norms
+
+
+def _raised_norms(values: Tensor) -> Tensor:
+    """Return upper bounds on norms, from squares that are added in float32 in runs of 64.
+
+    This takes a fifth of the time of float64. The result is raised by a bound on the error (Higham
+    2002, section 3.1). Squares overflow from norms of 2⁶⁴ on.
+    """
     size = values.shape[-1]
     whole = size - size % _RUN
     if size <= _RUN:
@@ -63,30 +86,7 @@ def row_norms(values: Tensor) -> Tensor:
         if whole < size:
             rest = torch.linalg.vector_norm(values[..., whole:], dim=-1)
             norms = norms.hypot_(rest.double())
-    norms.mul_(_RAISED).add_(_SQUARED_AWAY * math.sqrt(size))
-    if norms.numel() and not norms.max().item() < _LARGE_NORM:  # as squares overflow early
-        large = ~(norms < _LARGE_NORM)
-        norms[large] = _double_norms(values[large])
-    return norms
-
-
-def factor_norms(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """Return upper bounds on the norms of two vectors of each example, float64 (n,) each.
-
-    The product of both bounds is close to the norm of the outer product left_i right_iᵀ too: where
-    one vector is so large that the error of a very small one matters, both are exact.
-
-    Args:
-        left: a vector for each example (n, a).
-        right: a vector for each example (n, b).
-    """
-    norms = row_norms(left), row_norms(right)
-    exact = left.dtype != torch.float32 or left.is_cuda  # nothing is to be corrected
-    if not exact and max(norm.max().item() for norm in norms) >= _LARGE_NORM:
-        large = (norms[0] >= _LARGE_NORM) | (norms[1] >= _LARGE_NORM)
-        for norm, values in zip(norms, (left, right), strict=True):
-            norm[large] = _double_norms(values[large])
-    return norms
+    return norms.mul_(_RAISED).add_(_SQUARED_AWAY * math.sqrt(size))
 
 
 def _double_norms(values: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ class LinearUse(LayerUse):
 
     def __init__(self, weight: Operand, bias: Operand | None) -> None:
         super().__init__(weight, bias)
-        self._norms: tuple[Tensor, Tensor] | None = None  # of output gradients and inputs
+        self._norms: tuple[Tensor, ...] | None = None  # of output gradients and inputs
         self._scaled: tuple[Tensor | None, torch.dtype, Tensor] | None = None
         self._split: dict[str, tuple[Tensor, Sequence[Tensor]]] = {}
 
