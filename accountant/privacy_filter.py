@@ -1,7 +1,6 @@
 """Privacy filters, which decide whether the next release still fits in the privacy budget."""
 
 import math
-import warnings
 from collections import Counter
 from collections.abc import Sequence
 from typing import Literal, Protocol, get_args
@@ -247,11 +246,6 @@ class PrivacyFilter:
         if type(count) is not int or count < 0:
             count = checks.whole_number("count", count)
         return count <= self.max_count(event)
-
-    def may(self, event: Event, count: int = 1) -> bool:
-        """Old name of `is_affordable`, kept until fedsim 0.3."""
-        warnings.warn("may is now is_affordable", DeprecationWarning, stacklevel=2)
-        return self.is_affordable(event, count)
 
     def max_count(self, event: Event) -> int:
         """Return the number of further releases of `event` that the budget allows.

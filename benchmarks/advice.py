@@ -117,6 +117,11 @@ def _distance(one: AdviceCandidate, other: AdviceCandidate) -> float:
     return numbers + 2.0 * (one.rate != other.rate) + 2.0 * (one.weighting != other.weighting)
 
 
+def predicted_error(ranking: Ranking, candidate: AdviceCandidate) -> float:
+    """Return the predicted error of one of the candidates that a ranking compares."""
+    return float(ranking.errors[ranking.candidates.index(candidate)])
+
+
 def measure(number: int) -> dict[str, Any]:
     """Return predicted and measured order of the candidates of a generated federation."""
     experiment = generated(number)
@@ -128,7 +133,7 @@ def measure(number: int) -> dict[str, Any]:
         rows.append(
             {
                 "changes": changes,
-                "predicted": float(f"{ranking.error_of(candidate):.{_FIGURES}g}"),
+                "predicted": float(f"{predicted_error(ranking, candidate):.{_FIGURES}g}"),
                 "accuracy": accuracy(experiment, changes),
             }
         )

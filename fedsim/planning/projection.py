@@ -27,6 +27,7 @@ from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.federation.plan_checks import full_batch_note, last_round, refuse_overspending
 from fedsim.noise.correlated.participation import MinSeparation
+from fedsim.planning import NOTHING_TO_PLAN
 from fedsim.planning.bounds import BoundCurve, CurveSchedule, bound_curve, even_numbers
 from fedsim.planning.cells import PlannedCell, plan_cells, planned_epsilon
 from fedsim.planning.round_noise import PlannedCorrelation, correlations_json, plan_correlations
@@ -54,9 +55,7 @@ def experiment_curves(
         PrivacyPlanError: the experiment has no `privacy` section, or no noise meets its target.
         ValueError: there is no such bound, or the experiment cannot be assembled.
     """
-    privacy = loaded.experiment.privacy
-    if privacy is None:
-        raise PrivacyPlanError("there is nothing to plan: the experiment has no privacy section")
+    privacy = _planned_privacy(loaded)
     bounds = choose_bounds(names, orders=privacy.accountant.orders)
     phases = phases or Phases()
     federation = assemble(loaded, ledger=None, phases=phases)
@@ -67,6 +66,12 @@ def experiment_curves(
     )
     phases.end()
     return curves
+
+
+def _planned_privacy(loaded: LoadedExperiment) -> PrivacySettings:
+    if loaded.experiment.privacy is None:
+        raise PrivacyPlanError(NOTHING_TO_PLAN)
+    return loaded.experiment.privacy
 
 
 def client_kinds(federation: Federation) -> tuple[CurveSchedule, ...]:
@@ -261,9 +266,7 @@ def plan_experiment(
         PrivacyPlanError: the experiment has no `privacy` section, or no noise meets its target.
         ValueError: there is no such bound, or the experiment cannot be assembled (see `assemble`).
     """
-    privacy = loaded.experiment.privacy
-    if privacy is None:
-        raise PrivacyPlanError("there is nothing to plan: the experiment has no privacy section")
+    privacy = _planned_privacy(loaded)
     further = None if bounds is None else choose_bounds(bounds, orders=privacy.accountant.orders)
     phases = phases or Phases()
     federation = assemble(loaded, ledger=None, phases=phases)
@@ -281,7 +284,7 @@ def plan_experiment(
         clients=clients,
         median_client=median,
         variations=tuple(_variations(federation, terms[median].privacy, middle, rounds[median])),
-        refusal=_refusal(federation),
+        refusal=budget_refusal(federation),
         note=full_batch_note(loaded.experiment, federation.data.clients.sizes),
         cells=plan_cells(loaded, federation),
         bounds=None
@@ -294,7 +297,8 @@ def plan_experiment(
     return plan
 
 
-def _refusal(federation: Federation) -> str | None:
+def budget_refusal(federation: Federation) -> str | None:
+    """Return why the privacy budgets forbid to run a federation; None if they do not."""
     try:
         refuse_overspending(federation)
     except PrivacyBudgetError as error:

@@ -8,15 +8,15 @@ import numpy as np
 import yaml
 from rich.console import Console
 
-from fedsim.clients.mechanisms.plan import PrivacyBudgetError, PrivacyPlanError
+from fedsim.clients.mechanisms.plan import PrivacyPlanError
 from fedsim.core.commands import Phases
 from fedsim.core.formatting import count_text, epsilon_text
 from fedsim.core.text_formats import finite_or_none
 from fedsim.experiment import LoadedExperiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
-from fedsim.federation.plan_checks import refuse_overspending
 from fedsim.planning.cells import plan_cell
+from fedsim.planning.projection import budget_refusal
 from fedsim.report.terminal import figure_table, print_sentence, print_table
 from fedsim.tools.advice.candidates import PublicFacts, public_facts
 from fedsim.tools.advice.conditions import why_not_advised
@@ -219,18 +219,10 @@ def advise_experiment(loaded: LoadedExperiment, *, phases: Phases | None = None)
         rows=rows,
         compared=len(ranking.candidates),
         notes=tuple(notes_of(federation, ranking, rows)),
-        refusal=_refusal(federation),
+        refusal=budget_refusal(federation),
     )
     phases.end()
     return advice
-
-
-def _refusal(federation: Federation) -> str | None:
-    try:
-        refuse_overspending(federation)
-    except PrivacyBudgetError as error:
-        return str(error)
-    return None
 
 
 def advise(loaded: LoadedExperiment, *, phases: Phases) -> tuple[Advice, Callable[[Advice], None]]:

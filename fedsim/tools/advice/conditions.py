@@ -2,6 +2,7 @@
 
 from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION
 from fedsim.experiment import Experiment
+from fedsim.planning import NOTHING_TO_PLAN
 
 
 def why_not_advised(experiment: Experiment) -> str | None:
@@ -12,7 +13,7 @@ def why_not_advised(experiment: Experiment) -> str | None:
     """
     privacy = experiment.privacy
     if privacy is None:
-        return "there is nothing to plan: the experiment has no privacy section"
+        return NOTHING_TO_PLAN
     if not privacy.adds_noise:
         return (
             "the advice compares schedules at the same ε, and without noise ε is infinite; set "

@@ -28,16 +28,15 @@ from numpy.typing import NDArray
 
 from fedsim.accountant.accountants import AccountantName
 from fedsim.clients.correlated_noise import NoiseCorrelation
-from fedsim.clients.mechanisms.client_privacy import resolve_client_privacy
-from fedsim.clients.mechanisms.plan import PlanRequest, PrivacyPlan, PrivacyPlanError
+from fedsim.clients.mechanisms.plan import PlanRequest, PrivacyPlan
 from fedsim.clients.mechanisms.planner import calibrate_noise, plan_privacy
 from fedsim.clients.privacy_settings import PrivacySettings, RenyiAccountantSettings
 from fedsim.clients.sampling.catalog import SAMPLINGS
 from fedsim.clients.sampling.schemes import SamplingName
 from fedsim.experiment import ExperimentWithClients
-from fedsim.federation.client_plans import read_client_tables
+from fedsim.federation.client_plans import client_plans
 from fedsim.federation.federation import Federation
-from fedsim.federation.schedule import participation_of
+from fedsim.federation.plan import schedule_of
 from fedsim.noise.correlated.strategies import BandedStrategy
 from fedsim.tools.advice.candidates import FULL, AdviceCandidate, PublicFacts, file_candidate
 
@@ -80,55 +79,23 @@ def _closed_form(steps: float | Floats, rates: Floats, unit_mu: Floats) -> Float
         return np.where(rates == 1.0, np.sqrt(steps) / unit_mu, sampled)
 
 
-@dataclass(frozen=True)
-class ClientNoisePlan:
-    """The privacy plan and the privacy settings of a client under a candidate's settings."""
-
-    plan: PrivacyPlan
-    privacy: PrivacySettings
-
-
 def planned_clients(
     experiment: ExperimentWithClients, federation: Federation
-) -> tuple[ClientNoisePlan, ...]:
-    """Return each client's privacy plan under a candidate's settings, computed as in a run.
+) -> list[tuple[PrivacyPlan, PrivacySettings]]:
+    """Return the privacy plan and the settings of every client under other settings.
 
     Args:
-        experiment: the federation's experiment with the changes of a candidate.
-        federation: the assembled federation, for public client sizes and the model.
+        experiment: the settings of a candidate, with privacy.
+        federation: the federation whose clients are planned.
 
     Raises:
-        PrivacyPlanError: no noise satisfies a client's budget.
+        PrivacyPlanError: no noise meets the settings.
+        ValueError: the table of a group of clients does not fit the federation.
     """
-    privacy = experiment.privacy
-    if privacy is None:
-        raise PrivacyPlanError("there is nothing to plan: the experiment has no privacy section")
     sizes = federation.data.clients.sizes
-    participation = participation_of(experiment)
-    rounds = participation.planned_rounds()
-    terms = resolve_client_privacy(
-        privacy,
-        num_clients=len(sizes),
-        seed=experiment.seed,
-        tables=read_client_tables(privacy, federation.base),
-        clients_per_round=participation.round_sizes[1],
-    )
-    parameters = federation.release_parameters
-    return tuple(
-        ClientNoisePlan(
-            plan_privacy(
-                PlanRequest(
-                    client.privacy,
-                    experiment.local,
-                    examples=examples,
-                    planned_rounds=planned,
-                    parameters=parameters,
-                )
-            ),
-            client.privacy,
-        )
-        for client, examples, planned in zip(terms, sizes, rounds, strict=True)
-    )
+    terms, steps = schedule_of(experiment, federation.base, sizes)
+    plans = client_plans(experiment, terms or (), sizes, steps, federation.release_parameters)
+    return [(plan, client.privacy) for plan, client in zip(plans, terms or (), strict=True)]
 
 
 def sampling_noise_ratio(

@@ -121,14 +121,6 @@ class Ranking:
                 rows += self._finalist(name, candidate)
         return rows + list(self._other_samplings()) + self._correlated()
 
-    def error_of(self, candidate: AdviceCandidate) -> float:
-        """Return the predicted error of a candidate by the approximate formula for its noise.
-
-        Args:
-            candidate: one of the candidates in the attribute `candidates`.
-        """
-        return float(self.errors[self.candidates.index(candidate)])
-
     def with_values(self, row: Ranked, trained_values: int) -> float:
         """Return the predicted error of a candidate for a model with fewer trained parameters.
 
@@ -163,11 +155,11 @@ class Ranking:
         except PrivacyPlanError:
             return []
         members = [planned[client] for client in self.facts.members]
-        for member, epsilon in zip(members, self.facts.epsilons, strict=True):
-            overspends = member.plan.steps_to_take < member.plan.planned_steps
-            if overspends or planned_epsilon(member.plan, member.privacy) > epsilon * _SLACK:
+        for (plan, privacy), epsilon in zip(members, self.facts.epsilons, strict=True):
+            overspends = plan.steps_to_take < plan.planned_steps
+            if overspends or planned_epsilon(plan, privacy) > epsilon * _SLACK:
                 return []  # noise that is given for a client alone may cost it more
-        noise = np.array([member.plan.release.noise_multiplier for member in members])
+        noise = np.array([plan.release.noise_multiplier for plan, _ in members])
         return [self._rank(name, candidate, noise, exact=True)]
 
     def _other_samplings(self) -> Iterator[Ranked]:

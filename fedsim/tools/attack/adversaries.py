@@ -13,18 +13,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedsim.accountant import make_accountant
-from fedsim.accountant.sampler_slack import epsilon_with_slack
 from fedsim.accountant.trust import Observer as Against
 from fedsim.clients.gradients.per_example import PerExampleGradients, PerExampleLoss
 from fedsim.clients.mechanisms.contract import SummedMechanism, SumPart
-from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.clients.training.block import block_of
 from fedsim.clients.training.member import BlockMember
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
 from fedsim.federation.charged_noise import ServerDraws, honest_draws, step_length_of
 from fedsim.federation.federation import Federation
+from fedsim.planning.cells import planned_epsilon
 
 
 @dataclass(frozen=True)
@@ -77,11 +75,11 @@ def adversaries_of(federation: Federation, client: int) -> list[Adversary]:
     Raises:
         ValueError: the federation has no privacy.
     """
-    if federation.plan.clients is None:
+    plans, privacy = federation.plan.clients, federation.experiment.privacy
+    if plans is None or privacy is None:
         raise ValueError("an adversary needs plans")
-    plans = federation.plan.clients
     plan, step_length = plans[client], step_length_of(federation, client)
-    claimed = _epsilon(federation, plan, against_server=False)
+    claimed = planned_epsilon(plan, privacy, plan.charges(0, plan.steps_to_take))
     if plan.part is None or step_length is None:
         return [Adversary("server", claimed)]
     alone = SumView(plan.part, step_length, ())
@@ -89,22 +87,11 @@ def adversaries_of(federation: Federation, client: int) -> list[Adversary]:
         return [Adversary("models", claimed, view=replace(alone, has_server_noise=True))]
     others = [k for k, other in enumerate(plans) if other.part is not None and k != client]
     honest = replace(alone, others=tuple(others[: honest_draws(federation.experiment) - 1]))
+    by_share = plan.server_charges(0, plan.steps_to_take) or []
     return [
         Adversary("sums", claimed, plan.part.noise_factor, honest),
-        Adversary("server", _epsilon(federation, plan, against_server=True), view=alone),
+        Adversary("server", planned_epsilon(plan, privacy, by_share), view=alone),
     ]
-
-
-def _epsilon(federation: Federation, plan: PrivacyPlan, *, against_server: bool) -> float:
-    """Return ε of the whole run, as claimed or against the server."""
-    privacy = federation.experiment.privacy
-    if privacy is None or not plan.steps_to_take:
-        return 0.0
-    account = make_accountant(privacy.accounting, adjacency=privacy.adjacency.name)
-    charges = plan.server_charges if against_server else plan.charges
-    for event, count in charges(0, plan.steps_to_take) or ():
-        account.compose(event, count)
-    return epsilon_with_slack(account.get_epsilon, plan.delta)
 
 
 class OtherNoise:

@@ -265,9 +265,3 @@ def test_the_search_with_costs_that_jump() -> None:
     assert largest_count(lambda n: float(np.floor(n / 1000)), 5.0) == 5999
     assert largest_count(lambda _: 0.0, 1.0) == MOST
     assert largest_count(lambda _: 2.0, 1.0, start=50) == 0
-
-
-def test_the_old_name_of_is_affordable_works_with_a_warning() -> None:
-    budget = PrivacyFilter(1.0, 1e-5)
-    with pytest.warns(DeprecationWarning, match="may is now is_affordable"):
-        assert budget.may(Gaussian(10.0)) == budget.is_affordable(Gaussian(10.0))

@@ -54,7 +54,7 @@ def test_predicted_and_measured_order_agree(script: ModuleType) -> None:
         rows = one["candidates"]
         settings = [changes_of(c, federation.experiment, ranking.facts) for c in drawn]
         assert settings == [row["changes"] for row in rows]
-        predicted = [ranking.error_of(candidate) for candidate in drawn]
+        predicted = [script.predicted_error(ranking, candidate) for candidate in drawn]
         correlations.append(script.rank_correlation(predicted, [r["accuracy"] for r in rows]))
     assert len(correlations) == 20
     assert np.mean(correlations) >= script.GOAL
