@@ -17,10 +17,10 @@ from fedsim.comparison.runs_cost import Tuning
 from fedsim.comparison.statistics import Estimate
 from fedsim.comparison.text import (
     difference_mark,
-    difference_text,
     guarantee_text,
-    interval_text,
+    mean_text,
     metric_words,
+    minus_text,
     notes_of,
     p_text,
     scores_json,
@@ -97,7 +97,7 @@ class ComparisonResult:
 
     def __repr__(self) -> str:
         results = self.results
-        means = [f"{variant.name} {self._mean(variant)}" for variant in results.variants]
+        means = [f"{variant.name} {mean_text(results, variant)}" for variant in results.variants]
         seeds = seeds_text(results)
         return (
             f"ComparisonResult({str(self.path)!r}: {metric_words(results.metric)}, {seeds}: "
@@ -109,8 +109,8 @@ class ComparisonResult:
         results = self.results
         head = ("variant", "guarantee", metric_words(results.metric), "minus baseline")
         rows = [
-            (variant.name, guarantee_text(variant), self._mean(variant), self._difference(variant))
-            for variant in results.variants
+            (v.name, guarantee_text(v), mean_text(results, v), minus_text(results, v))
+            for v in results.variants
         ]
         cells = "".join(f"<th>{escape(cell)}</th>" for cell in head)
         body = "".join(
@@ -124,17 +124,6 @@ class ComparisonResult:
             f"{unfit}<p><b>{escape(results.name)}</b>: {seeds_text(results)}; the whole report: "
             f"{page}</p><table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>"
         )
-
-    def _mean(self, variant: VariantResult) -> str:
-        estimate = variant.metrics.get(self.results.metric)
-        return "–" if estimate is None else interval_text(self.results.metric, estimate)
-
-    def _difference(self, variant: VariantResult) -> str:
-        difference = variant.difference
-        if difference is None:
-            return "–"
-        text = difference_text(self.results.metric, difference.paired.estimate)
-        return text + difference_mark(self.results, variant)
 
 
 _ESCAPES = {
@@ -153,7 +142,7 @@ def latex_tables(results: Results) -> str:
 
 def _table(results: Results) -> str:
     metric = results.metric
-    deltas = {variant.delta for variant in results.variants if variant.delta is not None}
+    deltas = results.deltas
     percent = metric_entry(metric).in_percent
     with_tests = any(variant.difference is not None for variant in results.variants)
     heads = [
@@ -180,7 +169,7 @@ def _table(results: Results) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _comments(results: Results, deltas: set[float]) -> list[str]:
+def _comments(results: Results, deltas: frozenset[float]) -> list[str]:
     unit = results.groups[0].unit
     facts = [
         f"{results.name}: {seeds_text(results)}; +- is half a 95 % t interval over the seeds",

@@ -6,9 +6,8 @@ other script can run, even if unescaped text from a file got into the page.
 
 import base64
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -23,16 +22,18 @@ from fedsim.comparison.jobs import MARKER
 from fedsim.comparison.outcomes import RunOutcome
 from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.text import (
+    NOTHING,
     OTHER_VALUES,
     common_words,
-    difference_mark,
     difference_text,
     group_estimates,
     group_names,
     guarantee_text,
     interval_text,
     majority_of,
+    mean_text,
     metric_words,
+    minus_text,
     notes_of,
     observer_text,
     p_text,
@@ -81,112 +82,61 @@ class PageTable:
     rows: tuple[TableRow, ...]
 
 
-_NOTHING = TableCell("–", None)
 _MAX_GROUPS = 8  # columns of groups of test examples, such as hospitals
-_Column = tuple[str, Callable[[VariantResult], TableCell]]
+_Cells = Iterator[tuple[str, str, float | str | None]]
 
 
 def variants_table(results: Results, series: Mapping[str, int]) -> PageTable:
-    """Return the table of variants: guarantee, mean metric, difference from the baseline, p value.
+    """Return the table of the variants: mean, interval, difference to the baseline, and time.
 
-    The columns for trust and observer exist only if a variant's trust is not local. The column for
-    δ exists only if variants have different δ.
+    Further columns are added if they are needed: δ if it differs, and trust model and observer if a
+    variant has another trust model than `local`.
 
     Args:
-        results: the results of the variants of one privacy unit.
-        series: index of each variant's colour, by the variant's name.
+        results: the results.
+        series: number of the colour of each variant.
     """
-    columns = _columns(results)
     prefix = common_words([variant.name for variant in results.variants])
-    return PageTable(
-        headings=(prefix or "variant", *(heading for heading, _ in columns)),
-        rows=tuple(
-            TableRow(
-                variant.name.removeprefix(prefix),
-                series[variant.name],
-                tuple(cell(variant) for _, cell in columns),
-            )
-            for variant in results.variants
-        ),
+    cells = {variant.name: list(_cells(results, variant)) for variant in results.variants}
+    first = next(iter(cells.values()))
+    rows = (
+        TableRow(
+            name.removeprefix(prefix),
+            series[name],
+            tuple(TableCell(text, value) for _, text, value in row),
+        )
+        for name, row in cells.items()
     )
+    return PageTable((prefix or "variant", *(heading for heading, _, _ in first)), tuple(rows))
 
 
-def _columns(results: Results) -> Sequence[_Column]:
-    trusts = any(variant.trust not in (None, "local") for variant in results.variants)
-    deltas = {variant.delta for variant in results.variants if variant.delta is not None}
-    metric, baseline = results.metric, results.baseline
-    columns: list[_Column] = [("guarantee", _guarantee)]
-    if len(deltas) > 1:
-        columns.append(("δ", _delta))
-    columns.append((metric_words(metric), lambda variant: _mean(variant, metric)))
-    columns += [
-        (f"accuracy, {name}", partial(_group, name=name))
-        for name in group_names(results)[1][:_MAX_GROUPS]
-    ]
-    columns += [
-        (
-            f"minus {baseline}",
-            lambda variant: _difference(results, variant),
-        ),
-        ("p (t test)", lambda variant: _p(variant.difference and variant.difference.holm_p)),
-        (
-            "p (signs)",
-            lambda variant: _p(variant.difference and variant.difference.paired.sign_flip_p),
-        ),
-    ]
-    if trusts:
-        columns += [
-            ("trust", lambda variant: TableCell(variant.trust or "–", variant.trust)),
-            ("observer", lambda variant: TableCell(observer_text(variant), variant.observer)),
-        ]
-    return [*columns, ("seeds", _seeds), ("time", _time)]
-
-
-def _guarantee(variant: VariantResult) -> TableCell:
-    return TableCell(guarantee_text(variant), variant.epsilon if variant.is_private else None)
-
-
-def _delta(variant: VariantResult) -> TableCell:
-    return (
-        _NOTHING if variant.delta is None else TableCell(delta_text(variant.delta), variant.delta)
-    )
-
-
-def _group(variant: VariantResult, *, name: str) -> TableCell:
-    """Return the cell with the accuracy on one group of test examples."""
-    estimate = group_estimates(variant).get(name)
-    if estimate is None:
-        return _NOTHING
-    return TableCell(interval_text("accuracy", estimate), estimate.mean)
-
-
-def _mean(variant: VariantResult, metric: str) -> TableCell:
-    estimate = variant.metrics.get(metric)
-    return (
-        _NOTHING if estimate is None else TableCell(interval_text(metric, estimate), estimate.mean)
-    )
-
-
-def _difference(results: Results, variant: VariantResult) -> TableCell:
-    if variant.difference is None:
-        return TableCell("baseline", None) if variant.name == results.baseline else _NOTHING
-    estimate = variant.difference.paired.estimate
-    text = difference_text(results.metric, estimate) + difference_mark(results, variant)
-    return TableCell(text, estimate.mean)
-
-
-def _p(value: float | None) -> TableCell:
-    return TableCell(p_text(value), value)
-
-
-def _seeds(variant: VariantResult) -> TableCell:
-    finished = len(variant.finished_runs)
-    return TableCell(f"{finished}/{len(variant.outcomes)}", finished)
-
-
-def _time(variant: VariantResult) -> TableCell:
-    seconds = variant.seconds
-    return TableCell(seconds_text(seconds), None if seconds is None else seconds.mean)
+def _cells(results: Results, variant: VariantResult) -> _Cells:
+    """Yield the heading, the text and the value to sort by of each cell of a variant."""
+    difference, finished = variant.difference, len(variant.finished_runs)
+    yield "guarantee", guarantee_text(variant), variant.epsilon if variant.is_private else None
+    if len(results.deltas) > 1:
+        yield "δ", NOTHING if variant.delta is None else delta_text(variant.delta), variant.delta
+    estimate = variant.metrics.get(results.metric)
+    yield metric_words(results.metric), mean_text(results, variant), estimate and estimate.mean
+    estimates = group_estimates(variant)
+    for name in group_names(results)[1][:_MAX_GROUPS]:
+        group = estimates.get(name)
+        text = NOTHING if group is None else interval_text("accuracy", group)
+        yield f"accuracy, {name}", text, group and group.mean
+    minus, paired = minus_text(results, variant), difference and difference.paired
+    if difference is None and variant.name == results.baseline:
+        minus = "baseline"
+    yield f"minus {results.baseline}", minus, paired and paired.estimate.mean
+    for test, p in (
+        ("t test", difference and difference.holm_p),
+        ("signs", paired and paired.sign_flip_p),
+    ):
+        yield f"p ({test})", p_text(p), p
+    if any(other.trust not in (None, "local") for other in results.variants):
+        yield "trust", variant.trust or NOTHING, variant.trust
+        yield "observer", observer_text(variant), variant.observer
+    yield "seeds", f"{finished}/{len(variant.outcomes)}", finished
+    yield "time", seconds_text(variant.seconds), variant.seconds and variant.seconds.mean
 
 
 def differences_table(results: Results, series: Mapping[str, int]) -> PageTable | None:
@@ -330,13 +280,12 @@ def _warnings(result: ComparisonResult) -> list[tuple[str, str]]:
 def _cards(results: Results) -> list[Card]:
     metric = results.metric
     baseline = next(variant for variant in results.variants if variant.name == results.baseline)
-    estimate = baseline.metrics.get(metric)
     majority = majority_of(baseline) if metric == "test_accuracy" else None
     share = "" if majority is None else f"; always one class: {metric_text(metric, majority)}"
     cards = [
         Card(
             f"{results.baseline}: {metric_words(metric)}",
-            "–" if estimate is None else interval_text(metric, estimate),
+            mean_text(results, baseline),
             f"the baseline; {guarantee_text(baseline)} ({baseline.observer}){share}"
             if baseline.is_private
             else f"the baseline, without privacy{share}",

@@ -20,6 +20,7 @@ from fedsim.comparison.statistics import (
     Estimate,
     PairedDifference,
     holm,
+    largest_of,
     paired_difference,
     t_interval,
 )
@@ -237,6 +238,11 @@ class Results:
         return tuple(entry.variant for entry in self.unfit)
 
     @property
+    def deltas(self) -> frozenset[float]:
+        """The values of δ of the variants with privacy."""
+        return frozenset(v.delta for v in self.variants if v.delta is not None)
+
+    @property
     def by_unit(self) -> tuple["Results", ...]:
         """The results split by privacy unit: one `Results` for each unit."""
         return tuple(
@@ -368,8 +374,6 @@ def _variant(
     finished = [run for run in outcomes if run.is_finished]
     names = list(dict.fromkeys(metric for run in finished for metric in run.metrics))
     values = {metric: list(finite_values(finished, metric).values()) for metric in names}
-    epsilons = [run.epsilon for run in finished]
-    known = [epsilon for epsilon in epsilons if epsilon is not None]
     return VariantResult(
         name=name,
         changes=changes,
@@ -377,7 +381,7 @@ def _variant(
         outcomes=outcomes,
         metrics={metric: t_interval(numbers) for metric, numbers in values.items() if numbers},
         difference=difference,
-        epsilon=max(known) if known and len(known) == len(epsilons) else None,
+        epsilon=largest_of([run.epsilon for run in finished]),
         delta=max((run.delta for run in finished if run.delta is not None), default=None),
         seconds=t_interval([run.seconds for run in finished]) if finished else None,
         trust=outcomes[0].trust,
@@ -388,9 +392,8 @@ def _variant(
 
 def _largest(certificates: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
     """Return the largest ε of any run by observer; None if one of them is infinite."""
-    largest: dict[str, float | None] = {}
-    for observer in dict.fromkeys(name for certificate in certificates for name in certificate):
-        values = [certificate.get(observer) for certificate in certificates]
-        known = [value for value in values if value is not None]
-        largest[observer] = max(known) if len(known) == len(values) else None
-    return largest
+    observers = dict.fromkeys(name for certificate in certificates for name in certificate)
+    return {
+        observer: largest_of([certificate.get(observer) for certificate in certificates])
+        for observer in observers
+    }

@@ -113,10 +113,10 @@ class Tuning:
     """
 
     everything: Composition
-    candidates: Composition | None
-    selected: str | None
-    on: str | None
     statement: str
+    candidates: Composition | None = None
+    selected: str | None = None
+    on: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry `tuning` of `comparison.json`."""
@@ -142,18 +142,16 @@ def tuning_cost(results: Results, out: Path, select: SelectSettings | None) -> T
         out: directory of the comparison; the durable ledgers of all its runs count.
         select: settings of the selection; None without one.
     """
-    deltas = [variant.delta for variant in results.variants if variant.delta is not None]
-    delta = max(deltas, default=None)
-    everything = _compose(list(_spends(_all_runs(out))), delta)
+    everything = _cost_of(results, _all_runs(out))
     if select is None:
-        return Tuning(everything, None, None, None, _without_selection(everything))
+        return Tuning(everything, _without_selection(everything))
     names = select.among or [variant.name for variant in results.variants if variant.is_private]
     candidates = [variant for variant in results.variants if variant.name in names]
     paths = [out / run.path for variant in candidates for run in variant.outcomes]
-    composed = _compose(list(_spends(paths)), delta)
+    composed = _cost_of(results, paths)
     best = best_variant(candidates, select.metric)
     statement = _selection_statement(select, best, candidates, composed, everything)
-    return Tuning(everything, composed, best and best.name, select.on, statement)
+    return Tuning(everything, statement, composed, best and best.name, select.on)
 
 
 def cost_of_tuned(
@@ -167,8 +165,7 @@ def cost_of_tuned(
         tune: the settings of the tuning.
         chosen: the chosen values of each variant as text, by name.
     """
-    deltas = [variant.delta for variant in results.variants if variant.delta is not None]
-    everything = _compose(list(_spends(_all_runs(out))), max(deltas, default=None))
+    everything = _cost_of(results, _all_runs(out))
     listed = "; ".join(f"{name}: {text}" for name, text in chosen.items())
     cost = {
         "public_data": f"On public data: {_DECLARED_PUBLIC}",
@@ -179,7 +176,7 @@ def cost_of_tuned(
         f"{_words(results.metric)} over {tune.seeds} seeds that are not compared. Chosen: "
         f"{listed}. Each ε of a variant covers one run. {cost[tune.on]}"
     )
-    return Tuning(everything, None, None, tune.on, statement)
+    return Tuning(everything, statement, on=tune.on)
 
 
 def tuning_of_runs(results: Results, paths: Sequence[Path]) -> Tuning:
@@ -189,10 +186,14 @@ def tuning_of_runs(results: Results, paths: Sequence[Path]) -> Tuning:
         results: the results of the comparison.
         paths: the run directories.
     """
-    deltas = [variant.delta for variant in results.variants if variant.delta is not None]
-    everything = _compose(list(_spends(paths)), max(deltas, default=None))
+    everything = _cost_of(results, paths)
     statement = _without_selection(everything).replace(" in this directory", "")
-    return Tuning(everything, None, None, None, statement)
+    return Tuning(everything, statement)
+
+
+def _cost_of(results: Results, paths: Sequence[Path]) -> Composition:
+    """Return the privacy cost of runs together, at the largest δ of the variants."""
+    return _compose(list(_spends(paths)), max(results.deltas, default=None))
 
 
 def _all_runs(out: Path) -> list[Path]:

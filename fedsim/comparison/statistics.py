@@ -155,6 +155,12 @@ def holm(p_values: Sequence[float | None]) -> tuple[float | None, ...]:
     return tuple(adjusted)
 
 
+def largest_of(values: Sequence[float | None]) -> float | None:
+    """Return the largest of some numbers; None if one of them is unknown, or there is none."""
+    known = [value for value in values if value is not None]
+    return max(known) if known and len(known) == len(values) else None
+
+
 def _t_test(estimate: Estimate) -> float | None:
     if estimate.sd is None:
         return None

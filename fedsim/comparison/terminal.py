@@ -24,12 +24,11 @@ from fedsim.comparison.text import (
     OTHER_VALUES,
     baseline_note,
     common_words,
-    difference_mark,
-    difference_text,
     groups_table,
     guarantee_text,
-    interval_text,
+    mean_text,
     metric_words,
+    minus_text,
     notes_of,
     p_text,
     score_warnings,
@@ -212,19 +211,13 @@ def _settings(settings: SettingsTable) -> Table:
 
 
 def _row(results: Results, variant: VariantResult, *, trusts: bool) -> list[str]:
-    metric = results.metric
-    estimate = variant.metrics.get(metric)
-    difference = variant.difference
     guarantee = guarantee_text(variant)
     observed = f"{guarantee}, {variant.observer}" if variant.observer else guarantee
     return [
         observed if trusts else guarantee,
-        "–" if estimate is None else interval_text(metric, estimate),
-        "–"
-        if difference is None
-        else difference_text(metric, difference.paired.estimate)
-        + difference_mark(results, variant),
-        "–" if difference is None else p_text(difference.holm_p),
+        mean_text(results, variant),
+        minus_text(results, variant),
+        p_text(variant.difference and variant.difference.holm_p),
         *([] if trusts else [seconds_text(variant.seconds)]),
         f"{len(variant.finished_runs)}/{len(variant.outcomes)}",
     ]

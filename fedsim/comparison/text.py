@@ -21,7 +21,7 @@ from fedsim.core.metrics import metric_entry, metric_name
 from fedsim.report.contents import Scores, quoted, recall_text
 from fedsim.report.terminal import figure_table
 
-_NOTHING = "–"
+NOTHING = "–"
 
 
 def metric_words(metric: str) -> str:
@@ -36,7 +36,7 @@ def guarantee_text(variant: VariantResult) -> str:
     if not variant.is_private:
         return "none"
     if variant.delta is None:
-        return _NOTHING
+        return NOTHING
     sign = "≤" if variant.epsilon is not None else "="
     return f"ε {sign} {epsilon_text(variant.epsilon)}"
 
@@ -48,7 +48,7 @@ def observer_text(variant: VariantResult) -> str:
     client's own upload.
     """
     if variant.observer is None:
-        return _NOTHING
+        return NOTHING
     if "server" not in variant.certificates or variant.observer == "server":
         return variant.observer
     return f"{variant.observer} (server: ε ≤ {epsilon_text(variant.certificates['server'])})"
@@ -57,6 +57,20 @@ def observer_text(variant: VariantResult) -> str:
 def interval_text(metric: str, estimate: Estimate) -> str:
     """Return a mean as text, with ± half of its interval's width if there are several seeds."""
     return metric_text(metric, estimate.mean) + _half(metric, estimate)
+
+
+def mean_text(results: Results, variant: VariantResult) -> str:
+    """Return a variant's mean of the compared metric as text, with ± half of its interval."""
+    estimate = variant.metrics.get(results.metric)
+    return NOTHING if estimate is None else interval_text(results.metric, estimate)
+
+
+def minus_text(results: Results, variant: VariantResult) -> str:
+    """Return a variant's mean difference to its baseline as text, marked if it is unfit."""
+    if variant.difference is None:
+        return NOTHING
+    text = difference_text(results.metric, variant.difference.paired.estimate)
+    return text + difference_mark(results, variant)
 
 
 def difference_text(metric: str, estimate: Estimate) -> str:
@@ -70,13 +84,13 @@ def difference_text(metric: str, estimate: Estimate) -> str:
 def p_text(p: float | None) -> str:
     """Return a p value with two significant digits and at most four decimals, or `<0.001`."""
     if p is None:
-        return _NOTHING
+        return NOTHING
     return "<0.001" if p < 1e-3 else f"{float(f'{p:.2g}'):.4f}".rstrip("0").rstrip(".")
 
 
 def seconds_text(seconds: Estimate | None) -> str:
     """Return the mean time of a run as text."""
-    return _NOTHING if seconds is None else duration_text(seconds.mean)
+    return NOTHING if seconds is None else duration_text(seconds.mean)
 
 
 def unfit_sentences(results: Results) -> dict[str, str]:
@@ -186,7 +200,7 @@ def _on_guarantees(results: Results) -> Iterator[str]:
             "An ε of unit example protects one example, an ε of unit client everything that one "
             "client has. The two cannot be compared, so no difference has variants of both units."
         )
-    deltas = sorted({variant.delta for variant in results.variants if variant.delta is not None})
+    deltas = sorted(results.deltas)
     if len(deltas) > 1:
         shown = ", ".join(delta_text(delta) for delta in deltas)
         yield (
@@ -428,7 +442,7 @@ def groups_table(results: Results) -> Table | None:
     for variant in results.variants:
         cells = group_estimates(variant)
         texts = (
-            interval_text("accuracy", cells[name]) if name in cells else _NOTHING for name in shown
+            interval_text("accuracy", cells[name]) if name in cells else NOTHING for name in shown
         )
         table.add_row(variant.name.removeprefix(prefix), *texts)
     if len(names) > len(shown):

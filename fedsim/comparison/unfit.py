@@ -20,7 +20,7 @@ from statistics import fmean
 from typing import Any
 
 from fedsim.comparison.outcomes import RunOutcome, finite_values
-from fedsim.comparison.statistics import CONFIDENCE, paired_difference, t_interval
+from fedsim.comparison.statistics import CONFIDENCE, largest_of, paired_difference, t_interval
 from fedsim.core.metrics import GROUP_ACCURACY, LOSS, metric_entry
 
 # Metrics of predicted classes whose value for a constant answer is not known.
@@ -238,9 +238,8 @@ def _privacy_level(
     """Return (2, 0) without privacy, (1, 0) with clipping alone, (0, ε); None for an infinite ε."""
     if not outcomes[0].is_private:
         return (2, 0.0) if settings.get("privacy", _MISSING) is None else (1, 0.0)
-    epsilons = [run.epsilon for run in outcomes if run.is_finished]
-    known = [epsilon for epsilon in epsilons if epsilon is not None]
-    return (0, max(known)) if known and len(known) == len(epsilons) else None
+    largest = largest_of([run.epsilon for run in outcomes if run.is_finished])
+    return None if largest is None else (0, largest)
 
 
 def _pooling(settings: Mapping[str, object]) -> int:
