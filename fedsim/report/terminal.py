@@ -179,7 +179,7 @@ def _privacy_table(contents: RunContents) -> Table:
 
 def _summary(contents: RunContents, waited: float | None) -> list[str]:
     """Return the summary of a run: a line each on the run, the model and the guarantee."""
-    summary, lost = contents.summary, contents.facts.run.lost_updates if contents.facts.run else 0
+    summary, lost = contents.summary, contents.facts.run.lost_updates
     reason = f": {summary['reason']}" if summary["status"] == "stopped" else ""
     metrics = ", ".join(
         f"{name.replace('_', ' ')} {metric_text(name, value)}" + _baseline(contents, name)
@@ -214,7 +214,7 @@ def _time(contents: RunContents, waited: float | None) -> str:
 def _failing_lines(contents: RunContents) -> list[str]:
     """Return a line for each client that failed repeatedly with the same reason."""
     repeated = contents.summary.get("repeated_failures", [])
-    absent = contents.facts.absent_clients
+    absent = contents.facts.run.absent_clients
     lines = [
         f"warning: client {failure['client']} failed in {count_text(failure['rounds'], 'round')}"
         + (" and never took part" if failure["client"] in absent else "")

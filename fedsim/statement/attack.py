@@ -121,6 +121,22 @@ def profile_of(
     return None if profile is None else replace(profile, client=client)
 
 
+def profile_of_row(
+    row: Mapping[str, Any], accountant: AccountantChoice, adjacency: Adjacency
+) -> Profile | None:
+    """Return the profile of a client's row in `privacy.json`; None if its ledger proves no ε."""
+    try:
+        return profile_of(
+            row["client"],
+            row["ledger"],
+            delta=row["delta"],
+            accountant=accountant,
+            adjacency=adjacency,
+        )
+    except ValueError:  # this accountant cannot read the ledger
+        return None
+
+
 @lru_cache(maxsize=64)  # a run's ledgers are read for its files, its statement and its report
 def _profile_of_text(
     ledger: str, delta: float, accountant: AccountantChoice, adjacency: Adjacency
@@ -270,22 +286,9 @@ def attack_bound(
         accountant: the method that computes δ(ε).
         adjacency: the adjacency of the ledgers' events.
     """
-    profiles = []
-    for row in _undominated(rows):
-        try:
-            profile = profile_of(
-                row["client"],
-                row["ledger"],
-                delta=row["delta"],
-                accountant=accountant,
-                adjacency=adjacency,
-            )
-        except ValueError:  # this accountant cannot read the ledger
-            return None
-        if profile is None:
-            return None
-        profiles.append(profile)
-    return AttackBound.over(profiles) if profiles else None
+    profiles = [profile_of_row(row, accountant, adjacency) for row in _undominated(rows)]
+    known = [profile for profile in profiles if profile is not None]
+    return AttackBound.over(known) if known and len(known) == len(profiles) else None
 
 
 def _undominated(rows: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:

@@ -78,7 +78,7 @@ class ClientFacts:
 class MechanismFacts:
     """The recorded privacy mechanism of all clients, in the words of the experiment file.
 
-    A value is None if it is not recorded.
+    A value is None if it is not recorded; without privacy, none is.
 
     Attributes:
         orders: Rényi orders that the experiment file gives; None means the accountant's defaults.
@@ -89,10 +89,10 @@ class MechanismFacts:
         target_rho: ρ of zero-concentrated DP to which the noise was calibrated, if it was.
     """
 
-    adjacency: str
-    accountant: str
-    noise: str | None
-    sampling: str | None
+    adjacency: str | None = None
+    accountant: str | None = None
+    noise: str | None = None
+    sampling: str | None = None
     clipping: str | None = None
     orders: tuple[float, ...] | None = None
     noise_correlation: Mapping[str, object] | None = field(default=None, hash=False)
@@ -118,11 +118,15 @@ class RunFacts:
         absent_clients: clients that failed in the run, and of which no update reached the average.
     """
 
-    status: str
-    rounds: int
+    status: str = "completed"
+    rounds: int = 0
     planned_rounds: int | None = None
     lost_updates: int = 0
     absent_clients: tuple[int, ...] = ()
+
+
+UNKNOWN_RUN = RunFacts()
+"""The facts of a run whose other files are not read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +138,7 @@ class Facts:
         trust: trust model and privacy unit of the run.
         against_server: facts of the same run against a server that sees single uploads, in
             distributed trust; None with another trust model.
-        mechanism: mechanism of all clients; None in a federation without differential privacy.
+        mechanism: mechanism of all clients; without accountant in a federation without privacy.
         profile: privacy profile δ(ε) of the client with the largest ε. None without privacy or
             charges, if an ε is infinite, or if the ledger cannot be read.
         attack: bound on every attack on any client. None if an ε is infinite or a ledger cannot be
@@ -147,11 +151,11 @@ class Facts:
         public_parts: fixed features, initial weights and frozen parameters of the model, and
             constants of table columns (such as ranges) that were read from the rows; None if there
             are none.
-        run: facts on how the run ended; None if only the privacy account is known.
+        run: facts on how the run ended.
     """
 
     clients: tuple[ClientFacts, ...]
-    mechanism: MechanismFacts | None
+    mechanism: MechanismFacts = MechanismFacts()
     trust: TrustFacts = LOCAL_EXAMPLE
     against_server: "Facts | None" = None
     profile: Profile | None = None
@@ -162,12 +166,12 @@ class Facts:
     tuning: Mapping[str, object] | None = field(default=None, hash=False)
     personal_models: str | None = None
     public_parts: Mapping[str, Any] | None = field(default=None, hash=False)
-    run: RunFacts | None = None
+    run: RunFacts = UNKNOWN_RUN
 
     @property
     def is_private(self) -> bool:
         """Whether the experiment has differential privacy; a client's ε may still be infinite."""
-        return self.mechanism is not None
+        return self.mechanism.accountant is not None
 
     @cached_property
     def epsilon(self) -> float:
@@ -223,39 +227,35 @@ class Facts:
     @property
     def adjacency(self) -> str | None:
         """The recorded adjacency; None without privacy or if it is not recorded."""
-        return None if self.mechanism is None else self.mechanism.adjacency
+        return self.mechanism.adjacency
 
     @property
     def noise(self) -> str | None:
         """The recorded source of noise; None without privacy or if it is not recorded."""
-        return None if self.mechanism is None else self.mechanism.noise
+        return self.mechanism.noise
 
     @property
     def clipping(self) -> str | None:
         """The recorded kind of clipping; None without privacy or if it is not recorded."""
-        return None if self.mechanism is None else self.mechanism.clipping
+        return self.mechanism.clipping
 
     @property
     def off_gradients(self) -> Mapping[str, object] | None:
         """Recorded settings of a mechanism without noise on gradients or updates; else None."""
-        return None if self.mechanism is None else self.mechanism.off_gradients
+        return self.mechanism.off_gradients
 
     @cached_property
     def choices(self) -> Choices:
         """The recorded settings that decide which privacy theorems apply."""
         mechanism, trust, secure = self.mechanism, self.trust, self.secure_aggregation
-        mechanism_choices: dict[str, Any] = {}
-        if mechanism is not None:
-            recorded = mechanism.noise_correlation
-            mechanism_choices = {
-                "adjacency": mechanism.adjacency,
-                "sampling": mechanism.sampling,
-                "clipping": mechanism.clipping,
-                "noise": mechanism.noise,
-                "correlation": "none" if recorded is None else str(recorded.get("name")),
-            }
-        if self.off_gradients is not None:
-            mechanism_choices["mechanism"] = str(self.off_gradients.get("name"))
+        choices: dict[str, Any] = {}
+        if self.is_private:
+            names = ("adjacency", "sampling", "clipping", "noise")
+            choices = {name: getattr(mechanism, name) for name in names}
+        if mechanism.noise_correlation is not None:
+            choices["correlation"] = str(mechanism.noise_correlation.get("name"))
+        if mechanism.off_gradients is not None:
+            choices["mechanism"] = str(mechanism.off_gradients.get("name"))
         return Choices(
             trust=trust.trust,
             unit=trust.unit,
@@ -264,7 +264,7 @@ class Facts:
             optimizer=trust.optimizer,
             draws_clients=trust.participation_rate is not None,
             protocol=None if secure is None else str(secure.get("protocol")),
-            **mechanism_choices,
+            **choices,
         )
 
     @cached_property
@@ -292,16 +292,6 @@ class Facts:
         """Whether secure aggregation hid single updates from the server."""
         return (self.secure_aggregation or {}).get("protocol") in HIDING_PROTOCOLS
 
-    @property
-    def lost_updates(self) -> int:
-        """Number of charged updates that never reached a round's average; 0 if not known."""
-        return 0 if self.run is None else self.run.lost_updates
-
-    @property
-    def absent_clients(self) -> tuple[int, ...]:
-        """Clients that failed and have no update in any round's average; empty if not known."""
-        return () if self.run is None else self.run.absent_clients
-
     @cached_property
     def clients_over_target(self) -> tuple[int, ...]:
         """The clients that spent more than their target ε."""
@@ -319,7 +309,7 @@ class Facts:
     @cached_property
     def objections(self) -> tuple[str, ...]:
         """Reasons why the reported ε must not be stated; empty if it may be stated."""
-        return tuple(_objections(self)) if self.mechanism is not None else ()
+        return tuple(_objections(self)) if self.is_private else ()
 
     @property
     def is_bounded(self) -> bool:
@@ -334,8 +324,6 @@ class Facts:
 
 def _objections(facts: Facts) -> Iterator[str]:
     mechanism = facts.mechanism
-    if mechanism is None:
-        return
     if mechanism.adjacency not in ADJACENCIES:
         yield f"its adjacency {mechanism.adjacency!r} is not known"
     if mechanism.accountant not in ACCOUNTANTS:

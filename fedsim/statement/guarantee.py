@@ -151,12 +151,12 @@ def no_server_guarantee(facts: Facts) -> str:
 
 @warning(
     "Clients without any part in the model",
-    holds=lambda facts: facts.is_private and bool(facts.absent_clients),
-    values=lambda facts: {"clients": list(facts.absent_clients)},
+    holds=lambda facts: facts.is_private and bool(facts.run.absent_clients),
+    values=lambda facts: {"clients": list(facts.run.absent_clients)},
 )
 def absent_clients(facts: Facts) -> str:
     """Return the sentence on clients that spent ε, but whose updates were all lost."""
-    absent = facts.absent_clients
+    absent = facts.run.absent_clients
     whose = "its" if len(absent) == 1 else "their"
     return (
         f"{clients_text(absent).capitalize()} never took part: every update of {whose} rounds was "

@@ -159,7 +159,7 @@ def secure_noise(facts: Facts) -> str:
 
 def _slack(facts: Facts) -> Mapping[str, Any]:
     """Return the slack of the noise sampler as values; empty where none is recorded."""
-    slack = None if facts.mechanism is None else facts.mechanism.slack
+    slack = facts.mechanism.slack
     return {} if slack is None else slack._asdict()
 
 
@@ -183,7 +183,9 @@ def floating_point(facts: Facts) -> str:
     )
 
 
-@limit("Failures are not covered", holds=lambda facts: facts.is_private and facts.lost_updates > 0)
+@limit(
+    "Failures are not covered", holds=lambda facts: facts.is_private and facts.run.lost_updates > 0
+)
 def error_messages(facts: Facts) -> str:
     """Return the sentence saying that failures and their messages are outside the guarantee."""
     return (
@@ -194,18 +196,12 @@ def error_messages(facts: Facts) -> str:
 
 @limit(
     "The run did not finish",
-    holds=lambda facts: (
-        facts.is_private and facts.run is not None and facts.run.status != "completed"
-    ),
-    values=lambda facts: (
-        {} if facts.run is None else {"status": facts.run.status, "rounds": facts.run.rounds}
-    ),
+    holds=lambda facts: facts.is_private and facts.run.status != "completed",
+    values=lambda facts: {"status": facts.run.status, "rounds": facts.run.rounds},
 )
 def unfinished(facts: Facts) -> str:
     """Return the sentence saying that the run did not end as planned."""
     run = facts.run
-    if run is None:
-        return ""
     planned = "" if run.planned_rounds is None else f" of {run.planned_rounds:,} planned"
     return (
         f"The run is {run.status}, with {run.rounds:,}{planned} rounds finished. The statement "

@@ -244,8 +244,7 @@ def shared_noise(facts: Facts) -> str:
 
 def _bands(facts: Facts) -> int:
     """Return the number of bands of correlated noise; 1 for independent noise."""
-    recorded = facts.mechanism.noise_correlation if facts.mechanism else None
-    bands = (recorded or {}).get("bands")
+    bands = (facts.mechanism.noise_correlation or {}).get("bands")
     return bands if isinstance(bands, int) else 1
 
 
@@ -253,7 +252,6 @@ def _correlated(*, clients: bool) -> Holds:
     """Return a condition on facts: noise is correlated, over rounds of clients or over steps."""
     return lambda facts: (
         facts.is_bounded
-        and facts.mechanism is not None
         and facts.mechanism.noise_correlation is not None
         and facts.protects_clients is clients
     )
@@ -284,8 +282,7 @@ _KINDS_OF_CORRELATION = {
 
 
 def _run_values(facts: Facts) -> dict[str, Any]:
-    recorded = (facts.mechanism.noise_correlation if facts.mechanism else None) or {}
-    return {**recorded, "zcdp": _largest_rho(facts)}
+    return {**(facts.mechanism.noise_correlation or {}), "zcdp": _largest_rho(facts)}
 
 
 def _largest_rho(facts: Facts) -> float:
@@ -337,7 +334,7 @@ def public_constants(facts: Facts) -> str:
 
 
 def _sampler_values(facts: Facts) -> dict[str, str]:
-    ran = (facts.mechanism.sampling if facts.mechanism else None) or ""
+    ran = facts.mechanism.sampling or ""
     return {"ran": ran, "accounted_as": SAMPLING_SCHEMES[ran].event}
 
 
@@ -392,23 +389,18 @@ def drawn_clients(facts: Facts) -> str:
     "claim",
     "How ε was computed",
     values=lambda facts: {
-        "method": facts.mechanism.accountant if facts.mechanism else "",
+        "method": facts.mechanism.accountant,
         "version": facts.version,
         "upper_bound": True,
     },
 )
 def accounting(facts: Facts) -> str:
     """Return the sentences on the method that computes every ε as an upper bound."""
-    by, method, mechanism = (
-        f" by fedsim {facts.version}" if facts.version else "",
-        "",
-        facts.mechanism,
-    )
-    if mechanism is not None:
-        orders = "" if mechanism.orders is None else f", at orders {_orders(mechanism.orders)}"
-        method = _METHODS[mechanism.accountant] + orders
+    orders, by = facts.mechanism.orders, f" by fedsim {facts.version}" if facts.version else ""
+    method = _METHODS[facts.mechanism.accountant or ""]
+    at = "" if orders is None else f", at orders {_orders(orders)}"
     return (
-        f"Every ε was computed{by} with {method}. {facts.kind.fixed} were fixed "
+        f"Every ε was computed{by} with {method}{at}. {facts.kind.fixed} were fixed "
         "before the run, so one ε can be computed for all releases together."
     )
 
@@ -417,20 +409,17 @@ def accounting(facts: Facts) -> str:
     "accounting",
     "claim",
     "Zero-concentrated differential privacy",
-    holds=lambda facts: facts.is_bounded and _target_rho(facts) is not None,
-    values=lambda facts: {"rho": _largest_rho(facts), "target_rho": _target_rho(facts)},
+    holds=lambda facts: facts.is_bounded and facts.mechanism.target_rho is not None,
+    values=lambda facts: {"rho": _largest_rho(facts), "target_rho": facts.mechanism.target_rho},
 )
 def concentrated(facts: Facts) -> str:
     """Return the sentence on ρ, to which the noise was calibrated in place of an ε."""
+    target = facts.mechanism.target_rho
     return (
-        f"The noise was calibrated to ρ = {_target_rho(facts):.4g} of zero-concentrated DP. By its "
+        f"The noise was calibrated to ρ = {target:.4g} of zero-concentrated DP. By its "
         f"ledger every client has ρ = {_largest_rho(facts):.4g} at most, not counting the noise "
         "sampler: Gaussian releases add up, and no sampling is assumed."
     )
-
-
-def _target_rho(facts: Facts) -> float | None:
-    return None if facts.mechanism is None else facts.mechanism.target_rho
 
 
 def _orders(orders: tuple[float, ...]) -> str:

@@ -12,10 +12,11 @@ from fedsim.accountant.accountants import AccountantChoice, AccountantName, choo
 from fedsim.accountant.events import Adjacency
 from fedsim.accountant.sampler_slack import Slack
 from fedsim.accountant.trust import Observer, is_explained_by_shares
-from fedsim.statement.attack import AttackBound, Profile, attack_bound, profile_of
+from fedsim.statement.attack import AttackBound, Profile, attack_bound, profile_of_row
 from fedsim.statement.facts import (
     ACCOUNTANTS,
     ADJACENCIES,
+    UNKNOWN_RUN,
     ClientFacts,
     Facts,
     MechanismFacts,
@@ -119,7 +120,7 @@ class PrivacyFile(TypedDict):
     clients: list[ClientRow]
 
 
-def read_facts(privacy: Mapping[str, Any], *, run: RunFacts | None = None) -> Facts:
+def read_facts(privacy: Mapping[str, Any], *, run: RunFacts = UNKNOWN_RUN) -> Facts:
     """Return the facts that the content of `privacy.json` records.
 
     The ε of the federation is taken from the clients, not from `system_epsilon`. The profile δ(ε)
@@ -128,12 +129,12 @@ def read_facts(privacy: Mapping[str, Any], *, run: RunFacts | None = None) -> Fa
 
     Args:
         privacy: the content of `privacy.json`; the texts of the statement in it are ignored.
-        run: facts on how the run ended, from its other files; None if they are not known.
+        run: facts on how the run ended, from its other files.
 
     Raises:
         KeyError: a key is missing.
     """
-    mechanism = None
+    mechanism = MechanismFacts()
     if privacy["accountant"] is not None:
         mechanism = MechanismFacts(
             adjacency=privacy["adjacency"],
@@ -148,8 +149,8 @@ def read_facts(privacy: Mapping[str, Any], *, run: RunFacts | None = None) -> Fa
             target_rho=privacy.get("target_rho"),
         )
     rows: list[ClientRow] = privacy["clients"]
-    is_zcdp = mechanism is not None and mechanism.states_rho
-    trust = _trust(privacy)
+    is_zcdp = mechanism.states_rho
+    trust, method = _trust(privacy), _method(rows, mechanism)
     return Facts(
         clients=tuple(
             replace(_client(row), rho=_rho(row, privacy["adjacency"]) if is_zcdp else math.inf)
@@ -158,9 +159,9 @@ def read_facts(privacy: Mapping[str, Any], *, run: RunFacts | None = None) -> Fa
         mechanism=mechanism,
         trust=trust,
         against_server=_against_server(privacy, run) if trust.trust == "distributed" else None,
-        profile=None if mechanism is None else _profile(privacy, rows, mechanism),
-        attack=None if mechanism is None else _attack(privacy, rows, mechanism),
-        digest=None if mechanism is None else ledger_digest(rows),
+        profile=_profile(rows, method),
+        attack=_attack(privacy, rows, method),
+        digest=ledger_digest(rows) if mechanism.accountant else None,
         version=privacy["version"],
         secure_aggregation=privacy["secure_aggregation"],
         tuning=privacy.get("tuning"),
@@ -204,7 +205,7 @@ def _unexplained(rows: Sequence[Mapping[str, Any]], honest: int) -> int | None:
     return None
 
 
-def _against_server(privacy: Mapping[str, Any], run: RunFacts | None) -> Facts | None:
+def _against_server(privacy: Mapping[str, Any], run: RunFacts) -> Facts | None:
     """Return the facts of the same run against a server that sees single uploads.
 
     Each client's share of the noise is a mechanism of local trust.
@@ -297,9 +298,10 @@ def _slack(privacy: Mapping[str, Any]) -> Slack | None:
     return None if slack is None else Slack(slack["epsilon"], slack["delta"])
 
 
-def _method(
-    rows: Sequence[Mapping[str, Any]], mechanism: MechanismFacts
-) -> tuple[AccountantChoice, Adjacency] | None:
+_Method = tuple[AccountantChoice, Adjacency]
+
+
+def _method(rows: Sequence[Mapping[str, Any]], mechanism: MechanismFacts) -> _Method | None:
     """Return accountant and adjacency of the ledgers; None if an ε is infinite or not known."""
     accountant, adjacency = mechanism.accountant, mechanism.adjacency
     if any(row["epsilon"] is None for row in rows) or not rows:
@@ -312,30 +314,19 @@ def _method(
 
 
 def _attack(
-    privacy: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], mechanism: MechanismFacts
+    privacy: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], method: _Method | None
 ) -> AttackBound | None:
-    if (method := _method(rows, mechanism)) is None:
+    if method is None:
         return None
     if "attack" in privacy:
         return AttackBound.from_json(privacy["attack"])
-    return attack_bound(rows, accountant=method[0], adjacency=method[1])
+    accountant, adjacency = method
+    return attack_bound(rows, accountant=accountant, adjacency=adjacency)
 
 
-def _profile(
-    privacy: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], mechanism: MechanismFacts
-) -> Profile | None:
-    if (method := _method(rows, mechanism)) is None:
+def _profile(rows: Sequence[Mapping[str, Any]], method: _Method | None) -> Profile | None:
+    """Return the profile of the client with the largest ε; None if its ledger proves no ε."""
+    if method is None:
         return None
     worst = max(rows, key=lambda row: row["epsilon"])
-    if not worst["ledger"]:
-        return None
-    try:
-        return profile_of(
-            worst["client"],
-            worst["ledger"],
-            delta=worst["delta"],
-            accountant=method[0],
-            adjacency=method[1],
-        )
-    except ValueError:  # this accountant cannot read the ledger: it proves nothing
-        return None
+    return profile_of_row(worst, *method) if worst["ledger"] else None

@@ -322,13 +322,13 @@ def withdrawals(facts: Facts) -> str:
 
 @budget(
     "Lost updates stay charged",
-    holds=lambda facts: facts.is_private and facts.lost_updates > 0,
-    values=lambda facts: {"updates": facts.lost_updates},
+    holds=lambda facts: facts.is_private and facts.run.lost_updates > 0,
+    values=lambda facts: {"updates": facts.run.lost_updates},
 )
 def lost_updates(facts: Facts) -> str:
     """Return the sentence on the number of lost updates; their clients keep the charges."""
     return (
-        f"{count_text(facts.lost_updates, 'update')} never reached the average. A charge is "
+        f"{count_text(facts.run.lost_updates, 'update')} never reached the average. A charge is "
         "written before training starts and is never taken back. Every ε therefore includes each "
         "lost update that was charged."
     )

@@ -148,4 +148,4 @@ def test_the_statement_of_a_run_says_so(secure_parties: Any) -> None:
 
 
 def _facts(secure: dict[str, Any]) -> Facts:
-    return Facts(clients=(), mechanism=None, secure_aggregation=secure)
+    return Facts(clients=(), secure_aggregation=secure)

@@ -72,14 +72,14 @@ def any_facts(draw) -> Facts:
     )
     return Facts(
         clients=some,
-        mechanism=draw(st.sampled_from([mechanism, mechanism, None])),
+        mechanism=draw(st.sampled_from([mechanism, mechanism, MechanismFacts()])),
         profile=profile,
         attack=draw(st.sampled_from([None, AttackBound.over([profile])])) if profile else None,
         digest=draw(st.sampled_from([None, "f" * 64])),
         version=draw(st.sampled_from([None, "0.2.0"])),
         secure_aggregation=draw(st.sampled_from([None, {"protocol": "additive"}])),
         tuning=draw(st.sampled_from([None, {"runs": 12}])),
-        run=draw(st.sampled_from([run, None])),
+        run=draw(st.sampled_from([run, RunFacts()])),
     )
 
 

@@ -11,7 +11,7 @@ import statistics
 
 import pytest
 
-from fedsim.statement import Facts, statement_of
+from fedsim.statement import Facts, MechanismFacts, statement_of
 from fedsim.statement import guarantee as guarantee_module
 from fedsim.statement.statement import SENTENCES
 
@@ -32,7 +32,7 @@ CLAIMS = [row for row in SENTENCES if row.kind == "claim"]
 def supported(facts: Facts) -> bool:
     """Return whether a finite ε may be stated, from the raw facts alone."""
     mechanism = facts.mechanism
-    if mechanism is None or not facts.clients:
+    if mechanism.accountant is None or not facts.clients:
         return False
     if any(getattr(mechanism, name) not in names for name, names in KNOWN.items()):
         return False
@@ -77,15 +77,14 @@ def flaws(facts: Facts) -> list[str]:
     deltas = re.findall(r"at δ [=≤] ([\de.-]*\d)", text)
     if not all(float(one) >= max(c.delta for c in facts.clients) for one in deltas):
         found.append("not the largest δ")
-    seeded = facts.mechanism is not None and facts.mechanism.noise == "seeded"
+    seeded = facts.mechanism.noise == "seeded"
     if seeded != text.startswith("The mechanism that this run simulates"):
         found.append("a simulation passed off as what ran")
     if any(c.delta >= 1 / c.examples for c in facts.clients) and "would satisfy the" not in text:
         found.append("a loose δ unmentioned")
     if facts.tuning is None and "Tuning runs on the same data are not charged" not in text:
         found.append("tuning unmentioned")
-    status = "completed" if facts.run is None else facts.run.status
-    if status != "completed" and "continuing it spends more" not in text:
+    if facts.run.status != "completed" and "continuing it spends more" not in text:
         found.append("an unfinished run passed off as finished")
     return found
 
@@ -93,7 +92,6 @@ def flaws(facts: Facts) -> list[str]:
 def corpus(honest: Facts) -> list[Facts]:
     """Return runs of every kind, starting from an ordinary one."""
     mechanism = honest.mechanism
-    assert mechanism is not None
 
     def with_mechanism(**values: str | None) -> Facts:
         return dataclasses.replace(honest, mechanism=dataclasses.replace(mechanism, **values))
@@ -106,7 +104,7 @@ def corpus(honest: Facts) -> list[Facts]:
 
     nothing = {"rounds": 0, "epsilon": 0.0, "events": frozenset()}
     idle = tuple(dataclasses.replace(client, **nothing) for client in honest.clients)
-    runs = [honest, dataclasses.replace(honest, mechanism=None)]
+    runs = [honest, dataclasses.replace(honest, mechanism=MechanismFacts())]
     runs += [dataclasses.replace(honest, clients=idle, profile=None)]
     runs += [dataclasses.replace(honest, profile=None), dataclasses.replace(honest, attack=None)]
     for name, value in [
@@ -132,10 +130,9 @@ def corpus(honest: Facts) -> list[Facts]:
     ]
     together = tuple(dataclasses.replace(client, is_joint=True) for client in honest.clients)
     runs.append(dataclasses.replace(with_mechanism(clipping="adaptive"), clients=together))
-    if honest.run is not None:
-        for status in ("interrupted", "failed", "stopped"):
-            run = dataclasses.replace(honest.run, status=status)
-            runs.append(dataclasses.replace(honest, run=run))
+    for status in ("interrupted", "failed", "stopped"):
+        run = dataclasses.replace(honest.run, status=status)
+        runs.append(dataclasses.replace(honest, run=run))
     return runs
 
 

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedsim.statement import Facts, UnsupportedClaimError, in_words, statement_of, to_json
+from fedsim.statement import (
+    Facts,
+    MechanismFacts,
+    UnsupportedClaimError,
+    in_words,
+    statement_of,
+    to_json,
+)
 from fedsim.statement.guarantee import TABLE, guarantee, simulated_guarantee
 from fedsim.statement.statement import SENTENCES
 
@@ -29,7 +36,6 @@ def words(facts: Facts) -> str:
 
 
 def changed(facts: Facts, **mechanism: str | None) -> Facts:
-    assert facts.mechanism is not None
     return dataclasses.replace(facts, mechanism=dataclasses.replace(facts.mechanism, **mechanism))
 
 
@@ -58,7 +64,7 @@ def test_finite_figures_are_claimed_of_bounded_runs_only(facts_strategy, data):
     facts = data.draw(facts_strategy)
     text = words(facts)
     finite = (
-        facts.mechanism is not None
+        facts.is_private
         and facts.has_charges
         and math.isfinite(facts.epsilon)
         and not facts.objections
@@ -96,7 +102,7 @@ def test_conditions_are_named_whenever_they_apply(facts_strategy, data):
     facts = data.draw(facts_strategy)
     text = words(facts)
     mechanism = facts.mechanism
-    if facts.is_bounded and mechanism is not None:
+    if facts.is_bounded:
         assert ("The mechanism that this run simulates" in text) == (mechanism.noise == "seeded")
         assert ("no protection against anyone" in text) == (mechanism.noise == "seeded")
         assert ("is not below 1 / examples" in text) == bool(facts.clients_with_large_delta)
@@ -104,9 +110,9 @@ def test_conditions_are_named_whenever_they_apply(facts_strategy, data):
         assert ("are not charged" in text) == (facts.tuning is None)
         assert "No amplification by client selection" in text
         assert ("made of integers" in text) == (mechanism.slack is not None)
-    unfinished = facts.is_private and facts.run is not None and facts.run.status != "completed"
+    unfinished = facts.is_private and facts.run.status != "completed"
     assert ("continuing it spends more" in text) == unfinished
-    failed = facts.is_private and facts.run is not None and facts.run.lost_updates > 0
+    failed = facts.is_private and facts.run.lost_updates > 0
     assert ("error message, may depend on its examples" in text) == failed
     if facts.secure_aggregation is not None:
         assert "is not differential privacy" in text
@@ -146,7 +152,10 @@ def test_an_ordinary_run_is_stated(honest):
         (lambda f: with_client(f, 1, epsilon=2.5), "smaller than the ε of its ledger"),
         (lambda f: with_client(f, 0, withdrawn_round=4), "1 client withdrew before the end"),
         (lambda f: dataclasses.replace(f, profile=None), "proves nothing"),
-        (lambda f: dataclasses.replace(f, mechanism=None), "without differential privacy"),
+        (
+            lambda f: dataclasses.replace(f, mechanism=MechanismFacts()),
+            "without differential privacy",
+        ),
         (lambda f: dataclasses.replace(f, tuning={"runs": 9}), "no ε here includes it"),
     ],
 )
