@@ -7,7 +7,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, cast
 
 import fedsim
@@ -213,50 +213,40 @@ def summarise_privacy(
     recorded = RecordedSpend(plans, journal)
     spends = [recorded.of(client) for client in range(len(plans))]
     # Each client's own accountant makes a run's ε equal to its plan's, to the last digit.
-    calculator = _OwnEpsilons(settings)
-    epsilons = [calculator.of(spend.ledger, spend.delta) for spend in spends]
+    own = partial(_own_epsilon, settings, {})
     by_rdp = _epsilons(spends, renyi_choice(settings.accounting), settings.adjacency.name)
     norms = [
         (clip_norms or {}).get(client, plan.release.adapted_clip_norm)
         for client, plan in enumerate(plans)
     ]
+    against_server = [server_ledger(spend, settings.trust.name) for spend in spends]
     clients = [
         ClientSummary(
             **vars(spend),
-            epsilon=epsilons[client],
+            epsilon=own(spend.ledger, spend.delta),
             epsilon_rdp=by_rdp[client],
             terms=recorded_client_terms(terms[client], plan, norm),
             withdrawn_round=(withdrawn or {}).get(client),
             clip_norm=norm,
-            epsilon_against_server=_against_server(spend, settings, calculator),
+            epsilon_against_server=None if second is None else own(second, spend.delta),
             name=None if names is None else names[client],
         )
-        for client, (spend, plan, norm) in enumerate(zip(spends, plans, norms, strict=True))
+        for client, (spend, plan, norm, second) in enumerate(
+            zip(spends, plans, norms, against_server, strict=True)
+        )
     ]
     return PrivacySummary(tuple(clients), recorded_terms(federation.experiment), secure_aggregation)
 
 
-class _OwnEpsilons:
-    """Computes ε of single ledgers, and only once for equal ledgers."""
-
-    def __init__(self, settings: PrivacySettings) -> None:
-        self._how = settings.accounting, settings.adjacency.name
-        self._known: dict[object, float] = {}
-
-    def of(self, ledger: PrivacyLedger, delta: float) -> float:
-        """Return ε at `delta`, with the slack of the sampler."""
-        kind = ledger.entries, delta
-        if kind not in self._known:
-            self._known[kind] = ledger.epsilon_with_slack(delta, *self._how)
-        return self._known[kind]
-
-
-def _against_server(
-    spend: ClientSpend, settings: PrivacySettings, calculator: _OwnEpsilons
-) -> float | None:
-    """Return ε of the ledger against the server; 0 before a first charge, None if not kept."""
-    ledger = server_ledger(spend, settings.trust.name)
-    return None if ledger is None else calculator.of(ledger, spend.delta)
+def _own_epsilon(
+    settings: PrivacySettings, known: dict[object, float], ledger: PrivacyLedger, delta: float
+) -> float:
+    """Return ε at `delta` with the slack of the sampler, computed once for equal ledgers."""
+    kind = ledger.entries, delta
+    if kind not in known:
+        how = settings.accounting, settings.adjacency.name
+        known[kind] = ledger.epsilon_with_slack(delta, *how)
+    return known[kind]
 
 
 def _epsilons(

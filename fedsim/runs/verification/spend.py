@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any, cast
 
 from safetensors import SafetensorError
 
@@ -152,7 +153,9 @@ def check_spend(files: RunFiles, checked: list[Checked]) -> Iterator[str]:
             yield f"client {row['client']}: {problem}"
     for client in sorted(set(journal.clients()) - {row["client"] for row in rows}):
         yield f"client {client}: in the ledger only"
-    views = [_claimed(rows), _against_server(rows)] if shared else [_claimed(rows)]
+    views = [_reported(rows, "", "")]
+    if shared:
+        views.append(_reported(rows, "_against_server", " against the server"))
     for place, reported in enumerate(views):
         bounds_of_rows = _bounds(reported, accountant, adjacency)
         for claim, bounds in zip(reported, bounds_of_rows, strict=True):
@@ -163,29 +166,18 @@ def check_spend(files: RunFiles, checked: list[Checked]) -> Iterator[str]:
                 yield f"client {claim.row['client']}: {problem}"
 
 
-def _claimed(rows: list[PrivateClientRow]) -> list[_Reported]:
+def _reported(rows: list[PrivateClientRow], ending: str, observer: str) -> list[_Reported]:
+    """Return the ε and the ledger in each row, under keys with this ending."""
+    contents = (cast(dict[str, Any], row) for row in rows)
     return [
         _Reported(
-            row,
-            number(row["epsilon"]),
-            number(row["epsilon_rdp"]),
-            PrivacyLedger.from_list(row["ledger"]),
+            cast(PrivateClientRow, row),
+            number(row[f"epsilon{ending}"]),
+            None if ending else number(row["epsilon_rdp"]),
+            PrivacyLedger.from_list(row[f"ledger{ending}"] or []),
+            observer,
         )
-        for row in rows
-    ]
-
-
-def _against_server(rows: list[PrivateClientRow]) -> list[_Reported]:
-    """Return the ε and ledger against the server in each row of distributed trust."""
-    return [
-        _Reported(
-            row,
-            number(row.get("epsilon_against_server")),
-            None,
-            PrivacyLedger.from_list(row.get("ledger_against_server") or []),
-            " against the server",
-        )
-        for row in rows
+        for row in contents
     ]
 
 

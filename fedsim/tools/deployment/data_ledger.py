@@ -24,14 +24,16 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, get_args
+from typing import Annotated, Any, cast
+
+from pydantic import ConfigDict, Field, PlainSerializer, PlainValidator, ValidationError
 
 from fedsim.accountant import PrivacyLedger
-from fedsim.accountant.events import Adjacency, check_adjacency
+from fedsim.accountant.events import Adjacency
 from fedsim.accountant.ledger.journal import JournalError
 from fedsim.core.durable import GENESIS, append, digest_of, sync_directory
+from fedsim.core.settings import Settings
 from fedsim.data.settings import FileDataset
 from fedsim.experiment import LoadedExperiment
 from fedsim.tools.deployment.data_budget import Releases, Trust, counted_releases
@@ -74,8 +76,16 @@ def data_directory(state: Path, policy: NodePolicy, loaded: LoadedExperiment) ->
     return state / "data" / name
 
 
-@dataclass(frozen=True)
-class DataCharge:
+def _read_ledger(value: object) -> PrivacyLedger:
+    return value if isinstance(value, PrivacyLedger) else PrivacyLedger.from_list(cast(Any, value))
+
+
+_Ledger = Annotated[
+    PrivacyLedger, PlainValidator(_read_ledger), PlainSerializer(PrivacyLedger.to_list)
+]
+
+
+class DataCharge(Settings):
     """One charge of an experiment to a data set, before it is appended to the ledger.
 
     Attributes:
@@ -91,36 +101,21 @@ class DataCharge:
             upload. None if these are the events in `ledger`, or if no noise protects the upload.
     """
 
+    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
     experiment: str
     seed: int
     client: int
-    round_number: int
+    round_number: int = Field(validation_alias="round", serialization_alias="round")
     request: str
     adjacency: Adjacency
-    ledger: PrivacyLedger
+    ledger: _Ledger
     trust: Trust = "local"
-    against_server: PrivacyLedger | None = None
+    against_server: _Ledger | None = None
 
     @property
     def place(self) -> tuple[int, int, int]:
         """The triple (seed, client, round), which determines seeded noise."""
         return self.seed, self.client, self.round_number
-
-    def fields(self) -> dict[str, Any]:
-        """Return the charge as JSON values."""
-        second = self.against_server
-        more = {} if self.trust == "local" else {"trust": self.trust}
-        return {
-            "experiment": self.experiment,
-            "seed": self.seed,
-            "client": self.client,
-            "round": self.round_number,
-            "request": self.request,
-            "adjacency": self.adjacency,
-            "ledger": self.ledger.to_list(),
-            **more,
-            **({} if second is None else {"against_server": second.to_list()}),
-        }
 
     def counted(self, given: Trust) -> Releases:
         """Return pairs (event, number of releases) that count if a policy's trust is `given`."""
@@ -129,30 +124,6 @@ class DataCharge:
             None if self.against_server is None else self.against_server.entries,
             given=given,
             needed=self.trust,
-        )
-
-    @classmethod
-    def from_fields(cls, fields: dict[str, Any]) -> Self:
-        """Return the charge from the JSON values that `fields` returned.
-
-        Raises:
-            KeyError: a field is missing.
-            ValueError: the events, the adjacency or the trust are unknown.
-        """
-        trust = fields.get("trust", "local")
-        if trust not in get_args(Trust):
-            raise ValueError(f"unknown trust {trust!r}")
-        second = fields.get("against_server")
-        return cls(
-            experiment=fields["experiment"],
-            seed=fields["seed"],
-            client=fields["client"],
-            round_number=fields["round"],
-            request=fields["request"],
-            adjacency=check_adjacency(fields["adjacency"]),
-            ledger=PrivacyLedger.from_list(fields["ledger"]),
-            trust=trust,
-            against_server=None if second is None else PrivacyLedger.from_list(second),
         )
 
 
@@ -190,7 +161,8 @@ class DataLedger:
 
     def append(self, charge: DataCharge) -> None:
         """Append a charge to the ledger and force it to disk."""
-        fields = {**charge.fields(), "previous": self._head}
+        content = charge.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+        fields = {**content, "previous": self._head}
         digest = digest_of(fields)
         with self._path.open("ab") as file:
             append(file, (json.dumps({**fields, "hash": digest}) + "\n").encode())
@@ -217,7 +189,11 @@ class DataLedger:
         try:
             fields = json.loads(line)
             declared, previous = fields.pop("hash"), fields["previous"]
-            charge = DataCharge.from_fields(fields)
+            charge = DataCharge(**{name: fields[name] for name in fields if name != "previous"})
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            raise JournalError(f"{where}: not a record: {place}: {first['msg']}") from error
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise JournalError(f"{where}: not a record: {error!r}") from error
         if digest_of(fields) != declared or previous != self._head:

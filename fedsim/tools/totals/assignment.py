@@ -1,10 +1,8 @@
 """Matching of clients between runs, and the guarantee if it is not known which clients match."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from itertools import product
 from math import prod
-from typing import Any
 
 from fedsim.accountant import Event, Gaussian, PoissonSampled, PrivacyLedger
 from fedsim.clients.mechanisms.kinds import protects_client
@@ -28,7 +26,10 @@ def aligned(sources: Sequence[Source]) -> list[Source]:
     several = sum(source.terms is not None for source in sources) > 1
     if not several or not _have_names(sources):
         return list(sources)
-    return [s if s.terms is None else renamed(s, dict(s.names)) for s in sources]
+    return [
+        s if s.terms is None else renamed(s, {name: client for client, name in s.names.items()})
+        for s in sources
+    ]
 
 
 def _have_names(sources: Sequence[Source]) -> bool:
@@ -68,28 +69,7 @@ def every_choice(sources: Sequence[Source]) -> list[Source]:
     for number, choice in enumerate(choices, 1):
         for new, client in zip(names, choice, strict=True):
             new["any" if len(choices) == 1 else f"any ({number})"] = client
-    return [_chosen(source, new) for source, new in zip(sources, names, strict=True)]
-
-
-def _chosen(source: Source, clients: Mapping[str, str]) -> Source:
-    """Return a source reduced to the ledgers of chosen clients.
-
-    Args:
-        source: the source.
-        clients: the chosen client by new key.
-    """
-
-    def of(values: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: values[client] for key, client in clients.items()}
-
-    terms, server = source.terms, source.against_server
-    return replace(
-        source,
-        ledgers=of(source.ledgers),
-        names={},
-        terms=None if terms is None else replace(terms, deltas=of(terms.deltas)),
-        against_server=None if server is None else of(server),
-    )
+    return [renamed(source, new) for source, new in zip(sources, names, strict=True)]
 
 
 def _largest(source: Source) -> list[str]:

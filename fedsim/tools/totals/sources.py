@@ -417,15 +417,15 @@ def repeats(first: Source, second: Source) -> bool:
 
 
 def renamed(source: Source, clients: Mapping[str, str]) -> Source:
-    """Return a copy of a source with new client keys.
+    """Return a source with other keys for its clients, and without names.
 
     Args:
         source: the source.
-        clients: new key by old key, for every client.
+        clients: the old key of each new one; clients without a new key are left out.
     """
 
-    def moved(ledgers: Mapping[str, Any]) -> dict[str, Any]:
-        return {clients[client]: value for client, value in ledgers.items()}
+    def moved(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {new: values[old] for new, old in clients.items() if old in values}
 
     terms = source.terms
     if terms is not None:

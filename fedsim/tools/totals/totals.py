@@ -333,8 +333,8 @@ def _mapped(sources: Sequence[Source], clients: Mapping[str, Sequence[str]]) -> 
             raise SourceError(
                 f"--clients: {missing[0]} is in no entry, so its spend would be in no total"
             )
-        keys = {key: places.pop(place) for key, place in place_of.items()}
-        if len(set(keys.values())) < len(keys):
+        keys = {places.pop(place): key for key, place in place_of.items()}
+        if len(keys) < len(place_of):
             raise SourceError(f"--clients: an entry has two clients of {source.name}")
         matched.append(renamed(source, keys))
     if places:
