@@ -265,7 +265,8 @@ class PairCheck:
                 f"shares {_listed(list(SHARED_PARTS.values()))} with the baseline."
             )
         listed = "; ".join(
-            f"{name} differs in its {_names(parts)}" for name, parts in self.differences.items()
+            f"{name} differs in its {_listed([SHARED_PARTS[part] for part in parts])}"
+            for name, parts in self.differences.items()
         )
         return (
             f"Not everything is shared with the baseline: {listed}. A part that a variant changes "
@@ -307,10 +308,6 @@ def check_pairs(
         if parts:
             differences[name] = parts
     return PairCheck(differences, checked)
-
-
-def _names(parts: Sequence[str]) -> str:
-    return _listed([SHARED_PARTS[part] for part in parts])
 
 
 def _listed(words: Sequence[str]) -> str:

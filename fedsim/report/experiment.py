@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedsim.core.formatting import count_text, range_text
+from fedsim.core.formatting import count_text, range_text, shortened
 from fedsim.report.contents import RunContents
 
-_MAX_CHARACTERS = 300
+_MAX_CHARACTERS = 301
 
 
 def experiment_rows(contents: RunContents) -> list[tuple[str, str]]:
@@ -24,7 +24,7 @@ def experiment_rows(contents: RunContents) -> list[tuple[str, str]]:
         ("Secure aggregation", _call(_section(contents, "secure_aggregation"), "protocol")),
         ("Seed", _text(contents.settings.get("seed"))),
     )
-    return [(label, _cut(text)) for label, text in lines if text]
+    return [(label, shortened(text, _MAX_CHARACTERS)) for label, text in lines if text]
 
 
 def sizes_text(contents: RunContents) -> str:
@@ -228,7 +228,3 @@ def _text(value: object) -> str:
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{k}: {_text(v)}" for k, v in value.items()) + "}"
     return str(value)
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _MAX_CHARACTERS else text[:_MAX_CHARACTERS] + "…"

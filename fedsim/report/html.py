@@ -85,57 +85,45 @@ def _script(spend: Mapping[str, Any], privacy: Mapping[str, Any]) -> Iterator[st
     yield "# pip install dp-accounting"
     yield "import dp_accounting as dp"
     yield f"from dp_accounting.{module} import {name}"
-    yield ""
-    yield _construction(name, relation, privacy)
-    for event, count in _merged(spend["ledger"]):
-        yield f"accountant.compose({event}, {count})"
-    yield from _answer(spend, spend["epsilon"], privacy)
+    orders = "" if privacy.get("orders") is None else f"{privacy['orders']!r}, "
+    relation = f"neighboring_relation=dp.NeighboringRelation.{relation}"
+    accountant = f"accountant = {name}({orders}{relation})"
+    yield from _recomputation(accountant, spend["ledger"], spend["epsilon"], spend["delta"])
     # All digits: two programs agree to some digits only, and a rounded number hides how many.
     if privacy["accountant"] == "moments":
         yield f"# privacy.json, epsilon_rdp: {_in_full(spend['epsilon_rdp'])}"
         yield f"# epsilon, by the looser moments accountant: {_in_full(spend['epsilon'])}"
     else:
-        yield f"# privacy.json: {_in_full(spend['epsilon'])}{_observer(privacy)}"
-    yield from _against_server(spend, privacy, name, relation)
+        is_shared = privacy["trust"] == "distributed"
+        observer = f", against {OBSERVER_NAMES['sums']}" if is_shared else ""
+        yield f"# privacy.json: {_in_full(spend['epsilon'])}{observer}"
+    if ledger := spend.get("ledger_against_server"):
+        epsilon = spend.get("epsilon_against_server")
+        yield from _recomputation(accountant, ledger, epsilon, spend["delta"])
+        yield f"# privacy.json: {_in_full(epsilon)}, against {OBSERVER_NAMES['server']}"
 
 
-def _construction(name: str, relation: str, privacy: Mapping[str, Any]) -> str:
-    """Return the line of code that makes the accountant, at the run's orders if it names any."""
-    orders = "" if privacy.get("orders") is None else f"{privacy['orders']!r}, "
-    relation = f"neighboring_relation=dp.NeighboringRelation.{relation}"
-    return f"accountant = {name}({orders}{relation})"
-
-
-def _observer(privacy: Mapping[str, Any]) -> str:
-    return f", against {OBSERVER_NAMES['sums']}" if privacy["trust"] == "distributed" else ""
-
-
-def _against_server(
-    spend: Mapping[str, Any], privacy: Mapping[str, Any], name: str, relation: str
+def _recomputation(
+    accountant: str, ledger: list[dict[str, Any]], epsilon: float | None, delta: float
 ) -> Iterator[str]:
-    """Yield the lines of code for the ledger against the server, in distributed trust."""
-    ledger = spend.get("ledger_against_server")
-    if not ledger:
-        return
+    """Yield code that computes ε from a ledger and adds the slack of the noise sampler.
+
+    Args:
+        accountant: the line that makes the accountant.
+        ledger: entries of a ledger in `privacy.json`.
+        epsilon: the recorded ε; None if it is infinite.
+        delta: δ of the client.
+    """
     yield ""
-    yield _construction(name, relation, privacy)
+    yield accountant
     for event, count in _merged(ledger):
         yield f"accountant.compose({event}, {count})"
-    epsilon = spend.get("epsilon_against_server")
-    yield from _answer(spend, epsilon, privacy)
-    yield f"# privacy.json: {_in_full(epsilon)}, against {OBSERVER_NAMES['server']}"
-
-
-def _answer(
-    spend: Mapping[str, Any], epsilon: float | None, privacy: Mapping[str, Any]
-) -> Iterator[str]:
-    """Yield the last lines of code: ε of the accountant, and the slack of the noise sampler."""
-    if epsilon is None:  # infinite
-        yield f"print(accountant.get_epsilon({spend['delta']!r}))"
+    if epsilon is None:
+        yield f"print(accountant.get_epsilon({delta!r}))"
         return
-    slack = sampler_slack(epsilon, spend["delta"])
-    yield f"slack = {slack.epsilon!r}  # of the sampler, see docs/explain/proofs.md"
-    yield f"print(accountant.get_epsilon({spend['delta']!r} * (1 - 2**-14)) + slack)"
+    slack = sampler_slack(epsilon, delta).epsilon
+    yield f"slack = {slack!r}  # of the sampler, see docs/explain/proofs.md"
+    yield f"print(accountant.get_epsilon({delta!r} * (1 - 2**-14)) + slack)"
 
 
 def _in_full(epsilon: float | None) -> str:

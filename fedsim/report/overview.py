@@ -9,7 +9,14 @@ from itertools import accumulate
 from markupsafe import Markup
 
 from fedsim.core.errors import InputError
-from fedsim.core.formatting import count_text, delta_text, duration_text, epsilon_text, metric_text
+from fedsim.core.formatting import (
+    count_text,
+    delta_text,
+    duration_text,
+    epsilon_text,
+    metric_text,
+    shortened,
+)
 from fedsim.core.metrics import metric_entry, metric_name
 from fedsim.models.catalog import TRAIN_METRICS
 from fedsim.report.chart import Chart
@@ -206,7 +213,7 @@ def _epsilon_label(facts: Facts) -> str:
 
 MAX_INCIDENTS = 100
 MAX_PERSONAL = 100
-_MAX_REASON_CHARACTERS = 300
+_MAX_REASON_CHARACTERS = 301
 _MIN_REST_SHARE = 0.005  # share of the time below which the rest is not listed
 
 
@@ -409,13 +416,11 @@ def phases(contents: RunContents) -> list[Phase]:
 def _all_incidents(rounds: list[RoundRow]) -> Iterator[Incident]:
     for row in rounds:
         for failure in row["failed"]:
-            yield Incident(row["round"], failure["client"], _shortened(str(failure["reason"])))
+            yield Incident(
+                row["round"],
+                failure["client"],
+                shortened(str(failure["reason"]), _MAX_REASON_CHARACTERS),
+            )
         for withdrawal in row["withdrawn"]:
-            text = f"withdrew: {_shortened(str(withdrawal['reason']))}"
+            text = f"withdrew: {shortened(str(withdrawal['reason']), _MAX_REASON_CHARACTERS)}"
             yield Incident(row["round"], withdrawal["client"], text)
-
-
-def _shortened(reason: str) -> str:
-    return (
-        reason if len(reason) <= _MAX_REASON_CHARACTERS else reason[:_MAX_REASON_CHARACTERS] + "…"
-    )
