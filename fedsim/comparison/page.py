@@ -4,8 +4,6 @@ Its only script sorts tables. The page's content security policy names the scrip
 other script can run, even if unescaped text from a file got into the page.
 """
 
-import base64
-import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +43,7 @@ from fedsim.comparison.text import (
 from fedsim.comparison.worker import WARNING
 from fedsim.core.formatting import delta_text, duration_text, epsilon_text, metric_text
 from fedsim.report.drawing import inline_svg
-from fedsim.report.html import render_page
+from fedsim.report.html import render_page, script_context
 from fedsim.report.overview import Card
 from fedsim.runs.directory import RunDirectory
 
@@ -200,13 +198,7 @@ def write_page(result: ComparisonResult) -> None:
 
 def render_comparison(result: ComparisonResult) -> str:
     """Return the report of a comparison as HTML; all text from files is escaped."""
-    script = (_HERE / "sort.js").read_text(encoding="utf-8")
-    digest = hashlib.sha256(script.encode()).digest()
-    page = {
-        "script": script,
-        "script_hash": base64.b64encode(digest).decode(),
-        **_context(result),
-    }
+    page = {**script_context(_HERE / "sort.js"), **_context(result)}
     return render_page("comparison.html.jinja", page, _HERE)
 
 

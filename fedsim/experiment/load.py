@@ -332,9 +332,9 @@ def _check(tree: Node, base: Path, problems: list[Problem]) -> Experiment:
     experiment, sections = _validate(tree, problems, Experiment)
     federation = sections.get("federation")
     if isinstance(federation, FederationSettings):
-        read = read_public_tables(federation, base)
-        problems += located(tree, read.mistakes)
-        sections["federation"] = federation = read.federation
+        federation, mistakes = read_public_tables(federation, base)
+        problems += located(tree, mistakes)
+        sections["federation"] = federation
     known = Sections.of(sections, base, unit=_written_unit(tree))
     problems += located(tree, broken_rules(known))
     if problems or experiment is None:

@@ -8,7 +8,6 @@ replayed and resumed without the files, and a changed file cannot alter a resume
 import csv
 import os
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -113,22 +112,13 @@ class _TableError(ValueError):
     """A table that cannot be used; the message names the line, the value and the rule."""
 
 
-@dataclass(frozen=True)
-class ReadTables:
-    """Result of reading the csv file of the clients' availability or durations (a public table).
-
-    Attributes:
-        federation: the settings with the content of the csv file in place of its path; None if the
-            file has a mistake.
-        mistakes: a pair (key path in the experiment file, message) for each mistake.
-    """
-
-    federation: FederationSettings | None
-    mistakes: tuple[PathMessage, ...] = ()
-
-
-def read_public_tables(federation: FederationSettings, base: Path) -> ReadTables:
+def read_public_tables(
+    federation: FederationSettings, base: Path
+) -> tuple[FederationSettings | None, list[PathMessage]]:
     """Read the csv file of the clients' availability or durations, if the settings name one.
+
+    The result is the settings with the content of the file in place of its path, or None if the
+    file has mistakes; and a pair (key path in the experiment file, message) for each mistake.
 
     Args:
         federation: the `federation` section of the experiment.
@@ -137,20 +127,20 @@ def read_public_tables(federation: FederationSettings, base: Path) -> ReadTables
     settings = federation.participation
     named = named_table(settings)
     if named is None:
-        return ReadTables(federation)
+        return federation, []
     place, path = named
     mistake = check_file(path, base, ".csv")
     try:
         if mistake is None:
             read = _with_content(settings, base / Path(path).expanduser())
-            return ReadTables(federation.model_copy(update={"participation": read}))
+            return federation.model_copy(update={"participation": read}), []
     except _TableError as error:
         mistake = str(error)
     except ValidationError as error:
         mistake = str(error.errors()[0]["msg"])
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         mistake = f"cannot be read as a csv file: {error}"
-    return ReadTables(None, ((place, mistake),))
+    return None, [(place, mistake)]
 
 
 def named_table(settings: ParticipationSettings) -> tuple[KeyPath, str] | None:

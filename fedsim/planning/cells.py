@@ -108,8 +108,7 @@ class PlannedCell:
             "epsilon": {n: finite_or_none(e) for n, e in known.items() if e is not None},
             "clients": [
                 {
-                    "client": client.client,
-                    "noise_multiplier": client.noise_multiplier,
+                    **vars(client),
                     "epsilon": {name: finite_or_none(e) for name, e in client.epsilon.items()},
                 }
                 for client in self.clients

@@ -1,7 +1,7 @@
 """Planned noise and ε of each client, and curves of ε by several bounds, without training."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median_low
@@ -9,7 +9,7 @@ from typing import Any
 
 from fedsim.accountant import zcdp_rho
 from fedsim.accountant.search import largest_count
-from fedsim.accountant.textbook.bounds import Charges, choose_bounds
+from fedsim.accountant.textbook.bounds import choose_bounds
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.plan import (
     PlanRequest,
@@ -100,16 +100,12 @@ def client_kinds(federation: Federation) -> tuple[CurveSchedule, ...]:
                 noise_multiplier=plan.noise_multiplier,
                 delta=plan.delta,
                 steps=plan.steps_to_take,
-                charges=_first_charges(plan),
+                charges=lambda count, plan=plan: tuple(plan.charges(0, count)),
                 adjacency=privacy.adjacency.name,
                 clients=tuple(clients),
             )
         )
     return tuple(kinds)
-
-
-def _first_charges(plan: PrivacyPlan) -> Callable[[int], Charges]:
-    return lambda count: tuple(plan.charges(0, count))
 
 
 _MAX_CURVE_POINTS = 12  # points of each client's curve
@@ -133,9 +129,9 @@ class PlannedClient:
             there is no budget, or that it sets no limit.
         last_round: the last round in which the client takes a step; 0 if it takes none.
         epsilon: ε after all steps.
-        curve: pairs (number of rounds, ε), ascending; only the last pair if no curve was requested.
         group: group of the client in `privacy.clients`; None if it is in no group.
         name: public name of the client; None for a client that has only a number.
+        curve: pairs (number of rounds, ε), ascending; only the last pair if no curve was requested.
     """
 
     client: int
@@ -149,9 +145,9 @@ class PlannedClient:
     affordable_rounds: int | None
     last_round: int
     epsilon: float
-    curve: tuple[tuple[int, float], ...]
     group: str | None = None
     name: str | None = None
+    curve: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -214,6 +210,7 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as a JSON value; an infinite ε is null."""
+        hidden = () if self.clients[0].name is not None else ("name",)
         return {
             "delta": self.delta,
             "target_epsilon": self.target_epsilon,
@@ -221,7 +218,7 @@ class Plan:
             **({} if self.rho is None else {"rho": self.rho}),
             "clients": [
                 {
-                    **{name: value for name, value in _shown(client).items()},
+                    **{key: value for key, value in vars(client).items() if key not in hidden},
                     "epsilon": finite_or_none(client.epsilon),
                     "curve": [[rounds, finite_or_none(value)] for rounds, value in client.curve],
                 }
@@ -341,12 +338,6 @@ def _largest_rho(federation: Federation) -> float:
         zcdp_rho(plan.charges(0, plan.steps_to_take), client_terms.privacy.adjacency.name)
         for plan, client_terms in zip(plans, terms, strict=True)
     )
-
-
-def _shown(client: PlannedClient) -> dict[str, Any]:
-    """Return the values of a client for JSON, without curve, and without name if it has none."""
-    hidden = {"curve"} | ({"name"} if client.name is None else set())
-    return {name: value for name, value in vars(client).items() if name not in hidden}
 
 
 def _affordable_rounds(federation: Federation, client: int, privacy: PrivacySettings) -> int | None:

@@ -253,7 +253,6 @@ def _context(contents: RunContents) -> dict[str, Any]:
     facts = contents.facts
     sentences = statement_of(facts)
     incidents = overview.incidents(contents)
-    script = (_HERE / "report.js").read_text(encoding="utf-8")
     table = _table(contents)
     return {
         "name": contents.summary["name"],
@@ -290,8 +289,7 @@ def _context(contents: RunContents) -> dict[str, Any]:
         "settings": contents.experiment_text[:_MAX_SETTINGS_CHARACTERS],
         "settings_cut": len(contents.experiment_text) > _MAX_SETTINGS_CHARACTERS,
         "environment": overview.environment_rows(contents),
-        "script": Markup(script),
-        "script_hash": _hash(script),
+        **script_context(_HERE / "report.js"),
     }
 
 
@@ -304,9 +302,11 @@ def typeset(text: str) -> Markup:
     return Markup(re.sub(r"([εδμzqC]) ([=≤]) ", "\\1\u00a0\\2\u00a0", escaped))
 
 
-def _hash(script: str) -> str:
-    """Return the hash of a script for the page's security policy."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+def script_context(path: Path) -> dict[str, Any]:
+    """Return the only script of a page, and its hash, by which the page admits no other one."""
+    script = path.read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return {"script": Markup(script), "script_hash": f"sha256-{digest}"}
 
 
 def _attack(facts: Facts) -> dict[str, Any] | None:

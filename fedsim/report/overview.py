@@ -45,7 +45,6 @@ def round_drawings(contents: RunContents) -> Drawings:
         return []
     over = over_rounds([row["round"] for row in contents.rounds])
     curves = [_metric_curve(contents, name, over) for name in _plotted_metrics(contents)]
-    curves += [_metric_curve(contents, name, over) for name in _train_metrics(contents)]
     if contents.facts.is_bounded:
         curves.append(_epsilon_curve(contents, over))
     noise = noise_curve(contents, over)
@@ -139,12 +138,8 @@ def _unit(
 def _plotted_metrics(contents: RunContents) -> list[str]:
     names = list(contents.metrics)
     loss = ["test_loss"] if "test_loss" in names[1:] else []
-    return names[:1] + loss + list(contents.client_metrics)[:1]
-
-
-def _train_metrics(contents: RunContents) -> list[str]:
-    """Return the names of the clients' metrics that a secure sum aggregated."""
-    return [name for name in TRAIN_METRICS if any(name in row for row in contents.rounds)]
+    trained = [name for name in TRAIN_METRICS if any(name in row for row in contents.rounds)]
+    return names[:1] + loss + list(contents.client_metrics)[:1] + trained
 
 
 def _metric_curve(contents: RunContents, name: str, over: Over) -> Curve:

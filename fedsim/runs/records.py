@@ -94,17 +94,15 @@ class RunCheckpoint:
             releases_digest=self.releases_digest,
             best=self.state.best,
         ).model_dump_json()
-        memory = {f"{_MEMORY}{name}": value for name, value in self.state.memory.items()}
-        rows = {
-            f"{_CLIENT_MEMORY}{name}": array for name, array in self.state.client_memory.items()
+        groups = {
+            _MEMORY: self.state.memory,
+            _CLIENT_MEMORY: self.state.client_memory,
+            _AVERAGE: self.state.average,
+            **{f"{_VERSION}{k}/": to_numpy(model) for k, model in self.state.versions.items()},
         }
-        average = {f"{_AVERAGE}{name}": value for name, value in self.state.average.items()}
-        versions = {
-            f"{_VERSION}{number}/{name}": value
-            for number, model in self.state.versions.items()
-            for name, value in to_numpy(model).items()
-        }
-        tensors = {**arrays, **memory, **rows, **average, **versions}
+        tensors = dict(arrays)
+        for prefix, values in groups.items():
+            tensors |= {f"{prefix}{name}": value for name, value in values.items()}
         metadata = {
             _SCHEMA: str(SCHEMAS[_FILE]),
             _CONTENT: content,

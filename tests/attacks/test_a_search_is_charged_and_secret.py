@@ -127,7 +127,9 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[int]], None]:
 
 def perform_search(file: Path, runs: Runs | None = None, *, workers: int = 2) -> SearchResult:
     runs = runs or Runs(best_is_first)
-    return search(file, out=file.parent / "out", workers=workers, execute=runs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(perform, "execute", runs)
+        return search(file, out=file.parent / "out", workers=workers)
 
 
 def last(out: Path) -> Search:

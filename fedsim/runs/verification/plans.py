@@ -217,7 +217,7 @@ def _is_unreadable(settings: PrivacySettings, client_privacy: ClientPrivacy) -> 
 def schedule_problems(files: RunFiles) -> Iterator[str]:
     """Yield a line for each recorded round or withdrawal that contradicts the schedule."""
     yield from contradictions(files, files.experiment)
-    schedule, withdrawn = _schedule(files), set[int]()
+    schedule, withdrawn = participation_of(files.experiment), set[int]()
     for number, row in enumerate(files.rounds, start=1):
         asked = set(schedule.on_record(number)) - withdrawn
         left = {withdrawal["client"] for withdrawal in row["withdrawn"]}
@@ -320,10 +320,6 @@ def _is_model_of(state: ServerState, files: RunFiles) -> bool:
     if files.experiment.saves_derived_model:  # made from the values; the manifest has its bytes
         return read_model_card(files.directory.path).values == digest(state.model)
     return same_arrays(files.directory.read_model(), to_numpy(state.model))
-
-
-def _schedule(files: RunFiles) -> Participation:
-    return participation_of(files.experiment)
 
 
 def _was_given_up(row: RoundRow) -> bool:

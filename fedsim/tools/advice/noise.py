@@ -216,15 +216,13 @@ class Schedules:
     label_skew: float
 
 
-def plausible_tasks(typical: NoiseTask = TYPICAL_TASK) -> tuple[NoiseTask, ...]:
-    """Return the plausible learning tasks, whose properties vary around those of a typical task."""
+def plausible_tasks() -> tuple[NoiseTask, ...]:
+    """Return plausible learning tasks: curvature and alignment around those of the typical one."""
     return tuple(
-        NoiseTask(
-            **{
-                **vars(typical),
-                "curvature": typical.curvature * curvature,
-                "alignment": typical.alignment * alignment,
-            }
+        replace(
+            TYPICAL_TASK,
+            curvature=TYPICAL_TASK.curvature * curvature,
+            alignment=TYPICAL_TASK.alignment * alignment,
         )
         for curvature, alignment in product(_CURVATURES, _ALIGNMENTS)
     )

@@ -28,14 +28,13 @@ from fedsim.tools.deployment.private_files import DeploymentError
 _SUFFIX = ".signatures.json"
 
 
-def sign_app(bundle: Path, key_file: Path, name: str, *, now: float | None = None) -> Path:
+def sign_app(bundle: Path, key_file: Path, name: str) -> Path:
     """Add a signature to the signature file of an app bundle, and return the file's path.
 
     Args:
         bundle: path of the app bundle that `flwr build` wrote.
         key_file: path of a private Ed25519 key in OpenSSH format, without a passphrase.
         name: name of the public key in the nodes' `--trusted-entities`.
-        now: time of the signature in seconds since 1970; None means the system's time.
 
     Raises:
         DeploymentError: a file cannot be read, or the key is not Ed25519.
@@ -48,7 +47,7 @@ def sign_app(bundle: Path, key_file: Path, name: str, *, now: float | None = Non
         raise DeploymentError(
             f"{key_file}: must be an Ed25519 key; make one with ssh-keygen -t ed25519"
         )
-    signed_at = int(time.time() if now is None else now)
+    signed_at = int(time.time())
     signature = key.sign(signed_at.to_bytes(8, "big") + hashlib.sha256(content).digest())
     text = base64.urlsafe_b64encode(signature).rstrip(b"=").decode()
     entry = {"public_key_id": name, "signature": text, "signed_at": signed_at}

@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import fedsim
 from fedsim.accountant.ledger.journal import FileJournal, total_of
@@ -54,22 +54,6 @@ class SearchWithdrawnError(FedsimError, RuntimeError):
     exit_code = ExitCode.FAILED
 
 
-class Execute(Protocol):
-    """Protocol of a function that executes jobs, such as `fedsim.comparison.jobs.execute`."""
-
-    def __call__(
-        self,
-        jobs: Sequence[Mapping[str, Any]],
-        *,
-        workers: int,
-        log: Path,
-        on_message: Any,
-        inherited: tuple[int, ...] = (),
-    ) -> None:
-        """Run every job, and pass on messages up to the last one, `finished` or `failed`."""
-        ...
-
-
 @dataclass(frozen=True)
 class SearchResult:
     """The result of a search: its directory, and the folder of the selected model.
@@ -97,7 +81,6 @@ def search(
     *,
     out: str | Path | None = None,
     workers: int | None = None,
-    execute: Execute = execute,
 ) -> SearchResult:
     """Perform the search of a comparison file with `select.search`, and return its selected model.
 
@@ -110,7 +93,6 @@ def search(
         source: path of a comparison file, or its content as a mapping.
         out: the output directory; default `runs/<name>-search`.
         workers: number of parallel runs; default: one per processor, at most 16.
-        execute: function that executes the runs.
 
     Raises:
         ExperimentError: the file, its base or a variant has mistakes; the error lists all.
@@ -130,7 +112,7 @@ def search(
     if not (directory / MARKER).exists():
         write_marker(comparison, directory)
     with lock_directory(directory) as locks:
-        run = _SearchRun(comparison, directory, workers or default_workers(), execute, locks)
+        run = _SearchRun(comparison, directory, workers or default_workers(), locks)
         return run.perform()
 
 
@@ -142,7 +124,6 @@ class _SearchRun:
         comparison: LoadedComparison,
         out: Path,
         workers: int,
-        execute: Execute,
         locks: tuple[int, ...],
     ) -> None:
         select = comparison.settings.select
@@ -151,7 +132,7 @@ class _SearchRun:
         self._comparison, self._out = comparison, out
         self._select: SelectSettings = select
         self._settings: SearchSettings = select.search
-        self._workers, self._execute, self._locks = workers, execute, locks
+        self._workers, self._locks = workers, locks
         self._ledger = SearchLedger(out)
 
     def perform(self) -> SearchResult:
@@ -230,9 +211,7 @@ class _SearchRun:
         messages = [self._message(run, folder) for run, folder in zip(runs, folders, strict=True)]
         log = folders[0].parent / "workers.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        self._execute(
-            messages, workers=len(runs), log=log, on_message=on_message, inherited=self._locks
-        )
+        execute(messages, workers=len(runs), log=log, on_message=on_message, inherited=self._locks)
         if failures:  # only now: no process writes any more
             self._withdraw(failures[0])
 

@@ -168,10 +168,10 @@ def test_tables_become_part_of_the_experiment(tmp_path: Path) -> None:
 
     def read(settings: dict[str, Any]) -> Any:
         federation = FederationSettings.model_validate({"rounds": 6, "participation": settings})
-        found = read_public_tables(federation, base)
-        assert not found.mistakes
-        assert found.federation is not None
-        return found.federation.participation
+        read, wrong = read_public_tables(federation, base)
+        assert not wrong
+        assert read is not None
+        return read.participation
 
     assert read({"scheme": "trace", "path": "t.csv"}).availability == "0-1: 1-3\n3: 5\n"
     assert read({"scheme": "trace", "path": "r.csv"}).availability == "0: 1-2\n2: 4\n"
