@@ -35,6 +35,7 @@ from fedsim.federation.conditions import plugin_sources
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.files import find_object
 from fedsim.runs.inputs import objects_digest, package_version, private_digest
+from fedsim.runs.run_lock import try_lock
 
 # Keys that change no number of a run.
 _WITHOUT_EFFECT = ("name", "runtime")
@@ -203,19 +204,12 @@ def lock_directory(out: Path) -> Iterator[tuple[int, ...]]:
     Raises:
         RunDirectoryError: another process holds the lock.
     """
-    try:
-        import fcntl
-    except ImportError:
-        yield ()
-        return
     with (out / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        if not try_lock(file.fileno()):
             raise RunDirectoryError(
                 f"another fedsim compare is running in {out}; wait for it or choose another --out"
-            ) from error
-        yield (file.fileno(),)
+            )
+        yield (file.fileno(),) if os.name == "posix" else ()
 
 
 def plan_jobs(comparison: LoadedComparison, out: Path) -> list[Job]:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,6 +88,13 @@ def messages_at(path: KeyPath, message: str | None) -> Iterator[PathMessage]:
     """
     if message is not None:
         yield path, message
+
+
+def too_many_clients(path: KeyPath, number: int | None, clients: int) -> Iterator[PathMessage]:
+    """Yield (key path, message) if a key asks for more clients than there are."""
+    if number is not None and number > clients:
+        rule = f"must be <= data.partition.num_clients ({value_text(clients)})"
+        yield path, f"{rule}, got {value_text(number)}"
 
 
 def finite_messages(value: object, path: KeyPath) -> Iterator[PathMessage]:
@@ -300,7 +307,7 @@ class _MessageBuilder:
             return path, f"must be {words} or a mapping with {keys}, got {value_text(given)}"
         if kind == "literal_error":
             choices = re.findall(r"'([^']*)'", str(context["expected"]))
-            return path, self._choice(path, choices, given)
+            return path, _choice(choices, given)
         if kind in _TYPES:
             return path, f"must be {_TYPES[kind]}, got {value_text(given)}"
         if kind in _LIMITS:
@@ -318,14 +325,7 @@ class _MessageBuilder:
         tag_path = (*path, shape.tag) if isinstance(written, dict) else path
         if shape.tag not in section:
             return tag_path, f"missing; {any_of(choices)}"
-        given = section[shape.tag]
-        rule = any_of(choices) if len(choices) < 3 else f"one of {any_of(choices)}"
-        hint = did_you_mean(given, [*choices, *shape.known])
-        return tag_path, f"must be {rule}, got {value_text(given)}{hint}"
-
-    def _choice(self, path: KeyPath, choices: list[str], given: object) -> str:
-        rule = any_of(choices) if len(choices) < 3 else f"one of {any_of(choices)}"
-        return f"must be {rule}, got {value_text(given)}{did_you_mean(given, choices)}"
+        return tag_path, _choice(choices, section[shape.tag], shape.known)
 
     def _shape(self, path: KeyPath) -> Shape:
         """Return the shape of the value at a path, in the union variant that the file selects."""
@@ -339,6 +339,12 @@ class _MessageBuilder:
             shape = child_shape(shape, str(part))
             value = _get(value, (part,))
         return shape
+
+
+def _choice(choices: Sequence[str], given: object, known: Sequence[str] = ()) -> str:
+    rule = any_of(choices) if len(choices) < 3 else f"one of {any_of(choices)}"
+    hint = did_you_mean(given, [*choices, *known])
+    return f"must be {rule}, got {value_text(given)}{hint}"
 
 
 def _general_message(details: ErrorDetails, given: object) -> str:

@@ -260,15 +260,11 @@ def recall_line(scores: Scores) -> str | None:
 
     For more than four classes, the line has only the three lowest values.
     """
-    ordered = scores.by_recall
-    if len(ordered) < 2:
+    if len(scores.by_recall) < 2:
         return None
-    heading = "recall by label" if scores.has_labels else "recall by class"
-    shown = [score for score in scores.classes if score.recall is not None]
-    if len(ordered) > _MAX_LISTED:
-        heading, shown = f"{heading}, lowest", ordered[:_NUM_LOWEST]
-    figures = ", ".join(f"{score.name}: {recall_text(score.recall)}" for score in shown)
-    return f"{heading}  {figures}"
+    noun = "label" if scores.has_labels else "class"
+    recalls = [(score.name, score.recall) for score in scores.classes if score.recall is not None]
+    return _lowest(f"recall by {noun}", recalls)
 
 
 def group_line(scores: Scores) -> str | None:
@@ -278,12 +274,15 @@ def group_line(scores: Scores) -> str | None:
     """
     if scores.group is None:
         return None
-    heading, shown = f"accuracy by {scores.group}", list(scores.groups)
-    if len(shown) > _MAX_LISTED:
+    accuracies = [(group.name, group.accuracy) for group in scores.groups]
+    return _lowest(f"accuracy by {scores.group}", accuracies)
+
+
+def _lowest(heading: str, shares: Sequence[tuple[str, float]]) -> str:
+    if len(shares) > _MAX_LISTED:
         heading = f"{heading}, lowest"
-        shown = sorted(shown, key=lambda score: score.accuracy)[:_NUM_LOWEST]
-    figures = ", ".join(f"{score.name}: {recall_text(score.accuracy)}" for score in shown)
-    return f"{heading}  {figures}"
+        shares = sorted(shares, key=lambda share: share[1])[:_NUM_LOWEST]
+    return f"{heading}  {', '.join(f'{name}: {recall_text(share)}' for name, share in shares)}"
 
 
 def recall_text(value: float | None) -> str:

@@ -27,16 +27,15 @@ def recorded_terms(experiment: ExperimentWithClients) -> dict[str, Any]:
     Args:
         experiment: the settings, with the number of clients.
     """
-    terms = {name: term(experiment) for name, term in TERMS.items()}
-    return {k: value for k, value in terms.items() if value is not None or k not in _ABSENT}
+    return _present({name: term(experiment) for name, term in TERMS.items()})
 
 
-def recorded_client_terms(
+def client_terms(
     client_privacy: ClientPrivacy, plan: PrivacyPlan, clip_norm: AdaptiveClipNorm | None
 ) -> dict[str, Any]:
     """Return the values in a client's row of `privacy.json` that follow from the client's settings.
 
-    Values that do not apply to the client are left out.
+    The last two are left out of the row where they are None (`recorded_client_terms`).
 
     Args:
         client_privacy: privacy settings of the client.
@@ -46,7 +45,7 @@ def recorded_client_terms(
     """
     privacy = client_privacy.privacy
     is_client = privacy.release_kind.protects_client
-    terms: dict[str, Any] = {
+    return {
         "against": OBSERVERS[privacy.trust.name][0],
         "examples": None if is_client else plan.examples,
         "delta": plan.delta,
@@ -55,27 +54,20 @@ def recorded_client_terms(
         "max_grad_norm": privacy.example_bound,
         "group": client_privacy.group,
         "clip_norm": None if clip_norm is None else whole_bound(clip_norm),
+        "group_clip_norms": list(clip_norm) if isinstance(clip_norm, tuple) else None,
+        "max_update_norm": privacy.max_update_norm if is_client else None,
     }
-    if isinstance(clip_norm, tuple):
-        terms["group_clip_norms"] = list(clip_norm)
-    if is_client:
-        terms["max_update_norm"] = privacy.max_update_norm
-    return terms
 
 
-CLIENT_TERMS = (
-    "against",
-    "examples",
-    "delta",
-    "target_epsilon",
-    "sampling_rate",
-    "max_grad_norm",
-    "group",
-    "clip_norm",
-    "group_clip_norms",
-    "max_update_norm",
-)
-"""Keys of a client's row that `recorded_client_terms` may return."""
+def recorded_client_terms(
+    client_privacy: ClientPrivacy, plan: PrivacyPlan, clip_norm: AdaptiveClipNorm | None
+) -> dict[str, Any]:
+    """Return `client_terms` as a client's row has them."""
+    return _present(client_terms(client_privacy, plan, clip_norm))
+
+
+def _present(terms: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: value for k, value in terms.items() if value is not None or k not in _ABSENT}
 
 
 def server_ledger(spend: ClientSpend, trust: Trust) -> PrivacyLedger | None:
@@ -180,4 +172,5 @@ TERMS: Mapping[str, Callable[[ExperimentWithClients], Any]] = {
 _ABSENT = {
     *("sums", "participation", "votes", "weighting"),
     *("mechanism", "noise_correlation", "public_parts", "orders", "target_rho"),
+    *("group_clip_norms", "max_update_norm"),
 }

@@ -46,7 +46,7 @@ class RunLock:
                 descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
             except (FileNotFoundError, NotADirectoryError):
                 raise DamagedRunError.of(self._path.parent, "the directory is missing") from None
-            if not _try_lock(descriptor):
+            if not try_lock(descriptor):
                 os.close(descriptor)
                 raise RunInUseError(_in_use(run))
             if _is_at(descriptor, self._path):
@@ -103,13 +103,13 @@ def refuse_in_use(run: Path) -> None:
     except (FileNotFoundError, NotADirectoryError):
         return
     try:
-        if not _try_lock(descriptor, shared=True):
+        if not try_lock(descriptor, shared=True):
             raise RunInUseError(_in_use(run))
     finally:
         os.close(descriptor)
 
 
-def _try_lock(descriptor: int, *, shared: bool = False) -> bool:
+def try_lock(descriptor: int, *, shared: bool = False) -> bool:
     """Try to lock a file, and return whether it worked; true where locks are missing (Windows)."""
     try:
         import fcntl

@@ -11,7 +11,7 @@ import pytest
 
 from fedsim.runs.directory import RunDirectory, RunFiles
 from fedsim.runs.manifest import write_manifest
-from fedsim.runs.recorded_terms import CLIENT_TERMS, TERMS
+from fedsim.runs.recorded_terms import TERMS
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
 from fedsim.runs.verification.plans import plan_problems
@@ -196,6 +196,10 @@ COMPUTED = {
     *("secure_aggregation", "statement", "statement_points", "certificates", "profile", "attack"),
     "clients",
 }
+CLIENT_TERMS = (
+    *("against", "examples", "delta", "target_epsilon", "sampling_rate", "max_grad_norm", "group"),
+    *("clip_norm", "group_clip_norms", "max_update_norm"),
+)
 COMPUTED_OF_CLIENTS = {
     *("client", "epsilon", "epsilon_rdp", "noise_multiplier", "rounds", "steps"),
     *("withdrawn_round", "ledger", "ledger_head"),

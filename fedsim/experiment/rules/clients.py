@@ -9,7 +9,7 @@ from fedsim.clients.mechanisms.conditions import unmet
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.core.limits import MAX_LEDGER_RECORDS
 from fedsim.experiment.errors import KeyPath, value_text
-from fedsim.experiment.messages import PathMessage, messages_at
+from fedsim.experiment.messages import PathMessage, messages_at, too_many_clients
 from fedsim.experiment.references import check_file
 from fedsim.experiment.rules.sections import RoundSizes, Sections
 from fedsim.server.participation.settings import (
@@ -26,11 +26,8 @@ def check_participation(
     federation: FederationSettings, num_clients: int, round_sizes: RoundSizes, sections: Sections
 ) -> Iterator[PathMessage]:
     """Yield (key path, message) for too many clients in a round, or charges in the ledger."""
-    per_round = federation.clients_per_round
-    if per_round is not None and per_round > num_clients:
-        path = ("federation", "clients_per_round")
-        rule = f"must be <= data.partition.num_clients ({value_text(num_clients)})"
-        yield path, f"{rule}, got {value_text(per_round)}"
+    path = ("federation", "clients_per_round")
+    yield from too_many_clients(path, federation.clients_per_round, num_clients)
     rounds, charged = federation.rounds, round_sizes[1]
     if federation.participation.scheme == "poisson" and sections.privacy is not None:
         charged = num_clients  # also those that were not drawn

@@ -28,7 +28,13 @@ from fedsim.data.settings import (
 )
 from fedsim.data.tables.settings import ColumnSettings
 from fedsim.experiment.errors import KeyPath, value_text
-from fedsim.experiment.messages import PathMessage, args_messages, finite_messages, messages_at
+from fedsim.experiment.messages import (
+    PathMessage,
+    args_messages,
+    finite_messages,
+    messages_at,
+    too_many_clients,
+)
 from fedsim.experiment.references import (
     DATA_SUFFIXES,
     TABLE_SUFFIXES,
@@ -373,10 +379,7 @@ def check_evaluated_clients(
     evaluation: EvaluationSettings, num_clients: int
 ) -> Iterator[PathMessage]:
     """Yield (key path, message) if `evaluation.clients` is above the number of clients."""
-    evaluated = evaluation.clients
-    if evaluated is not None and evaluated > num_clients:
-        rule = f"must be <= data.partition.num_clients ({value_text(num_clients)})"
-        yield ("evaluation", "clients"), f"{rule}, got {value_text(evaluated)}"
+    yield from too_many_clients(("evaluation", "clients"), evaluation.clients, num_clients)
 
 
 def check_personalization(

@@ -24,7 +24,7 @@ from fedsim.federation.schedule import StepSchedule, participation_of
 from fedsim.protocol.arrays import digest, to_numpy
 from fedsim.protocol.noisy_sums import AdaptiveClipNorm
 from fedsim.runs.directory import RunFiles
-from fedsim.runs.recorded_terms import CLIENT_TERMS, recorded_client_terms
+from fedsim.runs.recorded_terms import client_terms
 from fedsim.runs.resume import contradictions
 from fedsim.runs.saved_model import read_model_card, same_arrays
 from fedsim.server.participation.participation import Participation
@@ -126,9 +126,8 @@ def _against_plan(
     plan: PrivacyPlan,
     clip_norm: AdaptiveClipNorm | None,
 ) -> Iterator[str]:
-    planned = recorded_client_terms(client_privacy, plan, clip_norm)
-    for name in CLIENT_TERMS:
-        stated, value = row.get(name), planned.get(name)
+    for name, value in client_terms(client_privacy, plan, clip_norm).items():
+        stated = row.get(name)
         if stated != value:
             yield f"{name} is {stated} in privacy.json and {value} by experiment.yaml"
     noise, recorded = plan.noise_multiplier, row["noise_multiplier"]

@@ -33,13 +33,13 @@ from fedsim.federation.federation import Federation
 from fedsim.federation.trained_model import NUM_CHECK_EXAMPLES, public_examples, to_tensors
 from fedsim.tools.attack.adversaries import Adversary, OtherNoise, adversaries_of
 from fedsim.tools.attack.canaries import CanaryModel, add_canary_loss, num_groups, with_canaries
+from fedsim.tools.attack.evidence import correlation_interval
 from fedsim.tools.attack.findings import (
     NUM_INTERVAL_ENDS,
     Audit,
     Claim,
     ClientAudit,
     measure_leakage,
-    noise_correlation,
 )
 from fedsim.tools.attack.observation import UpdateRounds, charged_noise, num_spares, observe
 from fedsim.tools.attack.views import views_of
@@ -273,7 +273,7 @@ def _shared_noise(audited: list[ClientAudit], *, miss: float) -> list[str]:
     for client, other in pairwise(client for client in audited if client.against == "server"):
         rows, others = client.findings.noise_rows, other.findings.noise_rows
         width = min(rows.shape[1], others.shape[1])
-        interval = noise_correlation(rows[:, :width], others[:, :width], miss=miss)
+        interval = correlation_interval(rows[:, :width], others[:, :width], miss=miss)
         if interval.excludes(0.0):
             lines.append(
                 f"clients {client.client} and {other.client} have noise in common: "

@@ -136,8 +136,8 @@ def measure_leakage(seen: Observations, claim: Claim, *, round_steps: int, miss:
         sampling_rate=_scale(rate, claim.sampling.sampling_rate),
         count_variance=_count_variance(seen, claim.sampling, miss=miss),
         noise_correlations=(
-            noise_correlation(rows[1:], rows[:-1], miss=miss),
-            noise_correlation(rows[round_steps:], rows[:-round_steps], miss=miss),
+            correlation_interval(rows[1:], rows[:-1], miss=miss),
+            correlation_interval(rows[round_steps:], rows[:-round_steps], miss=miss),
         ),
         noise_rows=rows[:, :_SHARED_COLUMNS].copy(),
         uploads=UploadDistribution.of(seen) if claim.is_fixed else None,
@@ -169,17 +169,6 @@ def _epsilon_of_runs(seen: Observations, claim: Claim, *, round_steps: int, miss
         return 0.0
     thresholds = np.quantile(choosing, _RUN_QUANTILES).tolist()
     return run_lower_bound(testing, inside, thresholds, delta=claim.delta, miss=miss)
-
-
-def noise_correlation(first: Floats, second: Floats, *, miss: float) -> Interval:
-    """Return the correlation of two tables of noise (steps, coordinates), with its interval.
-
-    Args:
-        first: the first table of noise, in units of the clip norm.
-        second: the second table, of the same shape.
-        miss: probability that an end of the interval is wrong, in (0, 1/2).
-    """
-    return correlation_interval(first.ravel(), second.ravel(), miss=miss)
 
 
 def _sampling_rate(seen: Observations, *, miss: float) -> Interval:

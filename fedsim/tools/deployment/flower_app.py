@@ -8,6 +8,7 @@ import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from fedsim.core.plugin_sources import plugin_directory, trace_plugin
 from fedsim.data.settings import FilesPartition
@@ -183,18 +184,15 @@ def _with_absolute_files(loaded: LoadedExperiment) -> tuple[Experiment, tuple[Pa
         files.append((loaded.base / Path(path).expanduser()).resolve())
         return str(files[-1])
 
-    dataset, init = experiment.data.dataset, experiment.model.init
+    dataset, data = experiment.data.dataset, dict[str, Any]()
     if not isinstance(dataset, str):
         paths = {"path": dataset.path, "test": dataset.test}
         named = {key: absolute(path) for key, path in paths.items() if path is not None}
-        placed = dataset.model_copy(update=named)
-        data = experiment.data.model_copy(update={"dataset": placed})
-        experiment = experiment.model_copy(update={"data": data})
+        data["dataset"] = dataset.model_copy(update=named)
     if experiment.data.folder is not None:
-        args = {**experiment.data.args, "path": absolute(experiment.data.folder)}
-        data = experiment.data.model_copy(update={"args": args})
-        experiment = experiment.model_copy(update={"data": data})
-    if init is not None:
-        model = experiment.model.model_copy(update={"init": absolute(init)})
-        experiment = experiment.model_copy(update={"model": model})
-    return experiment, tuple(files)
+        data["args"] = {**experiment.data.args, "path": absolute(experiment.data.folder)}
+    placed: dict[str, Any] = {"data": experiment.data.model_copy(update=data)}
+    if experiment.model.init is not None:
+        init = {"init": absolute(experiment.model.init)}
+        placed["model"] = experiment.model.model_copy(update=init)
+    return experiment.model_copy(update=placed), tuple(files)

@@ -102,14 +102,6 @@ def registry_entry(facts: RegistryFacts) -> str:
     Guarantee: ε is rounded up and δ is the accounted one, so the entry claims no more than the
     total does.
     """
-    account, largest = facts.account, facts.account.largest
-    spent = {"epsilon": float(epsilon_text(largest.epsilon)), "delta": largest.delta}
-    details = (
-        f"ε of the client with the largest one, of {len(account.clients)}, over "
-        f"{len(account.sources)} training runs; by fedsim's {next(iter(largest.epsilons))} "
-        "accountant, an upper bound"
-    )
-    unit = account.unit or "example"
     entry = {
         "url_slug": _slug(facts.name),
         "deployment": {
@@ -128,25 +120,8 @@ def registry_entry(facts: RegistryFacts) -> str:
                 "data_domain": "",
                 "unprotected_quantities": facts.text("adjacency", "data access"),
             },
-            "privacy_loss": {
-                "privacy_unit": _UNITS.get(unit, unit),
-                "privacy_unit_details": facts.text("unit", "adjacency"),
-                "number_of_privacy_units": 1,
-                "privacy_parameters": spent,
-                "privacy_parameters_details": f"{details}. {facts.text('result', 'delta')}".strip(),
-            },
-            "deployment_model": {
-                "model_name": _MODELS.get(account.observer or "server", ""),
-                "model_name_details": facts.text("guarantee"),
-                "trust_assumptions": facts.text("threat model"),
-                "actors": f"{len(account.clients)} clients, which hold the data, and a server",
-                "release_type": "Many releases",
-                "release_type_details": facts.releases,
-                "data_source_type": "Static",
-                "data_source_type_details": "",
-                "access_type": "Non-interactive",
-                "access_type_details": "",
-            },
+            "privacy_loss": _privacy_loss(facts),
+            "deployment_model": _deployment_model(facts),
             "implementation": {
                 "preprocessing_and_hyperparameter_tuning": "",
                 "mechanisms": facts.text("mechanism", "sampling"),
@@ -174,6 +149,41 @@ def registry_entry(facts: RegistryFacts) -> str:
             "# privacy.noise: secure.\n"
         )
     return head + yaml.safe_dump(entry, sort_keys=False, allow_unicode=True, width=100)
+
+
+def _privacy_loss(facts: RegistryFacts) -> dict[str, Any]:
+    account, largest = facts.account, facts.account.largest
+    unit = account.unit or "example"
+    details = (
+        f"ε of the client with the largest one, of {len(account.clients)}, over "
+        f"{len(account.sources)} training runs; by fedsim's {next(iter(largest.epsilons))} "
+        "accountant, an upper bound"
+    )
+    return {
+        "privacy_unit": _UNITS.get(unit, unit),
+        "privacy_unit_details": facts.text("unit", "adjacency"),
+        "number_of_privacy_units": 1,
+        "privacy_parameters": {
+            "epsilon": float(epsilon_text(largest.epsilon)),
+            "delta": largest.delta,
+        },
+        "privacy_parameters_details": f"{details}. {facts.text('result', 'delta')}".strip(),
+    }
+
+
+def _deployment_model(facts: RegistryFacts) -> dict[str, Any]:
+    return {
+        "model_name": _MODELS.get(facts.account.observer or "server", ""),
+        "model_name_details": facts.text("guarantee"),
+        "trust_assumptions": facts.text("threat model"),
+        "actors": f"{len(facts.account.clients)} clients, which hold the data, and a server",
+        "release_type": "Many releases",
+        "release_type_details": facts.releases,
+        "data_source_type": "Static",
+        "data_source_type_details": "",
+        "access_type": "Non-interactive",
+        "access_type_details": "",
+    }
 
 
 def _slug(name: str) -> str:
