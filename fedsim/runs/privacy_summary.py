@@ -12,8 +12,7 @@ from typing import Any, cast
 
 import fedsim
 from fedsim.accountant import PrivacyLedger
-from fedsim.accountant.accountants import AccountantChoice, renyi_choice
-from fedsim.accountant.events import Adjacency
+from fedsim.accountant.accountants import renyi_choice
 from fedsim.accountant.sampler_slack import Slack, sampler_slack
 from fedsim.accountant.trust import Trust
 from fedsim.clients.privacy_settings import PrivacySettings
@@ -214,7 +213,10 @@ def summarise_privacy(
     spends = [recorded.of(client) for client in range(len(plans))]
     # Each client's own accountant makes a run's ε equal to its plan's, to the last digit.
     own = partial(_own_epsilon, settings, {})
-    by_rdp = _epsilons(spends, renyi_choice(settings.accounting), settings.adjacency.name)
+    renyi = ClientLedgers(renyi_choice(settings.accounting), settings.adjacency.name)
+    for spend in spends:
+        renyi.record(spend)
+    by_rdp = renyi.epsilons()
     norms = [
         (clip_norms or {}).get(client, plan.release.adapted_clip_norm)
         for client, plan in enumerate(plans)
@@ -247,15 +249,6 @@ def _own_epsilon(
         how = settings.accounting, settings.adjacency.name
         known[kind] = ledger.epsilon_with_slack(delta, *how)
     return known[kind]
-
-
-def _epsilons(
-    spends: Sequence[ClientSpend], accountant: AccountantChoice, adjacency: Adjacency
-) -> dict[int, float]:
-    ledgers = ClientLedgers(accountant, adjacency)
-    for spend in spends:
-        ledgers.record(spend)
-    return ledgers.epsilons()
 
 
 def _named(name: str | None) -> dict[str, str]:

@@ -355,7 +355,12 @@ def _objections(facts: Facts) -> Iterator[str]:
         above = [c.client for c in facts.clients if c.rho > target * (1.0 + _RELATIVE_TOLERANCE)]
         if above:
             yield f"the ledger of client {above[0]} has a ρ above its target, {target:g}"
-    if mechanism.clipping in COUNTING_CLIPPINGS and (uncounted := _uncounted(facts.clients)):
+    uncounted = [
+        client.client
+        for client in facts.clients
+        if client.has_charges and not client.is_joint and math.isfinite(client.epsilon)
+    ]
+    if mechanism.clipping in COUNTING_CLIPPINGS and uncounted:
         yield (
             f"the clipping bound of client {uncounted[0]} was adapted to its examples, but its "
             "ledger accounts for gradients alone"
@@ -398,10 +403,10 @@ def _objections_to_events(facts: Facts, mechanism: MechanismFacts) -> Iterator[s
     types = facts.trust.event_types(None if scheme is None else scheme.event)
     if mechanism.off_gradients is not None or facts.kind.events:
         types = facts.kind.events
-    if mismatched := _mismatched(facts.clients, types):
+    if client := next((c for c in facts.clients if _differs(c, types)), None):
         if mechanism.off_gradients is not None:
             yield (
-                f"the ledger of client {mismatched[0]} accounts for {_listed(mismatched[1])}, "
+                f"the ledger of client {client.client} accounts for {_listed(client.events)}, "
                 f"which {mechanism.off_gradients.get('name')} does not release"
             )
             return
@@ -410,32 +415,14 @@ def _objections_to_events(facts: Facts, mechanism: MechanismFacts) -> Iterator[s
         if facts.protects_clients:
             by = "the schedule" if facts.trust.participation_rate is None else "poisson"
         yield (
-            f"{how} were drawn by {by}, but the ledger of client {mismatched[0]} accounts for "
-            f"{_listed(mismatched[1])}"
+            f"{how} were drawn by {by}, but the ledger of client {client.client} accounts for "
+            f"{_listed(client.events)}"
         )
-
-
-def _mismatched(
-    clients: tuple[ClientFacts, ...], expected: frozenset[str]
-) -> tuple[int, frozenset[str]] | None:
-    for client in clients:
-        if _differs(client, expected):
-            return client.client, client.events
-    return None
 
 
 def _differs(client: ClientFacts, expected: frozenset[str]) -> bool:
     charged = client.has_charges and math.isfinite(client.epsilon)
     return charged and not (client.events and client.events <= expected)
-
-
-def _uncounted(clients: tuple[ClientFacts, ...]) -> tuple[int, ...]:
-    """Return the charged clients whose ledger does not account for the noisy counts of clipping."""
-    return tuple(
-        client.client
-        for client in clients
-        if client.has_charges and not client.is_joint and math.isfinite(client.epsilon)
-    )
 
 
 def _unproved(facts: Facts) -> str | None:
