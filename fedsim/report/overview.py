@@ -82,11 +82,11 @@ def cost_drawings(contents: RunContents) -> Drawings:
     if len(contents.rounds) < 2 or not contents.metrics:
         return []
     name = next(iter(contents.metrics))
-    curves = []
-    for words, over in _costs(contents):
-        curve = _metric_curve(contents, name, over)
-        curves.append((f"against {words}", curve))
-    return [(caption, drawing) for caption, curve in curves for _, drawing in _drawn([curve])]
+    return [
+        (f"against {words}", drawing)
+        for words, over in _costs(contents)
+        for _, drawing in _drawn([_metric_curve(contents, name, over)])
+    ]
 
 
 def spends_of(contents: RunContents) -> list[Spend]:

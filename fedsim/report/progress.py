@@ -174,40 +174,22 @@ def warnings(federation: Federation) -> list[str]:
     They name parameters that training would not change, clients whose δ is too large, and constants
     that were read from private rows.
     """
-    return [
-        *still_warnings(federation.model.still),
-        *_loose_deltas(federation),
-        *_drafted_constants(federation),
-    ]
-
-
-def _drafted_constants(federation: Federation) -> list[str]:
-    """Return a warning if a private run uses constants of the rows; else an empty list."""
-    parts = federation.experiment.public_parts or {}
-    if federation.plan.clients is None or "constants" not in parts:
-        return []
-    return [
-        "the constants of columns were read from the rows, and no ε covers that "
-        "(data.dataset.constants: from_rows); before an ε is published, put public constants into "
-        "data.dataset.columns and remove the key"
-    ]
-
-
-def _loose_deltas(federation: Federation) -> list[str]:
-    """Return a warning if a client's δ allows publishing a whole example; else an empty list."""
-    if federation.plan.clients is None:
-        return []
-    loose = [
-        str(client)
-        for client, plan in enumerate(federation.plan.clients)
-        if plan.delta * plan.examples >= 1
-    ]
-    if not loose:
-        return []
-    return [
-        f"δ is not below 1 / examples for the clients {', '.join(loose[:10])}: such a δ allows "
-        "publishing a whole example; choose a smaller privacy.delta"
-    ]
+    lines, plans = list(still_warnings(federation.model.still)), federation.plan.clients
+    if plans is None:
+        return lines
+    loose = [str(client) for client, plan in enumerate(plans) if plan.delta * plan.examples >= 1]
+    if loose:
+        lines.append(
+            f"δ is not below 1 / examples for the clients {', '.join(loose[:10])}: such a δ allows "
+            "publishing a whole example; choose a smaller privacy.delta"
+        )
+    if "constants" in (federation.experiment.public_parts or {}):
+        lines.append(
+            "the constants of columns were read from the rows, and no ε covers that "
+            "(data.dataset.constants: from_rows); before an ε is published, put public constants "
+            "into data.dataset.columns and remove the key"
+        )
+    return lines
 
 
 _PATIENCE_SECONDS = 5.0  # without a terminal, only a longer phase gets a line

@@ -71,52 +71,44 @@ def audit_experiment(
     """
     if why := loaded.experiment.local.gradient_facts.not_audited:
         raise PrivacyPlanError(why)
-    mixed = not loaded.experiment.plugins
-    with plugin_calls("a plug-in failed in the audit", mixed=mixed):
-        return _audit(loaded, clients, steps, confidence, on_client, phases or Phases())
-
-
-def _audit(
-    loaded: LoadedExperiment,
-    clients: int,
-    steps: int,
-    confidence: float,
-    on_client: Callable[[int, int], None],
-    phases: Phases,
-) -> Audit:
-    kind = loaded.experiment.release_kind
+    kind, phases = loaded.experiment.release_kind, phases or Phases()
     if loaded.experiment.privacy is not None and not kind.takes_canaries:
         raise PrivacyPlanError(
             "fedsim audit plants canaries in gradients or updates, and clients release "
             f"{kind.releases}: fedsim validate --data probes this noise, and fedsim verify "
             "--replay draws that of a run again"
         )
-    federation = assemble(loaded, ledger=None, phases=phases)
-    chosen = _choose_clients(federation, clients)
-    num_views = sum(len(adversaries) for _, adversaries in chosen)
-    interval_ends = NUM_INTERVAL_ENDS * num_views + 2 * (len(chosen) - 1)
-    miss = (1.0 - confidence) / interval_ends
-    audited: list[ClientAudit] = []
-    with one_thread():
-        for done, (client, adversaries) in enumerate(chosen, start=1):
-            phases.begin(f"auditing client {client}, {done} of {len(chosen)}")
-            for adversary in adversaries:
-                audited.append(_audit_client(federation, client, adversary, steps=steps, miss=miss))
-            phases.end()  # the caller may print
-            on_client(done, len(chosen))
-    phases.begin("comparing with the claims")
-    audited.sort(key=lambda client: client.client)  # stable: the claimed view of a client is first
-    if federation.plan.sums is None and federation.experiment.release_kind.draws_batches:
-        views = views_of(federation, {client.client: client.findings.uploads for client in audited})
-        audited = [replace(client, views=views.get(client.client)) for client in audited]
-    return Audit(
-        name=loaded.experiment.name,
-        clients=tuple(audited),
-        num_clients=federation.num_clients,
-        steps=len(audited[0].findings.noise_rows),
-        confidence=confidence,
-        shared_noise=tuple(_shared_noise(audited, miss=miss)),
-    )
+    with plugin_calls("a plug-in failed in the audit", mixed=not loaded.experiment.plugins):
+        federation = assemble(loaded, ledger=None, phases=phases)
+        chosen = _choose_clients(federation, clients)
+        num_views = sum(len(adversaries) for _, adversaries in chosen)
+        interval_ends = NUM_INTERVAL_ENDS * num_views + 2 * (len(chosen) - 1)
+        miss = (1.0 - confidence) / interval_ends
+        audited: list[ClientAudit] = []
+        with one_thread():
+            for done, (client, adversaries) in enumerate(chosen, start=1):
+                phases.begin(f"auditing client {client}, {done} of {len(chosen)}")
+                audited += [
+                    _audit_client(federation, client, adversary, steps=steps, miss=miss)
+                    for adversary in adversaries
+                ]
+                phases.end()  # the caller may print
+                on_client(done, len(chosen))
+        phases.begin("comparing with the claims")
+        # Stable: the claimed view of a client is first.
+        audited.sort(key=lambda client: client.client)
+        if federation.plan.sums is None and kind.draws_batches:
+            uploads = {client.client: client.findings.uploads for client in audited}
+            views = views_of(federation, uploads)
+            audited = [replace(client, views=views.get(client.client)) for client in audited]
+        return Audit(
+            name=loaded.experiment.name,
+            clients=tuple(audited),
+            num_clients=federation.num_clients,
+            steps=len(audited[0].findings.noise_rows),
+            confidence=confidence,
+            shared_noise=tuple(_shared_noise(audited, miss=miss)),
+        )
 
 
 def _choose_clients(federation: Federation, most: int) -> list[tuple[int, list[Adversary]]]:

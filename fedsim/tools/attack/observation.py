@@ -38,7 +38,7 @@ Bools = NDArray[np.bool_]
 
 MAX_COORDINATES = 1000  # observed of each client, at least one for each of as many examples
 _MAX_VALUES = 1 << 21  # of a table with spare coordinates
-_MAX_PAIRED_ROUNDS = 30  # run a second time without gradients
+_MAX_PAIRED_ROUNDS = 30  # run a second time without gradients, or without data
 
 
 @dataclass(frozen=True)
@@ -283,7 +283,6 @@ def _rounds(steps: int, round_steps: int) -> Iterator[range]:
 
 
 _STEEPNESS = 1e4  # of a canary's loss, in bounds over the learning rate
-_PAIRED_ROUNDS = 30  # run a second time without data
 
 
 class CanaryClient(nn.Module):
@@ -360,7 +359,7 @@ class UpdateRounds:
         )
         pairs = [
             (self._release(n, has_data=True), self._release(n, has_data=False))
-            for n in numbers[:_PAIRED_ROUNDS]
+            for n in numbers[:_MAX_PAIRED_ROUNDS]
         ]
         moved = np.array([seen[0] - noise[0] for seen, noise in pairs])
         largest = max(float(np.abs(seen).max()) for seen, _ in pairs)
