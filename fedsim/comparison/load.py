@@ -7,8 +7,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from pydantic import ValidationError
-
 from fedsim.comparison.differences import Baseline, compared_settings, unit_problems
 from fedsim.comparison.settings import (
     ComparisonSettings,
@@ -21,8 +19,8 @@ from fedsim.core.limits import MAX_COMPARED_RUNS
 from fedsim.core.metrics import computed_metrics
 from fedsim.experiment import ExperimentError, LoadedExperiment, Problem, load_experiment
 from fedsim.experiment.errors import any_of, did_you_mean
-from fedsim.experiment.load import located, read_yaml
-from fedsim.experiment.messages import PathMessage, validation_messages
+from fedsim.experiment.load import located, read_yaml, validated
+from fedsim.experiment.messages import PathMessage
 from fedsim.experiment.overrides import COMMAND_LINE, Override, apply_overrides, parse_overrides
 from fedsim.experiment.tree import Location, Node, from_python, locate, to_python
 
@@ -189,7 +187,7 @@ def load_tree(
     Raises:
         ExperimentError: there are mistakes; the error lists all, including `problems`.
     """
-    settings = _settings(tree, problems)
+    settings = validated(tree, ComparisonSettings, problems)
     base = given or _base(tree, directory, problems)
     base_tree = _read_base(base, problems) if isinstance(base, Path) else base
     entries = tree.entries.get("variants")
@@ -247,15 +245,6 @@ def _refuse_experiment(tree: Node, problems: list[Problem], fix: str, run: str) 
             f"with {run}"
         )
         raise ExperimentError([*problems, tree.location.problem((), message)])
-
-
-def _settings(tree: Node, problems: list[Problem]) -> ComparisonSettings | None:
-    raw = to_python(tree)
-    try:
-        return ComparisonSettings.model_validate(raw)
-    except ValidationError as error:
-        problems += located(tree, validation_messages(error, raw, ComparisonSettings))
-        return None
 
 
 def _base(tree: Node, directory: Path, problems: list[Problem]) -> Path | None:

@@ -292,17 +292,22 @@ def read_checked(
     """
     problems: list[Problem] = []
     tree = read_yaml(path, problems)
-    raw = to_python(tree)
-    try:
-        settings = model.model_validate(raw)
-    except ValidationError as error:
-        raise ExperimentError(
-            [*problems, *located(tree, validation_messages(error, raw, model))]
-        ) from error
-    problems += located(tree, rules(settings))
-    if problems:
+    settings = validated(tree, model, problems)
+    if settings is not None:
+        problems += located(tree, rules(settings))
+    if problems or settings is None:
         raise ExperimentError(problems)
     return settings
+
+
+def validated(tree: Node, model: type[_Settings], problems: list[Problem]) -> _Settings | None:
+    """Return the settings in a file; None if it has mistakes, which are appended to `problems`."""
+    raw = to_python(tree)
+    try:
+        return model.model_validate(raw)
+    except ValidationError as error:
+        problems += located(tree, validation_messages(error, raw, model))
+        return None
 
 
 def _validate(

@@ -124,7 +124,11 @@ def print_result(
         print_table(console, _privacy_table(contents))
     for line in _summary(contents, waited):
         print_sentence(console, line)
-    _print_warnings(contents, console)
+    scores = contents.scores
+    for warning in () if scores is None else warnings_of(scores):
+        print_sentence(console, f"warning: {warning}", style="yellow")
+    if scores is not None and (advice := advice_of(scores)) is not None:
+        print_sentence(console, advice)
     lines = [f"report: {directory.report}"]
     if (root := root_of(directory)) is not None:
         lines.append(f"root: {root}")
@@ -133,17 +137,6 @@ def print_result(
         lines.append(f"to share: everything but {KEPT}")
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-def _print_warnings(contents: RunContents, console: Console) -> None:
-    """Print warnings about metrics that may mislead, and advice."""
-    if contents.scores is None:
-        return
-    for warning in warnings_of(contents.scores):
-        print_sentence(console, f"warning: {warning}", style="yellow")
-    advice = advice_of(contents.scores)
-    if advice is not None:
-        print_sentence(console, advice)
 
 
 def _privacy_table(contents: RunContents) -> Table:
