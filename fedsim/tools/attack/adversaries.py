@@ -119,7 +119,6 @@ class OtherNoise:
         view: SumView,
         gradients: PerExampleGradients | None,
         targets: Tensor,
-        *,
         model: SharedModel,
         loss: PerExampleLoss,
     ) -> None:

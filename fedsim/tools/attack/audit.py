@@ -8,31 +8,17 @@ evidence, not proof. docs/howto/attack.md has the limits.
 """
 
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import replace
 from itertools import pairwise
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-
 from fedsim.clients.app import one_thread
-from fedsim.clients.gradients.choice import gradients_for
-from fedsim.clients.gradients.per_example import PerExampleGradients
-from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.plan import PrivacyPlanError
-from fedsim.clients.model_checks.safety import preserve_state
-from fedsim.clients.sampling.sampling import PoissonSampling
-from fedsim.clients.training.shared_model import SharedModel
 from fedsim.core.commands import Phases
 from fedsim.core.plugin_errors import plugin_calls
-from fedsim.core.streams import Purpose, stream
 from fedsim.experiment import LoadedExperiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
-from fedsim.federation.trained_model import NUM_CHECK_EXAMPLES, public_examples, to_tensors
-from fedsim.tools.attack.adversaries import Adversary, OtherNoise, adversaries_of
-from fedsim.tools.attack.canaries import CanaryModel, add_canary_loss, num_groups, with_canaries
+from fedsim.tools.attack.adversaries import Adversary, adversaries_of
 from fedsim.tools.attack.evidence import correlation_interval
 from fedsim.tools.attack.findings import (
     NUM_INTERVAL_ENDS,
@@ -41,7 +27,7 @@ from fedsim.tools.attack.findings import (
     ClientAudit,
     measure_leakage,
 )
-from fedsim.tools.attack.observation import UpdateRounds, charged_noise, num_spares, observe
+from fedsim.tools.attack.observation import ExampleRounds, UpdateRounds
 from fedsim.tools.attack.views import views_of
 
 
@@ -137,123 +123,25 @@ def _choose_clients(federation: Federation, most: int) -> list[tuple[int, list[A
 def _audit_client(
     federation: Federation, client: int, adversary: Adversary, *, steps: int, miss: float
 ) -> ClientAudit:
-    experiment, plans, terms = (
-        federation.experiment,
-        federation.plan.clients,
-        federation.plan.client_privacy,
-    )
-    if plans is None or terms is None or experiment.privacy is None:
+    """Audit what one adversary sees of a client."""
+    plan, privacy = (federation.plan.clients or ())[client], federation.experiment.privacy
+    if privacy is None:
         raise ValueError("an audit needs plans")
-    plan, size = plans[client], federation.data.clients.size(client)
-    if plan.release.protects_client:
-        return _audit_updates(federation, client, adversary, steps=steps, miss=miss)
-    release = plan.release_as(DpSgdMechanism)
-    has_canary = _choose_canaries(experiment.seed, client, size)
-    gradients, targets = _canary_gradients(
-        federation,
-        client,
-        has_canary,
-        bound=terms[client].privacy.clip_norm,
-        spares=num_spares(size, steps),
-        groups=num_groups(release),
-    )
-    step = with_canaries(release, gradients.parameters)
-    view = adversary.view
-    seen = observe(
-        gradients,
-        targets,
-        has_canary,
-        step=step,
-        local=experiment.local,
-        seed=experiment.seed,
-        client=client,
-        steps=steps,
-        round_steps=plan.round_steps,
-        secure=plan.secure_noise,
-        others=None
-        if view is None
-        else OtherNoise(
-            federation,
-            view,
-            gradients,
-            targets,
-            model=SharedModel(gradients.model, parameters=gradients.parameters),
-            loss=gradients.loss,
-        ),
-    )
+    rounds_of = UpdateRounds if plan.release.protects_client else ExampleRounds
+    rounds = rounds_of(federation, client, adversary.view, steps)
     claim = Claim(
         epsilon=adversary.epsilon,
         delta=plan.delta,
-        noise=adversary.noise_factor * charged_noise(step, gradients),
-        sampling=step.sampling,
+        noise=adversary.noise_factor * rounds.charged_noise,
+        sampling=rounds.sampling,
         steps=plan.steps_to_take,
-        accountant=experiment.privacy.accounting,
-        adjacency=experiment.privacy.adjacency.name,
-        is_fixed=step.clipping.adapted_clip_norm is None,
+        accountant=privacy.accounting,
+        adjacency=privacy.adjacency.name,
+        is_fixed=rounds.is_fixed,
     )
-    findings = measure_leakage(seen, claim, round_steps=plan.round_steps, miss=miss)
-    return ClientAudit(client, size, claim, findings, against=adversary.against)
-
-
-def _audit_updates(
-    federation: Federation, client: int, adversary: Adversary, *, steps: int, miss: float
-) -> ClientAudit:
-    """Audit a client that releases whole updates: all of its data together are one canary."""
-    experiment, plan = federation.experiment, (federation.plan.clients or ())[client]
-    if experiment.privacy is None:
-        raise ValueError("an audit needs plans")
-    rounds = UpdateRounds(federation, client, adversary.view)
-    claim = Claim(
-        epsilon=adversary.epsilon,
-        delta=plan.delta,
-        noise=adversary.noise_factor * rounds.update.charged_multipliers[0],
-        sampling=PoissonSampling(plan.release.sampling_rate),
-        steps=plan.steps_to_take,
-        accountant=experiment.privacy.accounting,
-        adjacency=experiment.privacy.adjacency.name,
-        is_fixed=False,
-    )
-    findings = measure_leakage(rounds.observe(steps), claim, round_steps=1, miss=miss)
+    findings = measure_leakage(rounds.observe(), claim, miss=miss)
     size = federation.data.clients.size(client)
     return ClientAudit(client, size, claim, findings, against=adversary.against)
-
-
-def _choose_canaries(seed: int, client: int, size: int) -> NDArray[np.bool_]:
-    """Return a random mask (size,) in which half of the examples have a canary."""
-    order = stream(seed, Purpose.CANARIES, client=client).permutation(size)
-    return order < (size + 1) // 2
-
-
-def _canary_gradients(
-    federation: Federation,
-    client: int,
-    has_canary: NDArray[np.bool_],
-    *,
-    bound: float,
-    spares: int,
-    groups: int,
-) -> tuple[PerExampleGradients, torch.Tensor]:
-    """Return (per-example gradients of the client's model with canaries, its targets).
-
-    As in a run, public examples decide how the gradients are computed. They follow the client's own
-    examples and are never drawn in a batch.
-    """
-    examples = federation.data.clients[client]
-    features, targets = to_tensors(examples, federation.model.device)
-    public = public_examples(federation.data, NUM_CHECK_EXAMPLES)
-    check_features, check_targets = to_tensors(public, federation.model.device)
-    carries = torch.zeros(len(features) + len(check_features), device=federation.model.device)
-    carries[: len(features)] = torch.from_numpy(has_canary)
-    network = deepcopy(federation.model.module)
-    with preserve_state(network), torch.no_grad():
-        shape = network(check_features[:1]).shape[1:]
-    model = CanaryModel(
-        network, torch.cat([features, check_features]), carries, bound, spares=spares, groups=groups
-    )
-    model = model.to(federation.model.device)
-    checks = torch.arange(len(features), len(carries), device=federation.model.device)
-    loss = add_canary_loss(federation.model.loss, shape)
-    return gradients_for(model, loss, checks, check_targets), targets
 
 
 def _shared_noise(audited: list[ClientAudit], *, miss: float) -> list[str]:

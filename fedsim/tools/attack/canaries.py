@@ -26,7 +26,7 @@ from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.gradients.per_example import PerExampleLoss
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 
-_CANARY_SCALE = 1e4  # a canary's gradient, in clipping bounds
+CANARY_SCALE = 1e4  # a canary's gradient, in clipping bounds
 
 
 class CanaryModel(nn.Module):
@@ -61,7 +61,7 @@ class CanaryModel(nn.Module):
             nn.init.zeros_(embedding.weight)
         self.others = nn.ModuleList(others)
         self.register_buffer("examples", examples, persistent=False)
-        self.register_buffer("steepness", _CANARY_SCALE * bound * has_canary, persistent=False)
+        self.register_buffer("steepness", CANARY_SCALE * bound * has_canary, persistent=False)
 
     def forward(self, index: Tensor) -> Tensor:
         """Return outputs (n, outputs + 1) for indices (n,); the last one is the canary term."""

@@ -165,8 +165,9 @@ def correlation_interval(first: Floats, second: Floats, *, miss: float) -> Inter
     """Return the correlation of two samples of noise, with an approximate interval.
 
     Args:
-        first: the first sample (n,).
-        second: the second sample (n,); for independent samples, the standard error is 1 / √n.
+        first: the first sample, of any shape with n values.
+        second: the second sample, of the same shape; for independent samples, the standard error is
+            1 / √n.
         miss: probability that an end of the interval is wrong, the same for both ends.
     """
     if first.size == 0:

@@ -103,7 +103,7 @@ class Findings:
     uploads: UploadDistribution | None
 
 
-def measure_leakage(seen: Observations, claim: Claim, *, round_steps: int, miss: float) -> Findings:
+def measure_leakage(seen: Observations, claim: Claim, *, miss: float) -> Findings:
     """Return the measurements that follow from the observations of a client.
 
     Guarantee: each interval end is wrong with probability at most `miss`. A correct mechanism has
@@ -112,7 +112,6 @@ def measure_leakage(seen: Observations, claim: Claim, *, round_steps: int, miss:
     Args:
         seen: the observed coordinates of a client.
         claim: the client's claimed mechanism.
-        round_steps: number of steps in a round.
         miss: probability that an end of an interval is wrong, in (0, 1/2).
     """
     contribution = _contribution(seen)
@@ -125,7 +124,7 @@ def measure_leakage(seen: Observations, claim: Claim, *, round_steps: int, miss:
     mu = shift_lower_bound(noise, contribution.low, thresholds, miss=miss) if shift else 0.0
     return Findings(
         epsilon=_epsilon_of(claim, mu, rate.low),
-        epsilon_of_runs=_epsilon_of_runs(seen, claim, round_steps=round_steps, miss=miss),
+        epsilon_of_runs=_epsilon_of_runs(seen, claim, miss=miss),
         epsilon_estimate=_epsilon_of(claim, shift / deviation.estimate, rate.estimate)
         if shift
         else math.nan,
@@ -137,7 +136,7 @@ def measure_leakage(seen: Observations, claim: Claim, *, round_steps: int, miss:
         count_variance=_count_variance(seen, claim.sampling, miss=miss),
         noise_correlations=(
             correlation_interval(rows[1:], rows[:-1], miss=miss),
-            correlation_interval(rows[round_steps:], rows[:-round_steps], miss=miss),
+            correlation_interval(rows[seen.round_steps :], rows[: -seen.round_steps], miss=miss),
         ),
         noise_rows=rows[:, :_SHARED_COLUMNS].copy(),
         uploads=UploadDistribution.of(seen) if claim.is_fixed else None,
@@ -154,12 +153,12 @@ def _contribution(seen: Observations) -> Interval:
     )
 
 
-def _epsilon_of_runs(seen: Observations, claim: Claim, *, round_steps: int, miss: float) -> float:
+def _epsilon_of_runs(seen: Observations, claim: Claim, *, miss: float) -> float:
     """Return a lower bound of ε from the sums of uploads over whole runs.
 
     Half of the coordinates without a canary choose the thresholds; the other half test them.
     """
-    rounds = max(1, -(-claim.steps // round_steps))
+    rounds = max(1, -(-claim.steps // seen.round_steps))
     runs = len(seen.uploads) // rounds
     whole = seen.uploads[: runs * rounds]
     scores = whole.reshape(runs, rounds, whole.shape[1]).sum(axis=1)
@@ -279,7 +278,7 @@ class ClientAudit:
 
     def to_json(self) -> dict[str, Any]:
         """Return the audit of the client as JSON values; an infinite or unknown number is null."""
-        findings = self.findings
+        findings, views = self.findings, {} if self.views is None else vars(self.views)
         return {
             "client": self.client,
             "against": self.against,
@@ -290,11 +289,10 @@ class ClientAudit:
             "epsilon_certified_of_runs": finite_or_none(findings.epsilon_of_runs),
             "epsilon_estimated": {
                 "steps": finite_or_none(findings.epsilon_estimate),
-                "uploads": None if self.views is None else finite_or_none(self.views.uploads),
-                "sums": None if self.views is None else finite_or_none(self.views.sums),
-                "final_model": None
-                if self.views is None
-                else finite_or_none(self.views.final_model),
+                **{
+                    name: finite_or_none(views.get(name, math.nan))
+                    for name in ("uploads", "sums", "final_model")
+                },
             },
             "noise_over_charged": _interval_json(findings.noise),
             "noise_distance_to_gaussian": _interval_json(findings.noise_distance),

@@ -8,7 +8,7 @@ loss, so that the update exceeds its clip norm in this coordinate alone. The coo
 noise, whether the client took part with its data. Here the second run is without data.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass
 
@@ -18,21 +18,30 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsim.accountant.checks import Floats
-from fedsim.clients.gradients.per_example import PerExampleGradients
+from fedsim.clients.gradients.choice import gradients_for
+from fedsim.clients.gradients.per_example import PerExampleGradients, PerExampleLoss
 from fedsim.clients.gradients.rule_gradients import scaled_loss
-from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.client_update import UpdateMechanism
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.model_checks.safety import preserve_state
+from fedsim.clients.sampling.sampling import PoissonSampling
 from fedsim.clients.training.block import block_of
 from fedsim.clients.training.member import BlockMember
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
+from fedsim.core.streams import Purpose, stream
 from fedsim.federation.federation import Federation
-from fedsim.federation.trained_model import to_tensors
+from fedsim.federation.trained_model import NUM_CHECK_EXAMPLES, public_examples, to_tensors
 from fedsim.protocol.noisy_sums import AdaptiveClipNorm
 from fedsim.tools.attack.adversaries import OtherNoise, SumView
-from fedsim.tools.attack.canaries import CanaryView, add_canary_loss
+from fedsim.tools.attack.canaries import (
+    CANARY_SCALE,
+    CanaryModel,
+    CanaryView,
+    add_canary_loss,
+    num_groups,
+    with_canaries,
+)
 
 Bools = NDArray[np.bool_]
 
@@ -60,6 +69,7 @@ class Observations:
             the sign is such that canaries add positive values.
         signals: what gradients without noise add to `uploads`, for coordinates with a canary
             (rounds, canaries).
+        round_steps: number of steps of a round.
     """
 
     released: Floats
@@ -69,6 +79,7 @@ class Observations:
     contribution_error: float
     uploads: Floats
     signals: Floats
+    round_steps: int
 
     @property
     def inside(self) -> Bools:
@@ -95,69 +106,6 @@ def num_spares(examples: int, steps: int) -> int:
     return max(0, min(MAX_COORDINATES, _MAX_VALUES // max(1, steps)) - examples)
 
 
-def observe(
-    gradients: PerExampleGradients,
-    targets: Tensor,
-    has_canary: Bools,
-    *,
-    step: DpSgdMechanism,
-    local: LocalSettings,
-    seed: int,
-    client: int,
-    steps: int,
-    round_steps: int,
-    secure: bool,
-    others: OtherNoise | None = None,
-) -> Observations:
-    """Train a client with canaries, round after round as in a run, and return what is observed.
-
-    Only the first `MAX_COORDINATES` canary parameters are recorded.
-
-    Args:
-        gradients: per-example gradients of a `CanaryModel`.
-        targets: targets of the client's examples (n, ...).
-        has_canary: whether each example has a canary (n,).
-        step: the client's mechanism, bound to the `CanaryModel`.
-        local: the client's settings of local training.
-        seed: seed of the client's random streams.
-        client: the client's number.
-        steps: minimum number of steps; the count is rounded up to whole rounds.
-        round_steps: number of steps of a round.
-        secure: whether batches and noise come from the operating system's random source.
-        others: noise of all other parties if the adversary sees sums; None if it sees the client's
-            own releases.
-    """
-    rounds = _Rounds(gradients, targets, local, step, seed=seed, client=client, others=others)
-    canaries = has_canary[: rounds.coordinates]
-    observed: list[_Round] = []
-    pairs: list[tuple[_Round, _Round]] = []
-    for number, step_numbers in enumerate(_rounds(steps, round_steps), start=1):
-        seen = rounds.run(number, step_numbers, step, secure=secure)
-        observed.append(seen)
-        if number <= _MAX_PAIRED_ROUNDS:
-            noise = rounds.run(number, step_numbers, step, gradient_scale=0.0)
-            with_sums = rounds.run(number, step_numbers, step) if secure else seen
-            pairs.append((with_sums, noise))
-        step = step.resume(seen.adapted_clip_norm)
-    rounds.shared_model.restart()
-    count = canaries.size
-    size = max(float(np.abs(seen.released[0]).max()) for seen, _ in pairs)
-    return Observations(
-        released=np.concatenate([seen.released for seen in observed]),
-        drawn=np.concatenate([seen.drawn for seen in observed]),
-        has_canary=canaries,
-        contributions=np.concatenate(
-            [
-                (seen.released[0] - noise.released[0])[:count][seen.drawn[0] & canaries]
-                for seen, noise in pairs
-            ]
-        ),
-        contribution_error=4.0 * torch.finfo(gradients.parameters.data.dtype).eps * size,
-        uploads=np.stack([seen.upload for seen in observed]),
-        signals=np.stack([(seen.upload - noise.upload)[:count][canaries] for seen, noise in pairs]),
-    )
-
-
 @dataclass(frozen=True)
 class _Round:
     """The observations of one round.
@@ -175,43 +123,102 @@ class _Round:
     adapted_clip_norm: AdaptiveClipNorm | None
 
 
-class _Rounds:
-    """Runner of the rounds of one client."""
+class ExampleRounds:
+    """Runner of rounds of one client, half of whose examples have a canary of their own.
+
+    Rounds are run with and without gradients, to measure what the examples add to a sum. Only the
+    first `MAX_COORDINATES` canary parameters are recorded.
+
+    Args:
+        federation: the assembled federation, whose privacy unit is the example.
+        client: number of the client.
+        view: the secure sum in which the adversary sees the client's releases; None if it sees the
+            releases themselves.
+        steps: minimum number of steps; the count is rounded up to whole rounds.
+
+    Raises:
+        TypeError: the charged event is not Gaussian noise.
+
+    Attributes:
+        sampling: how the client draws batches.
+        charged_noise: noise multiplier σ / C on a canary's coordinate that the client is charged
+            for, which need not be the one that is added.
+        is_fixed: whether all rounds have one clip norm.
+    """
 
     def __init__(
-        self,
-        gradients: PerExampleGradients,
-        targets: Tensor,
-        local: LocalSettings,
-        step: DpSgdMechanism,
-        *,
-        seed: int,
-        client: int,
-        others: OtherNoise | None,
+        self, federation: Federation, client: int, view: SumView | None, steps: int
     ) -> None:
-        self._gradients, self._others = gradients, others
+        plan, experiment = (federation.plan.clients or ())[client], federation.experiment
+        release, size = plan.release_as(DpSgdMechanism), federation.data.clients.size(client)
+        order = stream(experiment.seed, Purpose.CANARIES, client=client).permutation(size)
+        has_canary = order < (size + 1) // 2
+        gradients, self._targets = _canary_gradients(
+            federation,
+            client,
+            has_canary,
+            spares=num_spares(size, steps),
+            groups=num_groups(release),
+        )
+        self._plan, self._seed, self._client, self._steps = plan, experiment.seed, client, steps
+        self._gradients = gradients
         self._without = copy(gradients)  # the same noise, and nothing of the examples
         self._without.loss = scaled_loss(gradients.loss, 0.0)
-        self._index = torch.arange(len(targets), device=targets.device)
-        self._targets = targets
-        self._local = local.without_schedule().with_equal_views()  # an example is an index here
-        self._seed, self._client = seed, client
-        self._view = CanaryView.of(step, gradients.parameters, MAX_COORDINATES)
+        self._index = torch.arange(size, device=self._targets.device)
+        # Without other views of an example, which is an index here.
+        self._local = experiment.local.without_schedule().with_equal_views()
+        self._shared_model = SharedModel(gradients.model, parameters=gradients.parameters)
+        self._step = with_canaries(release, gradients.parameters)
+        self._view = CanaryView.of(self._step, gradients.parameters, MAX_COORDINATES)
         self._place = self._view.places[0]  # of sums, whose clients have one group
-        self.shared_model = SharedModel(gradients.model, parameters=gradients.parameters)
+        self._has_canary = has_canary[: self._view.coordinates]
+        self._others = view and OtherNoise(
+            federation, view, gradients, self._targets, self._shared_model, gradients.loss
+        )
+        self.sampling, self.charged_noise = (
+            self._step.sampling,
+            self._view.charged_noise(self._step),
+        )
+        self.is_fixed = self._step.clipping.adapted_clip_norm is None
 
-    @property
-    def coordinates(self) -> int:
-        """Number of observed coordinates."""
-        return self._view.coordinates
+    def observe(self) -> Observations:
+        """Train the client round after round, as in a run, and return what the adversary sees."""
+        canaries, step = self._has_canary, self._step
+        observed: list[_Round] = []
+        pairs: list[tuple[_Round, _Round]] = []
+        for number, start in enumerate(range(0, self._steps, self._plan.round_steps), start=1):
+            steps = range(start, start + self._plan.round_steps)
+            seen = self._run(number, steps, step, secure=self._plan.secure_noise)
+            observed.append(seen)
+            if number <= _MAX_PAIRED_ROUNDS:
+                noise = self._run(number, steps, step, has_gradients=False)
+                with_sums = self._run(number, steps, step) if self._plan.secure_noise else seen
+                pairs.append((with_sums, noise))
+            step = step.resume(seen.adapted_clip_norm)
+        count = canaries.size
+        moved = [
+            (seen.released[0] - noise.released[0])[:count][seen.drawn[0] & canaries]
+            for seen, noise in pairs
+        ]
+        signals = [(seen.upload - noise.upload)[:count][canaries] for seen, noise in pairs]
+        return Observations(
+            released=np.concatenate([seen.released for seen in observed]),
+            drawn=np.concatenate([seen.drawn for seen in observed]),
+            has_canary=canaries,
+            contributions=np.concatenate(moved),
+            contribution_error=_rounding(self._shared_model, [s.released[0] for s, _ in pairs]),
+            uploads=np.stack([seen.upload for seen in observed]),
+            signals=np.stack(signals),
+            round_steps=self._plan.round_steps,
+        )
 
-    def run(
+    def _run(
         self,
         number: int,
         steps: range,
         step: DpSgdMechanism,
         *,
-        gradient_scale: float = 1.0,
+        has_gradients: bool = True,
         secure: bool = False,
     ) -> _Round:
         """Train one round and return its observations.
@@ -220,7 +227,7 @@ class _Rounds:
             number: number of the round.
             steps: numbers of the round's steps, counted over all rounds of the client.
             step: the mechanism at the first step of the round.
-            gradient_scale: 1, or 0 for noise without gradients.
+            has_gradients: whether there is more than noise.
             secure: whether batches and noise come from the operating system's random source.
         """
         rows: list[tuple[Floats, Bools]] = []
@@ -243,46 +250,62 @@ class _Rounds:
                 seen = seen * (mechanism.expected_batch / bounds[self._view.groups[0]])
             else:
                 seen = (released[0, self._place].double() + added) * others.step_length
-            rows.append((seen.cpu().numpy(), drawn[: self.coordinates]))
+            rows.append((seen.cpu().numpy(), drawn[: self._view.coordinates]))
 
-        gradients = self._gradients if gradient_scale else self._without
+        gradients = self._gradients if has_gradients else self._without
         key = StreamKey(self._seed, self._client, number)
         part = None if others is None else others.part
         member = BlockMember(self._index, self._targets, key, steps, step, secure, part)
-        result = block_of(
-            self.shared_model, gradients.loss, gradients, self._local, [member]
-        ).train(record)
+        block = block_of(self._shared_model, gradients.loss, gradients, self._local, [member])
+        result = block.train(record)
         released, drawn = (np.array(column) for column in zip(*rows, strict=True))
         if others is not None:  # the integers are the upload
             return _Round(released, drawn, released[0], None)
-        moved = self.shared_model.start_values - result.values[0]
+        moved = self._shared_model.start_values - result.values[0]
         bounds = step.groups(self._gradients.parameters).bounds
         upload = self._view.read(moved, step, bounds).cpu().numpy()
         return _Round(released, drawn, upload, result.adapted_clip_norm[0])
 
 
-def charged_noise(step: DpSgdMechanism, gradients: PerExampleGradients) -> float:
-    """Return the charged noise multiplier σ / C on a canary's coordinate.
+def _canary_gradients(
+    federation: Federation, client: int, has_canary: Bools, *, spares: int, groups: int
+) -> tuple[PerExampleGradients, Tensor]:
+    """Return (per-example gradients of the client's model with canaries, its targets).
 
-    It is the noise multiplier that the client is charged for, not the one that is added.
-
-    Args:
-        step: the client's mechanism, bound to the `CanaryModel`.
-        gradients: per-example gradients of a `CanaryModel`.
-
-    Raises:
-        TypeError: the charged event is not Gaussian noise.
+    As in a run, public examples decide how the gradients are computed. They follow the client's own
+    examples and are never drawn in a batch.
     """
-    return CanaryView.of(step, gradients.parameters, MAX_COORDINATES).charged_noise(step)
+    device, bound = federation.model.device, (federation.plan.client_privacy or ())[client]
+    features, targets = to_tensors(federation.data.clients[client], device)
+    public = public_examples(federation.data, NUM_CHECK_EXAMPLES)
+    check_features, check_targets = to_tensors(public, device)
+    carries = torch.zeros(len(features) + len(check_features), device=device)
+    carries[: len(features)] = torch.from_numpy(has_canary)
+    network, loss = _network_and_loss(federation, check_features)
+    model = CanaryModel(
+        network,
+        torch.cat([features, check_features]),
+        carries,
+        bound.privacy.clip_norm,
+        spares=spares,
+        groups=groups,
+    )
+    checks = torch.arange(len(features), len(carries), device=device)
+    return gradients_for(model.to(device), loss, checks, check_targets), targets
 
 
-def _rounds(steps: int, round_steps: int) -> Iterator[range]:
-    """Yield the range of step numbers of each round, for at least `steps` steps in whole rounds."""
-    for start in range(0, steps, round_steps):
-        yield range(start, start + round_steps)
+def _network_and_loss(federation: Federation, features: Tensor) -> tuple[nn.Module, PerExampleLoss]:
+    """Return (a copy of the experiment's model, its loss with a canary's term)."""
+    network = deepcopy(federation.model.module)
+    with preserve_state(network), torch.no_grad():
+        shape = network(features[:1]).shape[1:]
+    return network, add_canary_loss(federation.model.loss, shape)
 
 
-_STEEPNESS = 1e4  # of a canary's loss, in bounds over the learning rate
+def _rounding(model: SharedModel, seen: Sequence[Floats]) -> float:
+    """Return the largest rounding error of a difference of values that were seen."""
+    largest = max(float(np.abs(values).max()) for values in seen)
+    return 4.0 * torch.finfo(model.parameters.data.dtype).eps * largest
 
 
 class CanaryClient(nn.Module):
@@ -315,38 +338,39 @@ class UpdateRounds:
         client: number of the client.
         view: the secure sum in which the adversary sees the client's upload; None if it sees the
             upload itself.
+        steps: number of rounds, each of which is one step.
+
+    Attributes:
+        sampling: how the client is drawn, charged as if it were by Poisson lots.
+        charged_noise: noise multiplier that the client is charged for.
+        is_fixed: False: no estimate is made for single uploads.
     """
 
-    def __init__(self, federation: Federation, client: int, view: SumView | None) -> None:
+    is_fixed = False
+
+    def __init__(
+        self, federation: Federation, client: int, view: SumView | None, steps: int
+    ) -> None:
         plan = (federation.plan.clients or ())[client]
         release = plan.release_as(UpdateMechanism)
-        self._federation, self._client, self._plan = federation, client, plan
+        self._federation, self._client, self._plan, self._rounds = federation, client, plan, steps
         self._data = to_tensors(federation.data.clients[client], federation.model.device)
         rate = federation.experiment.local.optimizer.lr
-        network = deepcopy(federation.model.module)
-        with preserve_state(network), torch.no_grad():
-            shape = network(self._data[0][:1]).shape[1:]
-        model = CanaryClient(network, _STEEPNESS * release.max_update_norm / rate)
+        network, self._loss = _network_and_loss(federation, self._data[0])
+        model = CanaryClient(network, CANARY_SCALE * release.max_update_norm / rate)
         self._shared_model = SharedModel(model.to(federation.model.device))
-        self._loss = add_canary_loss(federation.model.loss, shape)
         parameters = self._shared_model.parameters
-        self.update = release.for_model(parameters)
+        self._update = release.for_model(parameters)
         (self._place,) = parameters.slices([parameters.names.index("canaries")])
-        self._others = (
-            None
-            if view is None
-            else OtherNoise(
-                federation, view, None, self._data[1], model=self._shared_model, loss=self._loss
-            )
+        self._others = view and OtherNoise(
+            federation, view, None, self._data[1], self._shared_model, self._loss
         )
+        self.sampling = PoissonSampling(plan.release.sampling_rate)
+        self.charged_noise = self._update.charged_multipliers[0]
 
-    def observe(self, rounds: int) -> Observations:
-        """Run rounds and return what the adversary sees of the client's canary.
-
-        Args:
-            rounds: number of rounds.
-        """
-        secure, numbers = self._plan.secure_noise, range(1, rounds + 1)
+    def observe(self) -> Observations:
+        """Run all rounds and return what the adversary sees of the client's canary."""
+        secure, numbers = self._plan.secure_noise, range(1, self._rounds + 1)
         draws = self._federation.plan.participation
         drawn = np.array(
             [not draws.is_secret or self._client in draws.draw(number) for number in numbers]
@@ -362,16 +386,15 @@ class UpdateRounds:
             for n in numbers[:_MAX_PAIRED_ROUNDS]
         ]
         moved = np.array([seen[0] - noise[0] for seen, noise in pairs])
-        largest = max(float(np.abs(seen).max()) for seen, _ in pairs)
-        dtype = self._shared_model.parameters.data.dtype
         return Observations(
             released=released,
             drawn=drawn[:, np.newaxis],
             has_canary=np.ones(1, dtype=bool),
             contributions=moved,
-            contribution_error=4.0 * torch.finfo(dtype).eps * largest,
+            contribution_error=_rounding(self._shared_model, [seen for seen, _ in pairs]),
             uploads=released,
             signals=moved[:, np.newaxis],
+            round_steps=1,
         )
 
     def _release(self, number: int, *, has_data: bool, secure: bool = False) -> Floats:
@@ -391,13 +414,13 @@ class UpdateRounds:
             range(federation.plan.steps.whole_rounds[self._client] if has_data else 0),
             secure=secure,
             part=self._plan.part,
-            release=self.update,
+            release=self._update,
         )
         local = federation.experiment.local.without_schedule().with_equal_views()
         result = block_of(self._shared_model, self._loss, None, local, [member]).train()
         seen = result.values[0].double()
         if self._others is None:
-            seen = (seen - self._shared_model.start_values) / self.update.max_update_norm
+            seen = (seen - self._shared_model.start_values) / self._update.max_update_norm
         else:
             seen = (seen + self._others.of_round(number, secure=secure)) * self._others.step_length
         return -seen[self._place].cpu().numpy()
