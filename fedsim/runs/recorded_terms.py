@@ -27,7 +27,8 @@ def recorded_terms(experiment: ExperimentWithClients) -> dict[str, Any]:
     Args:
         experiment: the settings, with the number of clients.
     """
-    return _present({name: term(experiment) for name, term in TERMS.items()})
+    terms = {name: term(experiment) for name, term in TERMS.items()}
+    return {k: value for k, value in terms.items() if value is not None or k not in _ABSENT}
 
 
 def client_terms(
@@ -35,7 +36,7 @@ def client_terms(
 ) -> dict[str, Any]:
     """Return the values in a client's row of `privacy.json` that follow from the client's settings.
 
-    The last two are left out of the row where they are None (`recorded_client_terms`).
+    The row has the last two only where they apply to the client (`recorded_client_terms`).
 
     Args:
         client_privacy: privacy settings of the client.
@@ -62,12 +63,13 @@ def client_terms(
 def recorded_client_terms(
     client_privacy: ClientPrivacy, plan: PrivacyPlan, clip_norm: AdaptiveClipNorm | None
 ) -> dict[str, Any]:
-    """Return `client_terms` as a client's row has them."""
-    return _present(client_terms(client_privacy, plan, clip_norm))
-
-
-def _present(terms: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: value for k, value in terms.items() if value is not None or k not in _ABSENT}
+    """Return those of the values of `client_terms` that apply to the client, for its row."""
+    terms = client_terms(client_privacy, plan, clip_norm)
+    if not isinstance(clip_norm, tuple):
+        del terms["group_clip_norms"]
+    if not client_privacy.privacy.release_kind.protects_client:
+        del terms["max_update_norm"]
+    return terms
 
 
 def server_ledger(spend: ClientSpend, trust: Trust) -> PrivacyLedger | None:
@@ -172,5 +174,4 @@ TERMS: Mapping[str, Callable[[ExperimentWithClients], Any]] = {
 _ABSENT = {
     *("sums", "participation", "votes", "weighting"),
     *("mechanism", "noise_correlation", "public_parts", "orders", "target_rho"),
-    *("group_clip_norms", "max_update_norm"),
 }
