@@ -29,6 +29,15 @@ _USERS: Settings = {
     "local.batch_size": 10,
     "privacy": {"unit": "client", "noise_multiplier": 2.0, "delta": 1e-2, "max_update_norm": 0.2},
 }
+_ROUNDS: Settings = {
+    **_USERS,
+    "federation": {
+        "rounds": 6,
+        "clients_per_round": 2,
+        "participation": {"scheme": "min_separation"},
+    },
+    "privacy.trust": "central",
+}
 _LINEAR: Settings = {
     "model": {"name": "logistic", "features": ["unit_norm"]},
     "local": {
@@ -85,6 +94,16 @@ EXPERIMENTS: Mapping[str, Settings] = {
         "privacy.trust": "central",
         "privacy.clipping": {"name": "adaptive", "count_noise": 1.5},
         "federation.strategy": {"name": "fedadam", "server_lr": 0.05},
+    },
+    "rounds-identity": {**_ROUNDS, "privacy.noise_correlation": "identity"},
+    "rounds-tree": {**_ROUNDS, "privacy.noise_correlation": "tree"},
+    "rounds-bands": {**_ROUNDS, "privacy.noise_correlation": {"name": "toeplitz", "bands": 4}},
+    "rounds-blt": {
+        **_ROUNDS,
+        "federation.strategy": {"name": "fedavgm", "momentum": 0.9},
+        "privacy.noise_correlation": "blt",
+        "privacy.noise_multiplier": None,
+        "privacy.target_epsilon": 6,
     },
     "adaptive": {
         "privacy.clipping": "adaptive",

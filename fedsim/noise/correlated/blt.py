@@ -57,17 +57,22 @@ class BltStrategy(ToeplitzStrategy):
 
     def inverse(self, rounds: int) -> Floats:
         """Return the first column of the inverse of C, (rounds,)."""
-        if rounds not in self._inverses:
+        return self._response(rounds)[0]
+
+    def _response(self, rounds: int) -> tuple[Floats, Floats]:
+        """Return what one draw does later: the inverse (rounds,), and Σ |S_i| of each buffer."""
+        if rounds not in self._responses:
             scales, decays = np.array(self.scales), np.array(self.decays)
-            buffers, column = np.zeros(self.buffers), np.zeros(rounds)
+            column, buffers, sizes = np.zeros(rounds), *np.zeros((2, self.buffers))
             for t in range(rounds):
                 column[t] = (t == 0) - scales @ buffers
                 buffers = decays * buffers + column[t]
-            self._inverses[rounds] = column
-        return self._inverses[rounds]
+                sizes += np.abs(buffers)
+            self._responses[rounds] = column, sizes
+        return self._responses[rounds]
 
     @cached_property
-    def _inverses(self) -> dict[int, Floats]:
+    def _responses(self) -> dict[int, tuple[Floats, Floats]]:
         return {}
 
     def extra_roundings(self, participation: MinSeparation) -> int:
@@ -84,26 +89,17 @@ class BltStrategy(ToeplitzStrategy):
 
         Args:
             rounds: number of rounds of the run.
-
-        Raises:
-            ValueError: the error may exceed a quarter of a grid step, for decays very near 1.
         """
-        # Of |y|, with and without the client, whose part is below 2³⁰ as well: see the proof.
-        largest = 2.0 * MAX_DRAW * float(np.abs(self.inverse(rounds)).sum())
         error = 0.0
-        for scale, decay in zip(self.scales, self.decays, strict=True):
-            length = min(float(rounds), 1.0 / (1.0 - decay))  # |S| ≤ length · |y|
-            error += scale * length * (2.0 * length + self.buffers + 1.0)
-        error *= 1.01 * largest * 2.0**-53
-        if error > _MOST_ERROR:
-            raise ValueError(
-                f"the decays {self.decays} are too near 1: buffers in float64 would be wrong by "
-                f"{error:.3g} steps of the grid; give smaller decays, or fewer rounds_apart"
-            )
-        return error
+        for scale, decay, size in zip(
+            self.scales, self.decays, self._response(rounds)[1], strict=True
+        ):
+            length = min(float(rounds), 1.0 / (1.0 - decay))  # rounds until an error is forgotten
+            error += scale * float(size) * (2.0 * length + self.buffers + 1.0)
+        # Of draws with and without the client, whose part is below 2³⁰ as well: see the proof.
+        return 1.01 * 2.0 * MAX_DRAW * 2.0**-53 * error
 
 
-_MOST_ERROR = 0.25
 _APART = 1e-9  # least relative difference of zeros and poles: equal ones would have a scale of 0
 
 

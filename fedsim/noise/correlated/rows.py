@@ -21,7 +21,7 @@ from fedsim.noise.sources import NoiseSource
 class NoiseRows(ABC):
     """The rows of a run's correlated noise, one after the other.
 
-    Guarantee: memory is `NoiseStrategy.buffers` rows and a few more, for any number of rounds.
+    Guarantee: memory is `NoiseStrategy.buffers` rows and at most 20 more, for any number of rounds.
 
     Args:
         size: number of noise values of a round.
@@ -57,10 +57,13 @@ class NoiseRows(ABC):
         return fresh.fill_(self._zeros())
 
 
+_STEPS_AHEAD = 16  # more would read the rows less often, and add up more of them one by one
+
+
 class BandedRows(NoiseRows):
     """Rows y_t = Z_t − rint(Σ_{j ≥ 1} c_j y_{t−j}) of a strategy with few coefficients c.
 
-    Products and sums are exact, see docs/explain/proofs.md.
+    Products and sums are exact in any order, see docs/explain/proofs.md.
 
     Args:
         coefficients: c_0 = 1, c_1, ..., multiples of 2⁻¹⁶.
@@ -72,22 +75,37 @@ class BandedRows(NoiseRows):
         self, coefficients: Sequence[float], size: int, device: torch.device | None = None
     ) -> None:
         super().__init__(size, device)
-        self._later = coefficients[1:]
-        self._past = self._zeros(len(self._later))  # the row of step s is at s mod bands − 1
+        self._coefficients = tuple(coefficients)
+        kept = len(coefficients) - 1
+        self._past = self._zeros(kept)  # the row of step s is at s mod kept
+        self._back = self._zeros(min(_STEPS_AHEAD, kept))
 
     @property
     def nbytes(self) -> int:
-        """Size of the kept rows in bytes."""
-        return self._past.nbytes
+        """Size of the kept rows and sums in bytes."""
+        return self._past.nbytes + self._back.nbytes
 
     def _next_row(self, fresh: NoiseSource) -> Tensor:
-        row, back, kept = self._draw(fresh), self._zeros(), len(self._later)
-        for j, coefficient in enumerate(self._later[: self.step], start=1):
-            back.add_(self._past[(self.step - j) % kept], alpha=coefficient)
+        row, kept = self._draw(fresh), len(self._past)
+        if not kept:
+            return row
+        ahead = self.step % len(self._back)
+        if ahead == 0:
+            self._sum_kept_rows()
+        back = self._back[ahead]
+        for j in range(1, ahead + 1):
+            back.add_(self._past[(self.step - j) % kept], alpha=self._coefficients[j])
         row.sub_(back.round_())
-        if kept:
-            self._past[self.step % kept] = row
+        self._past[self.step % kept] = row
         return row
+
+    def _sum_kept_rows(self) -> None:
+        """Compute Σ c_j y_{t−j} over the kept rows for the next steps t: one pass for all."""
+        kept, ahead = len(self._past), len(self._back)
+        padded = torch.tensor([*self._coefficients, *[0.0] * ahead], dtype=torch.float64)
+        ages = (self.step - 1 - torch.arange(kept)) % kept + 1
+        weights = padded[ages + torch.arange(ahead).unsqueeze(1)]
+        torch.mm(weights.to(self._past.device), self._past, out=self._back)
 
 
 class BltRows(NoiseRows):

@@ -75,6 +75,16 @@ def test_a_process_that_starts_anywhere_has_the_same_bits(strategy: NoiseStrateg
             assert np.array_equal(row.numpy(), whole[number - 1])
 
 
+@pytest.mark.parametrize("bands", [2, 17, 18, 40, 128])
+def test_rows_of_bands_are_the_sum_over_earlier_rows_in_any_order(bands: int) -> None:
+    strategy = BandedStrategy(square_root_coefficients(bands))
+    rows = rows_of(strategy, 300, 3)
+    for t in range(300):
+        back = [strategy.bands[j] * rows[t - j] for j in range(1, min(bands, t + 1))]
+        drawn = fresh(t + 1).fill_(torch.empty(3, dtype=torch.float64)).numpy()
+        assert np.array_equal(rows[t], drawn - np.rint(np.sum([np.zeros(3), *back], axis=0)))
+
+
 @by_strategy
 def test_memory_does_not_grow_over_2000_rounds(strategy: NoiseStrategy) -> None:
     rows, size = noise_rows(strategy, 64), 64
@@ -82,6 +92,8 @@ def test_memory_does_not_grow_over_2000_rounds(strategy: NoiseStrategy) -> None:
         rows.next_row(fresh(step + 1))
     kept = [value for value in vars(rows).values() if isinstance(value, torch.Tensor | list)]
     most = 11 if isinstance(strategy, TreeStrategy) else strategy.buffers  # 2,000 has 11 digits
+    if isinstance(strategy, BandedStrategy):
+        most += min(16, strategy.buffers)  # sums for the next steps
     values = [torch.stack(value) if isinstance(value, list) else value for value in kept]
     assert sum(value.numel() for value in values) <= (most + 1) * size
 

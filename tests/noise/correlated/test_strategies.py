@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -217,6 +218,31 @@ def test_parameters_without_a_theorem_are_refused(
         BltStrategy(scales, decays)
 
 
-def test_decays_that_float64_cannot_hold_are_refused() -> None:
-    with pytest.raises(ValueError, match="too near 1"):
-        BltStrategy((0.5, 0.5), (0.5, 1.0 - 1e-9)).buffer_error(200_000)
+@pytest.mark.parametrize("strategy", [BLT, BltStrategy((0.6, 0.1), (0.9, 0.9995))])
+def test_buffers_in_float64_are_as_exact_as_is_charged(strategy: BltStrategy) -> None:
+    """The largest draws, with the signs that make the last row largest."""
+    rounds = 500
+    signs = np.where(strategy.inverse(rounds)[::-1] > 0, 1.0, -1.0)
+    buffers, exact = np.zeros(2), [Fraction(0)] * 2
+    worst = Fraction(0)
+    for draw in np.random.default_rng(0).integers(2**30, 2**31, rounds) * signs:
+        back = 0.0
+        for scale, buffer in zip(strategy.scales, buffers, strict=True):
+            back += buffer * scale
+        pairs = zip(strategy.scales, exact, strict=True)
+        worst = max(worst, abs(Fraction(back) - sum(Fraction(s) * b for s, b in pairs)))
+        row = draw - np.rint(back)
+        buffers = buffers * np.array(strategy.decays) + row
+        exact = [
+            Fraction(decay) * b + Fraction(row)
+            for decay, b in zip(strategy.decays, exact, strict=True)
+        ]
+    assert 0 < worst <= strategy.buffer_error(rounds)
+
+
+@pytest.mark.parametrize(("rounds", "apart"), [(20_000, 5000), (200_000, 50_000)])
+def test_long_runs_with_momentum_have_buffers_that_float64_holds(rounds: int, apart: int) -> None:
+    for buffers in (2, 5):
+        strategy = optimised_blt(buffers, MinSeparation.of(rounds, apart), 0.9)
+        assert strategy.buffer_error(rounds) < 0.01
+    assert BltStrategy((0.5, 0.5), (0.5, 1.0 - 1e-9)).buffer_error(rounds) < 0.25
