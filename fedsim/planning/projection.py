@@ -183,7 +183,7 @@ class Plan:
         cells: plans of the experiment under every trust model and privacy unit.
         bounds: ε by several bounds, for each group of clients with equal privacy settings; None if
             no bounds were requested.
-        correlations: noise of sums over rounds by each kind of correlation, for whole clients in
+        correlations: noise of the models by each kind of correlation, for whole clients in
             central trust; else empty.
     """
 

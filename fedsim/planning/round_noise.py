@@ -1,7 +1,8 @@
 """Noise of whole clients in central trust: which correlation has the least error at the same ε.
 
-The error is that of the sums over the first rounds, which a model is: what an observer of the final
-model sees is the sum of all rounds. Nothing is trained, and no data are read.
+The error is that of the models after the first rounds. A model is the sum of the releases of all
+rounds so far, or what the momentum of `fedavgm` makes of them. Nothing is trained, and no data are
+read.
 """
 
 from collections.abc import Iterator
@@ -28,24 +29,26 @@ from fedsim.server.participation.schedules import SeparatedSchedule
 
 @dataclass(frozen=True)
 class PlannedCorrelation:
-    """Noise of the sums of a run, with one way to correlate it and to choose clients.
+    """Noise of the models of a run, with one way to correlate it and to choose clients.
 
     Attributes:
         noise: `privacy.noise_correlation`, such as {"name": "blt", "buffers": 3}, or "none".
         scheme: `federation.participation.scheme`, which the ε rests on.
         noise_multiplier: noise multiplier z of the fresh noise of a round.
-        error: root mean square of the noise of one coordinate over the sums of the first 1, 2, ...
+        error: root mean square of the noise of one coordinate over the models after 1, 2, ...
             rounds, in multiples of `max_update_norm`.
+        momentum: momentum of the server's optimizer; with 0 a model is the sum of the releases.
     """
 
     noise: str
     scheme: str
     noise_multiplier: float
     error: float
+    momentum: float = 0.0
 
 
 def plan_correlations(federation: Federation) -> tuple[PlannedCorrelation, ...]:
-    """Return the noise of sums for each kind of correlation; empty where there is none to choose.
+    """Return the noise of models by kind of correlation; empty where there is none to choose.
 
     There is none without `trust: central` and `max_update_norm`, or without a target. All have the
     ε, δ, clients, rounds and clients per round of the file. The client with the smallest ε counts.
@@ -77,6 +80,7 @@ def plan_correlations(federation: Federation) -> tuple[PlannedCorrelation, ...]:
         delta=plans[strictest].delta,
         accountant=terms[strictest].privacy.accounting,
         adjacency=privacy.adjacency.name,
+        momentum=federation.experiment.federation.algorithm.momentum,
     )
 
 
@@ -89,8 +93,9 @@ def compare_correlations(
     delta: float,
     accountant: AccountantChoice = "pld",
     adjacency: Adjacency = "zero_out",
+    momentum: float = 0.0,
 ) -> tuple[PlannedCorrelation, ...]:
-    """Return the noise of sums for each kind of correlation, all at the same ε.
+    """Return the noise of models for each kind of correlation, all at the same ε.
 
     Args:
         rounds: number of rounds n.
@@ -100,6 +105,7 @@ def compare_correlations(
         delta: δ of the target, in (0, 1).
         accountant: the accountant that computes ε.
         adjacency: which data sets are neighbours.
+        momentum: momentum of the server's optimizer, in [0, 1); `blt` is optimised for it.
 
     Raises:
         ValueError: no noise reaches the target.
@@ -124,28 +130,30 @@ def compare_correlations(
             adjacency=adjacency,
         )
 
-    def planned() -> Iterator[PlannedCorrelation]:
-        white = BandedStrategy((1.0,)).prefix_error(rounds).rms
+    def planned() -> Iterator[tuple[str, str, float, NoiseStrategy]]:
+        independent = BandedStrategy((1.0,))
         drawn = noise_of(min(1.0, clients_per_round / clients), rounds)
-        yield PlannedCorrelation("none", "poisson", drawn, drawn * white)
-        alone = noise_of(1.0, turns.max_rounds)
-        yield PlannedCorrelation("none", "min_separation", alone, alone * white)
+        yield "none", "poisson", drawn, independent
+        yield "none", "min_separation", noise_of(1.0, turns.max_rounds), independent
         whole = noise_of(1.0, 1)
-        for name, strategy in _strategies(turns):
-            noise = whole * strategy.sensitivity(turns)
-            error = noise * strategy.prefix_error(rounds).rms
-            yield PlannedCorrelation(name, "min_separation", noise, error)
+        for name, strategy in _strategies(turns, momentum):
+            yield name, "min_separation", whole * strategy.sensitivity(turns), strategy
 
-    return tuple(planned())
+    return tuple(
+        PlannedCorrelation(
+            name, scheme, noise, noise * strategy.prefix_error(rounds, momentum).rms, momentum
+        )
+        for name, scheme, noise, strategy in planned()
+    )
 
 
-def _strategies(turns: MinSeparation) -> Iterator[tuple[str, NoiseStrategy]]:
+def _strategies(turns: MinSeparation, momentum: float) -> Iterator[tuple[str, NoiseStrategy]]:
     yield "tree", TreeStrategy(turns.rounds)
     bands = min(turns.rounds_apart, turns.rounds, MAX_NOISE_BANDS)
     if bands > 1:
         yield f"toeplitz, {bands} bands", BandedStrategy(square_root_coefficients(bands))
     for buffers in (2, 4):
-        yield f"blt, {buffers} buffers", optimised_blt(buffers, turns)
+        yield f"blt, {buffers} buffers", optimised_blt(buffers, turns, momentum)
 
 
 def correlations_json(planned: tuple[PlannedCorrelation, ...]) -> dict[str, Any]:

@@ -212,15 +212,16 @@ def print_cells(cells: tuple[PlannedCell, ...], console: Console) -> None:
 
 
 def print_correlations(planned: Sequence[PlannedCorrelation], console: Console) -> None:
-    """Print the noise of sums over rounds for each kind of correlation, at the same ε."""
+    """Print the noise of the models of a run for each kind of correlation, at the same ε."""
+    momentum = planned[0].momentum
     table = figure_table(
-        "Noise of sums over rounds, at the same ε",
-        ["noise z", "error"],
+        "Noise of the models, at the same ε",
+        ["noise z", f"error with momentum {momentum:g}" if momentum else "error of sums"],
         texts=["noise_correlation", "participation"],
     )
     for row in planned:
         table.add_row(row.noise, row.scheme, f"{row.noise_multiplier:.4g}", f"{row.error:.4g}")
-    table.caption = "error: root mean square over the sums of the first rounds, in max_update_norm"
+    table.caption = "error: root mean square over 1, 2, ... rounds, in max_update_norm"
     print_table(console, table)
 
 

@@ -1,15 +1,20 @@
 """The planned noise of each correlation is that of a run with it, and each has the target ε."""
 
+import io
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from rich.console import Console
 
 from fedsim.accountant import Gaussian, PldAccountant, PoissonSampled
 from fedsim.experiment import load_experiment
+from fedsim.noise.correlated.blt import optimised_blt
 from fedsim.noise.correlated.participation import MinSeparation
 from fedsim.noise.correlated.tree import TreeStrategy
 from fedsim.planning.projection import plan_experiment
+from fedsim.report.plan_terminal import print_correlations
 
 VOTES = Path(__file__).parents[2] / "experiments" / "digits_pate.yaml"
 EXPERIMENT: dict[str, Any] = {
@@ -60,6 +65,31 @@ def test_a_target_rho_is_compared_at_the_epsilon_that_it_has() -> None:
     planned = plan_experiment(load_experiment(EXPERIMENT, overrides=to_rho), curves=False)
     (row,) = (row for row in planned.correlations if row.noise == "blt, 2 buffers")
     assert planned.clients[0].noise_multiplier == pytest.approx(row.noise_multiplier, rel=1e-4)
+
+
+def test_with_momentum_the_models_that_it_makes_are_compared() -> None:
+    momentum = {"federation.strategy": {"name": "fedavgm", "momentum": 0.9}}
+    experiment = load_experiment(EXPERIMENT, overrides=momentum)
+    plan = plan_experiment(experiment, curves=False)
+    turns = MinSeparation.of(40, 10)
+    rows = {row.noise: row for row in plan.correlations}
+    for name, strategy in {
+        "tree": TreeStrategy(40),
+        "blt, 2 buffers": optimised_blt(2, turns, 0.9),
+    }.items():
+        row = rows[name]
+        variances = [  # a round's update is 0.9 of the one before, plus the release
+            steps @ strategy.covariance(40) @ steps
+            for after in range(1, 41)
+            for steps in [np.array([sum(0.9**j for j in range(after - t)) for t in range(40)])]
+        ]
+        error = row.noise_multiplier * np.sqrt(np.mean(variances))
+        assert row.error == pytest.approx(error, rel=1e-9)
+    (noise,) = {client.noise_multiplier for client in plan.clients}
+    assert noise == pytest.approx(rows["blt, 2 buffers"].noise_multiplier, rel=1e-4)
+    printed = io.StringIO()
+    print_correlations(plan.correlations, Console(file=printed, width=120))
+    assert "error with momentum 0.9" in printed.getvalue()
 
 
 @pytest.mark.skipif(not VOTES.exists(), reason="reads the files of a checkout")

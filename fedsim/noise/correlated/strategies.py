@@ -27,7 +27,7 @@ _ROUNDED_UP = 1.0 + 2.0**-30  # more than the rounding of sums of a run's coeffi
 
 @dataclass(frozen=True)
 class PrefixError:
-    """The noise of the sums over the first t rounds, for t = 1 ... n.
+    """The noise of the models after the first t rounds, for t = 1 ... n.
 
     Attributes:
         rms: root of the mean variance over all t.
@@ -59,16 +59,20 @@ class NoiseStrategy(ABC):
         """Return the covariance of the noise of the first rounds, (rounds, rounds)."""
 
     @abstractmethod
-    def prefix_variances(self, rounds: int) -> Floats:
-        """Return the variance of the noise in sums of the first 1, 2, ... rounds, (rounds,)."""
+    def prefix_variances(self, rounds: int, momentum: float = 0.0) -> Floats:
+        """Return the variance of the noise in the models after 1, 2, ... rounds, (rounds,).
 
-    def prefix_error(self, rounds: int) -> PrefixError:
-        """Return the noise of sums over the first rounds.
+        A model is the sum of the updates of all rounds so far.
 
         Args:
             rounds: number of rounds n, at least 1.
+            momentum: momentum β of the server's optimizer, in [0, 1): the update of a round is β
+                times that of the round before, plus the release.
         """
-        variances = self.prefix_variances(rounds)
+
+    def prefix_error(self, rounds: int, momentum: float = 0.0) -> PrefixError:
+        """Return the noise of the models after the first rounds; args as `prefix_variances`."""
+        variances = self.prefix_variances(rounds, momentum)
         return PrefixError(math.sqrt(float(variances.mean())), math.sqrt(float(variances.max())))
 
     def extra_roundings(self, participation: MinSeparation) -> int:
@@ -109,9 +113,12 @@ class ToeplitzStrategy(NoiseStrategy):
             matrix[first:, first] = column[: rounds - first]
         return matrix @ matrix.T
 
-    def prefix_variances(self, rounds: int) -> Floats:
-        """Return the variance of the noise in sums of the first 1, 2, ... rounds, (rounds,)."""
-        return np.cumsum(np.cumsum(self.inverse(rounds)) ** 2)
+    def prefix_variances(self, rounds: int, momentum: float = 0.0) -> Floats:
+        """Return the variance of the noise in the models after 1, 2, ... rounds, (rounds,)."""
+        moved = np.cumsum(self.inverse(rounds))  # by fresh noise, in the model so many rounds later
+        for later in range(1, rounds if momentum else 0):
+            moved[later] += momentum * moved[later - 1]
+        return np.cumsum(moved**2)
 
 
 @dataclass(frozen=True)

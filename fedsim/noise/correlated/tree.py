@@ -77,14 +77,27 @@ class TreeStrategy(NoiseStrategy):
         steps = np.diff(matrix, axis=0, prepend=0.0)
         return steps @ steps.T
 
-    def prefix_variances(self, rounds: int) -> Floats:
-        """Return the variance of the noise in sums of the first 1, 2, ... rounds, (rounds,)."""
-        variances = [1.0]
-        for weight in TREE_WEIGHTS[1 : self.buffers]:
-            variances.append(weight**2 + (1.0 - weight) ** 2 * 2.0 * variances[-1])
-        ends = np.arange(1, rounds + 1)
-        digits = (ends[:, None] >> np.arange(self.buffers)) & 1
-        return digits.astype(np.float64) @ np.array(variances)
+    def prefix_variances(self, rounds: int, momentum: float = 0.0) -> Floats:
+        """Return the variance of the noise in the models after 1, 2, ... rounds, (rounds,).
+
+        Momentum β makes the model β times the model before plus the estimated sum. So the rounds
+        of a node move the pair (model, sum) to A (model, sum) plus noise of the node's draws.
+        """
+        nodes, noise = list[tuple[Floats, Floats]](), np.ones((2, 2))
+        for height in range(self.buffers):
+            decay = momentum ** (1 << height)
+            moves = np.array([[decay, (1.0 - decay) / (1.0 - momentum)], [0.0, 1.0]])
+            nodes.append((moves, noise))
+            # The noise of the parent: of both halves, with their sums replaced by its estimate.
+            weight = TREE_WEIGHTS[height + 1]
+            joined = np.array([[1.0, -weight], [0.0, 1.0 - weight]])
+            noise = joined @ (moves @ noise @ moves.T + noise) @ joined.T + weight**2
+        ends, covariances = np.arange(1, rounds + 1), np.zeros((rounds, 2, 2))
+        for height in reversed(range(self.buffers)):
+            moves, noise = nodes[height]
+            ending = (ends >> height) & 1 == 1
+            covariances[ending] = moves @ covariances[ending] @ moves.T + noise
+        return covariances[:, 0, 0]
 
 
 def new_nodes(step: int) -> int:

@@ -82,8 +82,10 @@ def test_a_client_one_round_too_early_costs_more_than_is_charged() -> None:
 def test_the_covariance_is_that_of_the_best_use_of_the_matrix(strategy: NoiseStrategy) -> None:
     covariance = strategy.covariance(11)
     sums = np.tril(np.ones((11, 11)))
-    variances = np.diag(sums @ covariance @ sums.T)
-    assert strategy.prefix_variances(11) == pytest.approx(variances, rel=1e-9)
+    for momentum in (0.9, 0.0):
+        updates = np.tril([[momentum ** max(t - s, 0) for s in range(11)] for t in range(11)])
+        variances = np.diag(sums @ updates @ covariance @ updates.T @ sums.T)
+        assert strategy.prefix_variances(11, momentum) == pytest.approx(variances, rel=1e-9)
     c = matrix(strategy, 11)
     best = np.linalg.inv(c.T @ c)
     if isinstance(strategy, TreeStrategy):  # it waits for no later node, which would help
@@ -129,16 +131,6 @@ MOMENTUM_BY_JAX_PRIVACY_2_0_0 = {  # as above, of the models that momentum 0.9 m
 }
 
 
-def error_with_momentum(strategy: BltStrategy, rounds: int) -> float:
-    """Root mean square noise of a coordinate of the models: m ← 0.9 m + y, x ← x + m."""
-    moved, momentum, model = np.zeros(rounds), 0.0, 0.0
-    for t, fresh in enumerate(strategy.inverse(rounds)):
-        momentum = 0.9 * momentum + fresh
-        model += momentum
-        moved[t] = model
-    return float(np.sqrt(np.cumsum(moved**2).mean()))
-
-
 @pytest.mark.parametrize("case", MOMENTUM_BY_JAX_PRIVACY_2_0_0)
 def test_buffers_for_momentum_are_as_good_as_those_of_jax_privacy(
     case: tuple[int, int, int],
@@ -146,11 +138,11 @@ def test_buffers_for_momentum_are_as_good_as_those_of_jax_privacy(
     rounds, apart, buffers = case
     participation, oracle = MinSeparation.of(rounds, apart), MOMENTUM_BY_JAX_PRIVACY_2_0_0[case]
     strategy = optimised_blt(buffers, participation, 0.9)
-    measured = strategy.sensitivity(participation), error_with_momentum(strategy, rounds)
+    measured = strategy.sensitivity(participation), strategy.prefix_error(rounds, 0.9).rms
     assert measured == pytest.approx(oracle, rel=0.01)
     assert math.prod(measured) <= math.prod(oracle) * (1 + 1e-3)
     plain = optimised_blt(buffers, participation)
-    lost = plain.sensitivity(participation) * error_with_momentum(plain, rounds)
+    lost = plain.sensitivity(participation) * plain.prefix_error(rounds, 0.9).rms
     assert lost > 1.05 * math.prod(measured)
 
 
