@@ -66,7 +66,7 @@ class NoiseCorrelation:
             )
 
     @classmethod
-    def toeplitz(cls, bands: int, planned_steps: int) -> Self:
+    def square_root(cls, bands: int, planned_steps: int) -> Self:
         """Return the correlation whose C is the square root of the prefix-sum matrix, in a band.
 
         The coefficients are 1, 1/2, 3/8, ..., rounded to multiples of 2⁻¹⁶.

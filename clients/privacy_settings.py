@@ -14,7 +14,6 @@ from fedsim.clients.mechanisms.conditions import CORRELATED, Choices
 from fedsim.clients.mechanisms.dp_sgd.settings import (
     ClippingSettings,
     FlatClippingSettings,
-    NoiseCorrelationSettings,
     SamplingSettings,
     check_correlation_needs,
     check_groups,
@@ -24,6 +23,7 @@ from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION, ReleaseKind, 
 from fedsim.clients.sampling.schemes import POISSON
 from fedsim.core.limits import MAX_CLIENTS, MAX_EXAMPLES, MAX_RENYI_ORDER
 from fedsim.core.settings import Choice, Probability, Settings
+from fedsim.noise.correlated import settings as correlations
 
 if TYPE_CHECKING:
     from fedsim.accountant.accountants import AccountantChoice
@@ -203,11 +203,8 @@ class PrivacySettings(Settings):
         "and noise; secure: batches and noise come from the operating system, so that no run can "
         "be repeated",
     )
-    noise_correlation: NoiseCorrelationSettings = Field(
-        default="none",
-        description="correlation of noise from step to step, which lowers the error of sums over "
-        "many steps; none: independent noise; toeplitz: for steps of a client's examples; "
-        "toeplitz, blt, tree or identity: from round to round, for unit: client in trust: central",
+    noise_correlation: correlations.NoiseCorrelationSettings = Field(
+        default="none", description=correlations.DESCRIPTION
     )
     adjacency: Annotated[PublicSizeSettings | PrivateSizeSettings, Choice()] = Field(
         default=PublicSizeSettings(name="zero_out"),

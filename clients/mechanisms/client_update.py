@@ -25,6 +25,7 @@ from fedsim.clients.mechanisms.contract import ReleasedUpdates, SummedMechanism,
 from fedsim.clients.mechanisms.noise_range import NoiseRangeError, check_deviations, normal_tail
 from fedsim.clients.mechanisms.plan import Draft, PlanRequest, PrivacyPlanError, check_draws
 from fedsim.clients.sampling.sampling import Charges, PoissonSampling, Sampling
+from fedsim.noise.correlated.participation import SCHEME
 from fedsim.noise.correlated.run import RunCorrelation, charges_of_run, strategy_of
 from fedsim.noise.grid import DEVIATION, SATURATION, effective_multiplier
 from fedsim.noise.release import release_
@@ -432,7 +433,7 @@ def _correlation(request: PlanRequest) -> RunCorrelation | None:
     if participation is None:
         raise PrivacyPlanError(
             "privacy.noise_correlation needs rounds of each client that are far apart; set "
-            "federation.participation to min_separation"
+            f"federation.participation to {SCHEME}"
         )
     if request.planned_rounds > participation.max_rounds:
         raise PrivacyPlanError(

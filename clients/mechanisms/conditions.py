@@ -17,6 +17,7 @@ from fedsim.clients.mechanisms.kinds import (
     protects_client,
 )
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
+from fedsim.noise.correlated.settings import OF_ROUNDS, OF_STEPS
 
 HIDING_PROTOCOLS = ("additive", "secagg", "secagg_plus")
 """Protocols of secure aggregation that reveal only sums of updates."""
@@ -30,7 +31,7 @@ LINEAR_CLIPPINGS: Mapping[str, tuple[str, ...]] = {
 ADJACENCIES = ("zero_out", "add_remove", "replace_one")
 CORRELATED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "example": {
-        "correlation": ("toeplitz",),
+        "correlation": OF_STEPS,
         "trust": ("local",),
         "sampling": tuple(scheme.name for scheme in SAMPLING_SCHEMES.values() if scheme.is_cyclic),
         "noise": ("seeded",),
@@ -38,7 +39,7 @@ CORRELATED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "clipping": ("flat", "per_layer", "automatic"),
     },
     "client": {
-        "correlation": ("identity", "tree", "toeplitz", "blt"),
+        "correlation": tuple(OF_ROUNDS),
         "trust": ("central",),
         "noise": ("seeded",),
         "adjacency": ("zero_out", "replace_one"),

@@ -22,7 +22,6 @@ from fedsim.experiment.shapes import Shape, TaggedUnion, child_shape
 from fedsim.experiment.yaml_loader import CORE_PATTERNS
 from fedsim.models.catalog import MODELS
 from fedsim.models.settings import ModelSettings
-from fedsim.noise.correlated.settings import BltSettings
 from fedsim.pate.settings import PateSettings
 from fedsim.personalization.settings import PersonalizationSettings
 from fedsim.secagg.settings import SecureAggregationSettings
@@ -274,7 +273,7 @@ class ExperimentWithClients(Experiment):
             experiment.model_fields_set, **{**dict(experiment), "data": data}
         )
         privacy = known.privacy
-        if privacy is None or not isinstance(privacy.noise_correlation, BltSettings):
+        if privacy is None or privacy.noise_correlation == "none":
             return known
         # Imported here: numpy is slow to import, and few files need it.
         from fedsim.noise.correlated.run import with_parameters

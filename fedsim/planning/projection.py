@@ -26,7 +26,6 @@ from fedsim.experiment import LoadedExperiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.federation.plan_checks import full_batch_note, last_round, refuse_overspending
-from fedsim.noise.correlated.participation import MinSeparation
 from fedsim.planning import NOTHING_TO_PLAN
 from fedsim.planning.bounds import BoundCurve, CurveSchedule, bound_curve, even_numbers
 from fedsim.planning.cells import PlannedCell, plan_cells, planned_epsilon
@@ -368,7 +367,7 @@ def _variations(
     federation: Federation, privacy: PrivacySettings, examples: int, rounds: int
 ) -> Iterator[Variation]:
     """Yield projections of the median client, each with one setting changed."""
-    local = federation.experiment.local
+    local, turns = federation.experiment.local, federation.plan.participation.separation
     for change, other_local, other_privacy, other_rounds in _changes(local, privacy, rounds):
         try:
             plan = plan_privacy(
@@ -378,22 +377,13 @@ def _variations(
                     examples=examples,
                     planned_rounds=other_rounds,
                     drawn=federation.plan.participation.secret_rate,
-                    separation=_separation(federation, other_rounds / max(1, rounds)),
+                    separation=turns and turns.scaled(other_rounds / max(1, rounds)),
                 )
             )
         except PrivacyPlanError:
             continue  # without a guarantee there is nothing to compare
         epsilon = _epsilon(plan, other_privacy, plan.steps_to_take)
         yield Variation(change, plan.release.noise_multiplier, plan.steps_to_take, epsilon)
-
-
-def _separation(federation: Federation, share: float) -> MinSeparation | None:
-    """Return the bound on a client's rounds in a run with a share of the planned rounds."""
-    planned = federation.plan.participation.separation
-    if planned is None or share == 1.0:
-        return planned
-    rounds, most = (math.ceil(share * number) for number in (planned.rounds, planned.max_rounds))
-    return MinSeparation.of(rounds, planned.rounds_apart, most)
 
 
 def _changes(

@@ -13,16 +13,10 @@ from fedsim.accountant.accountants import AccountantChoice
 from fedsim.accountant.events import Adjacency
 from fedsim.clients.mechanisms.planner import calibrate_noise
 from fedsim.clients.sampling.sampling import PoissonSampling
-from fedsim.core.limits import MAX_NOISE_BANDS
 from fedsim.federation.federation import Federation
-from fedsim.noise.correlated.blt import optimised_blt
-from fedsim.noise.correlated.participation import MinSeparation
-from fedsim.noise.correlated.strategies import (
-    BandedStrategy,
-    NoiseStrategy,
-    square_root_coefficients,
-)
-from fedsim.noise.correlated.tree import TreeStrategy
+from fedsim.noise.correlated.participation import SCHEME
+from fedsim.noise.correlated.run import strategies_for
+from fedsim.noise.correlated.strategies import INDEPENDENT, NoiseStrategy
 from fedsim.planning.cells import planned_epsilon
 from fedsim.server.participation.schedules import SeparatedSchedule
 
@@ -32,7 +26,7 @@ class PlannedCorrelation:
     """Noise of the models of a run, with one way to correlate it and to choose clients.
 
     Attributes:
-        noise: `privacy.noise_correlation`, such as {"name": "blt", "buffers": 3}, or "none".
+        noise: `privacy.noise_correlation`, such as "tree", with its size; or "none".
         scheme: `federation.participation.scheme`, which the ε rests on.
         noise_multiplier: noise multiplier z of the fresh noise of a round.
         error: root mean square of the noise of one coordinate over the models after 1, 2, ...
@@ -117,8 +111,7 @@ def compare_correlations(
         >>> min(planned, key=lambda row: row.error).noise
         'toeplitz, 50 bands'
     """
-    schedule = SeparatedSchedule(0, clients, min(clients, clients_per_round))
-    turns = MinSeparation.of(rounds, schedule.rounds_apart, schedule.most_rounds(rounds))
+    turns = SeparatedSchedule(0, clients, clients_per_round).separation(rounds)
 
     def noise_of(rate: float, releases: int) -> float:
         return calibrate_noise(
@@ -131,13 +124,12 @@ def compare_correlations(
         )
 
     def planned() -> Iterator[tuple[str, str, float, NoiseStrategy]]:
-        independent = BandedStrategy((1.0,))
         drawn = noise_of(min(1.0, clients_per_round / clients), rounds)
-        yield "none", "poisson", drawn, independent
-        yield "none", "min_separation", noise_of(1.0, turns.max_rounds), independent
+        yield "none", "poisson", drawn, INDEPENDENT
+        yield "none", SCHEME, noise_of(1.0, turns.max_rounds), INDEPENDENT
         whole = noise_of(1.0, 1)
-        for name, strategy in _strategies(turns, momentum):
-            yield name, "min_separation", whole * strategy.sensitivity(turns), strategy
+        for name, strategy in strategies_for(turns, momentum):
+            yield name, SCHEME, whole * strategy.sensitivity(turns), strategy
 
     return tuple(
         PlannedCorrelation(
@@ -145,15 +137,6 @@ def compare_correlations(
         )
         for name, scheme, noise, strategy in planned()
     )
-
-
-def _strategies(turns: MinSeparation, momentum: float) -> Iterator[tuple[str, NoiseStrategy]]:
-    yield "tree", TreeStrategy(turns.rounds)
-    bands = min(turns.rounds_apart, turns.rounds, MAX_NOISE_BANDS)
-    if bands > 1:
-        yield f"toeplitz, {bands} bands", BandedStrategy(square_root_coefficients(bands))
-    for buffers in (2, 4):
-        yield f"blt, {buffers} buffers", optimised_blt(buffers, turns, momentum)
 
 
 def correlations_json(planned: tuple[PlannedCorrelation, ...]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from fedsim.clients.mechanisms.kinds import KINDS, ReleaseKind
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
 from fedsim.core.formatting import count_text, range_text
+from fedsim.noise.correlated.settings import OF_ROUNDS
 from fedsim.statement.facts import COUNTING_CLIPPINGS, Facts
 from fedsim.statement.sentence import Holds, Row, StatementTable
 
@@ -273,14 +274,6 @@ def correlation(facts: Facts) -> str:
     )
 
 
-_KINDS_OF_CORRELATION = {
-    "identity": "independent noise, charged for the whole run",
-    "tree": "the binary tree with Honaker's estimator",
-    "toeplitz": "a banded Toeplitz matrix",
-    "blt": "a buffered linear Toeplitz matrix",
-}
-
-
 def _run_values(facts: Facts) -> dict[str, Any]:
     return {**(facts.mechanism.noise_correlation or {}), "zcdp": _largest_rho(facts)}
 
@@ -299,7 +292,7 @@ def round_correlation(facts: Facts) -> str:
     values = _run_values(facts)
     return (
         f"The noise of a round takes back a part of the noise of earlier rounds, by "
-        f"{_KINDS_OF_CORRELATION[values['name']]}. The guarantee rests on this participation: a "
+        f"{OF_ROUNDS[values['name']]}. The guarantee rests on this participation: a "
         f"client is in at most {values['max_rounds']:,} of {values['rounds']:,} rounds, and two of "
         f"its rounds are at least {values['rounds_apart']:,} apart. The schedule fixes this before "
         "the run, and a client that misses its turn waits for the next one. All that the run "

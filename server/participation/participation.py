@@ -197,8 +197,7 @@ class Participation:
         """Bound on the rounds of every client; None if the scheme does not keep them apart."""
         match self.settings, self.schedule:
             case SeparatedParticipation(rounds_apart=given), SeparatedSchedule() as schedule:
-                apart = given or schedule.rounds_apart
-                return MinSeparation.of(self.rounds, apart, schedule.most_rounds(self.rounds))
+                return schedule.separation(self.rounds, given)
             case _:
                 return None
 

@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from fedsim.core.streams import Purpose, stream
+from fedsim.noise.correlated.participation import MinSeparation
 from fedsim.server.participation.settings import join_ranges, parse_ranges
 
 
@@ -101,14 +102,16 @@ class SeparatedSchedule(_SizedSchedule):
     places, at most ⌈n k / N⌉ are those of one client. ∎
     """
 
-    @property
-    def rounds_apart(self) -> int:
-        """Smallest difference between two rounds of a client."""
-        return max(1, self.num_clients // self.clients_per_round)
+    def separation(self, rounds: int, rounds_apart: int | None = None) -> MinSeparation:
+        """Return the bound on the rounds of every client, among `rounds` rounds.
 
-    def most_rounds(self, rounds: int) -> int:
-        """Return the largest number of rounds of a client, among `rounds` rounds."""
-        return min(rounds, -(-rounds * self.clients_per_round // self.num_clients))
+        Args:
+            rounds: the number of rounds of the run, n.
+            rounds_apart: smallest difference between two rounds that is claimed; None for ⌊N / k⌋.
+        """
+        size = self.sizes(rounds)[0]
+        most = -(-rounds * size // self.num_clients)
+        return MinSeparation.of(rounds, rounds_apart or self.num_clients // size, most)
 
     def in_round(self, round_number: int) -> tuple[int, ...]:
         """Return the clients of a round, in ascending order."""

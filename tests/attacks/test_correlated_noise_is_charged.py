@@ -64,7 +64,7 @@ def largest_move(coefficients: Sequence[float], pattern: tuple[int, ...], steps:
 @pytest.mark.parametrize("bands", [2, 3, 4])
 def test_no_allowed_pattern_moves_more_than_is_charged(bands: int) -> None:
     steps, generator = 9, np.random.default_rng(0)
-    correlation = NoiseCorrelation.toeplitz(bands, steps)
+    correlation = NoiseCorrelation.square_root(bands, steps)
     c, norm = correlation.coefficients, correlation.column_norm
     worst: dict[int, float] = {}
     for pattern in patterns(steps, bands):
@@ -113,7 +113,7 @@ def test_an_example_has_the_batches_that_are_charged(name: str, examples: int, b
 
 @pytest.mark.parametrize("sampling", [CyclicBatches(4), CyclicPoisson(4, 0.5)])
 def test_batches_that_are_too_close_are_refused(sampling: CyclicBatches | CyclicPoisson) -> None:
-    correlation = NoiseCorrelation.toeplitz(5, 20)
+    correlation = NoiseCorrelation.square_root(5, 20)
     with pytest.raises(ValueError, match="steps apart"):
         DpSgdMechanism(sampling, FlatClipping(1.0), 1.0, 4.0, correlation=correlation)
 

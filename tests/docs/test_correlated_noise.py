@@ -61,7 +61,7 @@ def test_it_loses_at_many_passes_and_small_epsilon() -> None:
 
 def test_the_constants() -> None:
     for bands, norm, error, size in table("bands", PROOFS):
-        found = NoiseCorrelation.toeplitz(int(bands), 250)
+        found = NoiseCorrelation.square_root(int(bands), 250)
         assert f"{found.column_norm:.4f}" == norm
         assert f"{BandedStrategy(found.coefficients).prefix_error(250).rms:.3f}" == error
         total = np.abs(inverse_coefficients(found.coefficients, 3000)).sum()

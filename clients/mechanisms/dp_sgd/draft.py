@@ -16,16 +16,13 @@ from fedsim.clients.correlated_noise import NoiseCorrelation
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.dp_sgd.noise_allocation import ChosenNoise, NoiseAllocation
-from fedsim.clients.mechanisms.dp_sgd.settings import (
-    AdaptiveClippingSettings,
-    ToeplitzSettings,
-    has_all_noise,
-)
+from fedsim.clients.mechanisms.dp_sgd.settings import AdaptiveClippingSettings, has_all_noise
 from fedsim.clients.mechanisms.noise_range import NoiseRangeError
 from fedsim.clients.mechanisms.plan import Draft, PlanRequest, PrivacyPlanError, check_draws
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.clients.sampling.catalog import SAMPLINGS
 from fedsim.clients.sampling.sampling import Sampling
+from fedsim.noise.correlated.settings import OF_STEPS, ToeplitzSettings
 
 
 def draft(request: PlanRequest) -> Draft:
@@ -143,9 +140,10 @@ def _correlation(privacy: PrivacySettings, steps: int) -> NoiseCorrelation | Non
         return None
     if not isinstance(settings, ToeplitzSettings):
         raise PrivacyPlanError(
-            f"privacy.noise_correlation: {settings.name} is for whole clients; use toeplitz"
+            f"privacy.noise_correlation: {settings.name} is for whole clients; use "
+            f"{' or '.join(OF_STEPS)}"
         )
-    return NoiseCorrelation.toeplitz(settings.bands, steps)
+    return NoiseCorrelation.square_root(settings.bands, steps)
 
 
 def _spaced(sampling: Sampling, bands: int) -> Sampling:

@@ -1,4 +1,4 @@
-"""Settings of DP-SGD: `privacy.sampling`, `privacy.clipping` and `privacy.noise_correlation`.
+"""Settings of DP-SGD: `privacy.sampling` and `privacy.clipping`.
 
 Each group of parameters may have a separate clipping norm and noise multiplier. If only some groups
 have a noise multiplier, the noise multipliers of the others are computed from that of the whole
@@ -12,9 +12,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES, SamplingName, SamplingScheme
-from fedsim.core.limits import MAX_NOISE_BANDS
 from fedsim.core.settings import Choice, Settings, Share
-from fedsim.noise.correlated.settings import BltSettings, PlainCorrelationSettings
 
 
 class SamplingSettings(Settings):
@@ -182,23 +180,6 @@ _REASONS = {
     "clipping": "all steps are charged with one fixed clip norm",
     "on_exhausted": "the whole run is one event, charged before its first step",
 }
-
-
-class ToeplitzSettings(Settings):
-    """Settings of correlated noise: the banded Toeplitz square root of the prefix-sum matrix."""
-
-    name: Literal["toeplitz"] = Field(description="the kind of correlation")
-    bands: int = Field(
-        ge=2,
-        le=MAX_NOISE_BANDS,
-        description="number of steps, including the first, over which the noise of a step is "
-        "partly cancelled; two uses of an example are at least as many steps apart",
-    )
-
-
-NoiseCorrelationSettings = (
-    Literal["none"] | Annotated[ToeplitzSettings | PlainCorrelationSettings | BltSettings, Choice()]
-)
 
 
 def check_correlation_needs(given: Mapping[str, tuple[str, Sequence[str]]]) -> None:

@@ -14,6 +14,7 @@ from fedsim.experiment.errors import KeyPath
 from fedsim.experiment.messages import PathMessage
 from fedsim.experiment.rules.sections import RoundSizes, Sections
 from fedsim.models.catalog import TRAIN_METRICS
+from fedsim.noise.correlated.participation import SCHEME
 from fedsim.secagg.settings import EncodingSettings, SecAggSettings, SecureAggregationSettings
 from fedsim.server.settings import FederationSettings
 
@@ -91,11 +92,11 @@ def _check_correlation(
             f"trust: {trust} has no proof for noise that is correlated from round to round: "
             f"{_WHY_CENTRAL[trust]}; use trust: central, or noise_correlation: none",
         )
-    if scheme != "min_separation":
+    if scheme != SCHEME:
         yield (
             ("federation", "participation"),
             f"scheme {scheme} does not keep the rounds of a client apart, and noise_correlation is "
-            "charged for rounds that are; use participation: min_separation, or "
+            f"charged for rounds that are; use participation: {SCHEME}, or "
             "noise_correlation: none",
         )
 

@@ -7,7 +7,7 @@
 | `blt.py` | buffered linear Toeplitz strategies, and their optimised parameters |
 | `tree.py` | the binary tree, with Honaker's estimator |
 | `rows.py` | the noise itself: integers, round after round |
-| `settings.py` | settings of `privacy.noise_correlation` for whole clients |
+| `settings.py` | kinds of correlation: settings of `privacy.noise_correlation` |
 | `run.py` | one run's strategy and participation, as a mechanism charges them |
 
 Theorems and proofs: docs/explain/proofs.md.

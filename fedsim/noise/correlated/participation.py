@@ -1,7 +1,11 @@
 """The rounds that one client may take part in, which the cost of correlated noise depends on."""
 
+import math
 from dataclasses import dataclass
 from typing import Self
+
+SCHEME = "min_separation"
+"""The `federation.participation.scheme` that keeps a client's rounds apart."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,15 @@ class MinSeparation:
         """
         fit = -(-rounds // rounds_apart)
         return cls(rounds, rounds_apart, fit if max_rounds is None else min(fit, max_rounds))
+
+    def scaled(self, share: float) -> Self:
+        """Return the bound of a run with a share of the rounds, of which each client has as many.
+
+        Args:
+            share: number of rounds over that of this run, > 0.
+        """
+        rounds, most = (math.ceil(share * number) for number in (self.rounds, self.max_rounds))
+        return type(self).of(rounds, self.rounds_apart, most)
 
     @property
     def pattern(self) -> range:

@@ -1,30 +1,22 @@
 """The correlated noise of one run, as a mechanism of whole clients charges it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 from fedsim.accountant import Event, SelfComposed
+from fedsim.core.limits import MAX_NOISE_BANDS
 from fedsim.noise.correlated.blt import BltStrategy, optimised_blt
 from fedsim.noise.correlated.participation import MinSeparation
-from fedsim.noise.correlated.settings import BltSettings
+from fedsim.noise.correlated.settings import BltSettings, CorrelationSettings, ToeplitzSettings
 from fedsim.noise.correlated.strategies import (
+    INDEPENDENT,
     BandedStrategy,
     NoiseStrategy,
     square_root_coefficients,
 )
 from fedsim.noise.correlated.tree import TreeStrategy
 from fedsim.noise.grid import effective_multiplier
-
-
-class CorrelationSettings(Protocol):
-    """Interface of the settings of a correlation: its name, and the number of bands of a band."""
-
-    @property
-    def name(self) -> str:
-        """Name of the correlation."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -103,14 +95,31 @@ def strategy_of(settings: CorrelationSettings, participation: MinSeparation) -> 
         if settings.scales is None or settings.decays is None:
             return optimised_blt(settings.buffers, participation)
         return BltStrategy(tuple(settings.scales), tuple(settings.decays))
-    if settings.name == "tree":
-        return TreeStrategy(participation.rounds)
-    return BandedStrategy(square_root_coefficients(getattr(settings, "bands", 1)))
+    if isinstance(settings, ToeplitzSettings):
+        return BandedStrategy(square_root_coefficients(settings.bands))
+    return TreeStrategy(participation.rounds) if settings.name == "tree" else INDEPENDENT
+
+
+def strategies_for(
+    participation: MinSeparation, momentum: float = 0.0
+) -> Iterator[tuple[str, NoiseStrategy]]:
+    """Yield the strategies that are worth comparing for a run, each with its name and size.
+
+    Args:
+        participation: bound on the rounds of every client.
+        momentum: momentum of the server's optimizer, in [0, 1).
+    """
+    yield "tree", TreeStrategy(participation.rounds)
+    bands = min(participation.rounds_apart, participation.rounds, MAX_NOISE_BANDS)
+    if bands > 1:
+        yield f"toeplitz, {bands} bands", BandedStrategy(square_root_coefficients(bands))
+    for buffers in (2, 4):
+        yield f"blt, {buffers} buffers", optimised_blt(buffers, participation, momentum)
 
 
 def with_parameters(
-    settings: BltSettings, participation: MinSeparation | None, momentum: float = 0.0
-) -> BltSettings:
+    settings: CorrelationSettings, participation: MinSeparation | None, momentum: float = 0.0
+) -> CorrelationSettings:
     """Return settings with the best parameters of a run, if they leave them open.
 
     Args:
@@ -118,7 +127,7 @@ def with_parameters(
         participation: bound on the rounds of every client; None leaves the parameters open.
         momentum: momentum of the server's optimizer, in [0, 1).
     """
-    if settings.scales is not None or participation is None:
+    if not isinstance(settings, BltSettings) or settings.scales or participation is None:
         return settings
     best = optimised_blt(settings.buffers, participation, momentum)
     return settings.model_copy(update={"scales": [*best.scales], "decays": [*best.decays]})

@@ -171,6 +171,10 @@ class BandedStrategy(ToeplitzStrategy):
         return min(participation.rounds - 1, participation.max_rounds * self.buffers)
 
 
+INDEPENDENT = BandedStrategy((1.0,))
+"""NoiseStrategy of independent noise, charged for the whole run."""
+
+
 @lru_cache(maxsize=MAX_NOISE_BANDS)
 def square_root_coefficients(bands: int) -> tuple[float, ...]:
     """Return the coefficients c_j of the square root of the prefix-sum matrix, for j < bands.

@@ -372,7 +372,7 @@ def predict_noise_error(
     """
     drawn, _ = SAMPLINGS[sampling].for_client(examples, batch_size)
     spaced = drawn.spaced(bands)
-    correlation = NoiseCorrelation.toeplitz(bands, steps)
+    correlation = NoiseCorrelation.square_root(bands, steps)
     charged = calibrate_noise(
         spaced,
         steps,
