@@ -11,6 +11,7 @@ import pytest
 
 import fedsim
 from fedsim.accountant import Gaussian, PldAccountant
+from fedsim.clients.account import PrivacyAccount
 from fedsim.clients.mechanisms.plan import PrivacyPlanError
 from fedsim.clients.mechanisms.planner import calibrate_noise
 from fedsim.clients.sampling.sampling import PoissonSampling
@@ -187,6 +188,12 @@ def test_a_client_that_is_asked_one_round_too_early_refuses(
     monkeypatch.setattr(SeparatedSchedule, "in_round", early)
     with pytest.raises(RunFailedError, match="rounds that are at least 4 apart"):
         run_experiment(EXPERIMENT, out=tmp_path / "run")
+    monkeypatch.setattr(PrivacyAccount, "_refuse_other_run", lambda *_: None)
+    run_experiment(EXPERIMENT, out=tmp_path / "unrefused")
+    problems = verify_run(RunDirectory(tmp_path / "unrefused")).problems
+    assert len(problems) == 10, problems  # five clients came early, and five late before round 8
+    assert "client" in problems[0]
+    assert "at least 4 apart" in problems[0]
 
 
 def test_noise_that_is_not_correlated_as_charged_never_starts(

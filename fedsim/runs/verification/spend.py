@@ -5,7 +5,7 @@ last hash of each chain.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, cast
@@ -151,6 +151,8 @@ def check_spend(files: RunFiles, checked: list[Checked]) -> Iterator[str]:
     for row in rows:
         for problem in _against_ledger(row, journal, by_epoch=by_epoch or by_query, shared=shared):
             yield f"client {row['client']}: {problem}"
+        for problem in _against_turns(row["client"], journal, privacy.get("noise_correlation")):
+            yield f"client {row['client']}: {problem}"
     for client in sorted(set(journal.clients()) - {row["client"] for row in rows}):
         yield f"client {client}: in the ledger only"
     views = [_reported(rows, "", "")]
@@ -213,6 +215,33 @@ def _against_ledger(
     paid = sum(count for _, count in total.entries)
     if steps != paid and not by_epoch:
         yield f"{steps} steps in ledger.jsonl, which charges for {paid}"
+
+
+def _against_turns(
+    client: int, journal: FileJournal, correlation: Mapping[str, Any] | None
+) -> Iterator[str]:
+    """Yield a problem where a client's charged rounds are closer, or more, than it is charged for.
+
+    Args:
+        client: number of the client.
+        journal: the ledger of the run.
+        correlation: recorded correlation of noise, with its participation if it is over rounds.
+    """
+    if correlation is None or "rounds_apart" not in correlation:
+        return
+    apart, most = correlation["rounds_apart"], correlation["max_rounds"]
+    rounds = [charge.round_number for charge in journal.history(client)]
+    for earlier, later in pairwise(rounds):
+        if later - earlier < apart:
+            yield (
+                f"charged in rounds {earlier} and {later}, and its noise is charged for rounds "
+                f"that are at least {apart} apart"
+            )
+    if len(rounds) > most or max(rounds, default=0) > correlation["rounds"]:
+        yield (
+            f"charged in {len(rounds)} rounds up to round {max(rounds)}, and its noise is charged "
+            f"for at most {most} of {correlation['rounds']} rounds"
+        )
 
 
 def _bounds(
