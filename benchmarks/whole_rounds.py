@@ -30,6 +30,7 @@ from fedsim.simulation.local_engine import LocalEngine
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 NOISE: Mapping[str, Any] = {"none": "none", "identity": "identity", "tree": "tree", "blt": "blt"}
+CLAIM = "noise_correlation: a round over one with none, processor time"
 MOST = 1.3  # rounds with correlated noise over rounds with independent noise
 
 
@@ -156,8 +157,7 @@ def correlated_rounds(*, turns: int, quick: bool) -> list[Number]:
                 seconds.setdefault(kind, []).append(_run(source, keys).seconds)
         for kind, measured in list(seconds.items())[1:]:
             ratios = pair_ratios(measured, seconds["none"])
-            claim = f"noise_correlation: {kind}, a round over none, processor time"
-            numbers.append(over_turns(claim, case, ratios, goal=MOST))
+            numbers.append(over_turns(CLAIM, f"{kind}, {case}", ratios, goal=MOST))
             print(numbers[-1].line(), flush=True)
     return numbers
 
