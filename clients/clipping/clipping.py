@@ -1,9 +1,8 @@
-"""Clipping of per-example gradients: flat, automatic, in groups of parameters, and adaptive.
+"""Clipping of per-example gradients: flat, automatic, by layer, and in groups of parameters.
 
 A clipping norm C bounds the L2 norm of a per-example gradient, or of its part in a group of
-parameters. Adaptive clipping changes C after each batch, so that it follows a quantile of the
-gradient norms, estimated with noise (Andrew et al. 2021). Automatic clipping normalises gradients;
-it has a constant γ > 0 besides C.
+parameters. Automatic clipping normalises gradients; it has a constant γ > 0 besides C.
+`clipping.adaptive` has clipping norms that change after each batch.
 
 Edge cases of the clip factor, by the L2 norm of a per-example gradient:
 
@@ -21,26 +20,23 @@ above C.
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal, Self
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedsim.accountant.groups import (
-    adaptive_clip_noise_multiplier,
-    dimension_clip_norms,
-    equal_clip_norms,
-    explicit_clip_norms,
-)
+from fedsim.accountant.groups import dimension_clip_norms, equal_clip_norms, explicit_clip_norms
 from fedsim.clients.gradients.parameters import FlatParameters
-from fedsim.protocol.noisy_sums import AdaptiveClipNorm, BoundRule, check_bound
+from fedsim.protocol.noisy_sums import AdaptiveClipNorm
 
 # Rounding in float32 may raise a norm by a few units in the last place.
 _ROUNDING_MARGIN = 1.0 - 1e-6
 
 ClipRule = Literal["equal", "by_dimension"]
+ALL_OTHERS = "*"
 
 
 @dataclass(frozen=True)
@@ -119,6 +115,10 @@ class Clipping(ABC):
         """
         return noise_multiplier
 
+    def whole_noise(self, gradient_noise: float) -> float:
+        """Return the noise multiplier of the whole step, the inverse of `gradient_noise`."""
+        return gradient_noise
+
     def adapt(self, *shares: float) -> "Clipping":
         """Return the clipping rule for the next batch, with its clipping norm adapted.
 
@@ -194,47 +194,43 @@ class AutomaticClipping(FlatClipping):
 
 
 @dataclass(frozen=True)
-class GroupClipping(Clipping):
-    """Clipping of groups of parameters, each to its own clipping norm C_m, with Σ C_m² ≤ C².
+class LayerClipping(Clipping):
+    """Clipping of each layer to a separate clipping norm C_m, with Σ C_m² ≤ C².
+
+    A layer is a module that directly holds trained parameters, such as a weight and a bias.
 
     Attributes:
         max_grad_norm: C, bound on the L2 norm of the whole clipped gradient.
-        patterns: patterns of parameter names (`fnmatch`: `encoder.*`, `*.bias`), one for each
-            group; a parameter belongs to the first pattern that fits. With None, each layer is a
-            group, which has both weight and bias.
-        bounds: the clipping norms C_m: "equal" (C_m = C / √M for M groups), "by_dimension" (C_m = C
-            √(d_m / d), where the model has d trained values and group m has d_m of them), or a
+        bounds: the clipping norms C_m: "equal" (C_m = C / √M for M layers), "by_dimension" (C_m = C
+            √(d_m / d), where the model has d trained values and layer m has d_m of them), or a
             tuple of all C_m.
     """
 
     max_grad_norm: float
-    patterns: tuple[str, ...] | None = None
     bounds: ClipRule | tuple[float, ...] = "equal"
 
     @property
     def kind(self) -> tuple[object, ...]:
         """Key that two clipping rules share if they differ in nothing but their clipping norms."""
-        return (GroupClipping, self.patterns)
+        return (LayerClipping,)
 
     def groups(self, parameters: FlatParameters) -> Groups:
-        """Return the groups of a model's parameters, in the order of the patterns or of its layers.
+        """Return the layers of a model's parameters, in the order of the model.
 
         Raises:
-            ValueError: a parameter fits no pattern, a pattern fits no parameter, or explicit
-                bounds are not one for each group or together exceed C.
+            ValueError: explicit bounds are not one for each layer, or together exceed C.
         """
-        members = (
-            _by_layer(parameters.names)
-            if self.patterns is None
-            else _by_pattern(parameters.names, self.patterns)
-        )
-        sizes = [sum(parameters.sizes[i] for i in group) for group in members]
-        return Groups(members, self._bounds(sizes), tuple(sizes))
+        layers: dict[str, list[int]] = {}
+        for index, name in enumerate(parameters.names):
+            layers.setdefault(name.rpartition(".")[0], []).append(index)
+        members = tuple(map(tuple, layers.values()))
+        sizes = _sizes(parameters, members)
+        return Groups(members, self._bounds(sizes), sizes)
 
-    def _bounds(self, sizes: list[int]) -> tuple[float, ...]:
+    def _bounds(self, sizes: Sequence[int]) -> tuple[float, ...]:
         if isinstance(self.bounds, tuple) and len(self.bounds) != len(sizes):
             raise ValueError(
-                f"bounds must be one for each of the {len(sizes)} groups, got {len(self.bounds)}"
+                f"bounds must be one for each of the {len(sizes)} layers, got {len(self.bounds)}"
             )
         if math.isinf(self.max_grad_norm):  # C = ∞ cannot be divided, nor exceeded
             return self.bounds if isinstance(self.bounds, tuple) else (math.inf,) * len(sizes)
@@ -248,6 +244,48 @@ class GroupClipping(Clipping):
         return tuple(bounds.tolist())
 
 
+@dataclass(frozen=True)
+class PatternClipping(Clipping):
+    """Clipping of parameter groups, chosen by name patterns, each to a separate clipping norm.
+
+    Each parameter belongs to the group whose pattern (`fnmatch`: `conv.*`, `*.bias`) fits its name.
+    The pattern `*` fits only parameters that no other pattern fits.
+
+    Attributes:
+        patterns: name pattern of each group.
+        bounds: clipping norm of each group.
+
+    Raises:
+        ValueError: an attribute is outside its range.
+    """
+
+    patterns: tuple[str, ...]
+    bounds: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.patterns or len(self.patterns) != len(self.bounds):
+            raise ValueError(
+                f"groups need one bound for each of {self.patterns}, got {self.bounds}"
+            )
+        if not all(bound > 0.0 for bound in self.bounds):
+            raise ValueError(f"bounds of groups must be > 0, got {self.bounds}")
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Key that two clipping rules share if they differ in nothing but their clipping norms."""
+        return type(self), self.patterns
+
+    def groups(self, parameters: FlatParameters) -> Groups:
+        """Return the groups of a model's parameters, in the order of the patterns.
+
+        Raises:
+            ValueError: a parameter is in no group or in several, or a group has no parameter; the
+                message names it.
+        """
+        members = exclusive_groups(parameters.names, self.patterns)
+        return Groups(members, self.bounds, _sizes(parameters, members))
+
+
 def _zero_where_not_finite(factors: Tensor, norms: Tensor) -> Tensor:
     """Set all factors of an example to 0 where one of its norms is not finite."""
     # C / ∞ is 0 already; a factor is NaN where the norm is, or for 0 / 0.
@@ -257,136 +295,45 @@ def _zero_where_not_finite(factors: Tensor, norms: Tensor) -> Tensor:
     return factors.masked_fill_(~torch.isfinite(norms).all(1, keepdim=True), 0.0)
 
 
-def _by_layer(names: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-    groups: dict[str, list[int]] = {}
-    for index, name in enumerate(names):
-        groups.setdefault(name.rpartition(".")[0], []).append(index)
-    return tuple(tuple(group) for group in groups.values())
+def _sizes(parameters: FlatParameters, members: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Return the number of trained values in each group."""
+    return tuple(sum(parameters.sizes[i] for i in group) for group in members)
 
 
-def _by_pattern(names: tuple[str, ...], patterns: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-    groups: list[list[int]] = [[] for _ in patterns]
-    for index, name in enumerate(names):
-        fitting = [group for group, p in zip(groups, patterns, strict=True) if fnmatchcase(name, p)]
-        if not fitting:
-            raise ValueError(f"no pattern fits parameter {name!r}; add '*' as the last pattern")
-        fitting[0].append(index)
-    for pattern, group in zip(patterns, groups, strict=True):
-        if not group:
-            raise ValueError(
-                f"pattern {pattern!r} has no parameter left to fit; parameters: {', '.join(names)}"
-            )
-    return tuple(tuple(group) for group in groups)
+def exclusive_groups(names: Sequence[str], patterns: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Divide parameter names into groups by patterns, so that each name is in exactly one group.
 
+    Args:
+        names: names of the trained parameters.
+        patterns: pattern of each group; `*` takes the names that no other pattern fits.
 
-# Andrew et al. 2021, section 3.1: σ_b = (expected batch) / 20 hardly costs anything.
-BATCH_OVER_COUNT_NOISE = 20.0
-
-
-@dataclass(frozen=True)
-class AdaptiveClipping(FlatClipping):
-    """Clipping to a norm that follows a quantile of the gradient norms.
-
-    With each batch, a count of unclipped gradients, Σ_i (b_i − ½), is released with Gaussian noise
-    of standard deviation σ_b. Here b_i is 1 if gradient i has norm at most the clipping norm C,
-    else 0. The noisy share b̄ is the noisy count divided by the public expected batch size, plus ½.
-    The next clipping norm is C · exp(−η (b̄ − γ)), with learning rate η and target share γ (Andrew
-    et al. 2021, arXiv:1905.03871, Algorithm 1).
-
-    Guarantee: an example changes the count by at most ½. So gradients with noise multiplier z_Δ and
-    the count together are one Gaussian release with z = (z_Δ⁻² + (2 σ_b)⁻²)^(−1/2), whatever the
-    batch. C changes between batches only, and is a function of the releases.
-
-    Attributes:
-        max_grad_norm: C, clipping norm of the next batch, and the only value that changes.
-        count_noise: σ_b, standard deviation of the noise on the count.
-        quantile: γ, target share of unclipped gradients.
-        learning_rate: η of the geometric update.
+    Returns:
+        For each pattern, the indices of its names.
 
     Raises:
-        ValueError: an attribute is outside its range.
+        ValueError: a name is in no group or in several, or a group is empty; the message names it.
     """
-
-    count_noise: float
-    quantile: float = 0.5
-    learning_rate: float = 0.2
-
-    def __post_init__(self) -> None:
-        for name in ("max_grad_norm", "count_noise"):
-            value = getattr(self, name)
-            if not 0.0 < value < math.inf:
-                raise ValueError(f"{name} must be > 0 and finite, got {value!r}")
-        self._rule()
-
-    @classmethod
-    def for_batch(
-        cls,
-        expected_batch: float,
-        *,
-        max_grad_norm: float,
-        quantile: float = 0.5,
-        learning_rate: float = 0.2,
-    ) -> Self:
-        """Return adaptive clipping that adds noise of deviation `expected_batch` / 20 to its count.
-
-        Args:
-            expected_batch: public expected batch size.
-            max_grad_norm: clipping norm of the first batch.
-            quantile: target share of unclipped gradients, in [0, 1].
-            learning_rate: learning rate > 0 of the geometric update of the clipping norm.
-        """
-        return cls(max_grad_norm, expected_batch / BATCH_OVER_COUNT_NOISE, quantile, learning_rate)
-
-    @property
-    def adapted_clip_norm(self) -> float:
-        """Clipping norm of the next batch."""
-        return self.max_grad_norm
-
-    def resume(self, clip_norm: AdaptiveClipNorm) -> Self:
-        """Return the clipping rule that continues from the given adaptive clipping norm.
-
-        Guarantee: a batch costs the same under every clipping norm C: gradients are clipped to C,
-        their noise is proportional to C, and an example changes the count by at most ½.
-
-        Raises:
-            ValueError: `adapt` never returns such a clipping norm.
-        """
-        return replace(self, max_grad_norm=check_bound(clip_norm))
-
-    @property
-    def count_noises(self) -> tuple[float, ...]:
-        """Standard deviation of the noise on the count of unclipped gradients, as a 1-tuple."""
-        return (self.count_noise,)
-
-    def gradient_noise(self, noise_multiplier: float) -> float:
-        """Return the gradients' noise multiplier, given the noise multiplier of the whole step.
-
-        Args:
-            noise_multiplier: noise multiplier of gradients and count together.
-
-        Raises:
-            ValueError: the count alone would spend the whole budget.
-        """
-        if noise_multiplier == 0.0:
-            return 0.0
-        if self.count_noise <= 0.5 * noise_multiplier:
+    groups: dict[str, list[int]] = {pattern: [] for pattern in patterns}
+    for index, name in enumerate(names):
+        fitting = [
+            pattern for pattern in patterns if pattern != ALL_OTHERS and fnmatchcase(name, pattern)
+        ]
+        if not fitting and ALL_OTHERS in groups:
+            fitting = [ALL_OTHERS]
+        if not fitting:
             raise ValueError(
-                f"adaptive clipping needs count noise > noise_multiplier / 2 = "
-                f"{0.5 * noise_multiplier:.6g}, got {self.count_noise:.6g}: the count of clipped "
-                "examples alone would spend the whole budget; use larger batches (the default "
-                "count noise is expected batch size / 20), more count noise, or flat clipping"
+                f"parameter {name!r} is in no group; add a pattern that fits it, or {ALL_OTHERS!r} "
+                "for all others"
             )
-        return adaptive_clip_noise_multiplier(noise_multiplier, self.count_noise)
-
-    def adapt(self, *shares: float) -> Self:
-        """Return the clipping rule for the next batch.
-
-        Args:
-            shares: the noisy share of unclipped gradients in the current batch, a single number.
-        """
-        (share,) = shares
-        bound = self._rule().next_bound(self.max_grad_norm, share)
-        return replace(self, max_grad_norm=bound)
-
-    def _rule(self) -> BoundRule:
-        return BoundRule(self.quantile, self.learning_rate)
+        if len(fitting) > 1:
+            raise ValueError(
+                f"parameter {name!r} is in the groups {fitting[0]!r} and {fitting[1]!r}; write "
+                "patterns of which exactly one fits"
+            )
+        groups[fitting[0]].append(index)
+    for pattern, members in groups.items():
+        if not members:
+            raise ValueError(
+                f"group {pattern!r} has no parameter; trained parameters: {', '.join(names)}"
+            )
+    return tuple(tuple(members) for members in groups.values())

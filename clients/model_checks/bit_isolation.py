@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedsim.clients.clipping.clipping import GroupClipping
+from fedsim.clients.clipping.clipping import LayerClipping
 from fedsim.clients.gradients.fallback import OneAtATime
 from fedsim.clients.gradients.layers.base import ExampleUse, LayerUse
 from fedsim.clients.gradients.per_example import ClipBounds, PaddedBatch, PerExampleGradients
@@ -223,7 +223,7 @@ class _Trial:
             len(base.features), len(data), generator=torch.Generator().manual_seed(1)
         )
         self._values = data + 0.02 * moved.to(data)  # zero weights could hide a difference
-        self._clipping = GroupClipping(1.0)
+        self._clipping = LayerClipping(1.0)
         self._groups = self._clipping.groups(gradients.parameters)
         self._first = base.padded(is_alone=False)
 

@@ -30,7 +30,7 @@ ARGUMENTS: Mapping[str, OpacusArgument] = {
         ("flat",),
         "give max_grad_norm a list of bounds for clipping by layer, or "
         "AdaptiveClipping.for_batch(batch_size, max_grad_norm=...) of "
-        "fedsim.clients.clipping.clipping for an adaptive bound",
+        "fedsim.clients.clipping.adaptive for an adaptive bound",
     ),
     "distributed": OpacusArgument((False,), "train in one process"),
     "enable_stat": OpacusArgument(
@@ -53,7 +53,7 @@ ARGUMENTS: Mapping[str, OpacusArgument] = {
 }
 _ADAPTIVE = (
     "pass max_grad_norm=AdaptiveClipping.for_batch(batch_size, max_grad_norm=..., quantile=..., "
-    "learning_rate=...) of fedsim.clients.clipping.clipping"
+    "learning_rate=...) of fedsim.clients.clipping.adaptive"
 )
 RETIRED: Mapping[str, str] = {
     "clipbound_learning_rate": _ADAPTIVE,

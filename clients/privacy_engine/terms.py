@@ -13,7 +13,7 @@ from typing import Literal, get_args
 from fedsim.accountant import RdpAccountant, make_accountant
 from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.events import Adjacency
-from fedsim.clients.clipping.clipping import Clipping, FlatClipping, GroupClipping
+from fedsim.clients.clipping.clipping import Clipping, FlatClipping, LayerClipping, PatternClipping
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.mechanisms.planner import calibrate_noise
 from fedsim.clients.sampling.catalog import SAMPLINGS
@@ -213,10 +213,9 @@ def clipping_for(
 def _clipping_by_part(bounds: list[float], parameters: FlatParameters) -> Clipping:
     layers = dict.fromkeys(name.rpartition(".")[0] for name in parameters.names)
     if len(bounds) == len(layers):
-        return GroupClipping(math.hypot(*bounds), bounds=tuple(bounds))
+        return LayerClipping(math.hypot(*bounds), bounds=tuple(bounds))
     if len(bounds) == len(parameters.names):
-        patterns = tuple(escape(name) for name in parameters.names)
-        return GroupClipping(math.hypot(*bounds), patterns=patterns, bounds=tuple(bounds))
+        return PatternClipping(tuple(map(escape, parameters.names)), tuple(bounds))
     raise ValueError(
         f"max_grad_norm must have one bound for each of the {len(layers)} trainable layers "
         f"({', '.join(layers)}) or of the {len(parameters.names)} trainable tensors, "

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim.clients.clipping.clipping import GroupClipping
+from fedsim.clients.clipping.clipping import LayerClipping
 from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.models.losses import cross_entropy
 
@@ -42,7 +42,7 @@ def test_without_a_trick_the_sums_are_the_same(script: Callable[[str], ModuleTyp
 
     def summed() -> torch.Tensor:
         gradients = RuleGradients(model, cross_entropy)
-        clipping = GroupClipping(1.0)
+        clipping = LayerClipping(1.0)
         into = torch.zeros(gradients.parameters.size, dtype=torch.float64)
         groups = clipping.groups(gradients.parameters)
         gradients.add_clipped_sum(x, y, clipping, groups, into)

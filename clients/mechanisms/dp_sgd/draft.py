@@ -1,22 +1,20 @@
 """Privacy plan of a client that trains with DP-SGD, made from the client's settings."""
 
-from dataclasses import replace
-
 from fedsim.accountant import Gaussian, UnsupportedEventError, make_accountant
+from fedsim.clients.clipping.adaptive import BATCH_OVER_COUNT_NOISE, AdaptiveClipping
 from fedsim.clients.clipping.clipping import (
-    BATCH_OVER_COUNT_NOISE,
-    AdaptiveClipping,
+    ALL_OTHERS,
     AutomaticClipping,
     Clipping,
     FlatClipping,
-    GroupClipping,
+    LayerClipping,
+    PatternClipping,
 )
-from fedsim.clients.clipping.patterns import PatternClipping
 from fedsim.clients.correlated_noise import NoiseCorrelation
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.dp_sgd.noise_allocation import ChosenNoise, NoiseAllocation
-from fedsim.clients.mechanisms.dp_sgd.settings import AdaptiveClippingSettings, has_all_noise
+from fedsim.clients.mechanisms.dp_sgd.settings import has_all_noise
 from fedsim.clients.mechanisms.noise_range import NoiseRangeError
 from fedsim.clients.mechanisms.plan import Draft, PlanRequest, PrivacyPlanError, check_draws
 from fedsim.clients.privacy_settings import PrivacySettings
@@ -205,17 +203,7 @@ def given_noise(privacy: PrivacySettings, expected_batch: float) -> float | None
     if not has_all_noise(privacy.clipping.groups):
         return privacy.noise_multiplier
     together = chosen_noise(privacy).together
-    return None if together is None else _groups(privacy, expected_batch).whole_noise(together)
-
-
-def _groups(privacy: PrivacySettings, expected_batch: float) -> PatternClipping:
-    settings = privacy.clipping
-    clipping = PatternClipping(
-        tuple(settings.groups), tuple(group.max_grad_norm for group in settings.groups.values())
-    )
-    if settings.name != "adaptive":
-        return clipping
-    return replace(clipping, **_adaptation(settings, expected_batch))
+    return None if together is None else clipping_of(privacy, expected_batch).whole_noise(together)
 
 
 def clipping_of(privacy: PrivacySettings, expected_batch: float) -> Clipping:
@@ -226,27 +214,24 @@ def clipping_of(privacy: PrivacySettings, expected_batch: float) -> Clipping:
         expected_batch: the client's expected batch size.
     """
     settings = privacy.clipping
-    if settings.groups:
-        return _groups(privacy, expected_batch)
+    patterns = tuple(settings.groups)
+    norms = tuple(group.max_grad_norm for group in settings.groups.values())
     match settings.name:
         case "adaptive":
-            return AdaptiveClipping(privacy.clip_norm, **_adaptation(settings, expected_batch))
+            noise = settings.count_noise
+            return AdaptiveClipping(
+                patterns or (ALL_OTHERS,),
+                norms or (privacy.clip_norm,),
+                expected_batch / BATCH_OVER_COUNT_NOISE if noise is None else noise,
+                settings.quantile,
+                settings.learning_rate,
+            )
         case "flat":
-            return FlatClipping(privacy.clip_norm)
+            return PatternClipping(patterns, norms) if patterns else FlatClipping(privacy.clip_norm)
         case "automatic":
             return AutomaticClipping(privacy.clip_norm)
         case "per_layer":
-            return GroupClipping(privacy.clip_norm, bounds=settings.rule)
-
-
-def _adaptation(settings: AdaptiveClippingSettings, expected_batch: float) -> dict[str, float]:
-    """Return the attributes of adaptive clipping by name."""
-    noise = settings.count_noise
-    return {
-        "count_noise": expected_batch / BATCH_OVER_COUNT_NOISE if noise is None else noise,
-        "quantile": settings.quantile,
-        "learning_rate": settings.learning_rate,
-    }
+            return LayerClipping(privacy.clip_norm, bounds=settings.rule)
 
 
 # Under add_remove the number of examples is private. No client may have more than this, so that the

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.accountant.groups import group_noise_multiplier
-from fedsim.clients.clipping.clipping import Groups
-from fedsim.clients.clipping.patterns import PatternClipping
+from fedsim.clients.clipping.clipping import Groups, PatternClipping
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.gradients.per_example import PerExampleLoss
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism

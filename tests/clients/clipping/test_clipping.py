@@ -8,13 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from fedsim.clients.clipping.adaptive import AdaptiveClipping
 from fedsim.clients.clipping.clipping import (
-    AdaptiveClipping,
     AutomaticClipping,
     Clipping,
     FlatClipping,
-    GroupClipping,
     Groups,
+    LayerClipping,
+    PatternClipping,
 )
 from fedsim.clients.gradients.fallback import OneAtATime
 from fedsim.clients.gradients.parameters import FlatParameters
@@ -69,7 +70,7 @@ def test_flat_clipping_table() -> None:
 def test_a_norm_that_is_not_finite_drops_the_example_in_all_groups() -> None:
     norms = torch.tensor([[0.0, 0.5], [math.nan, 0.1], [0.1, math.inf]], dtype=torch.float64)
     bounds = torch.tensor([1.0, 0.25], dtype=torch.float64)
-    factors = GroupClipping(2.0, bounds=(1.0, 0.25)).clip_factors(norms, bounds)
+    factors = LayerClipping(2.0, bounds=(1.0, 0.25)).clip_factors(norms, bounds)
     expected = torch.tensor([[1.0, 0.5], [0.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
     torch.testing.assert_close(factors, expected, rtol=2e-6, atol=0)
 
@@ -93,11 +94,11 @@ def test_automatic_clipping_needs_positive_numbers(values: tuple[float, float]) 
 CLIPPINGS: list[tuple[Clipping, int]] = [
     (FlatClipping(0.7), 1),
     (AutomaticClipping(0.7), 1),
-    (AdaptiveClipping(0.7, count_noise=2.0), 1),
-    (GroupClipping(0.7), 3),
-    (GroupClipping(0.7, bounds="by_dimension"), 3),
-    (GroupClipping(0.7, bounds=(0.1, 0.2, 0.3)), 3),
-    (GroupClipping(0.7, patterns=("*.bias", "*")), 2),
+    (AdaptiveClipping.flat(0.7, count_noise=2.0), 1),
+    (LayerClipping(0.7), 3),
+    (LayerClipping(0.7, bounds="by_dimension"), 3),
+    (LayerClipping(0.7, bounds=(0.1, 0.2, 0.3)), 3),
+    (PatternClipping(("*.bias", "*"), (0.7 * 0.6, 0.7 * 0.8)), 2),
 ]
 
 
@@ -132,35 +133,24 @@ def test_groups_are_a_partition(clipping: Clipping, num_groups: int) -> None:
 
 
 def test_a_layer_is_a_module_with_weight_and_bias() -> None:
-    groups = GroupClipping(1.0).groups(parameters())
+    groups = LayerClipping(1.0).groups(parameters())
     assert named(groups) == [list(NAMES[:2]), list(NAMES[2:4]), list(NAMES[4:])]
     assert groups.dimensions == (8, 3, 4)
     assert groups.bounds == pytest.approx([1 / math.sqrt(3)] * 3)
 
 
 def test_bounds_by_dimension() -> None:
-    groups = GroupClipping(2.0, bounds="by_dimension").groups(parameters())
+    groups = LayerClipping(2.0, bounds="by_dimension").groups(parameters())
     assert groups.bounds == pytest.approx([2 * math.sqrt(d / 15) for d in (8, 3, 4)])
     assert groups.sensitivity == pytest.approx(2.0, rel=1e-14)
-
-
-def test_patterns_take_the_first_that_fits() -> None:
-    groups = GroupClipping(1.0, patterns=("encoder.0.*", "*.bias", "*")).groups(parameters())
-    assert named(groups) == [
-        list(NAMES[:2]),
-        ["encoder.2.bias", "head.bias"],
-        ["encoder.2.weight", "head.weight"],
-    ]
 
 
 @pytest.mark.parametrize(
     ("clipping", "message"),
     [
-        (GroupClipping(1.0, patterns=("encoder.*",)), "no pattern fits parameter 'head.weight'"),
-        (GroupClipping(1.0, patterns=("*", "head.*")), r"pattern 'head.\*' has no parameter left"),
-        (GroupClipping(1.0, bounds=(0.5, 0.5)), "one for each of the 3 groups, got 2"),
-        (GroupClipping(1.0, bounds=(0.9, 0.9, 0.1)), "sum of squares <= clip_norm"),
-        (GroupClipping(1.0, bounds=(0.9, 0.1, 0.0)), "must be finite and > 0"),
+        (LayerClipping(1.0, bounds=(0.5, 0.5)), "one for each of the 3 layers, got 2"),
+        (LayerClipping(1.0, bounds=(0.9, 0.9, 0.1)), "sum of squares <= clip_norm"),
+        (LayerClipping(1.0, bounds=(0.9, 0.1, 0.0)), "must be finite and > 0"),
     ],
 )
 def test_groups_that_do_not_fit_are_refused(clipping: Clipping, message: str) -> None:
@@ -169,9 +159,9 @@ def test_groups_that_do_not_fit_are_refused(clipping: Clipping, message: str) ->
 
 
 def test_without_a_bound_no_group_has_one() -> None:
-    assert GroupClipping(math.inf).groups(parameters()).bounds == (math.inf,) * 3
+    assert LayerClipping(math.inf).groups(parameters()).bounds == (math.inf,) * 3
     given_bounds = (1.0, math.inf, 2.0)
-    assert GroupClipping(math.inf, bounds=given_bounds).groups(parameters()).bounds == given_bounds
+    assert LayerClipping(math.inf, bounds=given_bounds).groups(parameters()).bounds == given_bounds
 
 
 @pytest.mark.parametrize(("clipping", "num_groups"), CLIPPINGS)

@@ -9,7 +9,8 @@ from torch import nn
 
 from fedsim.accountant import JointGaussian
 from fedsim.accountant.groups import group_noise_multiplier
-from fedsim.clients.clipping.patterns import PatternClipping, exclusive_groups
+from fedsim.clients.clipping.adaptive import AdaptiveClipping
+from fedsim.clients.clipping.clipping import PatternClipping, exclusive_groups
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.gradients.per_example import BatchStatistics
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
@@ -73,7 +74,9 @@ def test_given_noise_that_leaves_nothing_is_refused() -> None:
 
 @pytest.mark.parametrize("count_noise", [None, 4.0])
 def test_the_charge_is_joint_over_groups_and_counts(count_noise: float | None) -> None:
-    clipping = PatternClipping(PATTERNS, (0.3, 0.4), count_noise)
+    clipping = PatternClipping(PATTERNS, (0.3, 0.4))
+    if count_noise is not None:
+        clipping = AdaptiveClipping(PATTERNS, (0.3, 0.4), count_noise)
     bound = step(clipping, ChosenNoise((None, None), (1.0, 2.0))).for_model(parameters())
     assert isinstance(bound.mechanism, JointGaussian)
     parts = bound.mechanism.noise_multipliers
@@ -86,7 +89,7 @@ def test_the_charge_is_joint_over_groups_and_counts(count_noise: float | None) -
 
 
 def test_all_noise_given_and_counts_are_charged_together() -> None:
-    clipping = PatternClipping(PATTERNS, (0.3, 0.4), 4.0)
+    clipping = AdaptiveClipping(PATTERNS, (0.3, 0.4), 4.0)
     whole = clipping.whole_noise(group_noise_multiplier((1.2, 2.0)))
     assert whole == pytest.approx((1.2**-2 + 2.0**-2 + 2 * 8.0**-2) ** -0.5, rel=1e-12)
     bound = step(clipping, ChosenNoise((1.2, 2.0), (1.0, 1.0)), whole).for_model(parameters())
@@ -95,7 +98,7 @@ def test_all_noise_given_and_counts_are_charged_together() -> None:
 
 
 def test_each_bound_follows_its_own_quantile() -> None:
-    clipping = PatternClipping(PATTERNS, (0.3, 0.4), 4.0, quantile=0.5, learning_rate=0.2)
+    clipping = AdaptiveClipping(PATTERNS, (0.3, 0.4), 4.0, quantile=0.5, learning_rate=0.2)
     at, noise = step(clipping, FREE).for_model(parameters()), StreamKey(1, 0, 1).noise(secure=False)
     found = replace(at, expected_batch=4e6).adapt(
         BatchStatistics(4_000_000, 0, (4_000_000, 0)), noise
@@ -107,12 +110,12 @@ def test_each_bound_follows_its_own_quantile() -> None:
 
 
 def test_learnt_bounds_are_resumed_one_for_each_group() -> None:
-    clipping = PatternClipping(PATTERNS, (0.3, 0.4), 4.0)
+    clipping = AdaptiveClipping(PATTERNS, (0.3, 0.4), 4.0)
     assert clipping.resume((0.1, 0.2)).bounds == (0.1, 0.2)
     for wrong in (0.1, (0.1,), (0.1, -0.2), (0.1, math.nan)):
         with pytest.raises(ValueError, match=r"adapted clip norm|adaptive clip norm"):
             clipping.resume(wrong)
-    with pytest.raises(ValueError, match="fixed clip norms"):
+    with pytest.raises(ValueError, match="cannot resume from an adapted one"):
         PatternClipping(PATTERNS, (0.3, 0.4)).resume((0.1, 0.2))
 
 
@@ -120,7 +123,7 @@ def test_members_of_one_grouping_train_together_and_others_do_not() -> None:
     clipping = PatternClipping(PATTERNS, (0.3, 0.4))
     assert clipping.kind == PatternClipping(PATTERNS, (0.5, 0.1)).kind
     assert clipping.kind != PatternClipping(("head.*", "*"), (0.3, 0.4)).kind
-    assert clipping.kind != PatternClipping(PATTERNS, (0.3, 0.4), 2.0).kind
+    assert clipping.kind != AdaptiveClipping(PATTERNS, (0.3, 0.4), 2.0).kind
 
 
 def test_groups_are_those_of_the_model() -> None:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedsim.clients.clipping.clipping import FlatClipping, GroupClipping
+from fedsim.clients.clipping.clipping import FlatClipping, LayerClipping
 from fedsim.clients.gradients import padded_batches
 from fedsim.clients.gradients.layers.base import ExampleUse
 from fedsim.clients.gradients.padded_batches import BatchReader, padded_rows
@@ -161,7 +161,7 @@ def contribution(
     weights = torch.ones(clients * rows)
     weights[mine][company.real :] = 0
     at = client * rows + company.place
-    clipping = GroupClipping(C)
+    clipping = LayerClipping(C)
     groups = clipping.groups(gradients.parameters)
     bounds = torch.tensor([groups.bounds], dtype=torch.float64).expand(len(x), -1)
     scales = torch.zeros(len(x), 1, dtype=torch.float64)

@@ -20,12 +20,8 @@ from fedsim.accountant import (
 )
 from fedsim.accountant.sampler_slack import target_without_slack
 from fedsim.accountant.search import NOISE_TOLERANCE
-from fedsim.clients.clipping.clipping import (
-    AdaptiveClipping,
-    AutomaticClipping,
-    FlatClipping,
-    GroupClipping,
-)
+from fedsim.clients.clipping.adaptive import AdaptiveClipping
+from fedsim.clients.clipping.clipping import AutomaticClipping, FlatClipping, LayerClipping
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
@@ -96,21 +92,21 @@ def test_samplings() -> None:
 
 def test_clippings() -> None:
     assert plan(clipping="automatic").release_as(DpSgdMechanism).clipping == AutomaticClipping(0.5)
-    assert plan(clipping="per_layer").release_as(DpSgdMechanism).clipping == GroupClipping(0.5)
+    assert plan(clipping="per_layer").release_as(DpSgdMechanism).clipping == LayerClipping(0.5)
     by_dimension = plan(
         clipping={"name": "per_layer", "rule": "by_dimension", "noise_allocation": "optimal"}
     ).release_as(DpSgdMechanism)
-    assert by_dimension.clipping == GroupClipping(0.5, bounds="by_dimension")
+    assert by_dimension.clipping == LayerClipping(0.5, bounds="by_dimension")
     assert by_dimension.allocation == "optimal"
 
 
 def test_adaptive_clipping_as_published_or_as_given() -> None:
     found = plan(clipping="adaptive")
-    assert found.release_as(DpSgdMechanism).clipping == AdaptiveClipping(0.5, count_noise=32 / 20)
+    assert found.release_as(DpSgdMechanism).clipping == AdaptiveClipping.flat(0.5, 1.6)
     given = plan(
         clipping={"name": "adaptive", "quantile": 0.9, "learning_rate": 0.1, "count_noise": 3.0}
     )
-    assert given.release_as(DpSgdMechanism).clipping == AdaptiveClipping(0.5, 3.0, 0.9, 0.1)
+    assert given.release_as(DpSgdMechanism).clipping == AdaptiveClipping.flat(0.5, 3.0, 0.9, 0.1)
 
 
 def test_a_batch_too_small_to_count_is_refused_with_the_fix() -> None:

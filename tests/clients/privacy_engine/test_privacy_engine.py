@@ -29,7 +29,8 @@ from fedsim.accountant import (
 )
 from fedsim.accountant.sampler_slack import epsilon_with_slack
 from fedsim.clients import PrivacyEngine
-from fedsim.clients.clipping.clipping import AdaptiveClipping, AutomaticClipping, GroupClipping
+from fedsim.clients.clipping.adaptive import AdaptiveClipping
+from fedsim.clients.clipping.clipping import AutomaticClipping, LayerClipping
 from fedsim.clients.privacy_engine.batch_schedule import BudgetExhaustedError
 from fedsim.clients.privacy_engine.loaders import SkippedBatchError
 
@@ -356,9 +357,9 @@ def test_groups_and_automatic_clipping_spend_what_flat_spends() -> None:
     spent = []
     for clipping in (
         1.0,
-        GroupClipping(1.0),
+        LayerClipping(1.0),
         AutomaticClipping(1.0),
-        AdaptiveClipping(1.0, count_noise=2.0),
+        AdaptiveClipping.flat(1.0, count_noise=2.0),
     ):
         model = net()
         optimizer = sgd(model)
@@ -622,7 +623,7 @@ def train(
     [
         {},
         {"sampling": "shuffle"},
-        {"max_grad_norm": AdaptiveClipping(0.5, count_noise=2.0)},
+        {"max_grad_norm": AdaptiveClipping.flat(0.5, count_noise=2.0)},
         {"max_physical_batch": 3},
     ],
 )

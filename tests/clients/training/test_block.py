@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedsim.clients.clipping.adaptive import AdaptiveClipping
 from fedsim.clients.clipping.clipping import (
-    AdaptiveClipping,
     AutomaticClipping,
     Clipping,
     FlatClipping,
-    GroupClipping,
+    LayerClipping,
 )
 from fedsim.clients.gradients.choice import gradients_for, training_gradients
 from fedsim.clients.gradients.fallback import OneAtATime
@@ -95,9 +95,9 @@ def example_data(shape: tuple[int, ...], client: int) -> tuple[Tensor, Tensor]:
 def clipping_of(kind: str, bound: float) -> Clipping:
     kinds: dict[str, Callable[[], Clipping]] = {
         "flat": lambda: FlatClipping(bound),
-        "layers": lambda: GroupClipping(bound, bounds="by_dimension"),
+        "layers": lambda: LayerClipping(bound, bounds="by_dimension"),
         "automatic": lambda: AutomaticClipping(bound),
-        "adaptive": lambda: AdaptiveClipping(bound, count_noise=2.0 + bound),
+        "adaptive": lambda: AdaptiveClipping.flat(bound, count_noise=2.0 + bound),
     }
     return kinds[kind]()
 
@@ -255,7 +255,7 @@ def test_the_count_of_adaptive_clipping_is_each_clients_own() -> None:
         replace(
             member(k, clipping="adaptive", steps=6),
             release=DpSgdMechanism(
-                PoissonSampling(1.0), AdaptiveClipping(bound, count_noise=1e-5), 0.0, 20.0
+                PoissonSampling(1.0), AdaptiveClipping.flat(bound, count_noise=1e-5), 0.0, 20.0
             ),
         )
         for k, bound in enumerate((1e6, 1e-6, 1e6))

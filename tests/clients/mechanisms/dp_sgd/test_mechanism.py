@@ -23,7 +23,13 @@ from fedsim.accountant import (
     PldAccountant,
     PoissonSampled,
 )
-from fedsim.clients.clipping.clipping import Clipping, FlatClipping, GroupClipping, Groups
+from fedsim.clients.clipping.clipping import (
+    Clipping,
+    FlatClipping,
+    Groups,
+    LayerClipping,
+    PatternClipping,
+)
 from fedsim.clients.gradients.per_example import ClippedRows, PaddedBatch, PerExampleGradients
 from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.clients.local_settings import LocalSettings, SgdSettings
@@ -77,9 +83,9 @@ class Pair(nn.Module):
 
 
 FLAT = DpSgdMechanism(PoissonSampling(1.0), FlatClipping(C), Z, BATCH)
-BY_DIMENSION = replace(FLAT, clipping=GroupClipping(C, bounds="by_dimension"))
-PER_LAYER = replace(FLAT, clipping=GroupClipping(C))
-UNEVEN = replace(FLAT, clipping=GroupClipping(C, bounds=(0.3, 0.4)))
+BY_DIMENSION = replace(FLAT, clipping=LayerClipping(C, bounds="by_dimension"))
+PER_LAYER = replace(FLAT, clipping=LayerClipping(C))
+UNEVEN = replace(FLAT, clipping=LayerClipping(C, bounds=(0.3, 0.4)))
 EXPLICIT: NoiseAllocation = (1.3 * math.sqrt(3), 1.3 * math.sqrt(1.5))  # z = 1.3 together
 STEPS = {
     "flat": FLAT,
@@ -277,7 +283,7 @@ def test_interleaved_groups_are_drawn_in_place() -> None:
     model = nn.Sequential(nn.Linear(300, 400), nn.Linear(400, 500))
     step = replace(
         FLAT,
-        clipping=GroupClipping(C, patterns=("*.bias", "*"), bounds=(0.3, 0.4)),
+        clipping=PatternClipping(("*.bias", "*"), (0.3, 0.4)),
         allocation="proportional",
     )
     gradients = RuleGradients(model, lambda outputs, targets: outputs.sum(1))
@@ -314,7 +320,7 @@ def test_a_step_has_sensitivity_c() -> None:
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.3, 0.0])
-@pytest.mark.parametrize("clipping", [FlatClipping(C), GroupClipping(C)])
+@pytest.mark.parametrize("clipping", [FlatClipping(C), LayerClipping(C)])
 def test_neighbours_share_noise_normaliser_and_steps(rate: float, clipping: Clipping) -> None:
     check_neighbours_share_noise(DpSgdMechanism(PoissonSampling(rate), clipping, Z, BATCH))
 
@@ -455,7 +461,7 @@ def test_steps_that_cannot_be_are_refused(changes: dict, message: str) -> None:
     [
         (replace(FLAT, allocation=EXPLICIT), "for each of the 1 groups, got 2"),
         (replace(FLAT, clipping=FlatClipping(math.inf)), "needs a finite max_grad_norm"),
-        (replace(FLAT, clipping=GroupClipping(C, patterns=("x",))), "no pattern fits"),
+        (replace(FLAT, clipping=PatternClipping(("x",), (C,))), "is in no group"),
     ],
 )
 def test_a_step_that_does_not_fit_a_model_is_refused(step: DpSgdMechanism, message: str) -> None:
