@@ -99,16 +99,7 @@ class MaskingState:
     @property
     def context(self) -> RoundContext:
         """Names and digests that identify the round; encryptions and masks are bound to them."""
-        return RoundContext(
-            run_id=self.run_id,
-            round_nonce=self.round_nonce,
-            server_round=self.server_round,
-            layout=self.layout,
-            params=self.params,
-            model=self.model,
-            asked=self.asked,
-            plan=self.plan,
-        )
+        return RoundContext.of(self)
 
 
 class MaskedUpload:

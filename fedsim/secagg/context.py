@@ -2,7 +2,8 @@
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Self
 
 NONCE_BYTES = 16
 _DOMAIN = b"fedsim secure aggregation 2"
@@ -31,6 +32,11 @@ class RoundContext:
     model: str
     asked: str
     plan: str
+
+    @classmethod
+    def of(cls, message: object) -> Self:
+        """Return the context in a message or a saved state, whose fields have the same names."""
+        return cls(**{field.name: getattr(message, field.name) for field in fields(cls)})
 
     def info(self, *, purpose: str, sender: int, receiver: int) -> bytes:
         """Return the `info` bytes (HPKE, HKDF) that bind one secret to this round and its parties.

@@ -116,16 +116,7 @@ class RoundOffer:
     @property
     def context(self) -> RoundContext:
         """The context of this round, made from the first eight fields."""
-        return RoundContext(
-            run_id=self.run_id,
-            round_nonce=self.round_nonce,
-            server_round=self.server_round,
-            layout=self.layout,
-            params=self.params,
-            model=self.model,
-            asked=self.asked,
-            plan=self.plan,
-        )
+        return RoundContext.of(self)
 
 
 @dataclass(frozen=True, kw_only=True)

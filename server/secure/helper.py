@@ -6,9 +6,8 @@ messages. The helper's state is a dictionary of plain values, which the node sto
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Self
 
 import numpy as np
 
@@ -34,12 +33,10 @@ from fedsim.secagg.masks import SEED_BYTES, SeedExpander
 from fedsim.secagg.messages import CombineReply, CombineRequest, Hello, HelloReply
 from fedsim.secagg.settings import SecureAggregationSettings
 
-_Plain = str | int | bytes | list[str]
-
 
 @dataclass(frozen=True)
 class HelperState:
-    """Stored state of a helper; the names of the fields are part of the stored format.
+    """Stored state of a helper, which `fedsim.secagg.wire` converts to a record.
 
     Attributes:
         run_id: the name of the run; "" before the first hello.
@@ -56,32 +53,6 @@ class HelperState:
     answered: int = 0
     question: str = ""
     past: tuple[str, ...] = ()
-
-    def to_record(self) -> dict[str, _Plain]:
-        """Return the state as plain values; one is a private key, so keep them on the node."""
-        return {
-            "run_id": self.run_id,
-            "private_key": self.private_key,
-            "min_clients": self.min_clients,
-            "answered": self.answered,
-            "question": self.question,
-            "past": list(self.past),
-        }
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, object]) -> Self:
-        """Return the state that a stored record holds.
-
-        Raises:
-            WireError: a field is missing or has the wrong type.
-        """
-        fresh = cls().to_record()
-        fields: dict[str, object] = {name: record.get(name) for name in fresh}
-        for name, value in fields.items():
-            if type(value) is not type(fresh[name]):
-                raise WireError(f"the helper's saved state has {name} = {value!r}; start a new run")
-        fields["past"] = tuple(record["past"])  # pyright: ignore[reportArgumentType]
-        return cls(**fields)  # pyright: ignore[reportArgumentType]  # checked one by one above
 
 
 @dataclass(frozen=True)

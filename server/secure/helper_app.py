@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-from flwr.app import ConfigRecord, Context, Message
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedsim.core.limits import MAX_CLIENTS
 from fedsim.protocol.node_registration import NODE_REGISTRATION, NodeIdentity, registration_reply
-from fedsim.protocol.secure import COMBINE, HELLO, from_records, make_reply
+from fedsim.protocol.secure import COMBINE, HELLO, from_records, make_reply, to_records
 from fedsim.secagg import wire
 from fedsim.secagg.errors import SecureAggregationError
 from fedsim.secagg.identity import IdentityKey
@@ -43,56 +43,53 @@ def make_helper_app(
     """
     app = ClientApp()
 
+    def helper_of(context: Context, identity: IdentityKey | None = None) -> Helper:
+        return Helper(
+            helper=number_of(context),
+            settings=settings,
+            state=_state(context),
+            identity=identity,
+            record=lambda release: record_of(context, release),
+            num_clients=num_clients,
+        )
+
     @app.query(NODE_REGISTRATION)
     def node_registration(message: Message, context: Context) -> Message:
         return registration_reply(NodeIdentity(number_of(context), "helper"), message)
 
     @app.query(HELLO)
     def hello(message: Message, context: Context) -> Message:
-        return _answer(
-            lambda: Helper(
-                helper=number_of(context),
-                settings=settings,
-                state=_state(context),
-                identity=identity_of(context),
-            ),
-            lambda helper: helper.hello(from_records(Hello, message.content)),
-            message,
-            context,
-        )
+        def answer() -> _Answer:
+            helper = helper_of(context, identity_of(context))
+            return helper.hello(from_records(Hello, message.content)), helper.state
+
+        return _reply(answer, message, context)
 
     @app.query(COMBINE)
     def combine(message: Message, context: Context) -> Message:
-        return _answer(
-            lambda: Helper(
-                helper=number_of(context),
-                settings=settings,
-                state=_state(context),
-                record=lambda release: record_of(context, release),
-                num_clients=num_clients,
-            ),
-            lambda helper: helper.combine(from_records(CombineRequest, message.content)),
-            message,
-            context,
-        )
+        def answer() -> _Answer:
+            helper = helper_of(context)
+            return helper.combine(from_records(CombineRequest, message.content)), helper.state
 
-    def _answer(
-        restore: Callable[[], Helper],
-        handle: Callable[[Helper], object],
-        message: Message,
-        context: Context,
-    ) -> Message:
-        try:
-            helper = restore()
-            reply = handle(helper)
-            context.state[HELPER_STATE_RECORD] = ConfigRecord({**helper.state.to_record()})
-        except SecureAggregationError as error:
-            reply = wire.to_refusal(error)
-        return make_reply(reply, message)
+        return _reply(answer, message, context)
 
     return app
 
 
+_Answer = tuple[object, HelperState]  # the reply, and the state that is stored before it leaves
+
+
+def _reply(answer: Callable[[], _Answer], message: Message, context: Context) -> Message:
+    try:
+        reply, state = answer()
+        for name, record in to_records(state, name=HELPER_STATE_RECORD).items():
+            context.state[name] = record
+    except SecureAggregationError as error:
+        reply = wire.to_refusal(error)
+    return make_reply(reply, message)
+
+
 def _state(context: Context) -> HelperState | None:
-    record = context.state.config_records.get(HELPER_STATE_RECORD)
-    return None if record is None else HelperState.from_record(dict(record))
+    if HELPER_STATE_RECORD not in context.state:
+        return None
+    return from_records(HelperState, context.state, name=HELPER_STATE_RECORD)

@@ -92,17 +92,9 @@ class Leader:
         Args:
             hellos: each helper's reply to the first message of the run, by helper number.
         """
-        context = self._context
         replies = [hellos[helper] for helper in self._helpers]
         return RoundOffer(
-            run_id=context.run_id,
-            round_nonce=context.round_nonce,
-            server_round=context.server_round,
-            layout=context.layout,
-            params=context.params,
-            model=context.model,
-            asked=context.asked,
-            plan=context.plan,
+            **vars(self._context),
             helpers=self._helpers,
             helper_keys=tuple(reply.public_key for reply in replies),
             helper_identities=tuple(reply.identity for reply in replies),

@@ -98,19 +98,7 @@ class MaskedSum:
 
     def offer(self) -> RoundOffer:
         """Return the parameters of the round (the offer), which train requests carry."""
-        context = self._context
-        return RoundOffer(
-            run_id=context.run_id,
-            round_nonce=context.round_nonce,
-            server_round=context.server_round,
-            layout=context.layout,
-            params=context.params,
-            model=context.model,
-            asked=context.asked,
-            plan=context.plan,
-            helpers=(),
-            helper_keys=(),
-        )
+        return RoundOffer(**vars(self._context), helpers=(), helper_keys=())
 
     def take_keys(self, reply: KeysReply) -> None:
         """Store the public keys that a client sent.

@@ -79,7 +79,7 @@ def test_a_recorded_round_still_opens_to_the_same_numbers() -> None:
     settings = SecureAggregationSettings.model_validate(recorded["settings"], strict=False)
     offer = from_record(RoundOffer, recorded["offer"], {})
     request = from_record(CombineRequest, recorded["request"], {})
-    state = HelperState.from_record(recorded["helper"])
+    state = from_record(HelperState, recorded["helper"])
     reply = Helper(helper=1, settings=settings, state=state).combine(request)
     assert reply.released
     np.testing.assert_array_equal(reply.total, recorded["total"])

@@ -96,7 +96,7 @@ def recorded_round() -> dict[str, Any]:
         "settings": settings.model_dump(mode="json"),
         "offer": to_record(offer).config,
         "request": to_record(request).config,
-        "helper": state.to_record(),
+        "helper": to_record(state).config,
         "shares": shares,
         "tags": [
             vector_tag(share, leader_share_info(context, client))
