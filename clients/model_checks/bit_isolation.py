@@ -21,8 +21,49 @@ from fedsim.clients.gradients.layers.base import ExampleUse, LayerUse
 from fedsim.clients.gradients.per_example import ClipBounds, PaddedBatch, PerExampleGradients
 from fedsim.clients.model_checks.safety import UnsafeModelError, preserve_state
 
+_LARGE = 1e4
 _SCALE = 0.1  # factor of the watched rows' clipped gradients, not a power of two
 _STEP = 3  # distance between the places of two clients' watched rows
+
+
+_NUMBER = "the number of examples"
+
+
+def other_rows(
+    features: Tensor, targets: Tensor, kept: Tensor, *, signs: int = 0
+) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Yield examples that are equal in the kept rows, and differ from the given ones in all others.
+
+    Args:
+        features: features of n rows (n, ...).
+        targets: targets of the rows (n, ...).
+        kept: booleans (n,), true for the rows that stay.
+        signs: number of patterns of signs of the large values, each used with both signs, so that a
+            statistic of the rows that passes through a ReLU is positive for one of the two. With 0
+            the large values have the signs of the examples.
+
+    Yields:
+        Triples (change of the other rows, features, targets). Zeros stand for rows without example.
+    """
+
+    def changed(cause: str, x: Tensor, y: Tensor) -> tuple[str, Tensor, Tensor]:
+        return cause, _with_rows(x, kept, features), _with_rows(y, kept, targets)
+
+    yield changed("other examples", features.roll(1, 0), targets.roll(1, 0))
+    if features.is_floating_point():
+        generator = torch.Generator().manual_seed(0)
+        drawn = (torch.randint(0, 2, features.shape[1:], generator=generator) for _ in range(signs))
+        patterns = [sign * (2 * bits - 1).to(features) for bits in drawn for sign in (1, -1)]
+        for pattern in patterns or [1.0]:
+            yield changed("large values", _LARGE * pattern * features, targets)
+        yield changed("NaN", features * torch.nan, targets)
+    yield changed(_NUMBER, torch.zeros_like(features), torch.zeros_like(targets))
+
+
+def _with_rows(values: Tensor, kept: Tensor, old: Tensor) -> Tensor:
+    values = values.clone()
+    values[kept] = old[kept]
+    return values
 
 
 class _Isolation(ABC):
@@ -158,29 +199,22 @@ class _Layout:
         now = torch.argsort(places)[self.places % self.rows] + self.rows * clients
         return _Layout(self.features[:, places], self.targets[:, places], now)
 
-    def with_others(self, features: Tensor, targets: Tensor) -> "_Layout":
-        """Return the layout with the same watched rows, and all other rows replaced.
-
-        Args:
-            features: features of the other rows (K, R, V, ...).
-            targets: targets of the other rows (K, R, V, ...).
-        """
-        features, targets = features.clone(), targets.clone()
-        for new, old in ((features, self.features), (targets, self.targets)):
-            new.flatten(0, 1)[self.places] = old.flatten(0, 1)[self.places]
-        return replace(self, features=features, targets=targets)
-
-    def padded(self, *, is_alone: bool) -> PaddedBatch:
-        """Return the padded batch.
-
-        Args:
-            is_alone: whether all rows but the watched ones are padding rows.
-        """
+    def padded(self) -> PaddedBatch:
+        """Return the padded batch."""
         x, y = self.features.flatten(0, 2), self.targets.flatten(0, 2)
+        weights = torch.ones(len(x), device=x.device)
+        return PaddedBatch(len(self.features), x, y, weights, self.features.shape[2])
+
+    def others(self) -> Iterator[tuple[str, PaddedBatch]]:
+        """Yield (change of the other rows, padded batch with the same watched rows)."""
         clients, rows, views = self.features.shape[:3]
-        weights = torch.full((clients * rows,), 0.0 if is_alone else 1.0, device=x.device)
-        weights[self.places] = 1.0
-        return PaddedBatch(clients, x, y, weights.repeat_interleave(views), views)
+        watched = torch.zeros(clients * rows, dtype=torch.bool, device=self.places.device)
+        watched[self.places] = True
+        x, y = self.features.flatten(0, 1), self.targets.flatten(0, 1)
+        for cause, *changed in other_rows(x, y, watched):
+            weights = (watched | (cause != _NUMBER)).float().repeat_interleave(views)
+            features, targets = (values.flatten(0, 1) for values in changed)
+            yield cause, PaddedBatch(clients, features, targets, weights, views)
 
 
 def _many_rows(examples: tuple[Tensor, Tensor], n: int) -> tuple[Tensor, Tensor]:
@@ -225,7 +259,7 @@ class _Trial:
         self._values = data + 0.02 * moved.to(data)  # zero weights could hide a difference
         self._clipping = LayerClipping(1.0)
         self._groups = self._clipping.groups(gradients.parameters)
-        self._first = base.padded(is_alone=False)
+        self._first = base.padded()
 
     def first_difference(self) -> tuple[str, str] | None:
         """Return the layer and the cause of the first difference; None if there is none."""
@@ -234,33 +268,17 @@ class _Trial:
         order = torch.arange(rows, device=base.places.device)
         for places in (order.flip(0), order.roll(_STEP)):
             layout = base.moved(places)
-            padded = layout.padded(is_alone=False)
+            padded = layout.padded()
             results = self._pass(padded, layout.places)
             expected = norms.unflatten(0, (-1, rows))[:, places].flatten(0, 1)
             if not _same(results[0], expected) or not _same(results[1], sums):
                 return self._layer(padded, layout.places), "its place among the rows"
-        for cause, layout, is_alone in self._companies():
-            padded = layout.padded(is_alone=is_alone)
-            results = self._pass(padded, layout.places)
-            same_norms = _same(results[0][layout.places], norms[base.places])
+        for cause, padded in base.others():
+            results = self._pass(padded, base.places)
+            same_norms = _same(results[0][base.places], norms[base.places])
             if not same_norms or not _same(results[1], sums):
-                return self._layer(padded, layout.places), cause
+                return self._layer(padded, base.places), f"{cause} in the other rows"
         return None
-
-    def _companies(self) -> Iterator[tuple[str, _Layout, bool]]:
-        """Yield (change of the other rows, layout, whether the other rows are padding rows)."""
-        base = self._base
-        x, y = base.features, base.targets
-        yield (
-            "other examples in the other rows",
-            base.with_others(x.roll(1, 1), y.roll(1, 1)),
-            False,
-        )
-        if x.is_floating_point():
-            yield "large values in the other rows", base.with_others(1e4 * x, y), False
-            yield "NaN in the other rows", base.with_others(x * torch.nan, y), False
-        zeros = base.with_others(torch.zeros_like(x), torch.zeros_like(y))
-        yield "the number of examples", zeros, True
 
     def _pass(self, padded: PaddedBatch, places: Tensor) -> tuple[Tensor, Tensor]:
         """Return the norms of all rows (n, m), and the watched contributions (K, size)."""
@@ -349,8 +367,11 @@ class MemberIsolation(_Isolation):
         for parity in (0, 1):
             watched = torch.arange(clients, device=data.device) % 2 == parity
             kept = watched.repeat_interleave(rows * self._views)
-            for cause, padded in _companies(base, kept):
-                sums = self._sums(values, padded)
+            for cause, x, y in other_rows(base.features, base.targets, kept):
+                changed = replace(base, features=x, targets=y)
+                if cause == _NUMBER:
+                    changed = replace(changed, weights=base.weights * kept)
+                sums = self._sums(values, changed)
                 if not torch.equal(sums[watched], expected[watched]):
                     return cause
         return None
@@ -375,20 +396,3 @@ class MemberIsolation(_Isolation):
         torch.manual_seed(0)  # for dropout
         self._gradients.add_sums(values, padded, into)
         return into
-
-
-def _companies(base: PaddedBatch, kept: Tensor) -> Iterator[tuple[str, PaddedBatch]]:
-    """Yield (changed property, padded batch in which the rows that are not kept are changed)."""
-
-    def with_others(features: Tensor, targets: Tensor) -> PaddedBatch:
-        features, targets = features.clone(), targets.clone()
-        features[kept], targets[kept] = base.features[kept], base.targets[kept]
-        return replace(base, features=features, targets=targets)
-
-    x, y = base.features, base.targets
-    yield "the examples", with_others(x.roll(1, 0), y.roll(1, 0))
-    if x.is_floating_point():
-        yield "large values", with_others(1e4 * x, y)
-        yield "NaN in the data", with_others(x * torch.nan, y)
-    none = with_others(torch.zeros_like(x), torch.zeros_like(y))
-    yield "the number of examples", replace(none, weights=base.weights * kept)

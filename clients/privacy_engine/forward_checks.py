@@ -12,13 +12,12 @@ from fedsim.clients.gradients.choice import BackendError, gradients_for
 from fedsim.clients.gradients.padded_batches import padded_parts
 from fedsim.clients.gradients.per_example import UncoveredParameterError
 from fedsim.clients.gradients.rule_gradients import RuleGradients
-from fedsim.clients.model_checks.bit_isolation import RowIsolation
+from fedsim.clients.model_checks.bit_isolation import RowIsolation, other_rows
 from fedsim.clients.model_checks.isolation import Probe, ProbeBatch
 from fedsim.clients.model_checks.isolation import rows as tensor_rows
 from fedsim.clients.model_checks.safety import UnsafeModelError, check_private_model, preserve_state
 
 _NUM_SYNTHETIC_EXAMPLES = 3
-_LARGE = 1e3
 
 
 def leading_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
@@ -105,7 +104,7 @@ def _check_training_mode(call: nn.Module, examples: Tensor, rows: int) -> None:
     if not half:
         return
     x = examples[torch.arange(rows, device=examples.device) % len(examples)]
-    targets = torch.zeros(rows)
+    targets = torch.zeros(rows, device=examples.device)
     with preserve_state(call), torch.no_grad():
         call.train()
         probe = Probe(call, _fixed_function)
@@ -115,29 +114,14 @@ def _check_training_mode(call: nn.Module, examples: Tensor, rows: int) -> None:
             return [value[half:].nan_to_num() for value in outputs]
 
         expected = watched(x)
-        for other in _other_rows(x):
-            changed = watched(torch.cat([other[:half], x[half:]]))
-            if not all(map(torch.equal, changed, expected)):
+        kept = torch.arange(rows, device=x.device) >= half
+        for _, others, _ in other_rows(x, targets, kept, signs=2):
+            if not all(map(torch.equal, watched(others), expected)):
                 raise UnsafeModelError(
                     f"in training, with {rows} rows, the outputs of an example change with the "
                     "other examples; compute for each example alone, along other dimensions than "
                     "the first"
                 )
-
-
-def _other_rows(x: Tensor) -> Iterator[Tensor]:
-    """Yield inputs with other values in all rows.
-
-    Large values come with both signs, so that a statistic of the rows that passes through a ReLU is
-    positive for one of the two.
-    """
-    yield x.roll(1, 0) * 3
-    if not x.is_floating_point():
-        return
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(2):
-        signs = torch.randint(0, 2, x.shape[1:], generator=generator).to(x) * 2 - 1
-        yield from (_LARGE * signs * x, -_LARGE * signs * x)
 
 
 class _Call(nn.Module):
