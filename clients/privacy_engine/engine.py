@@ -1,15 +1,4 @@
-"""DP-SGD with any torch optimizer: `PrivacyEngine`, with the interface of Opacus.
-
-Example::
-
-    engine = PrivacyEngine(model, batch_size=32, sample_size=1000, noise_multiplier=1.1)
-    engine.attach(optimizer)
-    for x, y in engine.batches(features, targets, steps=100):
-        optimizer.zero_grad()
-        engine.backward(loss(model(x), y))  # one value per example: reduction="none"
-        optimizer.step()
-    epsilon, best_alpha = engine.get_privacy_spent(delta=1e-5)
-"""
+"""DP-SGD with any torch optimizer: `PrivacyEngine`, with the interface of Opacus."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
@@ -19,11 +8,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from fedsim.accountant import Event, PrivacyLedger
 from fedsim.accountant.events import Adjacency
 from fedsim.clients.clipping.clipping import Clipping
-from fedsim.clients.gradients.per_example import BatchStatistics
-from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.dp_sgd.noise_allocation import NoiseAllocation
 from fedsim.clients.model_checks.isolation import check_isolation
 from fedsim.clients.privacy_engine.attachment import AttachedModel
@@ -37,28 +23,22 @@ from fedsim.clients.privacy_engine.opacus_names import (
 )
 from fedsim.clients.privacy_engine.opacus_style import OpacusStyle
 from fedsim.clients.privacy_engine.optimizer_patch import OptimizerPatch, check_optimizer
-from fedsim.clients.privacy_engine.row_losses import find_reduction
-from fedsim.clients.privacy_engine.state import (
-    affordable_events,
-    engine_state,
-    ledger_spent,
-    restore_state,
-)
+from fedsim.clients.privacy_engine.row_losses import check_reduction, find_reduction
+from fedsim.clients.privacy_engine.state import EngineSpending
 from fedsim.clients.privacy_engine.steps import PrivateSteps
 from fedsim.clients.privacy_engine.terms import (
     BatchSource,
     EngineSamplingName,
     LossReduction,
-    PrivacyTerms,
     checked_count,
-    clipping_for,
+    mechanism_for,
     privacy_terms,
 )
 
 _OF_A_MODEL = ("terms", "_model", "_streams", "_steps")
 
 
-class PrivacyEngine(OpacusStyle):
+class PrivacyEngine(EngineSpending, OpacusStyle):
     """DP-SGD engine, which makes an optimizer's steps differentially private for each example.
 
     After `attach`, call `engine.backward(losses)` with one loss for each example. For the
@@ -166,10 +146,7 @@ class PrivacyEngine(OpacusStyle):
         241
     """
 
-    terms: PrivacyTerms
     _model: AttachedModel
-    _streams: EngineStreams
-    _steps: PrivateSteps
     _patch: OptimizerPatch | None = None
 
     def __init__(
@@ -200,8 +177,7 @@ class PrivacyEngine(OpacusStyle):
         module: nn.Module | None = None,
         **opacus: Any,
     ) -> None:
-        unknown = without_opacus_arguments(opacus)
-        if unknown:
+        if unknown := without_opacus_arguments(opacus):
             raise TypeError(f"PrivacyEngine has no argument {sorted(unknown)[0]!r}")
         self._settings: dict[str, Any] = {
             "alphas": alphas,
@@ -241,21 +217,10 @@ class PrivacyEngine(OpacusStyle):
         seed, secure_mode = of_terms.pop("seed"), of_terms.pop("secure_mode")
         terms = privacy_terms(batch_size=batch_size, sample_size=sample_size, **of_terms)
         attached = AttachedModel(model, terms.augmentation_multiplicity)
-        parameters, noise = attached.parameters, terms.noise_multiplier
-        mechanism = DpSgdMechanism(
-            sampling=terms.sampling,
-            clipping=clipping_for(max_grad_norm, parameters, noisy=noise > 0.0),
-            noise_multiplier=noise,
-            expected_batch=float(terms.batch_size),
-            allocation=allocation,
-            max_physical_batch=terms.max_physical_batch,
-            largest_batch=terms.sample_size,
-        ).for_model(parameters)
-        if terms.target_epsilon is not None:
-            mechanism = mechanism.with_effective_noise(noise)
+        mechanism = mechanism_for(terms, attached.parameters, max_grad_norm, allocation)
         attached.padded_examples = mechanism.padded_rows
         self.terms, self._model = terms, attached
-        self._streams = EngineStreams(seed, secure=secure_mode, noisy=noise > 0.0)
+        self._streams = EngineStreams(seed, secure=secure_mode, noisy=terms.noise_multiplier > 0.0)
         self._steps = PrivateSteps(attached, mechanism, terms, self._streams)
 
     def __getattr__(self, name: str) -> Any:
@@ -270,34 +235,6 @@ class PrivacyEngine(OpacusStyle):
                 "optimizer=..., data_loader=..., ...), or make PrivacyEngine(model, ...)"
             )
         raise AttributeError(f"PrivacyEngine has no attribute {name!r}")
-
-    @property
-    def steps(self) -> int:
-        """Number of steps taken, including those with an empty batch."""
-        return self._steps.schedule.steps
-
-    @property
-    def ledger(self) -> PrivacyLedger:
-        """Copy of the ledger, with all privacy events so far."""
-        return PrivacyLedger().merge(self._steps.ledger)
-
-    @property
-    def event(self) -> Event:
-        """Privacy event of a step, or with sampling="shuffle" of a pass over the data."""
-        return self._steps.mechanism.event
-
-    @property
-    def private_statistics(self) -> BatchStatistics | None:
-        """Private counts of the last batch's examples and unclipped gradients; never send them."""
-        return self._steps.private_statistics
-
-    @property
-    def noise_multiplier(self) -> float:
-        """Noise multiplier, as given or calibrated.
-
-        The charged `event` also accounts for rounding (docs/explain/proofs.md).
-        """
-        return self._steps.mechanism.noise_multiplier
 
     @property
     def max_physical_batch(self) -> int | None:
@@ -407,18 +344,11 @@ class PrivacyEngine(OpacusStyle):
         batch = min(terms.batch_size, terms.max_physical_batch or terms.batch_size)
         with self._model.paused():
             check_isolation(self._model.model, loss, features, targets)
-            reduction = find_reduction(
-                self._model.model, loss, features, targets, batch * terms.augmentation_multiplicity
-            )
-        if reduction == "none":  # a loss for engine.backward, which needs no check
-            return
-        if reduction != terms.loss_reduction:
-            raise ValueError(
-                f"the loss is a {reduction} over the examples, and loss_reduction="
-                f"{terms.loss_reduction!r} was declared, so gradients would be scaled by the size "
-                f"of the batch before clipping; pass loss_reduction={reduction!r}"
-            )
-        self._steps.losses.is_checked = True
+            rows = batch * terms.augmentation_multiplicity
+            reduction = find_reduction(self._model.model, loss, features, targets, rows)
+        if reduction != "none":  # a loss for engine.backward needs no check
+            check_reduction(reduction, terms.loss_reduction)
+            self._steps.losses.is_checked = True
 
     def batches(self, *tensors: Tensor, steps: int | None = None) -> Iterator[tuple[Tensor, ...]]:
         """Yield batches sampled from examples in memory; call `optimizer.step()` once for each.
@@ -458,82 +388,6 @@ class PrivacyEngine(OpacusStyle):
             EpochError: the sampling is not "shuffle".
         """
         self._steps.schedule.begin_epoch()
-
-    def get_epsilon(self, delta: float | None = None) -> float:
-        """Return ε of all charges at δ, by default at `target_delta`.
-
-        Raises:
-            NotPoissonError: batches that were declared Poisson samples are not, so ε is unknown.
-            UncheckedLossError: `loss.backward()` ran, and `check_isolation` did not check the loss.
-            ValueError: δ is not in (0, 1).
-        """
-        return self.get_privacy_spent(delta)[0]
-
-    def get_privacy_spent(self, delta: float | None = None) -> tuple[float, float | None]:
-        """Return (ε, best α): ε of all charges at δ, and the Rényi order that gives it.
-
-        The order is None with the accountant "pld", before the first charge, or if ε is infinite.
-
-        Raises:
-            NotPoissonError: batches that were declared Poisson samples are not, so ε is unknown.
-            UncheckedLossError: `loss.backward()` ran, and `check_isolation` did not check the loss.
-            ValueError: δ is not in (0, 1).
-        """
-        self._check_claims()
-        spent = ledger_spent(self._steps.ledger, self.terms, delta)
-        return spent.epsilon, spent.best_order
-
-    def remaining(self, target_epsilon: float, delta: float | None = None) -> int:
-        """Return the number of further steps for which ε at δ stays at most `target_epsilon`.
-
-        If the noise is calibrated for a number of steps, the result is at most the steps left of
-        these. A value of 10^12 or more means that there is no limit. Further batches are assumed to
-        be drawn by the engine. After a batch from another loader that was not declared a Poisson
-        sample, all further batches are assumed to be like that batch.
-
-        Args:
-            target_epsilon: the privacy budget.
-            delta: δ of the budget; None stands for `target_delta`.
-        """
-        self._check_claims()
-        terms, ledger = self.terms, self._steps.ledger
-        mechanism, outside = self._steps.mechanism, self._steps.schedule.outside
-        event = mechanism.event if outside.are_amplified else mechanism.mechanism
-        events = affordable_events(ledger, terms, event, target_epsilon, delta)
-        if events is None:
-            return 0
-        steps = events * (terms.batches_per_epoch if terms.by_epoch else 1)
-        steps += self._steps.schedule.steps_paid
-        return (
-            steps if terms.planned_steps is None else min(steps, terms.planned_steps - self.steps)
-        )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state from which an engine can resume.
-
-        The state has the ledger, all counters, and the seed if one was given, as plain values that
-        JSON can store. Counters and seed determine the random streams. Anyone with the seed can
-        subtract the noise, so keep the state as private as the data.
-
-        Raises:
-            RuntimeError: a batch is unfinished, so its sum has no noise yet.
-        """
-        return engine_state(self._steps, self._streams, self.terms)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from the `state_dict` of an engine that was made with the same arguments.
-
-        Guarantee: with a seed, all further steps are bitwise equal to the steps of that engine. No
-        charge of this engine is lost.
-
-        Raises:
-            ValueError: the state has another format, or lacks charges that this engine has.
-        """
-        restore_state(state, self._steps, self._streams, self.terms)
-
-    def _check_claims(self) -> None:
-        self._steps.schedule.outside.check_claim()
-        self._steps.losses.require()
 
     def _step(self, update: Callable[[], Any]) -> Any:
         if self._patch is not None:

@@ -325,3 +325,17 @@ def find_reduction(
         "weights or the number of labels that are not ignored, or mixes them. Return one value per "
         "example (reduction='none') and call engine.backward(losses)"
     )
+
+
+def check_reduction(reduction: Reduction, declared: Reduction) -> None:
+    """Check that a loss reduces over the examples as the argument `loss_reduction` says.
+
+    Raises:
+        ValueError: it has another reduction.
+    """
+    if reduction != declared:
+        raise ValueError(
+            f"the loss is a {reduction} over the examples, and loss_reduction={declared!r} was "
+            "declared, so gradients would be scaled by the size of the batch before clipping; pass "
+            f"loss_reduction={reduction!r}"
+        )

@@ -1,19 +1,13 @@
-"""Functions for the state of a privacy engine (`state_dict`), its ε and its remaining budget."""
+"""Privacy spending of an engine: its charges, its ε, its remaining budget, and how it resumes."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from fedsim.accountant import (
-    Accountant,
-    Event,
-    PrivacyLedger,
-    PrivacySpent,
-    RdpAccountant,
-    make_accountant,
-)
+from fedsim.accountant import Accountant, Event, PrivacyLedger, RdpAccountant, make_accountant
 from fedsim.accountant.privacy_filter import PrivacyFilter
 from fedsim.accountant.sampler_slack import SHARE, epsilon_with_slack, target_without_slack
 from fedsim.accountant.search import largest_count
+from fedsim.clients.gradients.per_example import BatchStatistics
 from fedsim.clients.privacy_engine.batch_schedule import EngineStreams
 from fedsim.clients.privacy_engine.steps import PrivateSteps
 from fedsim.clients.privacy_engine.terms import PrivacyTerms
@@ -21,136 +15,182 @@ from fedsim.clients.privacy_engine.terms import PrivacyTerms
 _SCHEMA = 2
 
 
-def engine_state(
-    steps: PrivateSteps, streams: EngineStreams, terms: PrivacyTerms
-) -> dict[str, Any]:
-    """Return the state of an engine as plain values.
+class EngineSpending:
+    """Base class with what an engine has charged, what that costs, and the state to resume from."""
 
-    Args:
-        steps: the engine's steps, with ledger, schedule and clipping.
-        streams: the engine's random streams, with the seed.
-        terms: the engine's public terms, with the noise multiplier.
+    terms: PrivacyTerms
+    _streams: EngineStreams
+    _steps: PrivateSteps
 
-    Raises:
-        RuntimeError: a batch is unfinished, so its sum has no noise yet.
-    """
-    if steps.is_open:
-        raise RuntimeError(
-            "a batch is unfinished: the sum of virtual_step() has no noise yet and must not be "
-            "stored; call optimizer.step() first"
+    @property
+    def steps(self) -> int:
+        """Number of steps taken, including those with an empty batch."""
+        return self._steps.schedule.steps
+
+    @property
+    def ledger(self) -> PrivacyLedger:
+        """Copy of the ledger, with all privacy events so far."""
+        return PrivacyLedger().merge(self._steps.ledger)
+
+    @property
+    def event(self) -> Event:
+        """Privacy event of a step, or with sampling="shuffle" of a pass over the data."""
+        return self._steps.mechanism.event
+
+    @property
+    def private_statistics(self) -> BatchStatistics | None:
+        """Private counts of the last batch's examples and unclipped gradients; never send them."""
+        return self._steps.private_statistics
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Noise multiplier, as given or calibrated.
+
+        The charged `event` also accounts for rounding (docs/explain/proofs.md).
+        """
+        return self._steps.mechanism.noise_multiplier
+
+    def get_epsilon(self, delta: float | None = None) -> float:
+        """Return ε of all charges at δ, by default at `target_delta`.
+
+        Raises:
+            NotPoissonError: batches that were declared Poisson samples are not, so ε is unknown.
+            UncheckedLossError: `loss.backward()` ran, and `check_isolation` did not check the loss.
+            ValueError: δ is not in (0, 1).
+        """
+        return self.get_privacy_spent(delta)[0]
+
+    def get_privacy_spent(self, delta: float | None = None) -> tuple[float, float | None]:
+        """Return (ε, best α): ε of all charges at δ, and the Rényi order that gives it.
+
+        ε includes a small term, because the sampled noise is not exactly Gaussian. The order is
+        None with the accountant "pld", before the first charge, or if ε is infinite.
+
+        Raises:
+            NotPoissonError: batches that were declared Poisson samples are not, so ε is unknown.
+            UncheckedLossError: `loss.backward()` ran, and `check_isolation` did not check the loss.
+            ValueError: δ is not in (0, 1).
+        """
+        self._check_claims()
+        account, delta = self._account(), self._delta(delta)
+        epsilon = epsilon_with_slack(account.get_epsilon, delta)
+        return epsilon, account.get_privacy_spent(delta * (1.0 - SHARE)).best_order
+
+    def remaining(self, target_epsilon: float, delta: float | None = None) -> int:
+        """Return the number of further steps for which ε at δ stays at most `target_epsilon`.
+
+        If the noise is calibrated for a number of steps, the result is at most the steps left of
+        these. A value of 10^12 or more means that there is no limit. Further batches are assumed to
+        be drawn by the engine. After a batch from another loader that was not declared a Poisson
+        sample, all further batches are assumed to be like that batch.
+
+        Args:
+            target_epsilon: the privacy budget.
+            delta: δ of the budget; None stands for `target_delta`.
+        """
+        self._check_claims()
+        terms, mechanism = self.terms, self._steps.mechanism
+        is_amplified = self._steps.schedule.outside.are_amplified
+        event = mechanism.event if is_amplified else mechanism.mechanism
+        events = self._affordable_events(event, target_epsilon, self._delta(delta))
+        if events is None:
+            return 0
+        steps = events * (terms.batches_per_epoch if terms.by_epoch else 1)
+        steps += self._steps.schedule.steps_paid
+        return (
+            steps if terms.planned_steps is None else min(steps, terms.planned_steps - self.steps)
         )
-    return {
-        "schema": _SCHEMA,
-        "noise_multiplier": terms.noise_multiplier,
-        "ledger": steps.ledger.to_list(),
-        "schedule": steps.schedule.state(),
-        "streams": streams.state(),
-        "clipping": steps.clipping_state(),
-        "losses": steps.losses.state(),
-    }
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state from which an engine can resume.
 
-def restore_state(
-    state: Mapping[str, Any], steps: PrivateSteps, streams: EngineStreams, terms: PrivacyTerms
-) -> None:
-    """Restore the state of an engine; after an error the engine is unchanged.
+        The state has the ledger, all counters, and the seed if one was given, as plain values that
+        JSON can store. Counters and seed determine the random streams. Anyone with the seed can
+        subtract the noise, so keep the state as private as the data.
 
-    Guarantee: no charge of this engine is lost.
+        Raises:
+            RuntimeError: a batch is unfinished, so its sum has no noise yet.
+        """
+        steps = self._steps
+        if steps.is_open:
+            raise RuntimeError(
+                "a batch is unfinished: the sum of virtual_step() has no noise yet and must not be "
+                "stored; call optimizer.step() first"
+            )
+        return {
+            "schema": _SCHEMA,
+            "noise_multiplier": self.terms.noise_multiplier,
+            "ledger": steps.ledger.to_list(),
+            "schedule": steps.schedule.state(),
+            "streams": self._streams.state(),
+            "clipping": steps.clipping_state(),
+            "losses": steps.losses.state(),
+        }
 
-    Args:
-        state: the state that `engine_state` returned.
-        steps: the engine's steps, whose ledger, schedule and clipping are restored.
-        streams: the engine's random streams, whose seed is restored.
-        terms: the engine's public terms.
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume from the `state_dict` of an engine that was made with the same arguments.
 
-    Raises:
-        ValueError: the state has another schema or noise, or lacks charges of this engine.
-    """
-    if state.get("schema") != _SCHEMA:
-        raise ValueError(
-            f"not the state of this version's privacy engine: schema {state.get('schema')!r}, not "
-            f"{_SCHEMA}; train on with the version that wrote it, or from the start"
+        Guarantee: with a seed, all further steps are bitwise equal to the steps of that engine. No
+        charge of this engine is lost.
+
+        Raises:
+            ValueError: the state has another format, or lacks charges that this engine has.
+        """
+        if state.get("schema") != _SCHEMA:
+            raise ValueError(
+                f"not the state of this version's privacy engine: schema {state.get('schema')!r}, "
+                f"not {_SCHEMA}; train on with the version that wrote it, or from the start"
+            )
+        steps = self._steps
+        ledger, taken = PrivacyLedger.from_list(state["ledger"]), state["schedule"]["steps"]
+        ours = steps.schedule.steps
+        if steps.is_open or ours > taken or not ledger.starts_with(steps.ledger):
+            raise ValueError(
+                f"this engine has taken {ours} steps, and the state of {taken} steps does not "
+                "contain them; loading it would erase their charges. Load it into a new engine"
+            )
+        noise = self.terms.noise_multiplier
+        if self.terms.planned_steps and state["noise_multiplier"] != noise:
+            raise ValueError(
+                f"the noise was calibrated to {noise:g} for all planned steps, but the state's "
+                f"steps had {state['noise_multiplier']:g}; make the engine with the same arguments"
+            )
+        steps.ledger = ledger
+        steps.schedule.restore(state["schedule"])
+        steps.losses.restore(state["losses"])
+        self._streams.restore(state["streams"])
+        if state["clipping"] is not None:
+            steps.clipping_from(state["clipping"])
+
+    def _check_claims(self) -> None:
+        self._steps.schedule.outside.check_claim()
+        self._steps.losses.require()
+
+    def _affordable_events(self, event: Event, target_epsilon: float, delta: float) -> int | None:
+        """Return how often an event fits into a budget; None if the budget is exceeded already."""
+        terms = self.terms
+        limit, inner_delta = target_without_slack(target_epsilon, delta)
+        if terms.alphas is not None:
+            if self._account().get_epsilon(inner_delta) > limit:
+                return None
+            return largest_count(
+                lambda n: self._account().compose(event, n).get_epsilon(inner_delta), limit
+            )
+        budget = PrivacyFilter(
+            limit, inner_delta, accountant=terms.accountant, adjacency=terms.adjacency
         )
-    ledger, taken = PrivacyLedger.from_list(state["ledger"]), state["schedule"]["steps"]
-    ours = steps.schedule.steps
-    if steps.is_open or ours > taken or not ledger.starts_with(steps.ledger):
-        raise ValueError(
-            f"this engine has taken {ours} steps, and the state of {taken} steps does not contain "
-            "them; loading it would erase their charges. Load it into a new engine"
-        )
-    if terms.planned_steps and state["noise_multiplier"] != terms.noise_multiplier:
-        raise ValueError(
-            f"the noise was calibrated to {terms.noise_multiplier:g} for all planned steps, but "
-            f"the state's steps had {state['noise_multiplier']:g}; make the engine with the same "
-            "arguments"
-        )
-    steps.ledger = ledger
-    steps.schedule.restore(state["schedule"])
-    steps.losses.restore(state["losses"])
-    streams.restore(state["streams"])
-    if state["clipping"] is not None:
-        steps.clipping_from(state["clipping"])
+        for entry, count in self._steps.ledger.entries:
+            budget.record(entry, count)
+        return None if budget.spent > budget.target_epsilon else budget.max_count(event)
 
+    def _account(self) -> Accountant:
+        """Return the accountant of the terms, with all charges composed."""
+        terms = self.terms
+        if terms.alphas is None:
+            account = make_accountant(terms.accountant, adjacency=terms.adjacency)
+        else:
+            account = RdpAccountant(terms.alphas, adjacency=terms.adjacency)
+        return self._steps.ledger.compose_into(account)
 
-def ledger_spent(ledger: PrivacyLedger, terms: PrivacyTerms, delta: float | None) -> PrivacySpent:
-    """Return the ε of a ledger, computed by the accountant of the engine's terms.
-
-    ε includes a small term, because the sampled noise is not exactly Gaussian.
-
-    Args:
-        ledger: the ledger with all charges.
-        terms: the engine's public terms, with accountant, adjacency and target δ.
-        delta: δ; None stands for the target δ.
-
-    Returns:
-        ε at δ, and the Rényi order that gives it.
-    """
-    account, delta = _account(ledger, terms), _delta(terms, delta)
-    epsilon = epsilon_with_slack(account.get_epsilon, delta)
-    return PrivacySpent(epsilon, delta, account.get_privacy_spent(delta * (1.0 - SHARE)).best_order)
-
-
-def affordable_events(
-    ledger: PrivacyLedger,
-    terms: PrivacyTerms,
-    event: Event,
-    target_epsilon: float,
-    delta: float | None,
-) -> int | None:
-    """Return how often an event can be repeated within a budget.
-
-    The result is None if the ε of the ledger is above the budget already.
-
-    Args:
-        ledger: the ledger with all charges so far.
-        terms: the engine's public terms, with accountant, adjacency and target δ.
-        event: the event to repeat.
-        target_epsilon: ε of the budget.
-        delta: δ of the budget; None stands for the target δ.
-    """
-    limit, inner_delta = target_without_slack(target_epsilon, _delta(terms, delta))
-    if terms.alphas is not None:
-        if _account(ledger, terms).get_epsilon(inner_delta) > limit:
-            return None
-        return largest_count(
-            lambda n: _account(ledger, terms).compose(event, n).get_epsilon(inner_delta), limit
-        )
-    budget = PrivacyFilter(
-        limit, inner_delta, accountant=terms.accountant, adjacency=terms.adjacency
-    )
-    for entry, count in ledger.entries:
-        budget.record(entry, count)
-    return None if budget.spent > budget.target_epsilon else budget.max_count(event)
-
-
-def _account(ledger: PrivacyLedger, terms: PrivacyTerms) -> Accountant:
-    """Return the accountant of the terms, with all charges of a ledger composed."""
-    if terms.alphas is None:
-        account = make_accountant(terms.accountant, adjacency=terms.adjacency)
-    else:
-        account = RdpAccountant(terms.alphas, adjacency=terms.adjacency)
-    return ledger.compose_into(account)
-
-
-def _delta(terms: PrivacyTerms, delta: float | None) -> float:
-    return terms.target_delta if delta is None else delta
+    def _delta(self, delta: float | None) -> float:
+        return self.terms.target_delta if delta is None else delta

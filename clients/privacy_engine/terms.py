@@ -15,6 +15,8 @@ from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.events import Adjacency
 from fedsim.clients.clipping.clipping import Clipping, FlatClipping, LayerClipping, PatternClipping
 from fedsim.clients.gradients.parameters import FlatParameters
+from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
+from fedsim.clients.mechanisms.dp_sgd.noise_allocation import NoiseAllocation
 from fedsim.clients.mechanisms.planner import calibrate_noise
 from fedsim.clients.sampling.catalog import SAMPLINGS
 from fedsim.clients.sampling.sampling import Sampling
@@ -175,6 +177,36 @@ def _accountant(
             "of the accountant; leave alphas out"
         )
     return "rdp", RdpAccountant(alphas).orders
+
+
+def mechanism_for(
+    terms: PrivacyTerms,
+    parameters: FlatParameters,
+    max_grad_norm: float | Sequence[float] | Clipping,
+    allocation: NoiseAllocation,
+) -> DpSgdMechanism:
+    """Return the DP-SGD mechanism of an engine.
+
+    Args:
+        terms: the engine's public terms.
+        parameters: the model's trainable parameters.
+        max_grad_norm: the clip norm or clip norms, as `clipping_for` takes them.
+        allocation: how the noise is divided among groups of parameters.
+
+    Raises:
+        ValueError: clipping or noise do not fit the model.
+    """
+    noise = terms.noise_multiplier
+    mechanism = DpSgdMechanism(
+        sampling=terms.sampling,
+        clipping=clipping_for(max_grad_norm, parameters, noisy=noise > 0.0),
+        noise_multiplier=noise,
+        expected_batch=float(terms.batch_size),
+        allocation=allocation,
+        max_physical_batch=terms.max_physical_batch,
+        largest_batch=terms.sample_size,
+    ).for_model(parameters)
+    return mechanism if terms.target_epsilon is None else mechanism.with_effective_noise(noise)
 
 
 def clipping_for(

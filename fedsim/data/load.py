@@ -316,14 +316,7 @@ def load_federated_data(
     if dataset.test is not None or later is not None:
         test = test.transformed(transform)
     division = divide(dataset, train, settings.partition, seed=seed, base=base)
-    rows = dict(enumerate(division.rows))
-    held_out = None
-    if holdout is not None:
-        splits = {
-            c: split_client(all_rows, holdout, seed=seed, client=c) for c, all_rows in rows.items()
-        }
-        rows = {client: training for client, (training, _) in splits.items()}
-        held_out = {c: rest for c, (_, rest) in splits.items()}
+    rows, held_out = _split_clients(division.rows, holdout, seed=seed)
     raw_shape = dataset.train.input_shape
     shape = raw_shape if transform is None else transform.output_shape(raw_shape)
     return FederatedData(
@@ -338,6 +331,17 @@ def load_federated_data(
         client_names=division.names,
         test_groups=None if group is None else _test_groups(dataset, train, group),
     )
+
+
+def _split_clients(
+    rows: Sequence[NDArray[np.int64]], holdout: float | None, *, seed: int
+) -> tuple[dict[int, NDArray[np.int64]], dict[int, NDArray[np.int64]] | None]:
+    """Return the rows on which each client trains, and those that it keeps out, if it does."""
+    if holdout is None:
+        return dict(enumerate(rows)), None
+    splits = [split_client(own, holdout, seed=seed, client=c) for c, own in enumerate(rows)]
+    training, held_out = zip(*splits, strict=True)
+    return dict(enumerate(training)), dict(enumerate(held_out))
 
 
 def _test_groups(dataset: Dataset, train: NDArray[np.int64], column: str) -> ExampleGroups:

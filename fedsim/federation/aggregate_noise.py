@@ -23,6 +23,7 @@ from fedsim.clients.mechanisms.client_privacy import ClientPrivacy
 from fedsim.clients.mechanisms.contract import SummedMechanism, SumPart
 from fedsim.clients.mechanisms.plan import PrivacyBudgetError, PrivacyPlan, PrivacyPlanError
 from fedsim.clients.mechanisms.planner import noise_of_release
+from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.core.shared_values import map_shared
 from fedsim.experiment import ExperimentWithClients
 from fedsim.federation.schedule import participation_of
@@ -81,26 +82,15 @@ def share_noise(
     Raises:
         PrivacyPlanError: no honest client would be left, or the sum has no noise.
     """
-    privacy, secure = experiment.privacy, experiment.secure_aggregation
+    privacy = experiment.privacy
     if privacy is None or privacy.trust.name == "local":
         raise ValueError("local trust has no noisy sums")
     distributed = privacy.trust.name == "distributed"
     scale_of = partial(sum_scale, lr=experiment.local.optimizer.lr)
     scales = [*map_shared(scale_of, client_privacy, plans, weights.values)]
     needs = [*map_shared(_need, scales, client_privacy, plans)]
-    try:
-        shares = NoiseShares.meeting(
-            needs,
-            min_clients=secure.min_clients if distributed and secure is not None else 1,
-            colluding_clients=privacy.trust.colluding_clients,
-        )
-    except ValueError as error:
-        raise PrivacyPlanError(f"privacy.trust.colluding_clients cannot be met: {error}") from error
-    if shares.share == 0.0:
-        raise PrivacyPlanError(
-            f"privacy.trust: {privacy.trust.name} needs noise, and no client has any: set "
-            "target_epsilon, or a noise_multiplier above 0"
-        )
+    secure = experiment.secure_aggregation if distributed else None
+    shares = _shares_for(needs, privacy, 1 if secure is None else secure.min_clients)
     part = SumPart(shares.honest, adds_noise=distributed)
 
     def with_part(scale: float, plan: PrivacyPlan) -> PrivacyPlan:
@@ -120,6 +110,27 @@ def share_noise(
         divisor=_public_divisor(experiment, weights),
     )
     return shared, summed(parts[0]).of_sum(sums)
+
+
+def _shares_for(
+    needs: Sequence[NoiseNeed], privacy: PrivacySettings, min_clients: int
+) -> NoiseShares:
+    """Return the noise that each client adds to a sum of at least `min_clients` clients.
+
+    Raises:
+        PrivacyPlanError: no honest client would be left, or the sum has no noise.
+    """
+    colluding = privacy.trust.colluding_clients
+    try:
+        shares = NoiseShares.meeting(needs, min_clients=min_clients, colluding_clients=colluding)
+    except ValueError as error:
+        raise PrivacyPlanError(f"privacy.trust.colluding_clients cannot be met: {error}") from error
+    if shares.share == 0.0:
+        raise PrivacyPlanError(
+            f"privacy.trust: {privacy.trust.name} needs noise, and no client has any: set "
+            "target_epsilon, or a noise_multiplier above 0"
+        )
+    return shares
 
 
 def _public_divisor(experiment: ExperimentWithClients, weights: ClientWeights) -> float | None:

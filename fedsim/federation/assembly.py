@@ -10,6 +10,7 @@ from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.clients.app import one_thread
 from fedsim.clients.augmentation import check_views
 from fedsim.clients.gradients.per_example import PerExampleLoss
+from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.dp_sgd.draft import whole_round_steps
 from fedsim.clients.model_checks.safety import check_private_model
 from fedsim.core.commands import Phases
@@ -76,14 +77,7 @@ def _assemble(
     settings, base = loaded.experiment, loaded.base
     phases.begin("loading the data")
     sources = plugin_sources(settings, base)
-    data = load_federated_data(
-        settings.data,
-        seed=settings.seed,
-        base=base,
-        holdout=settings.holdout,
-        group=settings.test_group,
-        transform=FeaturePipeline(settings.model.features) if settings.model.features else None,
-    )
+    data = _load(settings, base)
     experiment = with_clients(loaded, len(data.clients))
     task_goal = GOALS[experiment.task]
     data, queries = task_goal.split(experiment, data)
@@ -94,10 +88,7 @@ def _assemble(
             "least 2; raise test_fraction, or bring a test set of at least 2 examples"
         )
     if in_process:
-        largest = max(data.clients.sizes)
-        steps = whole_round_steps(None, experiment.local, largest)
-        per_round = steps * experiment.local.expected_batch(largest)
-        data = replace(data, clients=order_by_client(data.clients, examples_per_round=per_round))
+        data = _by_client(data, experiment.local)
     loss = resolve_loss(experiment.model.loss, base=base)
     task = task_for(experiment.model.loss, data.test.targets, num_classes=data.num_classes)
     device = choose_device(experiment.runtime.device)
@@ -135,6 +126,24 @@ def _assemble(
     federation.public_scores.check()
     refuse_edited_plugins(sources, experiment, base)
     return federation
+
+
+def _load(settings: Experiment, base: Path) -> FederatedData:
+    return load_federated_data(
+        settings.data,
+        seed=settings.seed,
+        base=base,
+        holdout=settings.holdout,
+        group=settings.test_group,
+        transform=FeaturePipeline(settings.model.features) if settings.model.features else None,
+    )
+
+
+def _by_client(data: FederatedData, local: LocalSettings) -> FederatedData:
+    """Return the data with the examples of each client side by side in memory."""
+    largest = max(data.clients.sizes)
+    per_round = whole_round_steps(None, local, largest) * local.expected_batch(largest)
+    return replace(data, clients=order_by_client(data.clients, examples_per_round=per_round))
 
 
 def _checked_model(
