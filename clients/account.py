@@ -34,7 +34,6 @@ from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.ledger.journal import Charge, Journal
 from fedsim.clients.faults import ClientFailureError
 from fedsim.clients.mechanisms.plan import PrivacyPlan
-from fedsim.clients.sampling.sampling import Charges
 from fedsim.core.streams import Purpose, stream_key
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.errors import LEDGER_UNWRITABLE, NOISE_REUSE
@@ -150,9 +149,9 @@ class PrivacyAccount:
             round_number,
             request,
             granted,
-            _ledger_of(self.plan.charges(first, granted)),
+            PrivacyLedger.of(self.plan.charges(first, granted)),
             spend.head,
-            None if against_server is None else _ledger_of(against_server),
+            None if against_server is None else PrivacyLedger.of(against_server),
         )
 
     def commit(self, charge: Charge, state: RecordDict) -> Self:
@@ -254,13 +253,6 @@ class PrivacyAccount:
                 f"{self.plan.affordable_steps} steps, and {self.spend.steps} are taken"
             )
         return granted
-
-
-def _ledger_of(charges: Charges) -> PrivacyLedger:
-    ledger = PrivacyLedger()
-    for event, count in charges:
-        ledger.record(event, count)
-    return ledger
 
 
 _DIGEST_BYTES = 32

@@ -133,7 +133,7 @@ class PrivacyLedgerMod:
             return call_next(message, context)
         _store(context.state, _DECLARED, PrivacyLedger())
         if self._releases is not None:
-            self._charge(message, context, _ledger(self._known(message, context)))
+            self._charge(message, context, PrivacyLedger.of(self._known(message, context)))
         try:
             reply = call_next(message, context)
         except BaseException:
@@ -245,13 +245,6 @@ def _journal_record(
 def _client(context: Context) -> int:
     number = context.node_config.get(PARTITION, context.node_id)
     return number if isinstance(number, int) else context.node_id
-
-
-def _ledger(releases: Releases) -> PrivacyLedger:
-    ledger = PrivacyLedger()
-    for event, count in releases:
-        ledger.record(event, count)
-    return ledger
 
 
 def _fields(state: RecordDict) -> dict[str, Any]:

@@ -30,6 +30,14 @@ class PrivacyLedger:
     def __init__(self) -> None:
         self._runs: list[tuple[Event, int]] = []
 
+    @classmethod
+    def of(cls, charges: Iterable[tuple[Event, int]]) -> Self:
+        """Return the ledger of some releases, as pairs (event, count) in their order."""
+        ledger = cls()
+        for event, count in charges:
+            ledger.record(event, count)
+        return ledger
+
     @property
     def entries(self) -> tuple[tuple[Event, int], ...]:
         """Recorded pairs (event, count), oldest first; every count is at least 1."""
