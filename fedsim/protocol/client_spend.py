@@ -1,6 +1,6 @@
 """The privacy budget that a client has spent, as uploads and the summary of a run report it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -24,12 +24,12 @@ class ClientSpend:
         delta: the δ of the client's guarantee.
         noise_multiplier: the noise multiplier z.
         sampling_rate: the expected share of the client's examples in a batch.
-        target_epsilon: the client's budget ε; None without a budget.
         rounds: the number of rounds for which the client was charged.
         steps: the number of steps for which the client was charged.
         round_steps: the number of steps of the last charge.
         ledger: all charged events, against the adversary for which the client's ε is claimed.
         head: the hash of the client's last record in the durable ledger.
+        target_epsilon: the client's budget ε; None without a budget.
         against_server: all charged events against a server that sees the client's single uploads.
             It is None before the first charge. It is also None if `ledger` is already against such
             a server, or if no noise protects the uploads from the server.
@@ -40,12 +40,12 @@ class ClientSpend:
     delta: float
     noise_multiplier: float
     sampling_rate: float
-    target_epsilon: float | None
     rounds: int
     steps: int
     round_steps: int
     ledger: PrivacyLedger
     head: str
+    target_epsilon: float | None = None
     against_server: PrivacyLedger | None = None
 
     def after(self, charges: Sequence[Charge]) -> Self:
@@ -78,24 +78,14 @@ class ClientSpend:
         return PrivacyLedger().merge(before or PrivacyLedger()).merge(new)
 
     def to_record(self) -> ConfigRecord:
-        """Return the client's spend as a Flower record."""
-        fields: dict[str, Any] = {
-            "client": self.client,
-            "examples": self.examples,
-            "delta": self.delta,
-            "noise-multiplier": self.noise_multiplier,
-            "sampling-rate": self.sampling_rate,
-            "rounds": self.rounds,
-            "steps": self.steps,
-            "round-steps": self.round_steps,
-            "ledger": self.ledger.to_text(),
-            "head": self.head,
-        }
-        if self.target_epsilon is not None:
-            fields["target-epsilon"] = self.target_epsilon
-        if self.against_server is not None:
-            fields["against-server"] = self.against_server.to_text()
-        return ConfigRecord(fields)
+        """Return the client's spend as a Flower record; fields that are None are left out."""
+        return ConfigRecord(
+            {
+                name.replace("_", "-"): value.to_text() if name in _LEDGERS else value
+                for name, value in vars(self).items()
+                if value is not None
+            }
+        )
 
     @classmethod
     def from_record(cls, record: ConfigRecord) -> Self:
@@ -104,22 +94,17 @@ class ClientSpend:
         Raises:
             ProtocolError: a field is missing or malformed.
         """
-        fields: dict[str, Any] = dict(record.items())
         try:
-            target, second = fields.get("target-epsilon"), fields.get("against-server")
-            return cls(
-                client=int(fields["client"]),
-                examples=int(fields["examples"]),
-                delta=float(fields["delta"]),
-                noise_multiplier=float(fields["noise-multiplier"]),
-                sampling_rate=float(fields["sampling-rate"]),
-                target_epsilon=None if target is None else float(target),
-                rounds=int(fields["rounds"]),
-                steps=int(fields["steps"]),
-                round_steps=int(fields["round-steps"]),
-                ledger=PrivacyLedger.from_text(fields["ledger"]),
-                head=str(fields["head"]),
-                against_server=None if second is None else PrivacyLedger.from_text(second),
-            )
+            fields = {name.replace("-", "_"): value for name, value in record.items()}
+            return cls(**{name: _READERS[name](value) for name, value in fields.items()})
         except (KeyError, TypeError, ValueError) as error:
             raise ProtocolError(f"malformed record of a client's spend: {error!r}") from error
+
+
+_LEDGERS = ("ledger", "against_server")
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("client", "examples", "rounds", "steps", "round_steps"), int),
+    **dict.fromkeys(("delta", "noise_multiplier", "sampling_rate", "target_epsilon"), float),
+    **dict.fromkeys(_LEDGERS, PrivacyLedger.from_text),
+    "head": str,
+}
