@@ -14,18 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from fedsim.clients.clipping.clipping import Clipping, Groups
-from fedsim.clients.gradients.layers.base import Part
 from fedsim.clients.gradients.parameters import FlatParameters
-from fedsim.clients.gradients.per_example import (
-    BatchStatistics,
-    ClipBounds,
-    batch_statistics,
-    by_example,
-    clipped_rows,
-)
 from fedsim.clients.gradients.recording import RuledModel
-from fedsim.clients.gradients.rule_gradients import by_parameter
 from fedsim.clients.gradients.sequence import ModuleSequence
 from fedsim.clients.model_checks.safety import UnsafeModelError, check_parameter_types
 from fedsim.clients.privacy_engine.forward_checks import (
@@ -211,55 +201,6 @@ class AttachedModel:
         recorded.take()
         return recorded
 
-    def add_clipped_sum(
-        self,
-        recorded: RecordedPass,
-        clipping: Clipping,
-        groups: Groups,
-        into: Tensor,
-        *,
-        scales: Sequence[float],
-        divided_by_batch: bool,
-    ) -> BatchStatistics:
-        """Add the scaled sum of clipped gradients of a forward pass to `into`; drop the gradients.
-
-        The sum for group m is scale_m · Σ_i clip(gradient_i).
-
-        Args:
-            recorded: a forward pass on n examples that `take` returned.
-            clipping: how per-example gradients are clipped.
-            groups: the groups of `parameters`, with their clip norms.
-            into: flat tensor (size,) to which the sum is added; float64, or float32 if that is
-                precise enough for the batch.
-            scales: the factor scale_m of each group's sum.
-            divided_by_batch: whether the loss is a mean over the n examples of the forward pass.
-                Gradients are then multiplied by n, so that the clip norm bounds each example's.
-
-        Returns:
-            Counts of examples and unclipped gradients.
-        """
-        views = self.parameters.stacked_views(into.unsqueeze(0))
-        times = recorded.gradient_factor(is_mean=divided_by_batch)
-        sizes = _sizes(recorded.examples, self.padded_examples)
-        statistics = BatchStatistics(0, 0, (0,) * len(groups.bounds))
-        # A step within autocast would round the sums to its type.
-        off = torch.autocast(into.device.type, enabled=False)
-        try:
-            for padded, examples in zip(recorded.padded_batches, sizes, strict=True):
-                n = padded.rows // self.views
-                rows = torch.tensor([scales], dtype=torch.float64, device=into.device).repeat(n, 1)
-                rows[examples:] = 0.0
-                clip = ClipBounds.of_client(clipping, groups, rows)
-                uses = by_example(by_parameter(padded.uses), self.views)
-                with torch.no_grad(), off if _is_autocast(into) else nullcontext():
-                    clipped = clipped_rows(uses, clip, times=times)
-                    clipped.add_to(views, Part(0, slice(0, examples)))
-                dropped = None if clipped.dropped is None else clipped.dropped[:examples]
-                statistics += batch_statistics(clip.bounds, clipped.norms[:examples], dropped)
-        finally:
-            recorded.clear()  # frees activations now, not with the user's graph
-        return statistics
-
     def _record(
         self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
@@ -357,11 +298,6 @@ def _structure(model: nn.Module) -> list[tuple[Any, ...]]:
         forward = None if module is model else attributes.get("forward")
         structure.append((module, forward, hooks))
     return structure
-
-
-def _sizes(examples: int, most: int) -> list[int]:
-    """Return the number of examples in each padded batch."""
-    return [min(most, examples - start) for start in range(0, examples, most)]
 
 
 def _is_autocast(like: Tensor) -> bool:

@@ -10,7 +10,16 @@ from torch import Tensor, nn
 
 from fedsim.clients.gradients.layers.base import ExampleUse
 from fedsim.clients.gradients.parameters import FlatParameters
+from fedsim.clients.gradients.per_example import (
+    BatchStatistics,
+    ClipBounds,
+    ClippedRows,
+    batch_statistics,
+    by_example,
+    clipped_rows,
+)
 from fedsim.clients.gradients.recording import Recording
+from fedsim.clients.gradients.rule_gradients import by_parameter
 from fedsim.core.errors import FedsimError
 
 
@@ -56,6 +65,7 @@ class RecordedPass:
         part: number of the physical batch that the training loop had at the forward pass.
         losses: number of losses given to `engine.backward`; None if the training loop called
             `loss.backward()`.
+        counts: private counts of the padded batches that were clipped.
     """
 
     def __init__(
@@ -64,6 +74,7 @@ class RecordedPass:
         self.examples, self.views, self.padded_batches = examples, views, list[PaddedRecording]()
         self.part = context.part()
         self.losses: int | None = None
+        self.counts = list[BatchStatistics]()
         self._context, self._taken = context, False
         self._ways = set[int | None]()  # `losses` of the context at each backward pass
         self._parameters = parameters
@@ -71,7 +82,8 @@ class RecordedPass:
 
     def start_padded(self, rows: int) -> "PaddedRecording":
         """Start and return the record of the next padded batch, which has `rows` rows."""
-        padded = PaddedRecording(self._parameters, self._values, rows, self)
+        examples = self.examples - sum(padded.examples for padded in self.padded_batches)
+        padded = PaddedRecording(self._parameters, self._values, rows, examples, self)
         self.padded_batches.append(padded)
         return padded
 
@@ -146,14 +158,45 @@ class PaddedRecording(Recording):
         parameters: the model's trainable parameters.
         values: value of each parameter, with a leading dimension of one client (1, *shape).
         rows: number of rows of the padded batch.
+        left: number of examples of the forward pass that are in no earlier padded batch.
         whole: the record of the forward pass to which the padded batch belongs.
+
+    Attributes:
+        examples: number of examples in the padded batch.
     """
 
     def __init__(
-        self, parameters: FlatParameters, values: Sequence[Tensor], rows: int, whole: RecordedPass
+        self,
+        parameters: FlatParameters,
+        values: Sequence[Tensor],
+        rows: int,
+        left: int,
+        whole: RecordedPass,
     ) -> None:
         super().__init__(parameters, values, rows)
-        self._whole = whole
+        self._height = rows // whole.views
+        self.examples, self._whole = min(left, self._height), whole
+
+    @property
+    def example_weights(self) -> Tensor:
+        """Weight of each example, and 0 for each place without one."""
+        weights = self._values[0].new_ones(self._height)
+        weights[self.examples :] = 0.0
+        return weights
+
+    def clipped(self, clip: ClipBounds, *, is_mean: bool) -> ClippedRows:
+        """Return the clipped gradients of the examples, and count them in the forward pass.
+
+        Args:
+            clip: clipping norms and scales of the examples.
+            is_mean: whether the training loop's loss is a mean over the rows, else a sum.
+        """
+        whole, n = self._whole, self.examples
+        uses = by_example(by_parameter(self.uses), whole.views)
+        rows = clipped_rows(uses, clip, times=whole.gradient_factor(is_mean=is_mean))
+        dropped = None if rows.dropped is None else rows.dropped[:n]
+        whole.counts.append(batch_statistics(clip.bounds[:n], rows.norms[:n], dropped))
+        return rows
 
     def note(self, use: ExampleUse) -> None:
         """Record a call of a layer that a backward pass has reached.

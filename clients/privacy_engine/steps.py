@@ -1,7 +1,8 @@
 """Step of an attached optimizer: it sums a batch, charges, adds noise and updates the model."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,9 +11,10 @@ from torch import Tensor
 
 from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.sampler_slack import MAX_DRAWS
-from fedsim.clients.gradients.per_example import BatchStatistics
+from fedsim.clients.gradients.per_example import BatchStatistics, ClipBounds, ClippedRows
 from fedsim.clients.mechanisms.dp_sgd.batch_sums import products_are_exact
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
+from fedsim.clients.mechanisms.dp_sgd.step import PrivateStep
 from fedsim.clients.privacy_engine.attachment import AttachedModel
 from fedsim.clients.privacy_engine.batch_schedule import (
     BatchSchedule,
@@ -21,25 +23,28 @@ from fedsim.clients.privacy_engine.batch_schedule import (
 )
 from fedsim.clients.privacy_engine.loaders import BatchFeed, BatchReuseError
 from fedsim.clients.privacy_engine.outside_batches import OutsideBatchError
-from fedsim.clients.privacy_engine.recorded_pass import RecordedPass
+from fedsim.clients.privacy_engine.recorded_pass import PaddedRecording, RecordedPass
 from fedsim.clients.privacy_engine.terms import PrivacyTerms
 from fedsim.core.errors import FedsimError
-from fedsim.noise.release import Scales, release_
 from fedsim.protocol.noisy_sums import AdaptiveClipNorm
 
 
-@dataclass
+@dataclass(frozen=True)
 class _OpenBatch:
     """The clipped sum of the physical batches of a logical batch so far, in grid steps.
 
     Attributes:
-        total: the flat sum (size,), float32 for a single small physical batch (`SumRounding`),
-            otherwise float64.
+        total: the sum (1, size), float64.
         statistics: counts of the summed examples and unclipped gradients.
     """
 
     total: Tensor
     statistics: BatchStatistics
+
+
+def _earlier(batch: _OpenBatch | None) -> dict[int, Tensor]:
+    """Return the sum of a batch so far as that of client 0, the only one."""
+    return {} if batch is None else {0: batch.total}
 
 
 logger = logging.getLogger(__name__)
@@ -139,7 +144,7 @@ class PrivateSteps:
         self.private_statistics: BatchStatistics | None = None
         self._model, self._terms, self._streams = model, terms, streams
         self._batch: _OpenBatch | None = None
-        self._scales: tuple[DpSgdMechanism, Scales] | None = None  # of a mechanism
+        self._made: tuple[tuple[object, ...], PrivateStep] | None = None
         model.passes.part = lambda: self.feed.part
 
     @property
@@ -165,9 +170,9 @@ class PrivateSteps:
                     "that exceeds memory, take batches from engine.batches(x, y) with "
                     "max_physical_batch"
                 )
-            batch = self._new_batch(recorded) if self._batch is None else self._batch
-            self._add(recorded, batch)
-            self._batch = batch
+            # An interrupted sum is dropped: another try would count its first examples twice.
+            batch, self._batch = self._batch, None
+            self._batch = self._add(recorded, batch)
 
     def step(self, update: Callable[[], Any]) -> Any:
         """Set the parameters' gradients to the noisy mean of the batch, and call `update`.
@@ -213,6 +218,8 @@ class PrivateSteps:
         """Set the DP-SGD mechanism of the next steps."""
         if mechanism is not self.mechanism:
             self.mechanism = mechanism.for_model(self._model.parameters)
+            if self._made is not None:
+                self._made[1].use([self.mechanism])
 
     def split_batches(self, most: int | None) -> None:
         """Set the largest physical batch, and drop the sum of the unfinished batch.
@@ -249,57 +256,67 @@ class PrivateSteps:
 
     def _release(self, batch: _OpenBatch | None, last: RecordedPass | None, number: int) -> None:
         """Release the noisy sum of the batch and the last pass as the parameters' gradients."""
-        parameters, noise = self._model.parameters, self._streams.noise(number)
-        batch = batch or self._new_batch(last)
-        if last is not None:
-            self._add(last, batch)
-        released = parameters.tensors[0].new_empty(1, parameters.size)
+        noise = self._streams.noise(number)
         used = noise if self.mechanism.noise_multiplier else None
-        release_(batch.total.unsqueeze(0), [used], self._lengths(), released)
-        views = parameters.views(released[0])
-        for parameter, gradient in zip(parameters.tensors, views, strict=True):
-            parameter.grad = gradient
-        self.private_statistics = batch.statistics
-        self.use_mechanism(self.mechanism.adapt(batch.statistics, noise))
 
-    def _lengths(self) -> Scales:
-        """Return the length of a grid step of each group, in units of the released gradient."""
-        parameters, mechanism = self._model.parameters, self.mechanism
-        if self._scales is None or self._scales[0] is not mechanism:
-            groups = mechanism.groups(parameters)
-            steps = torch.tensor([mechanism.grid_steps(groups)], dtype=torch.float64)
-            lengths = steps.to(parameters.tensors[0].device) / mechanism.expected_batch
-            places = parameters.group_slices(groups.members)
-            scales = [(place, lengths[:, group : group + 1]) for place, group in places]
-            self._scales = mechanism, scales
-        return self._scales[1]
+        def use(_: slice, released: Tensor) -> None:
+            parameters = self._model.parameters
+            views = parameters.views(released[0])
+            for parameter, gradient in zip(parameters.tensors, views, strict=True):
+                parameter.grad = gradient
 
-    def _add(self, recorded: RecordedPass, batch: _OpenBatch) -> None:
-        """Add the clipped gradients of a pass to the sum of a batch."""
+        step, clip, earlier = self._private_step(), self._clip, _earlier(batch)
+        if last is None:
+            step.take(clip, (), [0], [used], use, earlier=earlier)
+        else:
+            with self._passing(last) as padded:
+                step.take(clip, padded, [last.examples], [used], use, earlier=earlier)
+        self.private_statistics = self._counts(batch, last)
+        self.use_mechanism(self.mechanism.adapt(self.private_statistics, noise))
+
+    def _add(self, recorded: RecordedPass, batch: _OpenBatch | None) -> _OpenBatch:
+        """Return the sum of a batch with the clipped gradients of a pass added."""
+        sums = list[Tensor]()
+        with self._passing(recorded) as padded:
+            self._private_step().take(
+                self._clip,
+                padded,
+                [recorded.examples],
+                None,
+                lambda _, total: sums.append(total.double()),
+                earlier=_earlier(batch),
+            )
+        return _OpenBatch(sums[0], self._counts(batch, recorded))
+
+    @contextmanager
+    def _passing(self, recorded: RecordedPass) -> Iterator[Sequence[PaddedRecording]]:
+        """Yield the padded batches of a pass without autocast, and then drop their gradients."""
+        # A step within autocast would round the sums to its type.
+        kind = self._model.parameters.tensors[0].device.type
+        off = torch.autocast(kind, enabled=False)
+        try:
+            with off if torch.is_autocast_enabled(kind) else nullcontext():
+                yield recorded.padded_batches
+        finally:
+            recorded.clear()  # frees activations now, not with the user's graph
+
+    def _clip(self, padded: PaddedRecording, clip: ClipBounds) -> ClippedRows:
+        return padded.clipped(clip, is_mean=self._terms.loss_reduction == "mean")
+
+    def _counts(self, batch: _OpenBatch | None, recorded: RecordedPass | None) -> BatchStatistics:
+        """Return the counts of a batch and of a pass together."""
         groups = self.mechanism.groups(self._model.parameters)
-        if batch.statistics.examples:
-            batch.total = batch.total.double()
-        batch.statistics += self._model.add_clipped_sum(
-            recorded,
-            self.mechanism.clipping,
-            groups,
-            batch.total,
-            scales=[1.0 / step for step in self.mechanism.grid_steps(groups)],
-            divided_by_batch=self._terms.loss_reduction == "mean",
-        )
+        counts = batch.statistics if batch else BatchStatistics(0, 0, (0,) * len(groups.bounds))
+        return sum(recorded.counts, counts) if recorded else counts
 
-    def _new_batch(self, first: RecordedPass | None) -> _OpenBatch:
-        parameters = self._model.parameters
-        kind, device = parameters.tensors[0].dtype, parameters.tensors[0].device
-        if (
-            first is None
-            or first.examples > min(self.mechanism.rounding.rows, self._model.padded_examples)
-            or not products_are_exact(device)
-        ):
-            kind = torch.float64
-        total = torch.zeros(parameters.size, dtype=kind, device=device)
-        groups = self.mechanism.groups(parameters)
-        return _OpenBatch(total, BatchStatistics(0, 0, (0,) * len(groups.bounds)))
+    def _private_step(self) -> PrivateStep:
+        """Return the step for the device, the products and the padded batches as they are now."""
+        parameters, rows = self._model.parameters, self._model.padded_examples
+        device = parameters.tensors[0].device
+        kind = rows, device, products_are_exact(device)
+        if self._made is None or self._made[0] != kind:
+            self._made = kind, PrivateStep(parameters, [self.mechanism], rows, keeps=True)
+        return self._made[1]
 
     def _refuse_beyond_plan(self) -> None:
         if (self.schedule.steps + 1) * (self._model.parameters.size + 1) > MAX_DRAWS:

@@ -9,6 +9,7 @@ of all tensors are known in advance.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -324,7 +325,7 @@ class _DpSgdBlock(_SgdBlock):
         if self.sends_releases and not fits:
             raise ValueError("a part of a noisy sum is one step, the same for all of a block")
         self._private_step = PrivateStep(
-            gradients, self._mechanisms, self.rows, divides=not self.sends_releases
+            gradients.parameters, self._mechanisms, self.rows, divides=not self.sends_releases
         )
 
     def _noise_of(self, member: BlockMember) -> NoiseSource:
@@ -384,8 +385,8 @@ class _DpSgdBlock(_SgdBlock):
         ]
         padded_batches = self._reader.padded_batches(batches, self.step_number)
         sizes = [0 if batch is None else len(batch) for batch in batches]
-        step = self._private_step
-        within = step.take(self.values, padded_batches, sizes, noises, self.use_gradients)
+        step, clip = self._private_step, partial(self.gradients.clipped, self.values)
+        within = step.take(clip, padded_batches, sizes, noises, self.use_gradients)
         if step.adapts:
             self._adapt(batches, within)
 

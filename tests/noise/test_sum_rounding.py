@@ -38,7 +38,7 @@ def summed(
         return rows[-1]
 
     of.clipped = clipped  # type: ignore[method-assign]
-    sums = BatchSums(of, [rounding], len(x))
+    sums = BatchSums(of.parameters, [rounding], len(x))
     clipping = FlatClipping(C)
     scales = torch.ones(len(x), 1, dtype=torch.float64)
     clip = ClipBounds.of_client(clipping, clipping.groups(of.parameters), scales)
@@ -146,7 +146,7 @@ def test_the_bits_of_a_client_do_not_depend_on_the_batches_of_others(width: int)
             real = np.arange(rows) < left[:, None]
             weights = torch.from_numpy(real.reshape(-1)).float()
             made.append(PaddedBatch(clients, x * weights.unsqueeze(1), y, weights))
-        sums = BatchSums(of, [SumRounding.of(100, rows)] * clients, rows)
+        sums = BatchSums(of.parameters, [SumRounding.of(100, rows)] * clients, rows)
         values = of.parameters.data.expand(clients, -1)
         total = torch.zeros(clients, of.parameters.size, dtype=torch.float64)
         sums.begin(sizes)

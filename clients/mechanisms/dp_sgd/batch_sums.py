@@ -1,12 +1,13 @@
 """Sums of the clipped gradients of batches, in float32 where rounding errors stay small."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from fedsim.clients.gradients.layers.base import Part
-from fedsim.clients.gradients.per_example import ClippedRows, PerExampleGradients
+from fedsim.clients.gradients.parameters import FlatParameters
+from fedsim.clients.gradients.per_example import ClippedRows
 from fedsim.noise.grid import SumRounding
 
 _SMALL = 1 << 14  # largest size of a model for which one call adds up all clients
@@ -22,43 +23,46 @@ class BatchSums:
         together: whether one call adds up all clients, as it does for small models and on a GPU.
 
     Args:
-        gradients: method that computes the per-example gradients of the model.
+        parameters: the model's trained parameters.
         roundings: rounding bound of each client's sums; an entry is None where the client is
             absent.
         rows: number of rows of each client in a padded batch.
+        apart: whether each client is added up by itself, whatever the size of the model.
     """
 
     def __init__(
         self,
-        gradients: PerExampleGradients,
+        parameters: FlatParameters,
         roundings: Sequence[SumRounding | None],
         rows: int,
+        *,
+        apart: bool = False,
     ) -> None:
-        self._gradients = gradients
-        data, clients = gradients.parameters.data, len(roundings)
-        is_single = data.dtype == torch.float32 and products_are_exact(data.device)
+        self._parameters, self._size = parameters, parameters.size
+        like, clients = parameters.tensors[0], len(roundings)
+        is_single = like.dtype == torch.float32 and products_are_exact(like.device)
         self._most = [
             min(rounding.rows, rows) if rounding is not None and is_single else 0
             for rounding in roundings
         ]
-        self._size = gradients.parameters.size
-        self.together = data.is_cuda or self._size <= _SMALL
-        self._cached = data.new_empty(clients if self.together else 1, self._size)
+        self.together = not apart and (like.is_cuda or self._size <= _SMALL)
+        self._cached = like.new_empty(clients if self.together else 1, self._size)
         self._cached_views = self._views(self._cached)
         self.begin([0] * clients)
 
-    def begin(self, sizes: Sequence[int]) -> None:
+    def begin(self, sizes: Sequence[int], earlier: Mapping[int, Tensor] | None = None) -> None:
         """Reset the sums before the next step.
 
         Args:
-            sizes: number of examples in each client's batch (K,).
+            sizes: number of examples in each client's batch (K,), or in the rest of it.
+            earlier: by client, the sum (1, size) of an earlier part of the batch, float64, to which
+                the rest is added in place.
         """
         self._sizes, self._waits = sizes, True
-        self._long = {
-            k: torch.zeros(1, self._size, dtype=torch.float64, device=self._cached.device)
-            for k, (size, most) in enumerate(zip(sizes, self._most, strict=True))
-            if size > most
-        }
+        self._long = dict(earlier or {})
+        for k, (size, most) in enumerate(zip(sizes, self._most, strict=True)):
+            if size > most and k not in self._long:
+                self._long[k] = self._cached.new_zeros(1, self._size, dtype=torch.float64)
 
     def add(self, rows: ClippedRows | None) -> Iterator[tuple[slice, Tensor]]:
         """Add a padded batch to the sums, and yield those sums that are now complete.
@@ -102,7 +106,7 @@ class BatchSums:
             yield slice(k, k + 1), self._cached
 
     def _views(self, sums: Tensor) -> list[Tensor]:
-        return self._gradients.parameters.stacked_views(sums)
+        return self._parameters.stacked_views(sums)
 
 
 def _neighbours(numbers: Sequence[int]) -> Iterator[slice]:

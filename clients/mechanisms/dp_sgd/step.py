@@ -10,22 +10,43 @@ noise       rint(S) + Z, with Z rounded normals of deviation σ, which is 2²⁴
 divide      by the public expected batch size L, and multiply by the length of a grid step
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.clients.gradients.per_example import ClipBounds, PaddedBatch, PerExampleGradients
+from fedsim.clients.gradients.parameters import FlatParameters
+from fedsim.clients.gradients.per_example import ClipBounds, ClippedRows
 from fedsim.clients.mechanisms.dp_sgd.batch_sums import BatchSums
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.noise.release import Scales, release_
 from fedsim.noise.sources import NoiseSource
 
 
+class Padded(Protocol):
+    """A padded batch: its rows, or a record of a pass over them."""
+
+    @property
+    def example_weights(self) -> Tensor:
+        """Weight of each example (K · R,): 1, or 0 for a row of padding."""
+        ...
+
+
+BatchT = TypeVar("BatchT", bound=Padded)
+Clip = Callable[[BatchT, ClipBounds], ClippedRows]
+"""Maps a padded batch and clipping norms to the clipped per-example gradients."""
+Use = Callable[[slice, Tensor], None]
+"""Gets a slice of the clients, and their sums or releases (k, size)."""
+
+
 class PrivateStep:
     """DP-SGD steps of K clients that train together, each with a separate mechanism.
+
+    Federations and `PrivacyEngine` take the same steps: here the clipped gradients of a client's
+    batch become a release, and nowhere else.
 
     Guarantee: the release of a client in a step has the privacy event of the client's mechanism. It
     is a function of that client's batch, parameters and noise alone, to the last bit.
@@ -34,28 +55,31 @@ class PrivateStep:
         adapts: whether any client has adaptive clipping, for which unclipped gradients are counted.
 
     Args:
-        gradients: method that computes the per-example gradients of the model.
+        parameters: the model's trained parameters.
         mechanisms: the mechanism of each client; an entry is None where the client is absent.
         rows: number of rows of each client in a padded batch.
         divides: whether a release is the noisy mean gradient (the sum divided by the expected batch
             size); otherwise it is the noisy sum, as whole numbers of integer-grid steps.
+        keeps: whether each release is in memory of its own, which may be used after the step. Each
+            client is then added up by itself.
     """
 
     def __init__(
         self,
-        gradients: PerExampleGradients,
+        parameters: FlatParameters,
         mechanisms: Sequence[DpSgdMechanism | None],
         rows: int,
         *,
         divides: bool = True,
+        keeps: bool = False,
     ) -> None:
-        self._gradients, self._parameters = gradients, gradients.parameters
-        self._rows, self._divides = rows, divides
+        self._parameters, self._rows = parameters, rows
+        self._divides, self._keeps = divides, keeps
         roundings = [None if mechanism is None else mechanism.rounding for mechanism in mechanisms]
-        self._sums = BatchSums(gradients, roundings, rows)
-        kind = self._parameters.data.dtype if divides else torch.float64
+        self._sums = BatchSums(parameters, roundings, rows, apart=keeps)
         height = len(mechanisms) if self._sums.together else 1
-        self._released = self._parameters.data.new_empty(height, self._parameters.size, dtype=kind)
+        kind = parameters.tensors[0].dtype if divides else torch.float64
+        self._released = parameters.tensors[0].new_empty(height, parameters.size, dtype=kind)
         self.use(mechanisms)
 
     def use(self, mechanisms: Sequence[DpSgdMechanism | None]) -> None:
@@ -77,11 +101,11 @@ class PrivateStep:
             for mechanism in mechanisms
         ]
         units, bounds, shares = (
-            torch.tensor(table, dtype=torch.float64, device=self._parameters.data.device)
+            torch.tensor(table, dtype=torch.float64, device=self._released.device)
             for table in (grid_lengths, [(group or first).bounds for group in groups], batches)
         )
         scales = self._by_row(units.reciprocal())
-        self._clip = ClipBounds(present[0].clipping, first.members, self._by_row(bounds), scales)
+        self._bounds = ClipBounds(present[0].clipping, first.members, self._by_row(bounds), scales)
         divided = units * shares if self._divides else torch.ones_like(units)
         places = self._parameters.group_slices(first.members)
         self._release_scales: Scales = [(place, divided[:, m : m + 1]) for place, m in places]
@@ -90,50 +114,61 @@ class PrivateStep:
     @torch.no_grad()
     def take(
         self,
-        values: Tensor,
-        padded_batches: Iterator[PaddedBatch],
+        clip: Clip[BatchT],
+        padded_batches: Iterable[BatchT],
         sizes: Sequence[int],
-        noises: Sequence[NoiseSource | None],
-        use: Callable[[slice, Tensor], None],
+        noises: Sequence[NoiseSource | None] | None,
+        use: Use,
+        *,
+        earlier: Mapping[int, Tensor] | None = None,
     ) -> np.ndarray:
         """Compute a step of every client, and pass on the noisy gradients.
 
         Args:
-            values: flat parameters of each client (K, size).
+            clip: function that computes the clipped gradients of a padded batch.
             padded_batches: the padded batches that together hold the clients' batches.
             sizes: number of examples in each client's batch (K,).
-            noises: the noise source of each client; an entry is None where no noise is added.
+            noises: the noise source of each client; an entry is None where no noise is added. With
+                None for all, the sums are passed on in grid steps, to be the `earlier` ones of the
+                step that releases them.
             use: function that gets a slice of the clients and their releases (k, size): each client
                 of a large model by itself, in any order, and all clients of a small model at once.
                 The next releases overwrite these.
+            earlier: by client, the sum (1, size) of an earlier part of the batch, float64, to which
+                these examples are added in place.
 
         Returns:
             Under adaptive clipping, the number of unclipped gradients of each client in each of m
             groups (K, m); otherwise zeros.
         """
-        within = np.zeros((len(sizes), len(self._clip.members)), dtype=np.int64)
-        self._sums.begin(sizes)
+        within = np.zeros((len(sizes), len(self._bounds.members)), dtype=np.int64)
+        if self._keeps:
+            self._released = torch.empty_like(self._released)
+        self._sums.begin(sizes, earlier)
         for padded in padded_batches:
             weights = padded.example_weights.unsqueeze(1)  # 0 marks a row of padding
-            clip = replace(self._clip, scales=self._clip.scales * weights)
-            rows = self._gradients.clipped(values, padded, clip)
+            bounds = replace(self._bounds, scales=self._bounds.scales * weights)
+            rows = clip(padded, bounds)
             if self.adapts:
-                near = (rows.norms <= clip.bounds) & (weights > 0)
+                near = (rows.norms <= bounds.bounds) & (weights > 0)
                 within += near.view(len(sizes), self._rows, -1).sum(1).cpu().numpy()
             self._release(self._sums.add(rows), noises, use)
         self._release(self._sums.end(), noises, use)
-        if self._sums.together:
+        if self._sums.together and noises is not None:
             use(slice(0, len(sizes)), self._released)
         return within
 
     def _release(
         self,
         sums: Iterator[tuple[slice, Tensor]],
-        noises: Sequence[NoiseSource | None],
-        use: Callable[[slice, Tensor], None],
+        noises: Sequence[NoiseSource | None] | None,
+        use: Use,
     ) -> None:
         """Add noise to the sums of whole batches, and scale them to releases."""
         for clients, total in sums:
+            if noises is None:
+                use(clients, total)
+                continue
             scales = [(place, factors[clients]) for place, factors in self._release_scales]
             into = self._released[clients] if self._sums.together else self._released[:1]
             release_(total, noises[clients], scales, into)

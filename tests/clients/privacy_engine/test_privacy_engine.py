@@ -31,8 +31,10 @@ from fedsim.accountant.sampler_slack import epsilon_with_slack
 from fedsim.clients import PrivacyEngine
 from fedsim.clients.clipping.adaptive import AdaptiveClipping
 from fedsim.clients.clipping.clipping import AutomaticClipping, LayerClipping
+from fedsim.clients.gradients.per_example import ClipBounds, ClippedRows
 from fedsim.clients.privacy_engine.batch_schedule import BudgetExhaustedError
 from fedsim.clients.privacy_engine.loaders import SkippedBatchError
+from fedsim.clients.privacy_engine.recorded_pass import PaddedRecording
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -541,6 +543,35 @@ def test_the_charge_comes_before_the_update() -> None:
             optimizer.step()
         assert engine.private_statistics is not None
         assert engine.private_statistics.examples == 0, "a batch is released at most once"
+
+
+def test_an_interrupted_virtual_step_counts_no_example_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Memory may end between two padded batches, and a loop may then try again."""
+    model = dirac(3)
+    optimizer, x = sgd(model), torch.ones(20, 3)  # of which 16 are in the first padded batch
+    clipped, calls = PaddedRecording.clipped, list[int]()
+
+    def failing(self: PaddedRecording, clip: ClipBounds, *, is_mean: bool) -> ClippedRows:
+        calls.append(self.examples)
+        if len(calls) == 3:
+            raise MemoryError
+        return clipped(self, clip, is_mean=is_mean)
+
+    monkeypatch.setattr(PaddedRecording, "clipped", failing)
+    with engine_for(model, batches="poisson").attach(optimizer) as engine:
+        engine.backward(model(x[:2]).sum(1))
+        optimizer.virtual_step()  # type: ignore[attr-defined]
+        engine.backward(model(x).sum(1))
+        with pytest.raises(MemoryError):
+            optimizer.virtual_step()  # type: ignore[attr-defined]
+        engine.backward(model(x).sum(1))
+        optimizer.virtual_step()  # type: ignore[attr-defined]
+        optimizer.step()
+    assert calls == [2, 16, 4, 16, 4]
+    assert model.weight.grad is not None
+    assert torch.equal(model.weight.grad, torch.full((1, 3), 20 / 8))  # the sum before is dropped
 
 
 def test_calibrated_noise_meets_the_target_and_stops_there() -> None:
