@@ -27,7 +27,7 @@ _OF_EXPERIMENTS = (
 
 
 @click.command("compare", short_help="Compare variants of an experiment, or finished runs.")
-@click.argument("sources", nargs=-1, required=True, metavar="FILE | RUN RUN...")
+@click.argument("sources", nargs=-1, required=True, metavar="FILE [KEY.PATH=VALUE]... | RUN RUN...")
 @click.option(
     "--vary",
     multiple=True,
@@ -95,9 +95,9 @@ def compare_command(
     fedsim compare experiment.yaml --vary privacy.target_epsilon=null,8,2 --seeds 5
     fedsim compare runs/a runs/b runs/c
 
-    A comparison FILE names its variants. With --vary, FILE is an experiment, and KEY.PATH=VALUE
-    after it is a setting of all variants. Finished runs are reused and unfinished runs resumed: to
-    continue after an interruption, run the same command again.
+    A comparison FILE names its variants. With --vary, FILE is an experiment. KEY.PATH=VALUE after
+    FILE replaces a key of the experiment for all variants. Finished runs are reused and unfinished
+    runs resumed: to continue after an interruption, run the same command again.
 
     RUN directories are compared without running anything; runs that differ in the seed alone are
     one variant.
@@ -115,7 +115,7 @@ def compare_command(
         _compare_runs(sources, options, out, quiet=quiet, as_json=as_json)
         return
     file, *overrides = sources
-    _refuse_other_files(file, overrides, varied=bool(options["vary"]))
+    _refuse_other_files(file, overrides)
     if options["one_at_a_time"] and not options["vary"]:
         raise click.UsageError(
             "--one-at-a-time needs --vary; a variant of a comparison file has a key one_at_a_time"
@@ -123,6 +123,11 @@ def compare_command(
     if options["tune_on"] and not options["tune"]:
         raise click.UsageError("--tune-on needs --tune KEY; in a file, write tune: {on: ...}")
     if select:
+        if overrides:
+            raise click.UsageError(
+                f"{overrides[0]!r} does not go with --select; write it in the experiment that "
+                "base: names"
+            )
         _refuse_options(options, tuple(options), "--select")
         OPTIONS["compare --select"](file, out=out, workers=workers, quiet=quiet, as_json=as_json)
         return
@@ -204,7 +209,7 @@ def _refuse_options(options: dict[str, Any], names: tuple[str, ...], conflict: s
             raise click.UsageError(f"--{name.replace('_', '-')} does not go with {conflict}")
 
 
-def _refuse_other_files(file: str, overrides: Sequence[str], *, varied: bool) -> None:
+def _refuse_other_files(file: str, overrides: Sequence[str]) -> None:
     """Refuse arguments other than one file and its overrides.
 
     Raises:
@@ -214,10 +219,6 @@ def _refuse_other_files(file: str, overrides: Sequence[str], *, varied: bool) ->
         if "=" not in text or Path(text).exists():
             raise click.UsageError(
                 f"{text!r} is no run directory; compare one FILE, or several RUN directories"
-            )
-        if not varied:
-            raise click.UsageError(
-                f"{text!r} needs --vary; variants of a comparison file have their own settings"
             )
     if not Path(file).exists() and not Path(file).suffix:
         raise click.UsageError(f"{file!r} does not exist; name a FILE, or several RUN directories")

@@ -100,7 +100,7 @@ def compare(
             baseline.
         one_at_a_time: with `vary`, whether a variant changes only one key to one value; the
             unchanged file is then the first variant, `base`.
-        overrides: with `vary`, settings for all variants, such as `["federation.rounds=5"]`.
+        overrides: settings of the experiment for all variants, such as `["federation.rounds=5"]`.
         seeds: number of seeds or list of seeds, replacing those of the file; with `vary` the
             default is `DEFAULT_SEEDS`.
         baseline: name of the variant that all others are compared with, replacing that of the file.
@@ -126,8 +126,8 @@ def compare(
         NothingFinishedError: no run finished.
         KeyboardInterrupt: the user interrupted before any run was finished.
         RunDirectoryError: `out` contains other files, or another comparison is running in it.
-        ValueError: `workers` is below 1, `overrides` or `one_at_a_time` are given without `vary`,
-            or `tune_on` without `tune`.
+        ValueError: `workers` is below 1, `one_at_a_time` is given without `vary`, or `tune_on`
+            without `tune`.
     """
     if workers is not None and workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
@@ -175,13 +175,7 @@ def _load(
         raise ValueError(
             "one_at_a_time belongs to vary; a variant of a file has a key of that name"
         )
-    if overrides:
-        raise ValueError(
-            "overrides belong to vary; the variants of a comparison file have their own settings"
-        )
-    if isinstance(source, Mapping):
-        return load_comparison({**source, **changes})
-    return load_comparison(source, changes=changes)
+    return load_comparison(source, changes=changes, overrides=overrides)
 
 
 def _perform(

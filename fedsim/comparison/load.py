@@ -1,7 +1,7 @@
 """Functions that load a comparison file and check the experiment of every variant and seed."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -14,14 +14,26 @@ from fedsim.comparison.settings import (
     file_problems,
     required_problems,
 )
-from fedsim.comparison.variants import Variant, expand_variants
+from fedsim.comparison.variants import Variant, expand_variants, merged
 from fedsim.core.limits import MAX_COMPARED_RUNS
 from fedsim.core.metrics import computed_metrics
-from fedsim.experiment import ExperimentError, LoadedExperiment, Problem, load_experiment
+from fedsim.experiment import (
+    Experiment,
+    ExperimentError,
+    LoadedExperiment,
+    Problem,
+    load_experiment,
+)
 from fedsim.experiment.errors import any_of, did_you_mean
 from fedsim.experiment.load import located, read_yaml, validated
 from fedsim.experiment.messages import PathMessage
-from fedsim.experiment.overrides import COMMAND_LINE, Override, apply_overrides, parse_overrides
+from fedsim.experiment.overrides import (
+    COMMAND_LINE,
+    Override,
+    Overrides,
+    apply_overrides,
+    parse_overrides,
+)
 from fedsim.experiment.tree import Location, Node, from_python, locate, to_python
 
 
@@ -117,6 +129,7 @@ def load_comparison(
     *,
     search: bool = False,
     changes: Mapping[str, object] = MappingProxyType({}),
+    overrides: Overrides = (),
 ) -> LoadedComparison:
     """Load a comparison from a YAML file or a mapping.
 
@@ -128,23 +141,28 @@ def load_comparison(
             the base experiment.
         search: whether to load the file for a search (`select.search`) instead of a comparison.
         changes: new values of keys of the comparison file, such as `{"seeds": 3}`.
+        overrides: new values of keys of the base experiment, for all variants.
 
     Raises:
         ExperimentError: the file, the base or a variant has mistakes; the error lists all.
     """
     problems: list[Problem] = []
+    fixed = parse_overrides(overrides, problems)
     if isinstance(source, Mapping):
+        source = {**source, **changes}
         content = source.get("base")
         base = read_base(content, problems) if isinstance(content, Mapping) else None
         named = source if base is None else {**source, "base": BASE}
         tree = from_python(named, Location(""), problems)
         _refuse_experiment(tree, problems, "give vary={KEY: [VALUE, VALUE]}", "fedsim.run")
-        return load_tree(tree, Path(), "comparison", problems, search=search, given=base)
+        return load_tree(
+            tree, Path(), "comparison", problems, search=search, overrides=fixed, given=base
+        )
     tree = read_yaml(source, problems)
     _refuse_experiment(tree, problems, "add --vary KEY=VALUE,VALUE", "fedsim run")
-    overrides = parse_overrides(dict(changes), problems)
-    tree = apply_overrides(tree, overrides, None, problems)
-    return load_tree(tree, Path(source).parent, Path(source).stem, problems, search=search)
+    tree = apply_overrides(tree, parse_overrides(dict(changes), problems), None, problems)
+    place = Path(source)
+    return load_tree(tree, place.parent, place.stem, problems, search=search, overrides=fixed)
 
 
 BASE = "base"
@@ -168,6 +186,7 @@ def load_tree(
     problems: list[Problem],
     *,
     search: bool = False,
+    overrides: Sequence[Override] = (),
     centre: str | None = None,
     given: Node | None = None,
 ) -> LoadedComparison:
@@ -180,6 +199,7 @@ def load_tree(
         stem: name of the comparison if the file gives none.
         problems: mistakes that were already found.
         search: whether to load the file for a search (`select.search`) instead of a comparison.
+        overrides: new values of keys of the base experiment; changes of a variant replace them.
         centre: name of the variant that is kept if others have the same settings; None keeps all.
         given: the parsed content of the base experiment; None means to read the file that `base`
             names.
@@ -190,10 +210,17 @@ def load_tree(
     settings = validated(tree, ComparisonSettings, problems)
     base = given or _base(tree, directory, problems)
     base_tree = _read_base(base, problems) if isinstance(base, Path) else base
+    if base_tree is not None:  # mistakes are reported later, when a variant is loaded
+        overrides = merged(overrides, base_tree)
+        base_tree = apply_overrides(base_tree, overrides, Experiment, [])
+    if any(override.path == ("seed",) for override in overrides):
+        message = "every variant runs with every seed; use --seeds"
+        problems.append(COMMAND_LINE.problem(("seed",), message))
     entries = tree.entries.get("variants")
     variants = []
     if entries is not None and isinstance(entries.node.value, dict):
-        variants = expand_variants(entries.node.value, base_tree, problems)
+        expanded = expand_variants(entries.node.value, base_tree, problems)
+        variants = [variant.after(overrides) for variant in expanded]
     if centre is not None:
         variants = [
             variant if variant.name == centre else replace(variant, centre=centre)
@@ -316,7 +343,7 @@ def _in_words(
     """Yield the problems of all variants; name the variant if the location does not show it."""
     counts = Counter(problem for _, problem in mistakes)
     for variant, problem in mistakes:
-        if problem.source == COMMAND_LINE.source == source:  # the key is as it was given
+        if problem.source == COMMAND_LINE.source:  # the key is as it was given
             yield problem
         elif problem.source != base:  # written in the variant
             path = ("variants", variant.origin, *problem.path)

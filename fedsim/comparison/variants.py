@@ -8,7 +8,7 @@ variant is an ordinary experiment, and `fedsim run` can run its `experiment.yaml
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -264,6 +264,16 @@ class Variant:
         """The variant's changes to the base experiment, as `{"key.path": value}`."""
         return {".".join(override.path): to_python(override.node) for override in self.overrides}
 
+    def after(self, overrides: Iterable[Override]) -> "Variant":
+        """Return the variant of a base with other values, of which it replaces those it sets."""
+        paths = {override.path for override in self.overrides}
+        kept = (
+            override
+            for override in overrides
+            if not paths & set(itertools.accumulate((key,) for key in override.path))
+        )
+        return replace(self, overrides=(*kept, *self.overrides))
+
 
 def expand_variants(
     variants: Mapping[str, Entry], base: Node | None, problems: list[Problem]
@@ -409,6 +419,12 @@ def _flatten(node: Node, path: tuple[str, ...], base: Node | None) -> Iterator[O
             yield from _flatten(entry.node, inner, base)
         else:
             yield Override(inner, replace(entry.node, location=entry.key))
+
+
+def merged(overrides: Iterable[Override], base: Node) -> list[Override]:
+    """Return an override for each value; as in a variant, mappings are merged into the base's."""
+    entries = {".".join(given.path): Entry(given.node.location, given.node) for given in overrides}
+    return list(_flatten(replace(base, value=entries), (), base))
 
 
 def _at(root: Node | None, path: tuple[str, ...]) -> Node | None:

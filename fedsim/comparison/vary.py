@@ -132,7 +132,9 @@ def load_varied(
     whole = {**tree.entries, "variants": Entry(COMMAND_LINE, replace(tree, value=entries))}
     centre = _BASE if one_at_a_time else None
     whole_tree = replace(tree, value=whole)
-    return load_tree(whole_tree, Path(), "comparison", problems, centre=centre, given=given)
+    return load_tree(
+        whole_tree, Path(), "comparison", problems, overrides=fixed, centre=centre, given=given
+    )
 
 
 def _axes(vary: Vary, problems: list[Problem]) -> list[_Axis]:
@@ -190,14 +192,7 @@ def _variants(
         overrides = [
             new for _, override in named for new in _with_other_noise(override, base, fixed)
         ]
-        changed = {override.path for override in overrides}
-        kept = [
-            override
-            for override in fixed
-            if override.path not in changed
-            and not (_PRIVACY in changed and override.path[:1] == _PRIVACY)
-        ]
-        variants.setdefault("-".join(name for name, _ in named) or _BASE, [*kept, *overrides])
+        variants.setdefault("-".join(name for name, _ in named) or _BASE, overrides)
     return variants
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from fedsim.comparison.comparison_result import write_settings
 from fedsim.comparison.load import LoadedComparison, load_comparison
 from fedsim.experiment import ExperimentError
 
@@ -237,3 +238,51 @@ def test_a_comparison_may_be_a_mapping(directory: Path) -> None:
                 "variants": {"a": None, "b": {"locl": {"steps": 2}}},
             }
         )
+
+
+ARMS = """\
+base: tiny.yaml
+baseline: plain
+seeds: 1
+variants:
+  plain: {arm: plain}
+  mine: {}
+  slow: {local: {optimizer: {lr: 0.01}}}
+  loose: {privacy: {target_epsilon: 20}}
+"""
+
+
+def test_overrides_are_of_the_base_and_a_variant_has_the_last_word(directory: Path) -> None:
+    (directory / "compare.yaml").write_text(ARMS)
+    given = [
+        "federation.rounds=3",
+        "local.optimizer={name: sgd, lr: 2}",
+        "privacy.target_epsilon=1",
+    ]
+    loaded = load_comparison(directory / "compare.yaml", overrides=given)
+
+    def settings(comparison: LoadedComparison) -> list[tuple[object, ...]]:
+        return [
+            (e.federation.rounds, e.local.optimizer.lr, e.privacy and e.privacy.target_epsilon)
+            for e in (variant.experiments[0].experiment for variant in comparison.variants)
+        ]
+
+    assert settings(loaded) == [(3, 2, None), (3, 2, 1), (3, 0.01, 1), (3, 2, 20)]
+    write_settings(loaded, directory / "again.yaml")  # what `try: ... --tune` reads
+    assert settings(load_comparison(directory / "again.yaml")) == settings(loaded)
+
+
+@pytest.mark.parametrize("off", ["privacy=off", "privacy=null"])
+def test_a_base_without_privacy_has_no_private_arm(directory: Path, off: str) -> None:
+    (directory / "compare.yaml").write_text(ARMS.replace("  loose", "  # loose"))
+    loaded = load_comparison(directory / "compare.yaml", overrides=[off])
+    assert [variant.is_private for variant in loaded.variants] == [False] * 3
+
+
+def test_a_mistaken_override_is_said_once_and_as_it_was_given(directory: Path) -> None:
+    with pytest.raises(ExperimentError) as caught:
+        load_comparison(directory / "compare.yaml", overrides=["federation.round=3", "seed=4"])
+    assert str(caught.value).splitlines() == [
+        "command line: seed: every variant runs with every seed; use --seeds",
+        "command line: federation.round: unknown key; did you mean 'rounds'?",
+    ]
