@@ -19,7 +19,8 @@ import hashlib
 import json
 import os
 from array import array
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -106,9 +107,9 @@ class Charge:
                 round_number=fields["round"],
                 request=fields["request"],
                 steps=fields["steps"],
-                ledger=PrivacyLedger.from_list(fields["ledger"]),
+                ledger=_ledger_of(fields["ledger"]),
                 previous=fields["previous"],
-                against_server=PrivacyLedger.from_list(fields["against_server"])
+                against_server=_ledger_of(fields["against_server"])
                 if "against_server" in fields
                 else None,
             )
@@ -146,6 +147,11 @@ def _json_of(entries: tuple[tuple[Event, int], ...]) -> tuple[str, str]:
     """
     content = records_of(entries)
     return _COMPACT.encode(content), _SORTED.encode(content)
+
+
+def _ledger_of(records: object) -> PrivacyLedger:
+    """Return the ledger of a record's JSON; equal ledgers are read once, by their text."""
+    return PrivacyLedger.from_text(_COMPACT.encode(records))
 
 
 def total_of(charges: Iterable[Charge]) -> PrivacyLedger:
@@ -239,6 +245,15 @@ class FileJournal:
                 charges.append(Charge.from_line(file.readline().decode(), where=where))
         return tuple(charges)
 
+    def histories(self) -> dict[int, list[Charge]]:
+        """Return the charges of each client, oldest first; reads the file once, from its start."""
+        histories: dict[int, list[Charge]] = {}
+        if self._path.is_file():
+            with self._path.open("rb") as file:
+                for charge in FileJournal(self._path)._new_charges(file):
+                    histories.setdefault(charge.client, []).append(charge)
+        return dict(sorted(histories.items()))
+
     def head(self, client: int) -> str:
         """Return the hash of a client's last record.
 
@@ -285,7 +300,7 @@ class FileJournal:
     def _write(self, charges: Sequence[Charge]) -> None:
         lines = [charge.to_line().encode() for charge in charges]
         with self._path.open("a+b") as file, exclusive(file):
-            self._catch_up(file)
+            deque(self._new_charges(file), maxlen=0)
             heads: dict[int, str] = {}
             for charge in charges:
                 self._check(charge, heads.get(charge.client), where="new record")
@@ -301,19 +316,21 @@ class FileJournal:
             return
         if size != self._offset:
             with self._path.open("rb") as file:
-                self._catch_up(file)
+                deque(self._new_charges(file), maxlen=0)
 
-    def _catch_up(self, file: BinaryIO) -> None:
-        """Read the complete records that were added since the last read."""
+    def _new_charges(self, file: BinaryIO) -> Iterator[Charge]:
+        """Yield the complete records that were added since the last read, and remember them."""
         if file.seek(0, os.SEEK_END) < self._offset:
             raise JournalError(f"{self._path.name} was shortened: records are missing")
         file.seek(self._offset)
-        *lines, _unfinished = file.read().split(b"\n")
-        for line in lines:
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
             where = f"{self._path.name}, byte {self._offset}"
-            charge = Charge.from_line(line.decode(errors="replace") + "\n", where=where)
+            charge = Charge.from_line(line.decode(errors="replace"), where=where)
             self._check(charge, None, where=where)
-            self._remember(charge, len(line) + 1)
+            self._remember(charge, len(line))
+            yield charge
 
     def _check(self, charge: Charge, head: str | None, *, where: str) -> None:
         """Check that a charge continues its client's chain, or the hash `head` if it is given."""

@@ -6,13 +6,14 @@ the scored models depend on private data.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.accountants import RdpAccountant
 from fedsim.accountant.checks import Floats
 from fedsim.accountant.events import Adjacency, check_adjacency
@@ -184,16 +185,17 @@ def tuning_of_runs(results: Results, paths: Sequence[Path]) -> Tuning:
 
     Args:
         results: the results of the comparison.
-        paths: the run directories.
+        paths: the directories of runs that passed verification.
     """
-    everything = _cost_of(results, paths)
+    everything = _cost_of(results, paths, are_verified=True)
     statement = _without_selection(everything).replace(" in this directory", "")
     return Tuning(everything, statement)
 
 
-def _cost_of(results: Results, paths: Sequence[Path]) -> Composition:
+def _cost_of(results: Results, paths: Sequence[Path], *, are_verified: bool = False) -> Composition:
     """Return the privacy cost of runs together, at the largest δ of the variants."""
-    return _compose(list(_spends(paths)), max(results.deltas, default=None))
+    spends = list(_spends(paths, are_verified=are_verified))
+    return _compose(spends, max(results.deltas, default=None))
 
 
 def _all_runs(out: Path) -> list[Path]:
@@ -202,7 +204,7 @@ def _all_runs(out: Path) -> list[Path]:
     return sorted(path for path in runs if (path / "experiment.yaml").is_file())
 
 
-def _spends(paths: Sequence[Path]) -> Iterator[RunSpend]:
+def _spends(paths: Sequence[Path], *, are_verified: bool = False) -> Iterator[RunSpend]:
     for path in paths:
         if not (path / "experiment.yaml").is_file():
             continue  # the run failed before it read any data
@@ -212,22 +214,29 @@ def _spends(paths: Sequence[Path]) -> Iterator[RunSpend]:
             yield RunSpend(None, np.full(len(DEFAULT_ORDERS), np.inf), None, None)
         else:
             adjacency = check_adjacency(written_name(privacy["adjacency"]))
+            ledgers = _ledgers(RunFiles(RunDirectory(path)), is_verified=are_verified)
             yield RunSpend(
                 adjacency,
-                _largest_rdp(RunFiles(RunDirectory(path)), adjacency),
+                _largest_rdp(ledgers, adjacency),
                 unit=privacy["unit"],
                 trust=written_name(privacy["trust"]),
                 noise_seed=experiment["seed"] if privacy["noise"] == "seeded" else None,
             )
 
 
-def _largest_rdp(files: RunFiles, adjacency: Adjacency) -> Floats:
-    """Return the largest RDP of any client at each order, from the run's durable ledger."""
-    largest = np.zeros(len(DEFAULT_ORDERS))
+def _ledgers(files: RunFiles, *, is_verified: bool) -> Iterable[PrivacyLedger]:
+    """Return all charges of each client of a run; `privacy.json` of a verified run has the sums."""
+    if is_verified:
+        return [PrivacyLedger.from_list(row["ledger"]) for row in files.clients]
     if not (files.directory.ledger.exists() or files.optional("privacy.json")):
-        return largest  # the run failed before its first charge
-    for charges in files.histories.values():
-        ledger = total_of(charges)
+        return []  # the run failed before its first charge
+    return [total_of(charges) for charges in files.histories.values()]
+
+
+def _largest_rdp(ledgers: Iterable[PrivacyLedger], adjacency: Adjacency) -> Floats:
+    """Return the largest RDP of any client's ledger at each order."""
+    largest = np.zeros(len(DEFAULT_ORDERS))
+    for ledger in ledgers:
         accountant = ledger.compose_into(RdpAccountant(adjacency=adjacency))
         if math.isinf(accountant.get_epsilon(0.5)):
             return np.full(len(DEFAULT_ORDERS), np.inf)

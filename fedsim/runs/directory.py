@@ -432,31 +432,32 @@ class RunFiles:
         return read_releases(self.directory.releases)
 
     @cached_property
-    def journal(self) -> FileJournal:
-        """The reader of the ledger `ledger.jsonl`, which has the charges of all clients.
+    def charges(self) -> Mapping[int, Sequence[Charge]]:
+        """The charges of each client in `ledger.jsonl`, oldest first.
 
         Raises:
             DamagedRunError: the file is missing.
+            JournalError: a record does not fit its hash chain; the message names it.
         """
         if not self.directory.ledger.is_file():
             raise DamagedRunError.of(self.directory.ledger, "the file is missing")
-        return FileJournal(self.directory.ledger)
+        return FileJournal(self.directory.ledger).histories()
 
     @cached_property
     def histories(self) -> Mapping[int, Sequence[Charge]]:
-        """The charges of each client in `ledger.jsonl`, by client.
+        """The charges of each client, after checking that `ledger.jsonl` is as long as it was.
 
         Raises:
             DamagedRunError: the file is missing, or lacks the charge that `privacy.json` names as a
                 client's last one. Later charges are allowed.
+            JournalError: a record does not fit its hash chain; the message names it.
         """
-        histories = {client: self.journal.history(client) for client in self.journal.clients()}
         for row in (self.optional("privacy.json") or {"clients": []})["clients"]:
-            hashes = [GENESIS, *(charge.hash for charge in histories.get(row["client"], ()))]
+            hashes = [GENESIS, *(charge.hash for charge in self.charges.get(row["client"], ()))]
             if row["ledger_head"] not in hashes:
                 damage = f"the record of client {row['client']} that privacy.json names as its last"
                 raise DamagedRunError.of(self.directory.ledger, f"it lacks {damage}")
-        return histories
+        return self.charges
 
     @property
     def has_checkpoint(self) -> bool:

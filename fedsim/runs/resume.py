@@ -8,6 +8,7 @@ kept elsewhere shows it.
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -107,13 +108,12 @@ def differences(old: Any, new: Any, path: str) -> dict[str, tuple[Any, Any]]:
 
 def _read(files: RunFiles) -> None:
     """Read all records, so that a damaged one is reported before any are compared."""
-    _ = files.journal, files.rounds, files.releases, files.checkpoint, files.opening
+    _ = files.charges, files.rounds, files.releases, files.checkpoint, files.opening
 
 
 def _charges(files: RunFiles) -> Iterator[Charge]:
     """Yield every record of the ledger, client by client."""
-    for client in files.journal.clients():
-        yield from files.journal.history(client)
+    return chain.from_iterable(files.charges.values())
 
 
 def contradictions(
@@ -136,7 +136,7 @@ def contradictions(
     yield from _in_releases(files, experiment)
     yield from _in_opening(files, experiment)
     if experiment.privacy is None:
-        if files.journal.clients():
+        if files.charges:
             yield "ledger.jsonl has records, and the experiment has no privacy"
     elif not ledger_lags:
         yield from _in_ledger(files)

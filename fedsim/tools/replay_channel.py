@@ -79,8 +79,8 @@ def read_recorded(directory: RunDirectory) -> Sequence[RecordedRound]:
     files, charges = RunFiles(directory), dict[int, dict[int, Charge]]()
     rows = {row["round"]: row for row in files.rounds}
     releases = {release.round: release for release in files.releases}
-    for client in files.journal.clients():
-        for charge in files.journal.history(client):
+    for client, history in files.charges.items():
+        for charge in history:
             charges.setdefault(charge.round_number, {})[client] = charge
     last = max([0, *rows, *releases, *charges])
     return [

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from fedsim.accountant.ledger.journal import Charge
 from fedsim.cli import cli
 from fedsim.comparison.compare import compare_runs
 from fedsim.comparison.comparison_result import ComparisonResult
@@ -76,6 +77,18 @@ def test_runs_that_differ_in_the_seed_alone_are_one_variant_and_the_numbers_are_
     assert found.results.settings.text("dp", "privacy") == "given"
     for name in ("comparison.html", "comparison.json", "comparison.csv", "comparison.yaml"):
         assert (runs / "out" / name).is_file()
+
+
+def test_each_record_of_a_ledger_is_read_once(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, from_line = list[str](), Charge.from_line
+    monkeypatch.setattr(
+        Charge,
+        "from_line",
+        lambda line, *, where: read.append(line) or from_line(line, where=where),
+    )
+    compare_runs(of(runs, "dp-0", "dp-1"), out=runs / "out")
+    ledgers = [(runs / name / "ledger.jsonl").read_text() for name in ("dp-0", "dp-1")]
+    assert read == "".join(ledgers).splitlines(keepends=True)
 
 
 def test_runs_of_one_experiment_alone_are_a_mean_over_their_seeds(runs: Path) -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from fedsim.accountant import EpsilonDelta, Event, Gaussian, JointGaussian, PrivacyLedger
-from fedsim.accountant.ledger.journal import FileJournal
+from fedsim.accountant.ledger.journal import Charge
 from fedsim.algorithms.state import ServerState
 from fedsim.clients.client_settings import OwnPrivacySettings
 from fedsim.clients.mechanisms.client_privacy import ClientPrivacy, Table, resolve_client_privacy
@@ -59,7 +59,8 @@ def plan_problems(files: RunFiles) -> Iterator[str]:
             clip_norm = row["clip_norm"] if norms is None else tuple(norms)
         for problem in _against_plan(row, client_privacy, plan, clip_norm):
             yield f"client {row['client']}: {problem}"
-        for problem in _against_steps(row, plan, schedule, files.journal):
+        history = files.charges.get(row["client"], ())
+        for problem in _against_steps(row, plan, schedule, history):
             yield f"client {row['client']}: {problem}"
 
 
@@ -140,14 +141,14 @@ def _against_plan(
 
 
 def _against_steps(
-    row: PrivateClientRow, plan: PrivacyPlan, schedule: StepSchedule, journal: FileJournal
+    row: PrivateClientRow, plan: PrivacyPlan, schedule: StepSchedule, history: Sequence[Charge]
 ) -> Iterator[str]:
     """Yield the first record of a client that is not the next charge of its plan."""
     factor = 1.0 if plan.part is None else plan.part.noise_factor
     noise = row["noise_multiplier"] / factor
     plan = replace(plan, release=replace(cast(Any, plan.release), noise_multiplier=noise))
     taken = 0
-    for charge in journal.history(row["client"]):
+    for charge in history:
         where = f"the record of round {charge.round_number}"
         left = math.inf if plan.affordable_steps is None else plan.affordable_steps - taken
         steps = min(schedule.charged_steps(row["client"], charge.round_number), left)
@@ -243,12 +244,12 @@ def charge_problems(files: RunFiles) -> Iterator[str]:
     """Yield a line for each charge with wrong steps, or for a round that did not ask the client."""
     if files.experiment.privacy is None:
         return
-    journal, steps_of, unknown = files.journal, step_schedule(files), unreadable_clients(files)
+    steps_of, unknown = step_schedule(files), unreadable_clients(files)
     schedule = steps_of.participation
     charges = {
         (charge.client, charge.round_number): charge.steps
-        for client in journal.clients()
-        for charge in journal.history(client)
+        for history in files.charges.values()
+        for charge in history
     }
     for row in files.rounds:
         shortened = {entry["client"]: entry["steps"] for entry in row["shortened"]}

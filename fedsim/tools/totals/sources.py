@@ -331,8 +331,8 @@ def _rows(files: RunFiles) -> dict[str, Any]:
 
 
 def _read_journal(name: str, path: Path) -> Source:
-    journal = FileJournal(path)
-    ledgers = {str(client): total_of(journal.history(client)) for client in journal.clients()}
+    histories = FileJournal(path).histories()
+    ledgers = {str(client): total_of(charges) for client, charges in histories.items()}
     if not ledgers:
         raise SourceError(f"{name}: the ledger has no record")
     return Source(name, ledgers)

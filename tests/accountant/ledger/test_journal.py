@@ -45,6 +45,9 @@ def test_records_survive_reopening(tmp_path: Path) -> None:
     assert journal.clients() == (0, 1)
     assert [*journal.history(0), *journal.history(1)] == sorted(written, key=lambda c: c.client)
     assert journal.history(9) == ()
+    with path.open("a") as file:
+        file.write('{"client":0,')  # cut short by a crash
+    assert journal.histories() == {0: [*journal.history(0)], 1: [*journal.history(1)]}
 
 
 def test_anyone_can_check_a_record_without_fedsim(tmp_path: Path) -> None:
