@@ -9,13 +9,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import jsonschema
 import pytest
 
 import fedsim
 from fedsim.catalog import KEYS
-from fedsim.cli import main
+from fedsim.cli import cli, main
 from fedsim.cli.options import command_imports
+from fedsim.core.errors import FedsimError
 
 GOOD = """\
 name: tiny
@@ -479,13 +481,33 @@ def test_the_shell_completes_commands_and_options() -> None:
         assert done.stdout.split() == [expected]
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(f"{name} none.yaml" for name in ("run", "plan", "curve", "compare", "audit", "validate")),
+        "curve -q 2 -z 1 -T 1",
+        *(f"{name} none" for name in ("report", "verify")),
+        "predict none none.csv",
+    ],
+)
+def test_no_command_imports_its_modules_in_silence(
+    arguments: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with pytest.raises((FedsimError, click.UsageError)):  # after the imports
+        cli.main(arguments.split(), standalone_mode=False)
+    assert terminal.getvalue().startswith("starting ...\r\x1b[K")
+
+
 def test_a_terminal_shows_that_a_command_starts_and_a_pipe_does_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     for stream, quiet, expected in (
         (Terminal(), False, "starting ...\r\x1b[K"),
         (Terminal(), True, ""),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedsim.cli.options import fail, json_option, print_json
+from fedsim.cli.options import command_imports, fail, json_option, print_json
 from fedsim.cli.registry import OPTIONS
 from fedsim.core.errors import ExitCode
 
@@ -146,10 +146,11 @@ def _compare_variants(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    from fedsim.comparison.compare import compare as run_comparison
-    from fedsim.comparison.results import NothingFinishedError
-    from fedsim.comparison.terminal import ComparisonProgress
-    from fedsim.comparison.vary import parse_tune, parse_vary
+    with command_imports(quiet=quiet):
+        from fedsim.comparison.compare import compare as run_comparison
+        from fedsim.comparison.results import NothingFinishedError
+        from fedsim.comparison.terminal import ComparisonProgress
+        from fedsim.comparison.vary import parse_tune, parse_vary
 
     try:
         result = run_comparison(
@@ -181,7 +182,8 @@ def _compare_variants(
 def _compare_runs(
     runs: Sequence[str], options: dict[str, Any], out: str | None, *, quiet: bool, as_json: bool
 ) -> None:
-    from fedsim.comparison.compare import compare_runs
+    with command_imports(quiet=quiet):
+        from fedsim.comparison.compare import compare_runs
 
     if not quiet:
         click.echo(f"checking {len(runs)} run directories", err=True)

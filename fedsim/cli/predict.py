@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedsim.cli.options import fail, json_option, print_json
+from fedsim.cli.options import command_imports, fail, json_option, print_json
 from fedsim.core.errors import ExitCode
 from fedsim.core.text_formats import csv_text, finite_or_none
 
@@ -32,7 +32,8 @@ def predict_command(
     columns that are no features, the prediction, and the probability of each class. With targets,
     their scores are printed beside it.
     """
-    from fedsim.runs.saved_model import predict
+    with command_imports():
+        from fedsim.runs.saved_model import predict
 
     if out is not None and Path(out).exists():
         fail(f"{out} exists; nothing is overwritten: choose another --out", ExitCode.WRONG_INPUT)

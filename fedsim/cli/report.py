@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from fedsim.cli.options import fail, json_option, print_json
+from fedsim.cli.options import command_imports, fail, json_option, print_json
 from fedsim.core.errors import ExitCode
 
 
@@ -16,12 +16,13 @@ def report_command(directory: str, as_json: bool) -> None:
 
     A run that `fedsim verify` does not find sound gets no page: exit code 1, one line per mismatch.
     """
-    from fedsim.report.html import write_report
-    from fedsim.report.progress import shown_phases
-    from fedsim.report.terminal import print_result
-    from fedsim.runs.directory import RunDirectory
-    from fedsim.runs.run_lock import hold_run
-    from fedsim.runs.verification import verify_run
+    with command_imports():
+        from fedsim.report.html import write_report
+        from fedsim.report.progress import shown_phases
+        from fedsim.report.terminal import print_result
+        from fedsim.runs.directory import RunDirectory
+        from fedsim.runs.run_lock import hold_run
+        from fedsim.runs.verification import verify_run
 
     run_directory = RunDirectory.open(Path(directory))
     with hold_run(run_directory.path), shown_phases() as phases:

@@ -4,7 +4,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedsim.cli.options import json_option, overrides_argument, print_json, verbose_option
+from fedsim.cli.options import (
+    command_imports,
+    json_option,
+    overrides_argument,
+    print_json,
+    verbose_option,
+)
 
 if TYPE_CHECKING:
     from fedsim.experiment import Experiment, LoadedExperiment
@@ -28,8 +34,9 @@ def validate_command(file: str, overrides: tuple[str, ...], with_data: bool, as_
     Lists the code that a run would execute and the files that it would read. With --data this code
     is executed and these files are read, and the last lines describe the data.
     """
-    from fedsim.experiment import load_experiment
-    from fedsim.planning.validation import find_footprint, plugin_digest
+    with command_imports():
+        from fedsim.experiment import load_experiment
+        from fedsim.planning.validation import find_footprint, plugin_digest
 
     loaded = load_experiment(file, overrides)
     experiment = loaded.experiment
@@ -48,8 +55,9 @@ def validate_command(file: str, overrides: tuple[str, ...], with_data: bool, as_
 
 
 def _find(loaded: "LoadedExperiment") -> "DataFindings":
-    from fedsim.planning.validation import check_data
-    from fedsim.report.progress import shown_phases
+    with command_imports():
+        from fedsim.planning.validation import check_data
+        from fedsim.report.progress import shown_phases
 
     with shown_phases() as phases:
         return check_data(loaded, phases=phases)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedsim.cli.options import json_option, print_json
+from fedsim.cli.options import command_imports, json_option, print_json
 from fedsim.cli.registry import OPTIONS
 from fedsim.core.errors import ExitCode
 
@@ -49,10 +49,11 @@ def verify_command(
     RUN may be the directory of a search (`fedsim compare FILE --select`): both of its figures are
     recomputed from its ledger, and --root is the hash of the last record there.
     """
-    from fedsim.report.progress import shown_phases
-    from fedsim.runs.directory import RunDirectory
-    from fedsim.runs.run_lock import refuse_in_use
-    from fedsim.runs.verification import verify_run
+    with command_imports():
+        from fedsim.report.progress import shown_phases
+        from fedsim.runs.directory import RunDirectory
+        from fedsim.runs.run_lock import refuse_in_use
+        from fedsim.runs.verification import verify_run
 
     if root is not None and not re.fullmatch("[0-9a-fA-F]{64}", root):
         raise click.BadParameter(

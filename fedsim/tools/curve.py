@@ -7,9 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedsim.cli.options import bounds_option, json_option, overrides_argument, print_json
+from fedsim.cli.options import (
+    bounds_option,
+    command_imports,
+    json_option,
+    overrides_argument,
+    print_json,
+)
 from fedsim.core.errors import FedsimError
-from fedsim.core.imports import quick_imports
 
 if TYPE_CHECKING:
     from fedsim.planning.bounds import BoundCurve
@@ -48,7 +53,8 @@ class StepNumbers(click.ParamType):
             return tuple(sorted(set(numbers)))
         if ends[0] > ends[1]:
             self.fail(f"{value!r} must be a range from the smaller to the larger number")
-        from fedsim.planning.bounds import round_numbers
+        with command_imports():
+            from fedsim.planning.bounds import round_numbers
 
         return round_numbers(*ends)
 
@@ -106,7 +112,7 @@ def curve_command(
     Without FILE, a step is Poisson sampling at rate q and a Gaussian release with noise multiplier
     z. With FILE, q, z, T and δ are those of each kind of clients of the experiment.
     """  # noqa: D301  click keeps the lines after \b
-    with quick_imports():
+    with command_imports():
         from fedsim.report.drawing import check_chart_path
         from fedsim.report.plan_terminal import print_bound_curve, print_client_kinds
 
@@ -159,8 +165,10 @@ def _of_settings(
         UsageError: a setting is missing.
         ValueError: a setting is outside its range.
     """
-    from fedsim.accountant.textbook.bounds import choose_bounds
-    from fedsim.planning.bounds import bound_curve, even_numbers, given_schedule
+    with command_imports():
+        from fedsim.accountant.textbook.bounds import choose_bounds
+        from fedsim.planning.bounds import bound_curve, even_numbers, given_schedule
+        from fedsim.report.progress import shown_phases
 
     missing = [option for name, option in _SETTINGS.items() if settings[name] is None]
     if missing:
@@ -169,20 +177,21 @@ def _of_settings(
     delta = settings.pop("delta")
     schedule = given_schedule(**settings, delta=_DELTA if delta is None else delta, steps=steps[-1])
     chosen = choose_bounds(bounds, orders=orders)
-    curve = bound_curve(schedule, chosen, steps)
-    if not is_drawn:
-        return curve, curve
-    first = 1 if len(steps) == 1 else steps[0]
-    return curve, bound_curve(
-        schedule, chosen, (*steps, *even_numbers(first, steps[-1], _PLOT_POINTS))
-    )
+    with shown_phases() as phases:
+        phases.begin("bounding ε")
+        curve = bound_curve(schedule, chosen, steps)
+        if not is_drawn:
+            return curve, curve
+        first = 1 if len(steps) == 1 else steps[0]
+        drawn = (*steps, *even_numbers(first, steps[-1], _PLOT_POINTS))
+        return curve, bound_curve(schedule, chosen, drawn)
 
 
 def _of_experiment(
     file: str, overrides: tuple[str, ...], bounds: tuple[str, ...], *, is_whole: bool
 ) -> "tuple[BoundCurve, ...]":
     """Return the curve of each kind of clients, or only its last point."""
-    with quick_imports():
+    with command_imports():
         from fedsim.experiment import load_experiment
         from fedsim.planning.projection import experiment_curves
         from fedsim.report.progress import shown_phases

@@ -22,7 +22,8 @@ from fedsim.accountant.ledger.journal import Charge
 from fedsim.algorithms.state import ServerState
 from fedsim.core.commands import Phases
 from fedsim.core.errors import FedsimError, InputError
-from fedsim.experiment import load_experiment
+from fedsim.core.python_objects import file_instead, is_object_name
+from fedsim.experiment import Experiment, load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.federation.nodes import client_app
@@ -96,7 +97,10 @@ def _federation(directory: RunDirectory, base: Path | None, phases: Phases) -> F
     path = directory.path / "experiment.yaml"
     try:
         loaded = load_experiment(path, WITHOUT_TRACKERS, base=base or Path())
+        _refuse_objects(loaded.experiment)
         federation = assemble(loaded, ledger=None, in_process=True, phases=phases)
+    except ReplayImpossibleError:
+        raise
     except InputError as error:
         text = " ".join(str(error).split())
         hint = "--base names the directory in which the experiment's relative paths start"
@@ -113,6 +117,20 @@ def _federation(directory: RunDirectory, base: Path | None, phases: Phases) -> F
                 "cannot be repeated; only seeded noise can be replayed"
             )
     return federation
+
+
+def _refuse_objects(experiment: Experiment) -> None:
+    """Check that no plug-in of the run was a Python object.
+
+    Raises:
+        ReplayImpossibleError: one was; the message names the file to use in its place.
+    """
+    given = next(filter(is_object_name, experiment.plugins), None)
+    if given is not None:
+        raise ReplayImpossibleError(
+            f"{given} of this run is a Python object, which only the program that gave it has; for "
+            f"a run that can be replayed, {file_instead(given)}"
+        )
 
 
 def _refuse_other_conditions(

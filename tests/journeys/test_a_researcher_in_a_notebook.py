@@ -84,4 +84,6 @@ def test_from_arrays_and_a_class_to_tables_and_figures(journey) -> None:
     ]
     assert "sound" in journey.type("fedsim verify runs/wine").stdout
     refused = journey.type("fedsim verify --replay runs/wine", code=2)
-    assert "this is a Python object, which only the program that gave it has" in refused.stderr
+    assert "python:arrays of this run is a Python object" in refused.stderr
+    assert "save the arrays by numpy.savez" in refused.stderr
+    assert "--base" not in refused.stderr  # no directory has it

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from torch import nn
 
 from fedsim.cli import cli
 from fedsim.core.errors import ExitCode
@@ -218,6 +219,16 @@ def refusal(run: Path, base: Path | None) -> str:
     text = str(refused.value)
     assert "\n" not in text
     return text
+
+
+def test_a_run_of_python_objects_names_the_file_that_would_help(tmp_path: Path) -> None:
+    def build(inputs: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(inputs, 10))
+
+    run_of({"model": {"name": build, "args": {"inputs": 64}}}, tmp_path / "r")
+    said = refusal(tmp_path, base=tmp_path)
+    assert said.startswith("python:build of this run is a Python object")
+    assert said.endswith("write it into a file and name it ./file.py:build")  # and no --base
 
 
 def test_secure_noise_cannot_be_replayed(tmp_path: Path) -> None:

@@ -5,7 +5,13 @@ from contextlib import nullcontext
 
 import click
 
-from fedsim.cli.options import json_option, overrides_argument, print_json, verbose_option
+from fedsim.cli.options import (
+    command_imports,
+    json_option,
+    overrides_argument,
+    print_json,
+    verbose_option,
+)
 from fedsim.core.errors import ExitCode
 from fedsim.core.limits import MAX_AUDITED_STEPS, MAX_CLIENTS
 
@@ -51,10 +57,11 @@ def audit_command(
     Each client's own mechanism runs on its own model and data. Exit code 1 means that noise,
     clipping or sampling differ from what the client is charged for; see docs/howto/attack.md.
     """
-    from fedsim.experiment import load_experiment
-    from fedsim.report.progress import shown_phases
-    from fedsim.tools.attack.audit import audit_experiment
-    from fedsim.tools.attack.terminal import print_audit
+    with command_imports(quiet=quiet):
+        from fedsim.experiment import load_experiment
+        from fedsim.report.progress import shown_phases
+        from fedsim.tools.attack.audit import audit_experiment
+        from fedsim.tools.attack.terminal import print_audit
 
     def print_progress(done: int, of: int) -> None:
         if not quiet:
