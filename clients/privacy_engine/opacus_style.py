@@ -344,6 +344,8 @@ def _reason(layer: nn.Module) -> str | None:
 
 
 def _groups(layer: _BatchNorm) -> int:
+    if isinstance(layer, nn.BatchNorm1d):
+        return 1  # after a Linear layer, groups of one value each would be zero for every input
     return math.gcd(_GROUPS, layer.num_features)
 
 

@@ -332,6 +332,8 @@ def test_the_validator_finds_and_replaces_layers_that_mix_examples() -> None:
     with engine.attach(torch.optim.SGD(fixed.parameters(), lr=0.1)):
         assert fixed(torch.rand(4, 1, 6, 6)).shape == (4, 12, 4, 4)
     assert isinstance(ModuleValidator.fix(nn.BatchNorm1d(6)), nn.GroupNorm)
+    behind_linear = ModuleValidator.fix(nn.Sequential(nn.Linear(4, 32), nn.BatchNorm1d(32)))
+    assert not torch.equal(*(behind_linear(torch.randn(1, 4)) for _ in range(2)))
     assert math.isfinite(float(fixed(torch.rand(2, 1, 6, 6)).sum()))
 
 
