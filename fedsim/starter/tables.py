@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import floor, log10
 from pathlib import Path
 from string import Template
@@ -14,7 +14,7 @@ from fedsim.data.files import TABLE_SUFFIXES
 from fedsim.data.settings import FileDataset
 from fedsim.data.tables.dataset import open_table
 from fedsim.data.tables.draft import ColumnDraft, draft_column, draft_target, flow_text, round_up
-from fedsim.data.tables.settings import ColumnSettings
+from fedsim.data.tables.settings import Cell, ColumnSettings, as_text
 from fedsim.data.tables.summary import ColumnSummary, has_decimal_commas, summarise
 from fedsim.data.tables.table import CsvTable, Table
 from fedsim.starter import StarterError, check_directory, experiment_name, starter_text, write_files
@@ -89,7 +89,9 @@ def write_table_experiment(
     target, target_reason = _target(data, summaries, target, clients)
     clients, clients_reason = _clients(data, summaries, clients, target)
     drafts = tuple(
-        draft_target(name, summary) if name == target else draft_column(name, summary)
+        _one_class_a_word(
+            draft_target(name, summary) if name == target else draft_column(name, summary)
+        )
         for name, summary in summaries.items()
         if name != clients
     )
@@ -107,6 +109,22 @@ def write_table_experiment(
     )
     write_files(directory, {draft.path.name: _text(draft, data, form, summaries[target])})
     return draft
+
+
+def _one_class_a_word(draft: ColumnDraft) -> ColumnDraft:
+    """Return a draft in which spellings such as yes, Yes and YES are one class."""
+    settings = draft.settings
+    if not isinstance(settings, ColumnSettings) or not isinstance(settings.classes, list):
+        return draft
+    words: dict[str, list[Cell]] = {}
+    for cell in settings.classes:
+        words.setdefault(as_text(cell).casefold(), []).append(cell)
+    if not 2 <= len(words) < len(settings.classes):
+        return draft
+    grouped = {as_text(spellings[0]): spellings for spellings in words.values()}
+    fill = next((name for name, cells in grouped.items() if settings.fill in cells), settings.fill)
+    settings = settings.model_copy(update={"classes": grouped, "fill": fill})
+    return replace(draft, settings=settings, reason=f"{draft.reason}, whatever their case")
 
 
 def _open(data: Path) -> tuple[Table, dict[str, str]]:

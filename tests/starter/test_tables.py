@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 
 from fedsim.cli import cli
@@ -84,6 +85,23 @@ def test_the_command_lists_each_column_with_its_decision(tmp_path: Path) -> None
     assert "# two classes: ill: {classes: {first: [0], others: [1, 2]}}" in text
     given = init(tmp_path / "e", "--data", tmp_path / "patients.csv", "--json").output
     assert json.loads(given)["columns"]["id"]["settings"] == "drop"
+
+
+def test_spellings_that_differ_in_case_are_one_class(tmp_path: Path) -> None:
+    data = table(
+        tmp_path,
+        smoker=lambda n: ("yes", "Yes", "NO", "", "Unknown")[n % 5],
+        ill=lambda n: ("Yes", "yes", "No", "no")[n % 4],
+    )
+    experiment = write_table_experiment(tmp_path / "d", data).path
+    columns = yaml.safe_load(experiment.read_text())["data"]["dataset"]["columns"]
+    assert columns["smoker"] == {
+        "classes": {"NO": ["NO"], "Unknown": ["Unknown", "unknown"], "Yes": ["Yes", "yes"]},
+        "fill": "Unknown",
+    }
+    found = check_data(load_experiment(experiment))
+    assert found.test_classes is not None
+    assert [name for name, _ in found.test_classes] == ["No", "Yes"]
 
 
 def test_the_grouping_in_the_comment_is_valid(tmp_path: Path) -> None:
