@@ -112,8 +112,11 @@ def run_experiment(
         recorder, make_directory = (_resume if resume else _start)(loaded, path, parts)
         with recorder.closing():
             try:
+                if not isinstance(engine, LocalEngine):
+                    parts.phases.begin("starting the engine")
                 with engine.session():
                     make_directory()
+                    parts.phases.end()
                     with recorder.ending():
                         engine.execute(*recorder.apps(), recorder.num_nodes)
                 recorder.conclude()

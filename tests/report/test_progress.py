@@ -11,6 +11,9 @@ from fedsim.experiment import load_experiment
 from fedsim.report import progress
 from fedsim.report.progress import PhaseDisplay, ProgressCallback
 from fedsim.runs.directory import RunDirectory
+from fedsim.runs.runner import run_experiment
+from fedsim.simulation.engine import Engine
+from fedsim.simulation.local_engine import LocalEngine
 from fedsim.tools.attack.audit import audit_experiment
 from fedsim.tools.replay import replay_run
 
@@ -72,6 +75,19 @@ def test_a_run_tells_its_phases_and_records_the_setup(tmp_path, terminal):
     page = (tmp_path / "run" / "report.html").read_text()
     assert "of it set-up" in page
     assert ">checking the model<" in page
+
+
+class OtherProcess(Engine):
+    """An engine that has to start something first."""
+
+    def execute(self, server_app, client_app, num_nodes) -> None:
+        LocalEngine().execute(server_app, client_app, num_nodes)
+
+
+def test_an_engine_that_has_to_start_is_a_phase(tmp_path):
+    observer = Listener(console(terminal=True))
+    run_experiment(EXPERIMENT, out=tmp_path / "run", callback=observer, engine=OtherProcess())
+    assert observer.heard[4:7] == ["", "starting the engine", ""]
 
 
 def test_a_phase_that_fails_is_closed(tmp_path):
