@@ -150,13 +150,19 @@ def _load(
     settings = _with_object(experiment.model, build)
     card, values = _read_model(directory)
     is_whole = settings.lora is None or settings.lora.save == "merged"
-    model = build_model(
-        settings.model_copy(update=_OF_WHOLE_MODELS) if is_whole else settings,
-        input_shape=card.input_shape,
-        num_outputs=card.num_outputs,
-        seed=experiment.seed,
-        base=Path.cwd() if base is None else Path(base).absolute(),
-    )
+    try:
+        model = build_model(
+            settings.model_copy(update=_OF_WHOLE_MODELS) if is_whole else settings,
+            input_shape=card.input_shape,
+            num_outputs=card.num_outputs,
+            seed=experiment.seed,
+            base=Path.cwd() if base is None else Path(base).absolute(),
+        )
+    except ModelError as error:
+        plugin = error.__cause__
+        if plugin is None or not isinstance(plugin.__cause__, FileNotFoundError):
+            raise
+        raise ModelError(f"{error}, whose directory base (--base) names") from plugin
     _load_values(model, values, directory.path / _FILE)
     return settings, model if is_whole else merge_adapters(model)
 

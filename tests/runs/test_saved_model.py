@@ -47,6 +47,9 @@ def test_a_saved_model_takes_inputs_as_the_dataset_has_them(tmp_path: Path, name
     assert outputs.shape == (50, 10)
     again = fedsim.load_model(tmp_path / "run", base=tmp_path)
     assert torch.equal(again(torch.from_numpy(digits.features[test])), outputs)
+    if ":" in name:
+        with pytest.raises(InputError, match=r"no such file: .*base \(--base\)"):
+            fedsim.load_model(tmp_path / "run")
 
 
 def test_the_saved_model_has_the_accuracy_of_the_last_round(tmp_path: Path) -> None:
