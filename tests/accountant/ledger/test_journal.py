@@ -1,3 +1,4 @@
+import gc
 import hashlib
 import json
 import subprocess
@@ -247,6 +248,7 @@ def test_memory_does_not_grow_with_the_history(tmp_path: Path) -> None:
     for round_number in range(2, 102):
         last = charge(0, round_number, last.hash)
         journal.append(last)
+    gc.collect()
     grown = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
     assert grown < 100 * 100
