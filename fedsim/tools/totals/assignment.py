@@ -33,7 +33,10 @@ def aligned(sources: Sequence[Source]) -> list[Source]:
 
 
 def _have_names(sources: Sequence[Source]) -> bool:
-    return all(s.ledgers.keys() <= s.names.keys() for s in sources if s.terms is not None)
+    """Whether every client of every run has a name that no other client of the run has."""
+    runs = [source for source in sources if source.terms is not None]
+    is_unique = all(len(set(run.names.values())) == len(run.names) for run in runs)
+    return is_unique and all(run.ledgers.keys() <= run.names.keys() for run in runs)
 
 
 def every_choice(sources: Sequence[Source]) -> list[Source]:

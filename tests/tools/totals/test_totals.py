@@ -300,6 +300,12 @@ def test_named_clients_add_up_by_name() -> None:
     assert found == {"Mainz": slack_of_two(15), "Trier": slack_of_two(50)}
 
 
+def test_no_client_is_lost_where_two_have_one_name() -> None:
+    named = {"0": "Mainz", "1": "Mainz"}
+    sources = [replace(run(n, {"0": 40, "1": 5}, assignment="x"), names=named) for n in ("a", "b")]
+    assert account_of(sources).largest.epsilon == slack_of_two(80)
+
+
 def test_a_drawn_partition_has_the_total_of_the_worst_assignment() -> None:
     """298 examples were in client 0 of one run and in client 1 of the other."""
     one = run("a", {"0": 10, "1": 20}, assignment="seed 0")
