@@ -323,7 +323,7 @@ class FileJournal:
         if file.seek(0, os.SEEK_END) < self._offset:
             raise JournalError(f"{self._path.name} was shortened: records are missing")
         file.seek(self._offset)
-        for line in file:
+        for line in iter(file.readline, b""):
             if not line.endswith(b"\n"):
                 return
             where = f"{self._path.name}, byte {self._offset}"
