@@ -407,7 +407,7 @@ _ACCOUNTANTS: dict[str, type[RdpAccountant] | type[PldAccountant] | type[Moments
 def choose_accountant(
     name: AccountantName, orders: Sequence[float] | None = None
 ) -> AccountantChoice:
-    """Return what names an accountant in calls: `name`, or `RdpOrders` if `orders` are given.
+    """Return the accountant to pass in calls: `name`, or `RdpOrders` if `orders` are given.
 
     Args:
         name: "pld", "rdp" or "moments".

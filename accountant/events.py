@@ -33,7 +33,7 @@ SCHEMA_VERSION = 1  # of the JSON form; raised when a reader of the old form wou
 class Event:
     """Base class of all events, which are immutable values made of numbers and other events.
 
-    A field of one name has one range in all events, see `_CHECKS`.
+    Fields with the same name have the same range of values in all events.
     """
 
     def __post_init__(self) -> None:
@@ -403,7 +403,7 @@ def event_from_dict(record: Mapping[str, Any]) -> Event:
 def append_event(runs: list[tuple[Event, int]], event: Event, count: int) -> None:
     """Append `count` releases of `event` to a run-length list in place.
 
-    If the last entry has an equal event, its count is increased instead.
+    If the last pair of the list has an equal event, the count of that pair is increased instead.
 
     Args:
         runs: pairs (event, number of releases), in order.
@@ -464,7 +464,10 @@ _CHECKS: Mapping[str, Callable[[str, Any], object]] = {
     "event": _event,
     "events": _events,
 }
-"""Functions of a field's name and value that return the value to store, or raise ValueError."""
+"""Check of each event field, by the field's name.
+
+A check takes the name and a value. It returns the value to store, or raises ValueError.
+"""
 
 
 def _plain(value: Any) -> Any:

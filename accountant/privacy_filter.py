@@ -19,7 +19,7 @@ from fedsim.accountant.search import largest_count
 
 
 class Budget(Protocol):
-    """Interface of a privacy budget, which counts how many more releases it allows."""
+    """Interface of a privacy budget, which is charged for releases and limits further ones."""
 
     order: float | None  # the Rényi order of the filter, if it has one
 
@@ -32,7 +32,7 @@ class Budget(Protocol):
         ...
 
     def spent(self) -> float:
-        """Return the epsilon of all charged releases, at the delta of the budget."""
+        """Return the epsilon of all charged releases, at the delta of this budget."""
         ...
 
 
@@ -65,7 +65,7 @@ class FixedSchedule:
         self._counts[event] += count
 
     def spent(self) -> float:
-        """Return the epsilon of all charged releases, at the delta of the budget."""
+        """Return the epsilon of all charged releases, at the delta of this budget."""
         return self._account(self._name).get_epsilon(self._delta)
 
     def _cost(self, name: AccountantChoice, event: Event, count: int) -> float:
@@ -118,7 +118,7 @@ class RenyiFilter:
         self._counts[event] += count
 
     def spent(self) -> float:
-        """Return the epsilon of all charged releases, at the delta of the budget."""
+        """Return the epsilon of all charged releases, at the delta of this budget."""
         used = np.array([self._used()])
         return epsilon_from_rdp((self._alpha,), used, self._delta)[0]
 
@@ -264,7 +264,7 @@ class PrivacyFilter:
         return self._left
 
     def request(self, event: Event, count: int = 1) -> int:
-        """Charge up to `count` releases of `event`, as the budget allows, and return their number.
+        """Charge at most `count` releases of `event`, as the budget allows; return how many.
 
         Args:
             event: one release.

@@ -151,9 +151,10 @@ def solve_falling(
 def root_between(
     f: Callable[[float], float], low: float, high: float, *, absolute: float, relative: float
 ) -> float:
-    """Return a root of f between two points by Brent's method, bit for bit scipy's brentq.
+    """Return a root of f between two points by Brent's method.
 
-    This avoids the import of scipy's solvers, which takes longer than the search itself.
+    The result has the same bits as that of scipy's brentq. The import of scipy's solvers would take
+    longer than the search itself.
 
     Args:
         f: a continuous function with opposite signs at `low` and `high`.

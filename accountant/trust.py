@@ -39,7 +39,7 @@ OBSERVERS: Mapping[str, tuple[Observer, ...]] = {
     "distributed": ("sums", "server"),
     "central": ("models",),
 }
-"""The adversaries of each trust model; the privacy claim is against the first."""
+"""The adversaries of each trust model, by its name; ε is claimed against the first one."""
 
 CLAIMED_AGAINST: Mapping[str, Observer] = {trust: seen[0] for trust, seen in OBSERVERS.items()}
 """The adversary against which ε is claimed, by trust model."""
@@ -50,7 +50,7 @@ _ROUNDED = 1e-9  # relative: square roots and the noise of groups
 def is_explained_by_shares(
     claimed: PrivacyLedger, server_ledger: PrivacyLedger, *, honest: int
 ) -> bool:
-    """Whether a client's noise share is large enough for the noise that it claims in sums.
+    """Whether a client adds enough noise for the noise multipliers that it claims in sums.
 
     The joint noise of h honest clients with equal shares is √h times one share. So each claimed
     noise multiplier may be at most √h times the multiplier of the client's own noise in the same
@@ -122,12 +122,12 @@ class NoiseShares:
     def meeting(
         cls, needs: Sequence[NoiseNeed], *, min_clients: int, colluding_clients: int
     ) -> "NoiseShares":
-        """Return the smallest equal shares of noise that meet every client's need.
+        """Return the smallest equal shares of noise that meet the need of every client.
 
-        A need may concern sums of uploads, single uploads, or both.
+        A client may need noise in sums of uploads, in single uploads, or in both.
 
         Args:
-            needs: the need of each client.
+            needs: the noise that each client needs.
             min_clients: m, the fewest clients in a sum that the server opens.
             colluding_clients: t, the number of clients in the sum that may collude with the
                 adversary or add no noise.

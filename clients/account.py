@@ -264,15 +264,16 @@ class AnswerInputs:
 
     Attributes:
         block: numbers of the clients that are planned to train together, ascending.
-        padded_rows: number of rows of each client in a padded batch of the block; None if it is the
-            same number as when the client trains alone.
+        padded_rows: number of rows of each client in a padded batch of the block; None if a client
+            has as many rows as when it trains alone.
         places: number of slots (groups of rows of one client) in a padded batch, if any client may
             use any slot; None if each client has a slot of its own.
         model: digest of the request's global model.
         clip_norm: adaptive clip norm in the request; None if the request has none.
         mechanism: the client's mechanism as text, with noise, clipping and sampling.
-        conditions: digest of settings, plug-in sources, versions and device.
-        data: digest of the client's examples; None if the record must not depend on them.
+        conditions: digest of settings, sources of plug-ins, versions and device.
+        data: digest of the client's examples; None if the result of `request_digest` must not
+            depend on the examples.
         sent: digests of the arrays that the algorithm sends beside the model; "" if there are none.
     """
 

@@ -205,7 +205,7 @@ def evaluate_and_reply(task: ClientTask, message: Message) -> Message:
     """Evaluate a model on the client's held-out examples and return the reply.
 
     Guarantee: a client with differential privacy or secure aggregation refuses every request. A
-    score would be a release about its examples that was not charged.
+    score would be a release about the client's examples that was not charged.
 
     Args:
         task: the client's data, model and settings.

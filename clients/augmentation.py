@@ -61,7 +61,7 @@ class Shift(Change):
         self._most = most
 
     def check(self, shape: Sequence[int]) -> None:
-        """Raise ViewError if examples are not images that are larger than the shift."""
+        """Raise ViewError unless examples are images, each larger than the shift."""
         _check_image("shift", shape)
         if min(shape[-2:]) <= self._most:
             raise ViewError(
@@ -122,7 +122,7 @@ class Noise(Change):
 
 
 def change_of(settings: ViewSettings) -> Change:
-    """Return the random change that an entry of the settings describes, such as a flip."""
+    """Return the random change (shift, flip or noise) that the settings describe."""
     if settings.shift is not None:
         return Shift(settings.shift)
     return Flip() if settings.noise is None else Noise(settings.noise)

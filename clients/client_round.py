@@ -127,7 +127,7 @@ class ClientRound:
 
     @property
     def shared(self) -> tuple[object, ...]:
-        """Key to group clients by: equal if model, loss and local settings are the same."""
+        """Key of the client's group: equal for clients with the same model, loss and settings."""
         how = self.task.training
         return id(how.shared_model), id(how.loss), how.local, self.fixed_digest
 
@@ -140,8 +140,8 @@ class TrainedClient:
         values: flat trained parameters (size,); with distributed or central trust, the integers
             (size,) that the client adds to the noisy sum.
         adapted_clip_norm: the client's adaptive clip norm after the round; None if it is fixed.
-        count: the noisy bit that says whether the client's whole update was clipped, from which the
-            server adapts the clip norm; None if the server adapts none.
+        count: noisy bit that says whether the client's whole update was clipped. From such bits the
+            server adapts the clip norm. None if the server adapts no clip norm.
     """
 
     values: np.ndarray

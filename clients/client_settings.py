@@ -19,7 +19,7 @@ OwnSetting = Literal[
 
 
 class OwnPrivacySettings(Settings):
-    """Privacy settings of a single client; for a null value, the common setting applies."""
+    """Privacy settings of one client; null stands for the setting that all clients share."""
 
     target_epsilon: float | None = Field(
         default=None, gt=0, description="budget ε, never exceeded; sets the noise if none is given"
@@ -56,19 +56,19 @@ class ClientPrivacySettings(OwnPrivacySettings):
 
     @property
     def changes(self) -> OwnPrivacySettings:
-        """Privacy settings of the entry, without the keys that say which clients it is for."""
+        """Privacy settings of this `privacy.clients` entry, without the keys that name clients."""
         return OwnPrivacySettings.model_validate(
             {name: getattr(self, name) for name in OwnPrivacySettings.model_fields}
         )
 
     @property
     def noise_keys(self) -> list[str]:
-        """Keys of the entry, or columns of its file, that decide how much noise clients have."""
+        """Which of target_epsilon and noise_multiplier a `privacy.clients` entry or csv sets."""
         keys = ("target_epsilon", "noise_multiplier")
         return [key for key in keys if getattr(self, key) is not None or key in self.columns]
 
     def check(self, name: str) -> None:
-        """Check that the entry says in exactly one way which clients it is for.
+        """Check that this entry of `privacy.clients` selects clients in exactly one way.
 
         An entry named by a client number has no `members`, `share` or `csv`. Any other entry has
         exactly one of these keys.

@@ -46,7 +46,7 @@ class NoiseCorrelation:
     Attributes:
         coefficients: c_0 = 1, c_1, ..., one for each band, each a multiple of 2⁻¹⁶.
         planned_steps: number of steps of the whole run, all charged before the first step.
-        rounds_apart: smallest difference between two rounds of a client: any rounds will do.
+        rounds_apart: least distance between two rounds of a client; always 1, so any rounds fit.
 
     Raises:
         ValueError: a coefficient is not a multiple of 2⁻¹⁶, the first is not 1, or there are too
@@ -67,7 +67,7 @@ class NoiseCorrelation:
 
     @classmethod
     def square_root(cls, bands: int, planned_steps: int) -> Self:
-        """Return the correlation whose C is the square root of the prefix-sum matrix, in a band.
+        """Return the correlation with coefficients of the square root of the prefix-sum matrix.
 
         The coefficients are 1, 1/2, 3/8, ..., rounded to multiples of 2⁻¹⁶.
 
@@ -93,7 +93,7 @@ class NoiseCorrelation:
 
     @cached_property
     def noise_growth(self) -> float:
-        """Largest standard deviation of a step's noise, divided by that of the fresh noise."""
+        """Largest standard deviation of a step's noise, as a multiple of that of fresh noise."""
         return float(np.linalg.norm(inverse_coefficients(self.coefficients, self.planned_steps)))
 
     def charges(self, cycle: Charges, first_step: int, steps: int) -> Charges:
@@ -113,7 +113,9 @@ class NoiseCorrelation:
 
 
 class NoiseStates:
-    """Cache of the clients' noise states in a process, kept from round to round.
+    """Cache of the states of the clients' correlated noise in a process, kept between rounds.
+
+    A client's state holds the noise of the last steps, from which the next noise is computed.
 
     Args:
         most_bytes: largest total size of the states, in bytes; the oldest states are dropped first.

@@ -36,7 +36,7 @@ class ClientFailureError(FedsimError, RuntimeError):
 
 
 class CoupledRowsError(ClientFailureError):
-    """Error if an example can change bits of another example's gradient in its batch.
+    """Error if an example can change bits of another example's gradient in the same batch.
 
     The error is raised before the client is charged.
     """

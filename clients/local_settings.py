@@ -57,7 +57,7 @@ class _Schedule(Settings):
 
 
 class ConstantLr(_Schedule):
-    """Schedule with rate lr · factor for `total_iters` rounds, then lr (torch's `ConstantLR`)."""
+    """Schedule with learning rate lr · factor for `total_iters` rounds, then lr (`ConstantLR`)."""
 
     name: Literal["constant"] = Field(description="the schedule")
     factor: _Factor = Field(default=1.0, description="factor of the first total_iters rounds")
@@ -92,7 +92,7 @@ class ExponentialLr(_Schedule):
 
 
 class LinearLr(_Schedule):
-    """Schedule of lr times a factor that moves linearly between two values (`LinearLR`)."""
+    """Schedule with learning rate lr times a factor that changes linearly (`LinearLR`)."""
 
     name: Literal["linear"] = Field(description="the schedule")
     start_factor: _Factor = Field(default=1.0, description="factor of the first round")
@@ -106,7 +106,10 @@ class LinearLr(_Schedule):
 
 
 class CosineLr(_Schedule):
-    """Schedule whose rate falls from lr to eta_min by half a cosine (`CosineAnnealingLR`)."""
+    """Schedule whose learning rate falls from lr to eta_min by half a cosine.
+
+    In torch, this is `CosineAnnealingLR`.
+    """
 
     name: Literal["cosine"] = Field(description="the schedule")
     T_max: _Rounds = Field(description="rounds from lr to eta_min, which all later rounds keep")
@@ -205,7 +208,7 @@ class SgdSettings(Settings):
             steps: number of steps.
 
         Returns:
-            The bound, or None with weight decay, which depends on the parameter's own size.
+            The bound, or None with weight decay: it changes a parameter by a share of its value.
         """
         if self.weight_decay:
             return None
@@ -231,7 +234,7 @@ class AdamSettings(Settings):
             steps: number of steps.
 
         Returns:
-            The bound, or None with weight decay, which depends on the parameter's own size.
+            The bound, or None with weight decay: it changes a parameter by a share of its value.
         """
         return None if self.weight_decay else steps * self.lr * _LARGEST_ADAM_STEP
 
@@ -359,7 +362,7 @@ class LocalSettings(Settings):
 
     @property
     def gradient_facts(self) -> ZerothOrderSettings | BackwardPasses:
-        """Public properties of how gradients are computed: by backward passes or zeroth-order."""
+        """Public properties of the gradient computation: by backward passes or zeroth-order."""
         return BackwardPasses() if self.gradient == "backward" else self.gradient
 
     @property

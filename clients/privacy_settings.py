@@ -238,7 +238,7 @@ class PrivacySettings(Settings):
     def clip_norm(self) -> float:
         """L2 bound on what one privacy unit (example or client) contributes to a release.
 
-        It is the clipping norm; with groups of parameters, the norm of all their clipping norms.
+        It is the clipping norm; with groups of parameters, the L2 norm of the groups' norms.
 
         Raises:
             ValueError: the mechanism clips neither gradients nor updates.
@@ -270,7 +270,7 @@ class PrivacySettings(Settings):
 
     @property
     def adds_noise(self) -> bool:
-        """Whether a client may add noise; without any, clipping alone has no privacy guarantee."""
+        """Whether the settings let any client add noise; clipping alone gives no privacy."""
         return self.noise_multiplier != 0.0 or any(
             entry.noise_multiplier or "noise_multiplier" in entry.columns
             for entry in self.clients.values()
@@ -332,7 +332,7 @@ class PrivacySettings(Settings):
 
     @property
     def own_values(self) -> tuple[object, ...]:
-        """Common values of the settings that `privacy.clients` can change for single clients."""
+        """Common values of those settings that `privacy.clients` can change for some clients."""
         values = {**vars(self), "sampling_rate": self.sampling.rate}
         return tuple(values[name] for name in OwnPrivacySettings.model_fields)
 
@@ -340,7 +340,7 @@ class PrivacySettings(Settings):
         """Return these settings with the values of one client.
 
         Args:
-            changes: the client's own values. A value of None keeps the common setting.
+            changes: the client's own values; None leaves the value of these settings.
         """
         given = {name: value for name, value in changes if value is not None}
         rate = given.pop("sampling_rate", None)

@@ -235,10 +235,10 @@ class ClientTask:
         return known[self.client]
 
     def check_examples(self) -> None:
-        """Check that the client's public number of examples is neither 0 nor above the limit.
+        """Check that the client has examples, and no more than its mechanism allows.
 
-        A client without examples passes the check if its number of examples is private. It then
-        releases noise alone.
+        If the client's number of examples is private, the client passes the check without
+        examples, and releases noise alone.
 
         Raises:
             ClientFailureError: the client has no examples, or more than its mechanism allows.

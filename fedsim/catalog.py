@@ -33,7 +33,7 @@ KEYS = {
     "engines": "runtime.engine",
     "trackers": "runtime.trackers",
 }
-"""The key of an experiment file that takes the names of a kind, by kind."""
+"""The experiment file's key that takes built-in names, for each kind of names."""
 
 _WEIGHTINGS = {
     "uniform": "every update counts the same",

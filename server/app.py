@@ -83,7 +83,7 @@ def register_nodes(
 
     Flower's simulation starts the server before its nodes exist. A round that started at once would
     silently miss clients. Listed nodes that no longer answer, such as a SuperNode before its
-    restart, are skipped. A grid that created the nodes itself knows their roles; none is asked.
+    restart, are skipped. A grid that created the nodes knows their roles, so no node is asked.
 
     Args:
         grid: Flower's grid, which sends messages to the nodes.

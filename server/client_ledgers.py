@@ -133,10 +133,10 @@ class ClientLedgers:
         """Return each client's ε at the client's own δ, by client number (∞ without noise).
 
         Each ε includes a small term because the sampled noise is not exactly Gaussian. A
-        `FleetAccountant` computes all ε together. Its bounds and those of the accountant for a
-        single client are both valid, and differ by up to 2e-4. The noise was calibrated with the
-        accountant for a single client. So its bound is returned for the largest ε, and where the
-        fleet's bound is above a client's target.
+        `FleetAccountant` computes all ε together. The noise was calibrated with an accountant for a
+        single client. Both accountants give valid bounds, which differ by up to 2e-4. The result
+        has the bound of the single-client accountant in two cases: for the largest ε, and for a
+        client whose bound by `FleetAccountant` is above the client's target.
         """
         bounds, spends = self._epsilon_bounds(), self.spends
         epsilons = {client: bounds[_Kind.of(spend)] for client, spend in spends.items()}

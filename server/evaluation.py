@@ -63,7 +63,7 @@ class ClientEvaluation:
     def clients(self, round_number: int, num_clients: int) -> tuple[int, ...]:
         """Return the clients to ask in a round, in ascending order.
 
-        These are all clients, or `settings.clients` of them at random if that is set.
+        All clients are asked, unless `settings.clients` is set: then that many, drawn at random.
         """
         wanted = self.settings.clients
         if wanted is None or wanted >= num_clients:
@@ -74,7 +74,7 @@ class ClientEvaluation:
     def requests(
         self, round_number: int, arrays: ArrayRecord, node_of: Mapping[int, int]
     ) -> dict[int, Message]:
-        """Return a round's evaluation request by client; empty if the round has no evaluation.
+        """Return a round's evaluation requests by client; empty if the round has no evaluation.
 
         Args:
             round_number: the round, from 1.

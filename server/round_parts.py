@@ -65,7 +65,9 @@ class RoundPart:
         return None
 
     def take(self, client: int, answer: ClientAnswer) -> ClientAnswer:
-        """Process a client's answer and return the answer for the next part and the aggregator.
+        """Process a client's answer and return it, possibly changed.
+
+        The result goes to the next part and, after the last part, to the aggregator.
 
         Raises:
             ProtocolError: the answer is invalid; the client is left out of the round.
@@ -73,7 +75,7 @@ class RoundPart:
         return answer
 
     def after(self, state: ServerState, aggregate: Aggregate) -> ServerState:
-        """Return the server state after the round, with the changes of this part.
+        """Return the server state after the round, changed by this part.
 
         Args:
             state: the state with the new model and the new round number.
@@ -82,7 +84,7 @@ class RoundPart:
         return state
 
     def scored(self, state: ServerState, metrics: Metrics) -> ServerState:
-        """Return the server state after this part has seen the new model's test metrics."""
+        """Return `state`, changed by this part in view of the new model's test metrics."""
         return state
 
     def complete(self, report: RoundReport, aggregate: Aggregate) -> RoundReport:
@@ -95,7 +97,10 @@ class RoundPart:
 
 
 ChargeRound = Callable[[int, str], Sequence[ClientSpend]]
-"""(round, digest of its global model) -> every client's spend after its charge is on disk."""
+"""Function that charges all clients on disk for a round, and returns every client's spend.
+
+The arguments are the number of the round and the digest of the global model.
+"""
 
 
 @dataclass(frozen=True)
@@ -120,7 +125,7 @@ class Charges(RoundPart):
                 self.ledgers.record(spend)
 
     def take(self, client: int, answer: ClientAnswer) -> ClientAnswer:
-        """Record the privacy spend that a client's reply reports.
+        """Record the privacy spend that a client's answer reports; return the answer unchanged.
 
         Raises:
             ProtocolError: the reply has no spend, or the spend of another client.
@@ -134,7 +139,7 @@ class Charges(RoundPart):
         return answer
 
     def complete(self, report: RoundReport, aggregate: Aggregate) -> RoundReport:
-        """Add the largest ε of any client to the report.
+        """Return the report with the largest ε of any client added.
 
         Failed clients may have been charged, so their spends are first looked up on disk.
         """
@@ -151,14 +156,14 @@ class Withdrawals(RoundPart):
 
     Attributes:
         num_clients: the number of clients of the federation.
-        first_ends: whether the first withdrawal ends the run; else it ends when all clients left.
+        first_ends: whether the first withdrawal ends the run; otherwise the last client's does.
     """
 
     num_clients: int
     first_ends: bool = False
 
     def reason_to_stop(self, state: ServerState) -> str | None:
-        """Return the reason to end the run if spent budgets end it, else None."""
+        """Return the reason to end the run, if enough clients spent their budgets; else None."""
         if len(state.withdrawn) == self.num_clients:
             return "every client has spent its privacy budget"
         if state.withdrawn and self.first_ends:
@@ -185,13 +190,13 @@ class Tags(RoundPart):
         self._of, self._round_number = {}, state.round_number + 1
 
     def take(self, client: int, answer: ClientAnswer) -> ClientAnswer:
-        """Compute and keep the tag (a digest) of a client's upload."""
+        """Store the tag (a digest) of a client's upload, and return the answer unchanged."""
         if isinstance(answer, TrainReply):
             self._of[client] = self._tags.of(client, self._round_number, answer)
         return answer
 
     def complete(self, report: RoundReport, aggregate: Aggregate) -> RoundReport:
-        """Add the upload tags to the report, in ascending order of client numbers."""
+        """Return the report with the upload tags added, in ascending order of client numbers."""
         tags = dict(sorted(self._of.items()))
         return replace(report, clients=replace(report.clients, uploads=tags))
 
@@ -210,7 +215,7 @@ class OwnBounds(RoundPart):
         self._adapted = {}
 
     def take(self, client: int, answer: ClientAnswer) -> ClientAnswer:
-        """Keep the adaptive clip norm that a client's reply reports."""
+        """Store the adaptive clip norm that a client's answer reports, and return the answer."""
         if answer.clip_norm is not None:
             self._adapted[client] = answer.clip_norm
         return answer
@@ -258,7 +263,9 @@ class SharedBound(RoundPart):
         aggregator.scale(self.of(state.clip_norms))
 
     def take(self, client: int, answer: ClientAnswer) -> ClientAnswer:
-        """Keep the noisy bit of a client's reply, if bits are not part of a noisy sum.
+        """Store the noisy clipping bit of a client's answer, unless bits are in a noisy sum.
+
+        The answer is returned unchanged.
 
         Raises:
             ProtocolError: the reply lacks its bit.
@@ -333,11 +340,11 @@ class NoiseLength(RoundPart):
         self._bounds: Mapping[int, AdaptiveClipNorm] = {}
 
     def begin(self, state: ServerState, aggregator: Aggregator[Any]) -> None:
-        """Keep the clip norms at the start of the round, from which the noise norm is computed."""
+        """Store the clip norms at the start of the round, which determine the noise norm."""
         self._bounds = state.clip_norms
 
     def complete(self, report: RoundReport, aggregate: Aggregate) -> RoundReport:
-        """Add the expected noise norm to the report, if the round has an aggregate."""
+        """Return the report with the expected noise norm added, if the round has an aggregate."""
         if not aggregate.has_model:
             return report
         length = self._expected(aggregate.steps, self._bounds, report.round_number)
@@ -399,7 +406,7 @@ class EarlyStopping(RoundPart):
     settings: EarlyStoppingSettings
 
     def scored(self, state: ServerState, metrics: Metrics) -> ServerState:
-        """Return the server state with the best value of the metric so far.
+        """Return `state` with its record of the best metric value updated by the new test metrics.
 
         Raises:
             FederationError: the test metrics lack this metric, or the metric is a list with a

@@ -1,7 +1,7 @@
 """Updates of clients that started from an older global model (FedBuff, Nguyen et al. 2022).
 
-The server keeps the older models that clients still train from. Every value here depends only on
-earlier releases and public numbers, so it is post-processing.
+The server keeps the older models that clients still train from. Every value that this module
+computes depends only on earlier releases and public numbers, so it is post-processing.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ def version_of(state: ServerState, version: int) -> ArrayRecord:
 
     Args:
         state: the server state before the current round.
-        version: the number of that round; 0 for the initial model.
+        version: the number of the round; 0 for the initial model.
 
     Raises:
         KeyError: the state no longer holds this model.
@@ -108,7 +108,7 @@ class StaleUpdates(RoundPart):
         return replace(state, versions=kept_versions(self._state, self._round.pending))
 
     def complete(self, report: RoundReport, aggregate: Aggregate) -> RoundReport:
-        """Add the simulated time and each participant's staleness to the report."""
+        """Return the report with the simulated time and each participant's staleness added."""
         now, round_ = self._state.round_number, self._round
         staleness = {client: now - round_.start_of(client) for client in aggregate.clients}
         clients = replace(report.clients, staleness=staleness)

@@ -92,7 +92,7 @@ class TrainRound:
     """Training of one round, from the train requests to the new server state.
 
     Replies are processed on arrival and summed in the order of client numbers. A failed client is
-    left out of the aggregate. The other clients keep their weights; only the sum changes.
+    left out of the aggregate. The aggregation weights of the other clients do not change.
 
     Args:
         state: the server state before the round. Clients in `withdrawn` are not asked.

@@ -62,10 +62,10 @@ class MechanismCurves:
         return _counts(steps) @ np.stack([self._rdp[kind] for kind, _ in steps])
 
     def total_add(self, steps: _Steps) -> Floats:
-        """Return the log moments of a composition's privacy loss "add", float64 (slopes,).
+        """Return the log moments of a composition's privacy loss, float64 (14,).
 
-        They are log E[e^(s L)] of the loss L at the 14 values s > 0 in `_SLOPES`. The curves of all
-        mechanisms must be in the cache.
+        The moments are log E[e^(s L)] at 14 fixed values s > 0. L is the privacy loss for the
+        addition of an example (direction "add"). The curves of all mechanisms must be in the cache.
         """
         return _counts(steps) @ np.stack([self._add[kind] for kind, _ in steps])
 
@@ -195,8 +195,8 @@ def grid_spacing(steps: _Steps, slope: float) -> float:
     """Return the grid spacing h at which epsilon is at most about 1e-4 too large.
 
     Rounding privacy losses to the grid raises the epsilon of T steps by about T h^2 (s + 1) / 12. h
-    is a power of 2^(1/4): so clients with the same mechanism often use the same grid, and its loss
-    distribution is computed once.
+    is a power of 2^(1/4). So clients with the same mechanism often use the same grid, and the loss
+    distribution of the mechanism is computed once.
 
     Args:
         steps: mechanisms and their counts.

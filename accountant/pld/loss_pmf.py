@@ -97,7 +97,7 @@ def loss_range(q: float, z: float) -> tuple[float, float]:
 def loss_variance(q: float, z: float) -> float:
     """Return the approximate variance of a step's privacy loss in the direction "remove".
 
-    It serves to choose the spacing of the grid.
+    The spacing of the grid is chosen by this variance.
 
     Args:
         q: sampling rate in (0, 1].
@@ -115,7 +115,7 @@ def loss_variance(q: float, z: float) -> float:
 
 
 def pmf_bytes(pmfs: tuple[LossPmf, LossPmf]) -> int:
-    """Return the size in memory of a pair of pmfs, for a cache."""
+    """Return the size of a pair of pmfs in memory, in bytes."""
     return sum(pmf.mass.nbytes + pmf.log_mass.nbytes for pmf in pmfs)
 
 

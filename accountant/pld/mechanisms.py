@@ -73,7 +73,7 @@ class _Ratios:
 def allocation_range(batches: int, z: float) -> tuple[float, float]:
     """Return the least and largest finite privacy loss of a random-allocation pass.
 
-    The direction of the loss is "remove".
+    The loss is that of removing an example (direction "remove").
 
     Args:
         batches: number of batches, b >= 2.
@@ -84,9 +84,9 @@ def allocation_range(batches: int, z: float) -> tuple[float, float]:
 
 
 def allocation_variance(batches: int, z: float) -> float:
-    """Return the variance of a random-allocation pass's privacy loss "remove".
+    """Return the variance of the privacy loss of a random-allocation pass.
 
-    The loss is rounded to a grid.
+    The loss is that of removing an example (direction "remove"), rounded to a grid.
 
     Args:
         batches: number of batches, b >= 2.
@@ -101,7 +101,9 @@ def allocation_variance(batches: int, z: float) -> float:
 
 @cached_by_bytes(_CACHE_BYTES, pmf_bytes)
 def allocation_pmfs(batches: int, z: float, spacing: float) -> tuple[LossPmf, LossPmf]:
-    """Return two pmfs of a random-allocation pass's privacy loss on a grid: "remove" and "add".
+    """Return the pmfs of a random-allocation pass's privacy loss on a grid.
+
+    The result is the pair of the directions "remove" and "add".
 
     Guarantee: each pmf, taken as a privacy loss distribution, dominates the pass in its direction:
     delta(epsilon) is never below the true one, except by rounding (1e-15).

@@ -29,10 +29,10 @@ _Kinds = tuple[tuple[Approximate, int], ...]
 
 
 def exactly_composable(steps: Iterable[tuple[Mechanism, int]]) -> _Kinds | None:
-    """Return the steps, sorted, if they can be composed exactly as (epsilon, delta) guarantees.
+    """Return the steps as a sorted tuple if they can be composed exactly, otherwise None.
 
-    Every step must be known by an (epsilon, delta) alone (`Approximate`). The result is None if a
-    step is a mechanism of another class, or if there are too many steps.
+    Only (epsilon, delta) guarantees (`Approximate`) can be composed exactly. The result is None if
+    a step is a mechanism of another class, or if there are too many steps.
 
     Args:
         steps: pairs (mechanism, number of runs >= 1).
@@ -208,7 +208,10 @@ def _discount(values: Floats, spacing: float) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class PrivacyProfile:
-    """The privacy profile delta(epsilon), which is the larger delta of "remove" and "add"."""
+    """The privacy profile delta(epsilon) of a mechanism, for one removed or added example.
+
+    Its delta is the larger one of the directions "remove" and "add".
+    """
 
     directions: tuple[DeltaCurve, DeltaCurve]
 

@@ -272,14 +272,15 @@ def log_bernoulli_gap(
 ) -> Floats:
     """Return log((1+u)^alpha - 1 - alpha u), with log_r = log1p(u), to full relative precision.
 
-    In general it is log_r + log(expm1(b log_r) + b expm1(-log_r)) with b = alpha - 1, which
-    depends on log_r only; where alpha u is small that cancels and the Taylor series takes over.
+    In general the result is log_r + log(expm1(b log_r) + b expm1(-log_r)) with b = alpha - 1, which
+    depends on log_r only. Where alpha u is small, these terms cancel, so a Taylor series is used.
 
     Args:
         u: relative excess of a likelihood ratio, >= -1, or >= 0 if alpha < 0.
         log_r: log1p(u), also where u overflows.
         alpha: the power, outside [0, 1].
-        series_scale: the series is used where this times |u| is below 0.01; default max(alpha, 2).
+        series_scale: the Taylor series is used where `series_scale` |u| is below 0.01; None means
+            max(alpha, 2).
     """
     b = alpha - 1.0
     power = b * log_r

@@ -145,7 +145,7 @@ class RunCountDistribution:
 
     @property
     def most_runs(self) -> int:
-        """Largest number of runs to expect; more runs have probability at most `TAIL` = 1e-50."""
+        """Largest number of runs to expect: more runs have probability at most 1e-50."""
         with localcontext(_CONTEXT):
             return self._quantile(1 - Decimal(TAIL))
 

@@ -141,7 +141,7 @@ class AccountantBound(Bound):
     def epsilon(
         self, charges: Charges, delta: float, adjacency: Adjacency = "zero_out"
     ) -> float | None:
-        """Return the ε of all releases by the accountant; None if a release has no rule."""
+        """Return the ε of all releases by the accountant; None if a release has no rule there."""
         account = make_accountant(self.accountant, adjacency=adjacency)
         try:
             for event, count in charges:

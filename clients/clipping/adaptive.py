@@ -17,7 +17,7 @@ BATCH_OVER_COUNT_NOISE = 20.0
 
 @dataclass(frozen=True)
 class AdaptiveClipping(PatternClipping):
-    """Clipping to norms that follow a quantile of the gradient norms, of the whole or of groups.
+    """Clipping to norms that follow a quantile of gradient norms, for one or several groups.
 
     With each batch, a count of unclipped gradients, Σ_i (b_i − ½), is released for each group, with
     Gaussian noise of standard deviation σ_b. Here b_i is 1 if gradient i has norm at most the
@@ -33,7 +33,7 @@ class AdaptiveClipping(PatternClipping):
     proportional to it.
 
     Attributes:
-        bounds: clipping norm of each group for the next batch; nothing else changes.
+        bounds: clipping norm of each group for the next batch. No other attribute changes.
         count_noise: σ_b, standard deviation of the noise on the count of each group.
         quantile: γ, target share of unclipped gradients in each group.
         learning_rate: η of the geometric update.
@@ -80,7 +80,7 @@ class AdaptiveClipping(PatternClipping):
         quantile: float = 0.5,
         learning_rate: float = 0.2,
     ) -> Self:
-        """Return `flat` clipping that adds noise of deviation `expected_batch` / 20 to its count.
+        """Return adaptive clipping with one clipping norm and count noise `expected_batch` / 20.
 
         Args:
             expected_batch: public expected batch size.
@@ -93,17 +93,17 @@ class AdaptiveClipping(PatternClipping):
 
     @property
     def adapted_clip_norm(self) -> AdaptiveClipNorm:
-        """Clipping norm of the next batch; a tuple with that of each group, if there are groups."""
+        """Clipping norm of the next batch; with groups, a tuple with one norm for each group."""
         return self.bounds[0] if self.patterns == (ALL_OTHERS,) else self.bounds
 
     def resume(self, clip_norm: AdaptiveClipNorm) -> Self:
         """Return the clipping rule that continues from the given adaptive clipping norm.
 
         Args:
-            clip_norm: the clipping norm, or a tuple with that of each group.
+            clip_norm: the clipping norm; with groups, a tuple with one norm for each group.
 
         Raises:
-            ValueError: there is not one valid value for each group.
+            ValueError: `clip_norm` does not have exactly one valid norm for each group.
         """
         norms = clip_norm if isinstance(clip_norm, tuple) else (clip_norm,)
         if len(norms) != len(self.patterns):
@@ -122,10 +122,10 @@ class AdaptiveClipping(PatternClipping):
         """Return the gradients' noise multiplier, given the noise multiplier of the whole step.
 
         Args:
-            noise_multiplier: noise multiplier of gradients and counts together.
+            noise_multiplier: noise multiplier of gradients and noisy counts together.
 
         Raises:
-            ValueError: the counts alone would spend the whole budget.
+            ValueError: the noisy counts alone would cost more privacy than the whole step may.
         """
         if noise_multiplier == 0.0:
             return 0.0

@@ -81,8 +81,8 @@ class Clipping(ABC):
     def clip_factors(self, norms: Tensor, bounds: Tensor) -> Tensor:
         """Return the factors min(1, clipping norm / norm) that clip each example in each group.
 
-        The result is float64 (n, m). If the norm of an example is not finite in any group, all its
-        factors are 0.
+        The result is float64 (n, m). If an example has a NaN or infinite norm in one group or
+        more, all factors of this example are 0.
 
         Args:
             norms: L2 norms of n per-example gradients in m groups (n, m), float64.
@@ -116,7 +116,10 @@ class Clipping(ABC):
         return noise_multiplier
 
     def whole_noise(self, gradient_noise: float) -> float:
-        """Return the noise multiplier of the whole step, the inverse of `gradient_noise`."""
+        """Return the whole step's noise multiplier from that of the gradients.
+
+        This is the inverse function of `gradient_noise`.
+        """
         return gradient_noise
 
     def adapt(self, *shares: float) -> "Clipping":
@@ -136,7 +139,7 @@ class Clipping(ABC):
         """Return the clipping rule that continues from the given adaptive clipping norm.
 
         Raises:
-            ValueError: the rule has a fixed clipping norm, or `adapt` never returns the given norm.
+            ValueError: the rule has a fixed clipping norm, or the given norm is not valid.
         """
         raise ValueError(
             f"clipping with a fixed clip norm cannot resume from an adapted one, got {clip_norm}"
@@ -166,7 +169,7 @@ class AutomaticClipping(FlatClipping):
 
     C is `max_grad_norm` and γ is `gamma` (AUTO-S, Bu et al. 2023). Gradients are normalised rather
     than clipped. C has the same effect as the learning rate, so there is no clipping norm to tune.
-    γ keeps small gradients small.
+    Because of γ, small gradients stay small.
 
     Guarantee: the norm of a scaled gradient is below C.
 
@@ -218,7 +221,8 @@ class LayerClipping(Clipping):
         """Return the layers of a model's parameters, in the order of the model.
 
         Raises:
-            ValueError: explicit bounds are not one for each layer, or together exceed C.
+            ValueError: `bounds` is a tuple that does not have one norm for each layer, or whose
+                norms have Σ C_m² > C².
         """
         layers: dict[str, list[int]] = {}
         for index, name in enumerate(parameters.names):

@@ -26,7 +26,7 @@ from fedsim.clients.gradients.per_example import (
 
 
 class Pass(Protocol):
-    """Protocol of the record in which modules run by `torch.func` store per-example gradients."""
+    """Protocol of a record of per-example gradients, for modules that run through `torch.func`."""
 
     parameters: FlatParameters
     rows: int
@@ -46,7 +46,7 @@ class Pass(Protocol):
         ...
 
     def note(self, use: ExampleUse) -> None:
-        """Store the per-example gradients of one module call, as the backward pass finds them."""
+        """Store the per-example gradients that the backward pass found for one module call."""
         ...
 
 
@@ -58,12 +58,12 @@ def run_unit(module: nn.Module, layout: Layout, recording: Pass, *args: Any, **k
     """Run a module on each row of a padded batch through `torch.func`, and return its output.
 
     Tensors with one row per example are split into their rows. All other arguments are passed whole
-    to each row. The module's first call decides which arguments are split. Later calls keep this
-    decision, as a mask may by chance have as many rows as a later batch.
+    to each row. The module's first call decides which arguments are split. Later calls split
+    the same arguments, as a mask may by chance have as many rows as a later batch.
 
     Args:
         module: the module to run.
-        layout: for each argument, whether the module's first call split it; filled in by that call.
+        layout: for each argument, whether it is split. The first call of the module fills this in.
         recording: record to which the backward pass adds the per-example gradients.
         args: positional arguments of the call.
         kwargs: keyword arguments of the call.

@@ -1,6 +1,6 @@
 """Padded batches: a client's batch cut into pieces of a fixed, public number of rows.
 
-The last bits of a matrix product depend on its number of rows. If that were the private number of
+The last bits of a matrix product depend on its number of rows. If this were the private number of
 examples in a batch, one example could change the contributions of all others. The proof of DP-SGD,
 in which a contribution depends on the parameters and its example alone, would not hold. So every
 pass has K clients with R rows each, both public. The size of a batch decides only the number of
@@ -25,8 +25,8 @@ _SMALL_BYTES = 1 << 21  # of all clients' examples, which take 0.1 ms to copy
 def padded_rows(usual_batch: int, most: int | None = None) -> int:
     """Return the number of rows R that each client has in a padded batch: a multiple of 8, or 1.
 
-    With other numbers, libraries compute the last rows of a matrix product in another way. The last
-    bits of a row would then depend on its position.
+    With another number of rows, libraries compute the last rows of a matrix product in another way.
+    The last bits of a row would then depend on the position of the row.
 
     Args:
         usual_batch: a public number of examples that few batches exceed.

@@ -21,7 +21,7 @@ from fedsim.noise.grid import SUM_HEIGHT
 
 @dataclass(frozen=True)
 class BatchStatistics:
-    """Counts of clipped examples in a batch; they are private and need noise before release.
+    """Counts of a batch's examples by gradient norm; private, so they need noise before release.
 
     Attributes:
         examples: number of examples.
@@ -162,7 +162,7 @@ class PaddedBatch:
 
     @property
     def keyed(self) -> AbstractContextManager[object]:
-        """Context manager for a forward pass; its random numbers come from `randomness`, if set."""
+        """Context in which the model draws random numbers from `randomness`, if it is set."""
         return nullcontext() if self.randomness is None else self.randomness
 
     @property
@@ -344,7 +344,7 @@ def by_example(uses: Mapping[int, ExampleUse], views: int) -> dict[int, ExampleU
 
 @dataclass(frozen=True)
 class ClippedRows:
-    """Clipped gradients of a padded batch: for n examples, their gradients and clip factors.
+    """Clipped gradients of a padded batch: the gradients of n examples, and their clip factors.
 
     Guarantee: each example's term of a sum has an L2 norm of at most its scale times the clipping
     norm, in each parameter group; padding rows, and examples whose gradient is not finite, add
@@ -354,10 +354,11 @@ class ClippedRows:
     Attributes:
         uses: for each parameter index, the gradients of the n examples before clipping.
         members: parameter indices of each of the m groups.
-        norms: gradient norms by group, float64 (n, m), NaN for dropped examples.
+        norms: gradient norms by group, float64 (n, m), NaN for examples in `dropped`.
         factors: for each group, the factor by which each of the R rows of K clients is multiplied,
             float64 (K, R).
-        dropped: booleans (n,), true for dropped examples; it may be None if none was dropped.
+        dropped: booleans (n,), true for examples whose gradient is not finite; these are dropped,
+            with factor 0. It may be None if there are none.
     """
 
     uses: Mapping[int, ExampleUse]
@@ -440,12 +441,13 @@ def clipped_rows(
 
 
 def batch_statistics(bounds: Tensor, norms: Tensor, dropped: Tensor | None) -> BatchStatistics:
-    """Return how many of n examples were dropped, and how many gradients were not clipped.
+    """Return how many of n gradients were not finite, and how many were not clipped.
 
     Args:
         bounds: clipping norms of m parameter groups, (m,), (1, m) or (n, m).
         norms: gradient norms by group, float64 (n, m), NaN for dropped examples.
-        dropped: booleans (n,), true for dropped examples; None if none was dropped.
+        dropped: booleans (n,), true for examples that were dropped because their gradient is not
+            finite; None if none was dropped.
     """
     within = (norms <= bounds).sum(0).tolist()
     lost = 0 if dropped is None else int(dropped.sum())

@@ -103,8 +103,8 @@ class Recording:
     def note(self, use: ExampleUse) -> None:
         """Store a layer call after a backward pass has filled in its gradients.
 
-        Calls from backward passes inside the model's forward are ignored, as they do not belong to
-        the gradient of the loss.
+        Calls from backward passes inside the model's forward are ignored, as these passes do not
+        compute the gradient of the loss.
         """
         if not self.is_running:
             self.uses.append(use)
@@ -220,7 +220,7 @@ class RuledModel:
 
     @contextmanager
     def in_place(self, recording: Recording) -> Iterator[None]:
-        """Return a context in which the model's modules run by their layer rules."""
+        """Return a context in which modules run by layer rules and record their calls."""
         before = [(module, vars(module).get("forward")) for module, _ in self._calls]
         recording.is_running = True
         try:

@@ -1,7 +1,7 @@
 """Per-example gradients by layer rules, for one client or several clients at once.
 
-The losses of this module know a formula for their gradient with respect to the model's outputs.
-They save torch's backward pass through the loss.
+The losses of this module have a formula for the gradient with respect to the model's outputs. With
+the formula, torch's backward pass through the loss is not needed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ _Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class KnownGradient(Protocol):
-    """Protocol of a loss with a formula for its gradient with respect to the model's outputs."""
+    """Protocol of a loss with a formula for the gradient with respect to the model's outputs."""
 
     def output_gradient(
         self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None
@@ -38,7 +38,7 @@ class KnownGradient(Protocol):
 
 
 def known_gradient(loss: Any) -> KnownGradient | None:
-    """Return the loss itself if it has the method `output_gradient`, and None otherwise."""
+    """Return `loss` if it has the method `output_gradient`, and None otherwise."""
     # isinstance with a protocol takes as long as the gradient.
     return loss if hasattr(loss, "output_gradient") else None
 

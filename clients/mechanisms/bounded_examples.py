@@ -69,7 +69,7 @@ class BoundedExamples:
         return torch.where(finite.unsqueeze(1), rows, 0.0).clamp(0.0, 1.0), finite
 
     def targets_of(self, rows: Tensor, like: Tensor) -> Tensor:
-        """Convert noisy rows to targets: a class is the argmax of its row, and a label is rounded.
+        """Convert noisy rows to targets: argmax for a class, rounding for labels, numbers as is.
 
         Args:
             rows: noisy rows, float64 (n, k).

@@ -129,7 +129,10 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
 
     @property
     def effective_noise_multiplier(self) -> float:
-        """Noise multiplier of a round's release, update and bit, reduced by integer rounding."""
+        """Noise multiplier of a round's whole release, reduced by the effect of integer rounding.
+
+        The release is the noisy update and, under adaptive clipping, the noisy clipping bit.
+        """
         return group_noise_multiplier(self._part_multipliers())
 
     @property
@@ -149,7 +152,7 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
 
     @property
     def count_step(self) -> float:
-        """Length of an integer-grid step for adaptive clipping's bit, or 1 if no noise is added."""
+        """Length of an integer-grid step for the noisy clipping bit, or 1 if no noise is added."""
         noisy = self.count_noise is not None and self.noise_multiplier
         return (self.count_noise or 0.0) / DEVIATION if noisy else 1.0
 
@@ -172,7 +175,10 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
         return [(event if rate == 1.0 else PoissonSampled(rate, event), steps)] if steps else []
 
     def equivalent(self, steps: int) -> tuple[Sampling, int, float]:
-        """Return the Gaussian releases with the same privacy cost: one with correlated noise."""
+        """Return (sampling, count, 1.0): Gaussian releases with the same privacy cost.
+
+        The count is `steps`, or 1 with correlated noise, where the whole run is one release.
+        """
         count = steps if self.correlation is None else 1
         return PoissonSampling(self.sampling_rate), count, 1.0
 
@@ -216,7 +222,7 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
         Args:
             sums: plan for sums of gradients. Its `unit`, the value of an integer-grid step, is
                 negative, as descent subtracts gradients. The plan for updates has the opposite
-                sign. It also has the sum of the bits of adaptive clipping, if any.
+                sign, and also sums the noisy bits of adaptive clipping, if any.
         """
         if self.count_noise is None:
             return replace(sums, unit=-sums.unit)
@@ -228,7 +234,7 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
         )
 
     def against_server(self) -> Self:
-        """Return the mechanism with participation rate 1, as the server knows who takes part."""
+        """Return the mechanism with participation rate 1: the server knows a round's clients."""
         return replace(self, participation_rate=1.0)
 
     def release_variance(

@@ -95,7 +95,7 @@ class Choices:
 
     @property
     def sums_steps(self) -> bool:
-        """Whether clients' gradient steps are summed over clients, and noise protects the sum."""
+        """Whether gradient steps are summed over clients, and noise protects the sum."""
         return self.trust in ("distributed", "central") and not protects_client(self.unit)
 
 

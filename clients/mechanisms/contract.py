@@ -56,7 +56,7 @@ class Mechanism(ABC):
 
     @property
     def sampling_rate(self) -> float:
-        """Probability that an example is in a release; with client-level privacy: the client."""
+        """Probability that an example is in a release, or the client under client-level privacy."""
         return 1.0
 
     @property
@@ -120,7 +120,7 @@ class Mechanism(ABC):
         """
 
     def releases_of(self, steps: int) -> int:
-        """Return the number of releases in a round of local steps: 1, or one per step in DP-SGD."""
+        """Return the number of releases in a round of `steps` local steps: 1 (DP-SGD: `steps`)."""
         return 1
 
     def steps_of_round(self, planned: range, charged: range, *, has_examples: bool) -> range:
@@ -164,7 +164,7 @@ class Mechanism(ABC):
         return PoissonSampling(self.sampling_rate), steps, 1.0
 
     def of_round(self, round_number: int) -> Self:
-        """Return the mechanism for one round; it differs from round to round for votes only."""
+        """Return the mechanism for one round. Only the mechanism for votes depends on the round."""
         return self
 
     def resume(self, clip_norm: AdaptiveClipNorm | None) -> Self:
@@ -287,7 +287,7 @@ class SummedMechanism(Mechanism):
         return sums
 
     def against_server(self) -> Self:
-        """Return the mechanism with its cost against a server, which knows who takes part."""
+        """Return the mechanism charged for a server, which knows the clients of each round."""
         return self
 
 
@@ -325,7 +325,7 @@ class UpdateRelease(Mechanism):
 
     @property
     def count_step(self) -> float:
-        """Length of an integer-grid step for adaptive clipping's bit, or 1 if no noise is added."""
+        """Length of an integer-grid step for the noisy clipping bit, or 1 if no noise is added."""
         return 1.0
 
     def steps_of_round(self, planned: range, charged: range, *, has_examples: bool) -> range:

@@ -45,7 +45,7 @@ class InputMechanism(Mechanism):
 
     Attributes:
         noise_multiplier: noise multiplier z.
-        bounds: sizes and bounds of an example; None as long as they are unknown, and then
+        bounds: sizes and bounds of an example; None as long as the bounds are unknown, and then
             `mechanism` ignores the effect of the grid.
     """
 
@@ -92,7 +92,7 @@ class InputMechanism(Mechanism):
         return [(self._release(noise_factor), 1)] if steps and not first_step else []
 
     def equivalent(self, steps: int) -> tuple[Sampling, int, float]:
-        """Return one unsampled Gaussian release, which costs as much as all noisy examples."""
+        """Return (sampling, 1, 1.0): all noisy examples cost one Gaussian release, unsampled."""
         return PoissonSampling(1.0), 1, 1.0
 
     def for_examples(self, bounds: BoundedExamples, dtype: torch.dtype) -> Self:

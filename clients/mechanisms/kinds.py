@@ -1,7 +1,8 @@
 """Registry of privacy mechanisms, with the public properties of each.
 
-No other module lists the mechanisms. The others read the attributes of a `ReleaseKind`, or call the
-methods of a `Mechanism` (`fedsim.clients.mechanisms.contract`). This module does not import torch.
+No other module lists the mechanisms. Other modules read the attributes of a `ReleaseKind`, or call
+the methods of a `Mechanism` (`fedsim.clients.mechanisms.contract`). This module does not import
+torch.
 """
 
 from collections.abc import Mapping
@@ -34,7 +35,7 @@ class ReleaseKind:
         drafts_in: module under `clients/mechanisms` whose function `draft` plans the mechanism; ""
             stands for the module called `name`.
         unit: privacy unit, "example" or "client".
-        mechanism: value of `privacy.mechanism` that selects it; "" if a task selects it.
+        mechanism: value of `privacy.mechanism` that selects the mechanism; "" if a task selects it.
         releases: short text that says what a client releases, such as "votes of clients".
         bound: key of `privacy` that bounds the contribution of a unit; "" if the settings of the
             mechanism have the bounds.
@@ -54,7 +55,7 @@ class ReleaseKind:
         takes_canaries: whether a privacy audit can insert canaries into the release.
         later_rounds_are_free: whether rounds after the first one cost no privacy.
         not_deployed: reason why a node of a real deployment (SuperNode) refuses the mechanism; ""
-            if it accepts it.
+            if a node accepts the mechanism.
         title: heading of `statement`.
         statement: the mechanism in words, a template with the fields {z}, {rounds}, {bound} and
             {max_feature_norm}; "" if the privacy statement describes the mechanism elsewhere.

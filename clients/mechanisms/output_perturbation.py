@@ -164,7 +164,7 @@ class Descent:
 
     @property
     def radius(self) -> float:
-        """Radius of the ball around 0 in which all weights of the training lie."""
+        """Radius B of the ball around 0 in which the weights are during the whole training."""
         return self.problem.start_gradient / self.weight_decay
 
     @property
@@ -218,7 +218,7 @@ class OutputMechanism(ModelRelease):
 
     Attributes:
         noise_multiplier: noise multiplier z.
-        descent: the training and its sensitivity Δ; None as long as they are unknown, and then
+        descent: the training, which determines Δ; None as long as the training is unknown, and then
             `mechanism` ignores the effect of the grid.
     """
 

@@ -99,7 +99,7 @@ class PrivacyPlan:
         return self.release.charges(first_step, steps)
 
     def of_round(self, round_number: int) -> "PrivacyPlan":
-        """Return the plan for one round; it differs from round to round for votes only.
+        """Return the plan for one round. Only plans for votes depend on the round.
 
         Args:
             round_number: number of the round, from 1.
@@ -125,7 +125,7 @@ class PrivacyPlan:
 
     @property
     def noise_multiplier(self) -> float:
-        """Noise multiplier behind the client's ε.
+        """Noise multiplier from which the client's ε is computed.
 
         In noisy sums, this is the noise multiplier of the smallest sum that may be opened.
         """
@@ -134,7 +134,7 @@ class PrivacyPlan:
 
     @property
     def steps_to_take(self) -> int:
-        """Number of steps that the client takes if it answers all of its scheduled rounds."""
+        """Number of steps that the client takes if it answers in all rounds of its schedule."""
         return self.planned_steps if self.affordable_steps is None else self.affordable_steps
 
     def initial_spend(self, client: int) -> ClientSpend:
@@ -167,9 +167,10 @@ class PlanRequest:
         parameters: the trained parameters that the client uploads, or None if they are unknown.
         drawn: probability that the client is in each round, if the draw of clients is secret, or
             None if the client is in all rounds.
-        separation: bound on the rounds of the client; None if they are not kept apart.
-        problem: input that some mechanisms need besides the settings, such as the bounds of an
-            example or the ballots of a vote; None if it is unknown, or not needed.
+        separation: bound on the number of the client's rounds, and the least distance between two
+            of them; None if rounds are not kept apart.
+        problem: further input that some mechanisms need, such as the bounds of an example or the
+            ballots of a vote; None if this input is unknown, or not needed.
         kind: properties of the mechanism; None stands for the mechanism that `privacy` selects.
     """
 

@@ -190,12 +190,12 @@ def noise_of_rho(
 ) -> float:
     """Return the least noise multiplier with which the planned releases are ρ-zCDP.
 
-    ρ falls with the square of the noise multiplier, so nothing is searched.
+    ρ is proportional to 1 / (noise multiplier)², so the result needs no search.
 
     Args:
         release: the mechanism, with any noise multiplier.
         steps: number of all planned releases, ≥ 1.
-        target_rho: ρ of the target, > 0; the noise sampler is not counted.
+        target_rho: ρ of the target, > 0; the small cost of inexact noise samplers is not counted.
         adjacency: which data sets are neighbours.
 
     Raises:

@@ -32,14 +32,14 @@ _NUMBER = "the number of examples"
 def other_rows(
     features: Tensor, targets: Tensor, kept: Tensor, *, signs: int = 0
 ) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Yield examples that are equal in the kept rows, and differ from the given ones in all others.
+    """Yield copies of the given examples in which all rows but the kept ones are changed.
 
     Args:
         features: features of n rows (n, ...).
         targets: targets of the rows (n, ...).
         kept: booleans (n,), true for the rows that stay.
-        signs: number of patterns of signs of the large values, each used with both signs, so that a
-            statistic of the rows that passes through a ReLU is positive for one of the two. With 0
+        signs: number of random sign patterns of the large values. Each pattern is also used with
+            all signs reversed, as a ReLU may hide a coupling of rows for one of the two. With 0,
             the large values have the signs of the examples.
 
     Yields:
@@ -113,9 +113,9 @@ class _Isolation(ABC):
 class RowIsolation(_Isolation):
     """Bitwise check that no row of a padded batch changes another row's clipped gradient.
 
-    For one example of each client: it moves to another row, and the other rows get other examples,
-    large values, NaN and zeros. Its clipped gradient must stay the same, bit for bit. When rows are
-    permuted, the gradient norms of all rows must stay the same too.
+    One example of each client moves to another row, and the other rows get other examples, large
+    values, NaN and zeros. The clipped gradient of this example must not change in any bit. When
+    rows are permuted, the gradient norms of all rows must stay the same too.
     """
 
     def height(self, clients: int, rows: int, *, most: int | None = None, unit: int = 1) -> int:
@@ -128,8 +128,8 @@ class RowIsolation(_Isolation):
             clients: number of clients K.
             rows: preferred number of rows R of each client.
             most: largest physical batch, in rows; None for no limit.
-            unit: number of rows of the padded batch for each of the R rows: an example's number of
-                views.
+            unit: number of views of an example; each of the R rows stands for that many rows of the
+                padded batch.
 
         Raises:
             UnsafeModelError: no number passes; the message says why `rows` rows do not pass.

@@ -178,13 +178,13 @@ class Probe:
         return any(map(self._is_far, self._see(batch).gradients, self.gradients(batch, _SEED + 1)))
 
     def first_moved_example(self, batch: ProbeBatch, other: ProbeBatch, j: int) -> int | None:
-        """Return the index of the first example with different results in two batches.
+        """Return the index of the first example whose results differ between two batches.
 
         Results are outputs and gradients. If they are equal for all examples, return None.
 
         Args:
             batch: the batch.
-            other: the other batch: the same one with example j replaced.
+            other: the same batch with example j replaced.
             j: index of the replaced example, which is skipped.
         """
         seen, outputs = self._see(batch), self.outputs(other)

@@ -3,7 +3,7 @@
 While a model is attached, calls of `model(x)` with gradients enabled are recorded. Rules for each
 layer type then give per-example gradients in the backward pass of the training loop, and no
 parameter gets a `.grad`. A gradient that reaches a parameter in any other way would not be clipped,
-so it raises an error. This happens after a call of a submodule alone, or a penalty on weights.
+so it raises an error. Causes are a call of a submodule alone, or a penalty on weights.
 """
 
 from collections.abc import Callable, Sequence
@@ -114,7 +114,7 @@ class AttachedModel:
         self.discard()
 
     def discard(self) -> None:
-        """Drop the gradients of backward passes that were not clipped and added to a sum yet."""
+        """Drop the gradients of backward passes that are not yet clipped and added to a sum."""
         for recorded in self.passes.pending:
             recorded.clear()
         self.passes.pending.clear()
@@ -148,7 +148,7 @@ class AttachedModel:
     def check(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, public: bool
     ) -> "_CheckedModel":
-        """Check that the model does not mix examples, and prepare it for recording.
+        """Check that the model does not mix examples, and return it prepared for recording.
 
         Args:
             args: positional arguments of a call of the model.

@@ -32,7 +32,7 @@ class BudgetExhaustedError(FedsimError, RuntimeError):
 class EngineStreams:
     """Random streams of an engine: one samples each batch, one draws each step's noise.
 
-    A stream depends only on the seed and the step number, so a resumed engine needs only these.
+    A stream depends only on the seed and the step number. A resumed engine needs nothing else.
 
     Args:
         seed: seed of sampling and noise; None for a seed from the operating system.
@@ -58,10 +58,10 @@ class EngineStreams:
         self._noise_key: bytes | None = None
 
     def of_batch(self, number: int) -> np.random.Generator:
-        """Return the random generator of a Poisson batch, or of an epoch's shuffle.
+        """Return the random generator that draws a Poisson batch, or that shuffles an epoch.
 
         Args:
-            number: index of the batch with Poisson sampling, of the epoch with shuffled batches.
+            number: index of the batch under Poisson sampling; index of the epoch for shuffled data.
         """
         return np.random.Generator(np.random.PCG64DXSM(self._sequence(Purpose.SAMPLING, number)))
 
@@ -87,7 +87,7 @@ class EngineStreams:
         return {"entropy": entropy, "spawn_key": [int(key) for key in self._root.spawn_key]}
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
-        """Restore a seed that `state` returned; if it is None, keep the current seed."""
+        """Restore the seed that `state` returned; if `state` is None, keep the current seed."""
         if state is not None and self._secure is None:
             self._root = np.random.SeedSequence(
                 state["entropy"], spawn_key=tuple(state["spawn_key"])
@@ -158,7 +158,7 @@ class BatchSchedule:
     def steps_paid(self) -> int:
         """Number of steps of the current pass over the data that are charged but not yet taken.
 
-        The value is 0 under Poisson sampling, where each step is charged.
+        The value is 0 under Poisson sampling, where each step is charged when it is taken.
         """
         sampling = self._terms.sampling
         if not isinstance(sampling, EpochBatches) or not self._place:

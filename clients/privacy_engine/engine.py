@@ -238,7 +238,7 @@ class PrivacyEngine(EngineSpending, OpacusStyle):
 
     @property
     def max_physical_batch(self) -> int | None:
-        """Largest physical batch; None without a limit. Setting it drops an unfinished batch."""
+        """Largest physical batch; None without a limit. A new value drops an unfinished batch."""
         return self._steps.mechanism.max_physical_batch
 
     @max_physical_batch.setter

@@ -40,7 +40,7 @@ class BatchFeed:
     Args:
         schedule: object that draws the batches.
         max_physical_batch: largest number of examples in a part; None to leave batches whole.
-        drop: function that drops an unfinished sum; called if the loop stops within a batch.
+        drop: function that drops a batch's sum; called if the loop stops before the batch ends.
 
     Attributes:
         schedule: object that draws the batches.
@@ -64,14 +64,14 @@ class BatchFeed:
         self._drawn = self._used = 0  # numbers of examples of the current part
 
     def take(self) -> Batch | None:
-        """Return the current batch and mark it as used; None if another loader made the batch."""
+        """Return the current batch and mark it as used; None if the batch is of another loader."""
         batch, self._current = self._current, None
         if not self._is_looping:
             self.part = 0
         return batch
 
     def count(self, examples: int, part: int, *, has_views: bool = False) -> None:
-        """Count the examples of a backward pass, and raise if the batch has fewer.
+        """Add the examples of a backward pass to a count; raise if it exceeds the drawn batch.
 
         Args:
             examples: number of examples in the pass.
@@ -166,7 +166,7 @@ class BatchFeed:
                 )
 
     def split(self, batch: Batch) -> list[np.ndarray]:
-        """Return the example indices of each physical batch; an empty batch has an empty one."""
+        """Return the example indices of each physical batch; one empty array for an empty batch."""
         whole = batch.indices
         most = max(1, len(whole)) if self.most is None else self.most
         return [whole[start : start + most] for start in range(0, max(1, len(whole)), most)]

@@ -89,7 +89,7 @@ _ACCOUNTANTS = {"prv": "pld"}
 
 
 def without_opacus_arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments without those of Opacus that describe what fedsim does anyway.
+    """Return the arguments, without those of Opacus that ask for what fedsim does anyway.
 
     Unknown names are kept; the engine refuses them later.
 

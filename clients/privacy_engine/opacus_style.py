@@ -142,7 +142,7 @@ class OpacusStyle:
         criterion: Callable[..., Any] | None = None,
         **settings: Any,
     ) -> tuple[Any, ...]:
-        """Do the same as `make_private`, with the noise calibrated to a target ε.
+        """Return (module, optimizer, loader) as `make_private` does, with noise for a target ε.
 
         Args:
             module: the model.
@@ -271,7 +271,7 @@ class ModuleValidator:
 
     @classmethod
     def validate(cls, module: nn.Module, *, strict: bool = False) -> list[UnsafeModelError]:
-        """Return an error for each layer that cannot be trained; the list is empty if all can.
+        """Return an error for each layer that example-level privacy does not allow, as a list.
 
         Args:
             module: the model.
@@ -303,7 +303,7 @@ class ModuleValidator:
 
     @classmethod
     def fix(cls, module: nn.Module) -> nn.Module:
-        """Return a copy of the model in which layers that cannot be trained are replaced.
+        """Return a copy of the model with other layers in place of those that `validate` reports.
 
         BatchNorm becomes GroupNorm with new weights, and InstanceNorm loses its running statistics.
         Create the optimizer with the parameters of the copy.
@@ -326,7 +326,7 @@ class ModuleValidator:
 
     @classmethod
     def fix_and_validate(cls, module: nn.Module) -> nn.Module:
-        """Return the copy that `fix` makes of a model, after `validate` has checked the copy."""
+        """Return the copy of a model that `fix` makes, after a strict check by `validate`."""
         fixed = cls.fix(module)
         cls.validate(fixed, strict=True)
         return fixed

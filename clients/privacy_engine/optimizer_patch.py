@@ -13,7 +13,7 @@ _NAMES = ("step", "zero_grad", "virtual_step")
 class OptimizerPatch:
     """Patch that gives an optimizer a privacy engine's `step`, `zero_grad` and `virtual_step`.
 
-    The three are bound methods of the object, as learning-rate schedulers expect. Copies and
+    These three are bound methods of the optimizer, as learning-rate schedulers expect. Copies and
     pickles of the optimizer are not patched, because torch stores only groups and state.
 
     Args:

@@ -2,8 +2,8 @@
 
 The engine sees the size of such a batch, but not how it was drawn. Amplification by sampling holds
 only for random batches, so it is claimed only if the caller declares Poisson samples. For an
-ordinary loader, which shuffles and cuts equal batches, the amplified ε would be wrong. So sizes
-that Poisson samples cannot have are refused.
+ordinary loader, which shuffles and cuts equal batches, the amplified ε would be wrong. So batch
+sizes that Poisson samples cannot have are refused.
 """
 
 import logging
@@ -57,7 +57,7 @@ class BatchSizes:
 
     @property
     def counts(self) -> dict[int, int]:
-        """Number of batches so far of each size, as a mapping from size to number."""
+        """Number of batches so far of each size: a dict from batch size to number of batches."""
         return dict(self._counts)
 
     def restore(self, counts: dict[int, int]) -> None:
@@ -191,7 +191,8 @@ class OutsideBatches:
             examples: number of examples in the batch.
 
         Raises:
-            OutsideBatchError: there are more examples: one occurs twice, or rows are not examples.
+            OutsideBatchError: there are more examples. So an example occurs twice, or the rows are
+                not examples.
         """
         name = "sample_size" if self._terms.batches == "poisson" else "batch_size"
         most: int = getattr(self._terms, name)

@@ -49,11 +49,11 @@ class PassContext:
 class RecordedPass:
     """Record of one forward pass of an attached model, which runs in padded batches.
 
-    The record joins `pending` of the context when a backward pass reaches it. A forward pass
-    without a backward pass leaves nothing behind.
+    When a backward pass reaches the record, the record is appended to `context.pending`. A forward
+    pass without a backward pass leaves nothing behind.
 
     Args:
-        parameters: the model's trainable parameters; their values stay in their memory.
+        parameters: the model's trainable parameters; their values are not copied.
         examples: n, number of examples.
         views: number K of successive rows of each example.
         context: the state that the model's forward passes share.
@@ -62,10 +62,11 @@ class RecordedPass:
         examples: n, number of examples.
         views: number K of rows of each example.
         padded_batches: the recordings of the padded batches, in the order of their examples.
-        part: number of the physical batch that the training loop had at the forward pass.
+        part: number of the training loop's physical batch at the time of the forward pass.
         losses: number of losses given to `engine.backward`; None if the training loop called
             `loss.backward()`.
-        counts: private counts of the padded batches that were clipped.
+        counts: for each padded batch whose gradients are clipped already, the private numbers of
+            its examples and of unclipped gradients.
     """
 
     def __init__(
@@ -107,8 +108,8 @@ class RecordedPass:
         """Check the gradients of the forward pass, and note that a batch now uses them.
 
         Raises:
-            BackwardError: two backward passes went through one call of a layer, or the losses were
-                of several kinds or of another number than the examples.
+            BackwardError: two backward passes went through one call of a layer, or the number of
+                losses is not the number of examples or rows, or losses of two kinds were used.
         """
         uses = [use for padded in self.padded_batches for use in padded.uses]
         if len({id(use) for use in uses}) < len(uses):
@@ -132,7 +133,7 @@ class RecordedPass:
         """Return the factor that turns recorded gradients into per-example gradients.
 
         A per-example gradient is the mean over the example's views. `engine.backward` does not
-        divide losses by the number of examples, so its factor does not depend on this number.
+        divide losses by the number of examples, so the factor does not depend on this number then.
 
         Args:
             is_mean: whether the training loop's loss is a mean over the rows, else a sum.
@@ -152,7 +153,7 @@ class RecordedPass:
 
 
 class PaddedRecording(Recording):
-    """Record of the uses of parameters in one padded batch of a forward pass.
+    """Record of the layer calls in one padded batch of a forward pass.
 
     Args:
         parameters: the model's trainable parameters.
@@ -179,13 +180,13 @@ class PaddedRecording(Recording):
 
     @property
     def example_weights(self) -> Tensor:
-        """Weight of each example, and 0 for each place without one."""
+        """Weight of each place in the padded batch: 1 if it holds an example, otherwise 0."""
         weights = self._values[0].new_ones(self._height)
         weights[self.examples :] = 0.0
         return weights
 
     def clipped(self, clip: ClipBounds, *, is_mean: bool) -> ClippedRows:
-        """Return the clipped gradients of the examples, and count them in the forward pass.
+        """Return the clipped gradients of the examples, and store how many were not clipped.
 
         Args:
             clip: clipping norms and scales of the examples.

@@ -29,7 +29,7 @@ from fedsim.clients.model_checks.safety import UnsafeModelError, preserve_state
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """Forward pass of an attached model, to which the model's output tensors refer.
+    """Description of a forward pass of an attached model; the output tensors refer to it.
 
     Attributes:
         rows: number of rows of the model's input and outputs.
@@ -276,7 +276,7 @@ def find_reduction(
 
     The gradient of a batch of repeated examples is compared with the gradients of single examples.
     It is neither their mean nor their sum if the loss is a mean with class weights or ignored
-    labels, or if it mixes examples in large batches.
+    labels, or if the loss mixes examples in large batches.
 
     Args:
         model: the model as it will be trained.
@@ -331,7 +331,7 @@ def check_reduction(reduction: Reduction, declared: Reduction) -> None:
     """Check that a loss reduces over the examples as the argument `loss_reduction` says.
 
     Raises:
-        ValueError: it has another reduction.
+        ValueError: the loss has another reduction than the declared one.
     """
     if reduction != declared:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Privacy spending of an engine: its charges, its ε, its remaining budget, and how it resumes."""
+"""Privacy spending of an engine: charges, ε, remaining budget, and the state to resume from."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +16,7 @@ _SCHEMA = 2
 
 
 class EngineSpending:
-    """Base class with what an engine has charged, what that costs, and the state to resume from."""
+    """Base class with an engine's charges, their ε, and the state from which an engine resumes."""
 
     terms: PrivacyTerms
     _streams: EngineStreams
@@ -44,7 +44,7 @@ class EngineSpending:
 
     @property
     def noise_multiplier(self) -> float:
-        """Noise multiplier, as given or calibrated.
+        """Noise multiplier of a step, as given or calibrated.
 
         The charged `event` also accounts for rounding (docs/explain/proofs.md).
         """
@@ -54,7 +54,7 @@ class EngineSpending:
         """Return ε of all charges at δ, by default at `target_delta`.
 
         Raises:
-            NotPoissonError: batches that were declared Poisson samples are not, so ε is unknown.
+            NotPoissonError: batches were declared Poisson samples and are not, so ε is unknown.
             UncheckedLossError: `loss.backward()` ran, and `check_isolation` did not check the loss.
             ValueError: δ is not in (0, 1).
         """
@@ -67,7 +67,7 @@ class EngineSpending:
         None with the accountant "pld", before the first charge, or if ε is infinite.
 
         Raises:
-            NotPoissonError: batches that were declared Poisson samples are not, so ε is unknown.
+            NotPoissonError: batches were declared Poisson samples and are not, so ε is unknown.
             UncheckedLossError: `loss.backward()` ran, and `check_isolation` did not check the loss.
             ValueError: δ is not in (0, 1).
         """
@@ -79,10 +79,10 @@ class EngineSpending:
     def remaining(self, target_epsilon: float, delta: float | None = None) -> int:
         """Return the number of further steps for which ε at δ stays at most `target_epsilon`.
 
-        If the noise is calibrated for a number of steps, the result is at most the steps left of
-        these. A value of 10^12 or more means that there is no limit. Further batches are assumed to
-        be drawn by the engine. After a batch from another loader that was not declared a Poisson
-        sample, all further batches are assumed to be like that batch.
+        If the noise is calibrated for a number of steps, the result is at most the number of these
+        steps that are left. A value of 10^12 or more means that there is no limit. Further batches
+        are assumed to be drawn by the engine. After a batch from another loader that was not
+        declared a Poisson sample, all further batches are assumed to be like that batch.
 
         Args:
             target_epsilon: the privacy budget.

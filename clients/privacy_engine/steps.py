@@ -65,10 +65,11 @@ class LossEvidence:
 
     A reduced loss may divide by something that depends on all examples, as a mean with class
     weights or ignored labels does, or by an undeclared number. Then one example changes the
-    gradients of all others, and backward passes do not show it.
+    gradients of all others, and backward passes do not show this.
 
     Attributes:
-        has_plain_backward: whether gradients came from a `loss.backward()` of an unknown loss.
+        has_plain_backward: whether gradients came from `loss.backward()` of a loss that the engine
+            did not compute for each example.
         is_checked: whether `check_isolation` has checked the loss.
     """
 
@@ -76,7 +77,7 @@ class LossEvidence:
         self.has_plain_backward = self.is_checked = False
 
     def note_plain_backward(self) -> None:
-        """Record that gradients came from a `loss.backward()` of an unknown loss."""
+        """Record that gradients came from `loss.backward()` of a loss that may mix examples."""
         if not self.has_plain_backward and not self.is_checked:
             logger.warning(
                 "loss.backward() does not show whether the loss keeps examples apart, so "
@@ -102,7 +103,7 @@ class LossEvidence:
         return {"has_plain_backward": self.has_plain_backward, "is_checked": self.is_checked}
 
     def restore(self, state: Mapping[str, bool]) -> None:
-        """Restore what `state` returned; a check of the loss by this engine stays valid."""
+        """Restore the attributes that `state` returned; a true `is_checked` stays true."""
         self.has_plain_backward = bool(state["has_plain_backward"])
         self.is_checked = self.is_checked or bool(state["is_checked"])
 

@@ -43,7 +43,7 @@ class PrivacyTerms:
         adjacency: which datasets are neighbours for the reported ε.
         target_delta: δ of the calibration, and the default δ of reports.
         target_epsilon: ε to which the noise was calibrated; None if the noise was given.
-        planned_steps: number of steps for which the noise was calibrated; None if it was given.
+        planned_steps: number of steps for which noise was calibrated; None if noise was given.
         max_physical_batch: largest number of examples in a forward pass; None without a limit.
         batches: "poisson" if the caller declares that batches of its own loader are Poisson
             samples; otherwise "engine".

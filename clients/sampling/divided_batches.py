@@ -1,4 +1,4 @@
-"""Ways to draw batches that divide the examples among them: anew in every epoch, or once."""
+"""Samplings that divide the examples among batches: anew in every epoch, or once."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -67,7 +67,7 @@ class BallsAndBins(EpochBatches):
         return RandomAllocation(self.batches, mechanism)
 
     def within_rounds(self, steps: int) -> "BallsAndBinsByRound":
-        """Return the same sampling with a new epoch in every round of `steps` steps."""
+        """Return the sampling that starts a new epoch in every round of `steps` steps."""
         return BallsAndBinsByRound(self.batches, steps)
 
 
@@ -99,7 +99,7 @@ class BallsAndBinsByRound(BallsAndBins):
         return rounds * super().num_events(self.round_steps) + super().num_events(rest)
 
     def charges(self, mechanism: Event, first_step: int, steps: int) -> Charges:
-        """Return the privacy events, with counts, of the epochs that start in the given steps.
+        """Return (event, count) pairs for the epochs that start in the given steps.
 
         Args:
             mechanism: the privacy event of the release on one batch.
@@ -123,8 +123,8 @@ class BallsAndBinsByRound(BallsAndBins):
         """Yield the batches of each epoch in turn, all drawn from the round's random stream.
 
         Raises:
-            ValueError: the first step is in the middle of an epoch. The rest of this epoch's
-                batches is not kept from the round before.
+            ValueError: the first step is in the middle of an epoch. The other batches of this epoch
+                are not stored between rounds.
         """
         divided: list[np.ndarray] = []
         for step in count(first_step):
@@ -157,7 +157,7 @@ class CyclicBatches(EpochBatches):
 
     @property
     def separation(self) -> int:
-        """Number of steps from one use of an example to the next: the batches in a cycle."""
+        """Number of steps from one use of an example to the next, equal to `batches`."""
         return self.batches
 
     def divide(self, num_examples: int, generator: np.random.Generator) -> list[np.ndarray]:

@@ -47,9 +47,9 @@ class Sampling(ABC):
 
         Args:
             num_examples: the client's public number of examples, at least 1.
-            batch_size: expected batch size; if the examples are divided into batches, the upper
-                limit of the mean size.
-            sampling_rate: the exact sampling rate, from which `batch_size` was rounded; or None.
+            batch_size: expected batch size. If the examples are divided into batches, it is the
+                upper limit of the mean batch size.
+            sampling_rate: the exact sampling rate, if `batch_size` is rounded from it; or None.
         """
 
     @property
@@ -58,7 +58,7 @@ class Sampling(ABC):
         """Expected share of the client's examples that a batch contains."""
 
     def within_rounds(self, steps: int) -> "Sampling":
-        """Return the sampling to use if a later round cannot draw the batches of an epoch again.
+        """Return the sampling to use if no round can repeat the batches of an earlier round.
 
         This is so with `noise: secure`. Most samplings return `self`. A sampling whose epochs span
         rounds returns one that starts a new epoch in each round.
@@ -102,7 +102,7 @@ class Sampling(ABC):
     def event(self, mechanism: Event) -> Event:
         """Return the privacy event to charge, sampling included.
 
-        It covers one step if batches are drawn independently, otherwise a whole epoch or cycle.
+        The event covers one step if batches are drawn independently, otherwise an epoch or cycle.
 
         Args:
             mechanism: the privacy event of the release on one fixed batch.
@@ -137,8 +137,9 @@ class Sampling(ABC):
         Args:
             num_examples: number of examples of the client.
             stream: the client's random stream for sampling in this round.
-            epochs: function that returns the client's random stream of an epoch, by its number. It
-                is the same in every round, so an unfinished epoch continues in the next round.
+            epochs: function from the number of an epoch to the client's random stream for the
+                epoch. The stream is the same in every round, so an unfinished epoch continues in
+                the next round.
             first_step: number of steps that the client was charged for before.
         """
 
@@ -307,8 +308,8 @@ class FixedSizeSampling(IndependentBatches):
     """Sampling without replacement: each batch is `batch` of the `population` examples.
 
     Guarantee: subsets are uniform, and independent over steps. Batches have a fixed size, so
-    without an example another is drawn in its place. Therefore only replace-one adjacency is
-    claimed (Wang, Balle, Kasiviswanathan 2019). The number of examples is public.
+    if an example is removed, another one is drawn in its place. Therefore only replace-one
+    adjacency is claimed (Wang, Balle, Kasiviswanathan 2019). The number of examples is public.
 
     Raises:
         ValueError: not 1 ≤ batch ≤ population.

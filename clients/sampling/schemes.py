@@ -18,14 +18,14 @@ SamplingName = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingScheme:
-    """A way to draw batches, and how its privacy is accounted for.
+    """Fixed properties of a way to draw batches, for settings and privacy accounting.
 
     Attributes:
         name: value of `privacy.sampling` in the experiment file.
         description: how batches are drawn, as in the table of docs/explain/dp_sgd.md.
         event: class name of the sampling's privacy events in a ledger.
         adjacencies: the adjacencies under which the event is a guarantee.
-        obstacle: why there is no guarantee under the other adjacencies; "" if all have one.
+        obstacle: why there is no guarantee under other adjacencies; "" if there is one under each.
         by_epoch: whether one event is charged for all batches of an epoch, which may span rounds.
         is_cyclic: whether uses of an example are a fixed number of steps apart, for correlated
             noise.

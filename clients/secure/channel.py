@@ -1,8 +1,8 @@
 """Encryption of clients' updates for secure aggregation, as the last step before the upload.
 
-Differential privacy and injected faults are applied before. With the protocol `additive`, the
-client sends a share and encrypted seeds. With pairwise masks, it sends public keys, and later the
-masked update.
+Differential privacy and injected faults are applied before the encryption. With the protocol
+`additive`, the client sends a share and encrypted seeds. With pairwise masks, it sends public keys,
+and later the masked update.
 """
 
 from collections.abc import Callable, Mapping
@@ -62,7 +62,7 @@ class SecureChannel:
         weights: planned aggregation weight of each client.
         seed: seed of the random streams for stochastic rounding.
         plan: digest of the privacy plan, which the client computes itself; "" without privacy.
-        identity_of: function that returns a client's long-term signing key by its number, or None.
+        identity_of: function from a client's number to its long-term signing key, or None.
     """
 
     settings: SecureAggregationSettings

@@ -70,7 +70,7 @@ class MaskingState:
         masking_private: private key of the pairwise masks.
         seed: seed of the mask that this client alone adds (self-mask).
         threshold: number of shares from which a secret can be recovered.
-        peers: numbers of the neighbours.
+        peers: numbers of the neighbours, with which this client shares masks.
         masking_keys: public masking key of each neighbour.
         holders: numbers of the clients whose shares this client holds.
         held: for each client in `holders`, its seed share and key share, 66 bytes together.
@@ -106,9 +106,10 @@ class MaskedUpload:
     """State machine for one client's side of SecAgg and SecAgg+.
 
     Guarantee: the client answers each stage of a round once. It never gives shares of both secrets
-    of the same peer. It helps to unmask only if at least `min_clients` clients (its own setting)
-    and at least the threshold are in the sum. It does so only for the peers with which it shares
-    masks. Keys and seeds are fresh from the operating system in every round.
+    (self-mask seed and masking key) of the same peer. It helps to unmask only if at least
+    `min_clients` clients (its own setting) and at least the threshold are in the sum. It does so
+    only for the peers with which it shares masks. Keys and seeds are fresh from the operating
+    system in every round.
 
     A server that follows the protocol learns only the sum. These checks detect a dishonest server,
     with two exceptions. It can show different client sets to different clients, because there is no
@@ -184,9 +185,9 @@ class MaskedUpload:
             WireError: a field is malformed, or clients, points and keys do not match.
             ThresholdError: the threshold differs from the client's settings. In a sparse graph, it
                 is not more than half of the neighbours, or is more than all of them.
-            TooFewClientsError: there are fewer parties than the client's `min_clients`.
-            PublicKeyError: a key is unusable or repeated, or the roster has another key for this
-                client than it made.
+            TooFewClientsError: the round has fewer clients than this client's `min_clients`.
+            PublicKeyError: a key is unusable or repeated, or the roster's key for this client is
+                not the key that the client made.
         """
         self._check_stage(_KEYS)
         check_fields(roster)

@@ -32,8 +32,8 @@ class BlockMember:
         release: privacy mechanism of the client. It releases each local step, or once a round the
             whole update or the model. None without privacy, or if the examples are already noisy.
         secure: whether batches and noise come from the operating system.
-        part: if the client's result is integers for a noisy sum over clients, how the noise of the
-            sum is made up; None if the result is trained parameters.
+        part: the noise of a sum over clients, if the client's result is integers for a noisy sum;
+            None if the result is trained parameters.
         start: flat parameters (size,) from which the client starts; None for the loaded model.
         sent: flat arrays (size,) that the algorithm sends beside the model, by name.
     """
@@ -67,9 +67,9 @@ class BlockResult:
         values: trained parameters of each member (members, size). With noisy sums, the integers
             that each member contributes, in float64. Rows of absent members are arbitrary.
         adapted_clip_norm: adaptive clip norm of each member after the round; None if it is fixed.
-        counts: for each member, ½ if its update was not clipped, else −½, plus noise; with noisy
-            sums in integer-grid steps. The server adapts the clip norm of whole updates to these
-            bits. None if the clip norm is fixed.
+        counts: for each member, noise plus ½ if the update was not clipped, or noise minus ½ if it
+            was clipped. With noisy sums, the unit is integer-grid steps. From these values the
+            server adapts the clip norm of whole updates. None if the clip norm is fixed.
     """
 
     values: Tensor
@@ -198,7 +198,7 @@ def sent_arrays(members: Sequence[BlockMember | None], like: Tensor) -> dict[str
 
 
 def noise_of_update(member: BlockMember) -> NoiseSource:
-    """Return the noise source of a member's update; it gives zeros if the server adds noise."""
+    """Return the noise source of a client's update: a source of zeros if the server adds noise."""
     if member.part is not None and not member.part.adds_noise:
         return NoNoise()
     return member.key.noise(secure=member.secure)

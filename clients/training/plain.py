@@ -35,9 +35,9 @@ def train_by_torch(
     optimizer: LocalOptimizer | None = None,
     change: Callable[[Sequence[Tensor]], None] | None = None,
 ) -> None:
-    """Train a model in place by minibatch SGD on the mean loss.
+    """Train a model in place by minibatch steps on the mean loss.
 
-    `batches_of` draws the batches.
+    The function `batches_of` draws the batches.
 
     Args:
         model: the model, updated in place.
@@ -47,7 +47,7 @@ def train_by_torch(
         settings: settings with batch size, optimizer, and number of steps.
         key: key of the client's random streams.
         steps: the steps to take; None for `settings.steps` steps.
-        optimizer: optimizer to use instead of the one in the settings; None for that one.
+        optimizer: optimizer to use; None for the one in the settings.
         change: function that changes the gradients of a step in place; None for no change.
     """
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -151,7 +151,7 @@ def shuffled_batches(
 
 
 class TorchBlock(Block):
-    """Block of a single client, which is trained without privacy by torch's autograd."""
+    """Block of a single client, trained by torch's autograd without per-example clipping."""
 
     def __init__(
         self,
@@ -165,7 +165,10 @@ class TorchBlock(Block):
         self._loss, self._local, self._member, self._rule = loss, local, member, rule
 
     def train(self, on_step: StepCallback | None = None) -> BlockResult:
-        """Take all steps of the client and return its result."""
+        """Take all steps of the client, and return the trained parameters in a `BlockResult`.
+
+        Under client-level privacy, the update is clipped and gets noise.
+        """
         shared_model, member, rule = self.shared_model, self._member, self._rule
         train_by_torch(
             shared_model.model,

@@ -55,7 +55,7 @@ class SharedModel:
 
     @property
     def tied_names(self) -> dict[str, str]:
-        """Map from each other name of a tied tensor (one with several names) to its first name."""
+        """For each tensor with several names (tied), a map from further names to the first name."""
         first: dict[tuple[int, int], str] = {}
         owners = {
             name: first.setdefault((place.start, place.stop), name)
@@ -126,7 +126,7 @@ class SharedModel:
         Args:
             released: the contribution as whole numbers in float64, (size,).
             request: the global model from which the client started. If its arrays are passed as
-                objects in memory (a live record) and not as bytes, so are the result's.
+                objects in memory (a live record) and not as bytes, the result has such arrays too.
             count: the client's noisy bit, as an integer, for an adaptive clip norm; or None.
         """
         whole = released.astype(np.int64)
@@ -138,12 +138,12 @@ class SharedModel:
         return live_record(values) if is_live(request) else to_arrays(values)
 
     def upload_of(self, trained: np.ndarray, request: ArrayRecord, *, private: bool) -> ArrayRecord:
-        """Return a trained model as a record with the array names of the request.
+        """Return a trained model as a record of arrays, with the names that the request uses.
 
         Args:
             trained: flat trained parameters (size,); the record uses this memory, read-only.
             request: the global model from which the client started. If its arrays are passed as
-                objects in memory (a live record) and not as bytes, so are the result's.
+                objects in memory (a live record) and not as bytes, the result has such arrays too.
             private: whether buffers and frozen parameters are copied from the request. If not, they
                 are copied from the client's model.
         """

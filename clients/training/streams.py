@@ -41,7 +41,7 @@ class StreamKey:
     def epoch(self, number: int) -> np.random.Generator:
         """Return the random generator that divides the examples into batches in an epoch.
 
-        An epoch may go on over several rounds, so this stream does not depend on the round.
+        An epoch may span several rounds, so this stream does not depend on the round.
         """
         return stream(self.seed, Purpose.EPOCH, client=self.client, round_number=number)
 

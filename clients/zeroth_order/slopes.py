@@ -69,7 +69,7 @@ class Slopes(PerExampleGradients):
         self._before: tuple[slice, Tensor] | None = None
 
     def begin_step(self, round_number: int, step: int, values: Tensor) -> slice:
-        """Begin a step: move the model by the previous step's update, and find this step's columns.
+        """Move the model by the update of the previous step, and return the columns of this step.
 
         Args:
             round_number: the round, from 1.
@@ -93,7 +93,7 @@ class Slopes(PerExampleGradients):
 
     @torch.no_grad()
     def slopes(self, features: Tensor, targets: Tensor) -> Tensor:
-        """Return the slopes (n, P) of n examples along P directions; the model stays the same.
+        """Return the slopes (n, P) of the losses of n examples along P directions.
 
         Args:
             features: features of the examples (n, ...).
@@ -113,9 +113,10 @@ class Slopes(PerExampleGradients):
         return torch.stack(slopes, 1).to(data.dtype)
 
     def row_gradients(self, values: Tensor, padded: PaddedBatch) -> Mapping[int, ExampleUse]:
-        """Return the slopes (rows, P) of the loss along P directions, times each row's weight.
+        """Return a dict from 0 to the weighted slopes (rows, P) of the loss along P directions.
 
-        The result maps index 0 to the slopes of a padded batch's rows, with 0 for padding rows.
+        The slopes of a row of the padded batch are multiplied by the row's weight. Padding rows
+        have slopes 0.
 
         Args:
             values: not used, because slopes are measured at the model's current parameters.
@@ -143,8 +144,8 @@ class Slopes(PerExampleGradients):
 class SharedCoefficients(SharedModel):
     """Shared model of zeroth-order training, in which clients train coefficients, not parameters.
 
-    There is a coefficient for each public direction of each step of a round. It starts from 0 and
-    says how far the step moves the model along the direction.
+    There is a coefficient for each public direction of each step of a round. A coefficient starts
+    from 0 and says how far the step moves the model along the direction.
 
     Args:
         slopes: object that computes the slopes of the model.
@@ -194,7 +195,7 @@ class SharedCoefficients(SharedModel):
         Args:
             trained: coefficients of the round's K steps with P directions each, (K · P,).
             request: the global model. If its arrays are passed as objects in memory and not as
-                bytes, so are the result's.
+                bytes, the result has such arrays too.
             private: not used.
         """
         values = {COEFFICIENTS: np.array(trained).reshape(self._shape)}

@@ -1,8 +1,9 @@
 """Base class of federated algorithms, with the methods `init`, `client` and `server`.
 
-An algorithm declares how it uses uploads, and which values messages carry beside the model. This
-fixes which settings it allows, which privacy loss clients are charged, what a checkpoint holds, and
-which messages a client accepts. The module can be imported without numpy and torch.
+An algorithm declares how it uses uploads, and which values messages carry beside the model. These
+declarations fix the allowed settings, the privacy loss that clients are charged, the content of a
+checkpoint, and the messages that a client accepts. The module can be imported without numpy and
+torch.
 """
 
 from abc import ABC, abstractmethod
@@ -134,7 +135,7 @@ class Algorithm(ABC):
         uses_each_update: whether the server needs each upload, so that the sum of secure
             aggregation does not suffice.
         weighs_steps: whether weights depend on the steps that clients took. This excludes secure
-            sums, because their weights are planned in advance.
+            sums, because the weights in a secure sum are planned in advance.
         keeps_client_models: whether each client has a personal model, and these models are
             evaluated in place of the global model.
         needs_plain_sgd: whether local steps must be SGD without momentum and weight decay.

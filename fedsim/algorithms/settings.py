@@ -28,6 +28,6 @@ class AlgorithmSettings(Settings):
 
     @property
     def momentum(self) -> float:
-        """Momentum of the server's optimizer: the setting of that name in [0, 1); else 0."""
+        """Momentum of the server's optimizer: the option `momentum` if it is in [0, 1), else 0."""
         given = self.options.get("momentum")
         return given if isinstance(given, float) and 0.0 <= given < 1.0 else 0.0

@@ -29,8 +29,8 @@ class ServerState:
         withdrawn: the clients that left because their privacy budget is spent.
         memory: the algorithm's arrays by name, such as moments; empty for FedAvg.
         client_memory: the algorithm's arrays for all clients by name, one row per client (N, ...).
-        average: the moving average of the global models, float64 by name (`next_average`); empty
-            without `federation.ema_decay`.
+        average: the moving average of the global models, float64 arrays by name; empty without
+            `federation.ema_decay`.
         versions: the older global models from which clients still train, by the round that produced
             each; empty in synchronous rounds.
         best: the best value so far of the metric of `federation.early_stopping`, and its round;
@@ -80,8 +80,9 @@ class ServerState:
         """Return the state with new arrays of the algorithm.
 
         Args:
-            memory: the new `memory`, by name.
-            client_memory: the new `client_memory`, (N, ...) by name; None to keep the old one.
+            memory: the arrays by name that replace `memory`.
+            client_memory: the arrays (N, ...) by name that replace `client_memory`; None to keep
+                the old ones.
         """
         rows = self.client_memory if client_memory is None else client_memory
         kept = {name: np.asarray(value) for name, value in sorted(memory.items())}

@@ -1,4 +1,4 @@
-"""The `fedsim` command, with one file for each built-in command; tools have their own files.
+"""The `fedsim` command, with one file for each command that is not in `fedsim/tools/`.
 
 Data goes to stdout, messages to stderr. No slow library is imported before a command needs it, so
 `--help` answers at once.

@@ -42,7 +42,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the re
 
 
 def overrides_argument(command: Callable[..., None]) -> Callable[..., None]:
-    """Add overrides `KEY=VALUE` and `--seed N` to a command, which gets `seed=N` as an override."""
+    """Add to a command the arguments `KEY=VALUE`, and `--seed N` as another form of `seed=N`."""
 
     @click.argument("overrides", nargs=-1, metavar="[KEY.PATH=VALUE]...")
     @click.option(

@@ -1,4 +1,4 @@
-"""Import paths of the tools in `fedsim/tools/`; no other module outside that folder has them.
+"""Import paths of the tools in `fedsim/tools/`; no other module outside that folder names them.
 
 Tools are named here as text, not as entry points of the distribution. A checkout on PYTHONPATH has
 no entry points, or gets those of another installed copy. Reading entry points takes 50 ms, longer

@@ -55,14 +55,17 @@ class ComparisonCallback(Protocol):
     """Protocol of an object that shows the progress of a comparison, such as progress bars."""
 
     def planned(self, comparison: LoadedComparison, jobs: list[Job], workers: int) -> None:
-        """Receive the checked comparison, one job for each run, and the number of worker processes.
+        """Called before the first run, with the checked comparison.
 
-        Called before the first run.
+        Args:
+            comparison: the checked comparison.
+            jobs: one job for each run.
+            workers: number of worker processes.
         """
         ...
 
     def worker_message(self, job: Job, message: Mapping[str, Any]) -> None:
-        """Receive a job's message of the type `started`, `round`, `finished` or `failed`."""
+        """Called with each message of a job: `started`, `round`, `finished` or `failed`."""
         ...
 
     def ended(self) -> None:
@@ -304,7 +307,7 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._=+-]+")
 
 @dataclass(frozen=True)
 class GivenComparison:
-    """A comparison of existing runs, grouped into variants."""
+    """Existing runs that are compared, grouped into variants."""
 
     name: str
     metric: str | None

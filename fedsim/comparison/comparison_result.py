@@ -46,8 +46,8 @@ class ComparisonResult:
 
     Attributes:
         path: directory of the comparison.
-        results: means, differences and tests of the variants.
-        tuning: the privacy cost of all runs together.
+        results: means, differences and significance tests of the variants.
+        tuning: the privacy cost of all runs together, tuning runs included.
         interrupted: whether the user interrupted the comparison; runs are then missing.
     """
 
@@ -58,7 +58,7 @@ class ComparisonResult:
 
     @property
     def failed(self) -> tuple[RunOutcome, ...]:
-        """The results of the runs that failed."""
+        """The results of the single runs that failed."""
         return tuple(outcome for outcome in self.results.outcomes if outcome.status == "failed")
 
     def frame(self) -> "pandas.DataFrame":

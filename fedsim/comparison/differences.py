@@ -50,14 +50,14 @@ class SettingsTable:
     def text(self, variant: str, key: str) -> str:
         """Return the value of a key in a variant as text.
 
-        The text is `–` if the variant has no such key, and `given` if the key is a section.
+        The text is `–` if the variant has no such key. It is `given` for a section of settings.
         """
         if key in self.values[variant]:
             return setting_text(self.values[variant][key])
         return "given" if key in self.sections[variant] else "–"
 
     def among(self, names: Iterable[str]) -> "SettingsTable":
-        """Return the table of only the given variants, with the keys in which these differ."""
+        """Return a table of only the variants in `names`, with the keys in which these differ."""
         values = {name: self.values[name] for name in names if name in self.values}
         part = SettingsTable(self.keys, values, self.sections)
         keys = (key for key in self.keys if len({part.text(name, key) for name in values}) > 1)
@@ -80,8 +80,8 @@ def compared_settings(experiment: Experiment) -> dict[str, object]:
 def settings_table(variants: Mapping[str, Mapping[str, object]]) -> SettingsTable:
     """Return the table of the settings in which variants differ.
 
-    If a section such as `privacy` is null in one variant, the key of the section is in the table.
-    The keys below it are compared among the other variants.
+    If a section such as `privacy` is null in one variant, the table has the key of the section.
+    The keys within the section are compared among the other variants.
 
     Args:
         variants: for each variant by name, its settings as `compared_settings` returns them.
@@ -209,7 +209,7 @@ SHARED_PARTS = {
 
 
 def pair_digests(federation: "Federation") -> dict[str, str]:
-    """Return the digests of a run's data, initial model and planned participants, by name.
+    """Return digests of the data, the initial model and the planned participants, by name.
 
     The digest of the data is keyed with a secret key.
     """
@@ -341,9 +341,9 @@ class UnitGroup:
 def group_by_unit(units: Mapping[str, str | None], baseline: Baseline) -> tuple[UnitGroup, ...]:
     """Return the variants grouped by privacy unit.
 
-    A variant without privacy has no unit. If the other variants have the same unit, it joins their
-    group. If they form two groups (one for each unit), it is only in the groups whose baseline it
-    is.
+    A variant without privacy has no unit. If all other variants have the same unit, the variant is
+    in their group. Otherwise there is a group for each unit, and a variant without privacy is only
+    in a group whose baseline it is.
 
     Args:
         units: unit of each variant by name; None for a variant without privacy.

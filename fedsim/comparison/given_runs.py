@@ -267,10 +267,10 @@ def shared_digests(run: GivenRun) -> dict[str, str]:
 
 
 def test_set_problems(variants: Sequence[GivenVariant]) -> Iterator[str]:
-    """Yield a message for each variant whose test set is not that of the first variant.
+    """Yield a message for each variant whose test set differs from that of the first variant.
 
-    Runs with the same seed must have the same test targets. If two variants share no seed, their
-    settings of the test set must agree.
+    Runs with the same seed must have the same test targets. If two variants have no seed in common,
+    they must have the same settings of the test set.
     """
     first, *others = variants
     for other in others:

@@ -138,9 +138,9 @@ class Job:
         loaded: the experiment to run.
         directory: the run directory.
         digest: the digest of everything that the run depends on (`run_fingerprint`).
-        action: the work to do: reuse a finished run, run from the start, or resume after the last
-            round.
-        measure: whether `client_metrics.json` must still be written.
+        action: the work to do: reuse a finished run, run from the start, or resume an unfinished
+            run after its last round.
+        measure: whether `client_metrics.json` of the run must still be written.
     """
 
     variant: str
@@ -153,7 +153,7 @@ class Job:
 
     @property
     def is_pending(self) -> bool:
-        """Whether a worker must still run or evaluate this job."""
+        """Whether a worker still has work to do: to run the job, or to write client metrics."""
         return self.action != "reuse" or self.measure
 
     def to_message(self) -> dict[str, Any]:
@@ -216,7 +216,7 @@ def plan_jobs(comparison: LoadedComparison, out: Path) -> list[Job]:
     """Return the jobs of a comparison, one for every seed and variant, ordered by seed.
 
     If an experiment has changed since its earlier run, the directory of the earlier run is moved to
-    `superseded/`. It is not deleted, since its ledger records the spent privacy budget.
+    `superseded/`. That directory is not deleted, since its ledger records the spent privacy budget.
     """
     jobs = []
     for index, seed in enumerate(comparison.seeds):

@@ -74,14 +74,14 @@ class LoadedVariant:
 
 @dataclass(frozen=True)
 class LoadedComparison:
-    """A comparison file whose experiments have all been checked.
+    """A comparison file after a check of the experiments of all variants and seeds.
 
     Attributes:
         settings: the content of the file.
         name: name of the comparison.
         base: path of the base experiment; if it was given as a mapping, its parsed content.
-        seeds: the seeds; every variant runs once with each of them. For a search, it is only the
-            seed of the base experiment.
+        seeds: the seeds; every variant runs once with each of them. A search (`select.search`) has
+            only the seed of the base experiment.
         variants: all variants in the order of the file. An entry with lists of values (a grid)
             gives one variant for each combination of values.
     """
@@ -105,7 +105,7 @@ class LoadedComparison:
         """Name of the baseline variant, or a mapping from privacy unit to the name of its baseline.
 
         Raises:
-            ValueError: this is a search, which has no baseline.
+            ValueError: the file is for a search (`select.search`), which has no baseline.
         """
         if self.settings.baseline is None:
             raise ValueError("a search has no baseline")
@@ -113,12 +113,12 @@ class LoadedComparison:
 
     @property
     def written_base(self) -> object:
-        """The path of the base experiment, or its content if it was given as a mapping."""
+        """The path of the base experiment; its content if the experiment was given as a mapping."""
         return to_python(self.base) if isinstance(self.base, Node) else str(self.base.absolute())
 
     @property
     def candidates(self) -> tuple[LoadedVariant, ...]:
-        """The variants that a search can draw; for each of its runs, a search draws one of them."""
+        """The variants among which a search (`select.search`) draws one at random for each run."""
         select = self.settings.select
         names = None if select is None else select.among or None
         return tuple(variant for variant in self.variants if names is None or variant.name in names)

@@ -26,7 +26,7 @@ class RunOutcome:
         status: "failed" if the worker reported a failure, else the status in `summary.json`;
             "interrupted" without that file.
         reason: reason of a failure or a stop; None without one.
-        reused: whether an earlier call finished the run.
+        reused: whether the run was already finished before this call.
         metrics: final metrics on the test set by name; metrics whose name starts with `personal_`
             are of the clients' personal models on public data. A value that is not finite is None.
         is_private: whether the clients trained with differential privacy; False for clipping
@@ -46,7 +46,7 @@ class RunOutcome:
             `client_metrics: true`.
         pair_digests: digests of the data, initial model and participants, which runs of one seed
             share.
-        scores: scores by class on the public test set; None for a run that did not get that far.
+        scores: scores by class on the public test set; None for a run that ended before scoring.
         main_metric: name of the first entry of `evaluation.metrics` that is one number; without
             such a setting, the usual metric of the task. None if the task is not known.
         constant_metrics: metrics that the best constant prediction would have on the test set, by
@@ -205,7 +205,7 @@ def _read(directory: RunDirectory, name: str, default: dict[str, Any]) -> dict[s
 
 
 def finite_values(outcomes: Sequence[RunOutcome], metric: str) -> dict[int, float]:
-    """Return the value of a metric in each finished run, by seed; only finite values."""
+    """Return the finite values of a metric in the finished runs, by the seed of the run."""
     return {
         outcome.seed: value
         for outcome in outcomes

@@ -1,7 +1,7 @@
 """The HTML report of a comparison: one file for offline reading, print and small screens.
 
-Its only script sorts tables. The page's content security policy names the script's hash, so no
-other script can run, even if unescaped text from a file got into the page.
+The page has one script, which sorts tables. The content security policy of the page names the hash
+of this script, so no other script can run, even if unescaped text from a file got into the page.
 """
 
 from collections.abc import Iterator, Mapping
@@ -52,7 +52,7 @@ _MAX_RUNS = 2000
 
 @dataclass(frozen=True)
 class TableCell:
-    """A table cell: its text, and the value to sort by; None sorts last."""
+    """A table cell: the text, and the value by which rows are sorted; None comes last."""
 
     text: str
     value: float | str | None
@@ -138,7 +138,7 @@ def _cells(results: Results, variant: VariantResult) -> _Cells:
 
 
 def differences_table(results: Results, series: Mapping[str, int]) -> PageTable | None:
-    """Return the table of settings in which variants differ; None if the settings are equal.
+    """Return the table of the settings in which variants differ; None if all settings are equal.
 
     Args:
         results: the results of the variants of one privacy unit.

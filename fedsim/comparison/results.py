@@ -89,19 +89,19 @@ class Compared(Protocol):
 
 
 class ComparisonError(InputError):
-    """Error that runs cannot be compared; the message names the fix."""
+    """Error of runs that cannot be compared; the message names the fix."""
 
 
 class NothingFinishedError(FedsimError, RuntimeError):
-    """Error that no run of a comparison finished; the message has the reason of each failure."""
+    """Error of a comparison of which no run finished; the message says why each run failed."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference between a variant and the baseline, over seeds that have a value for both.
+    """The difference of a metric between a variant and the baseline, paired by seed.
 
     Attributes:
-        seeds: the seeds with a finite value of the metric for both.
+        seeds: the seeds for which both variants have a finite value of the metric.
         paired: the mean difference with its interval and tests.
         holm_p: the p value of the t test, after Holm's correction for all variants of the
             comparison.
@@ -202,7 +202,7 @@ class Results:
         pair_check: whether paired runs share data, initial model and participants.
         settings: the settings in which variants differ.
         remarks: additional notes for the reader, such as on runs that were left out.
-        has_sibling: whether the comparison has two privacy units, and these are the results of one.
+        has_sibling: whether these are the results of one of two privacy units of a comparison.
         unfit: variants that are useless for comparisons, such as models that learnt nothing. If the
             baseline is one of them, no differences are computed.
         remedy: a command that tunes every variant, for a comparison with unfit variants; else None.
@@ -244,7 +244,7 @@ class Results:
 
     @property
     def by_unit(self) -> tuple["Results", ...]:
-        """The results split by privacy unit: one `Results` for each unit."""
+        """The same results, split into one `Results` for each privacy unit."""
         return tuple(
             replace(
                 self,

@@ -140,7 +140,7 @@ def tuning_cost(results: Results, out: Path, select: SelectSettings | None) -> T
 
     Args:
         results: the results of the comparison.
-        out: directory of the comparison; the durable ledgers of all its runs count.
+        out: directory of the comparison; the durable ledger of every run below it counts.
         select: settings of the selection; None without one.
     """
     everything = _cost_of(results, _all_runs(out))

@@ -1,7 +1,7 @@
 """Settings of a comparison file, and the rules for a valid comparison or a valid search.
 
-A search performs a secret, random number of runs, of which only the best model is released. No
-score and no run of a search may be released unless one of its two guarantees covers it.
+A search performs a secret, random number of runs, of which only the best model is released. No run
+and no score may be released unless one of the two guarantees of the search covers the release.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -105,7 +105,7 @@ _NOT_TUNED = ("seed", "data", "evaluation", "task", *(f"privacy.{key}" for key i
 
 
 class TuneSettings(Settings):
-    """`tune:` in a comparison file: choose settings of every variant before the comparison."""
+    """Content of `tune:` in a comparison file: settings to tune before the comparison."""
 
     keys: dict[str, list[Any] | None] = Field(
         min_length=1,
@@ -223,7 +223,7 @@ _NOT_IN_A_SEARCH = {
 
 
 def required_problems(settings: ComparisonSettings) -> Iterator[PathMessage]:
-    """Yield (key path, message) for each missing key, and each key not allowed in a comparison."""
+    """Yield (key path, message) for each key that a comparison lacks, or that it may not have."""
     if settings.select is not None and settings.select.search is not None:
         yield (
             ("select", "search"),
@@ -241,7 +241,7 @@ def required_problems(settings: ComparisonSettings) -> Iterator[PathMessage]:
 
 
 def file_problems(settings: ComparisonSettings) -> Iterator[PathMessage]:
-    """Yield (key path, message) for each missing key, and each key not allowed in a search."""
+    """Yield (key path, message) for each key that a search lacks, or that it may not have."""
     for key, message in _NOT_IN_A_SEARCH.items():
         if getattr(settings, key) not in (None, False):
             yield (key,), message

@@ -5,7 +5,7 @@ examples. Intervals are Student's t intervals. They are exact for normally distr
 approximate for others, and wide for few seeds. A paired difference has two tests with different
 assumptions. The paired t test assumes normal differences. The sign-flip test (Fisher 1935, The
 Design of Experiments, section 21) only assumes that, without an effect, each difference is
-symmetric about zero. With n seeds, its p value is never below 2 / 2^n.
+symmetric about zero. With n seeds, the p value of this test is never below 2 / 2^n.
 """
 
 import math
@@ -156,7 +156,7 @@ def holm(p_values: Sequence[float | None]) -> tuple[float | None, ...]:
 
 
 def largest_of(values: Sequence[float | None]) -> float | None:
-    """Return the largest of some numbers; None if one of them is unknown, or there is none."""
+    """Return the largest of the values; None if one of them is None, or if there are none."""
     known = [value for value in values if value is not None]
     return max(known) if known and len(known) == len(values) else None
 

@@ -1,7 +1,7 @@
 """Results of a comparison as text: numbers, notes on how to read them, and scores by class.
 
 Noise and clipping cost classes with few examples more than others (Bagdasaryan, Poursaeed and
-Shmatikov 2019), and a mean accuracy hides it. All numbers are means over the finished seeds.
+Shmatikov 2019), and a mean accuracy hides this cost. All numbers are means over the finished seeds.
 """
 
 from collections import Counter
@@ -66,7 +66,7 @@ def mean_text(results: Results, variant: VariantResult) -> str:
 
 
 def minus_text(results: Results, variant: VariantResult) -> str:
-    """Return a variant's mean difference to its baseline as text, marked if it is unfit."""
+    """Return a variant's mean difference from the baseline as text, with † for an unfit variant."""
     if variant.difference is None:
         return NOTHING
     text = difference_text(results.metric, variant.difference.paired.estimate)
@@ -140,12 +140,12 @@ OTHER_VALUES = "other values of local.optimizer.lr, or more rounds, for these va
 
 
 def difference_mark(results: Results, variant: VariantResult) -> str:
-    """Return the mark † that an unfit variant has behind its difference; "" for other variants."""
+    """Return the mark † if a variant is unfit for comparisons (see `Results.unfit`), else ""."""
     return " †" if variant.name in results.unfit_names else ""
 
 
 def common_prefix(names: Sequence[str]) -> str:
-    """Return the longest common prefix of all names."""
+    """Return the longest text with which all names begin."""
     first, last = min(names), max(names)
     same = [a == b for a, b in zip(first, last, strict=False)]
     return first[: [*same, False].index(False)]
@@ -166,7 +166,7 @@ def _half(metric: str, estimate: Estimate) -> str:
 
 
 def notes_of(results: Results) -> list[str]:
-    """Return the notes of a comparison: sentences on the facts that a reader must know."""
+    """Return the notes of a comparison: sentences with facts that a reader of the table needs."""
     return [
         *results.remarks,
         *_on_unfit(results),
@@ -342,7 +342,7 @@ def majority_of(variant: VariantResult) -> float | None:
 
 
 def baseline_note(results: Results) -> str | None:
-    """Return a note with the accuracy of always guessing the largest class; None in regression."""
+    """Return a note on the accuracy of always predicting the largest class; None in regression."""
     shares = [share for variant in results.variants if (share := majority_of(variant)) is not None]
     if not shares:
         return None
@@ -355,7 +355,7 @@ def baseline_note(results: Results) -> str | None:
 def score_warnings(results: Results) -> list[str]:
     """Return warnings about variants that never predict a class or do not beat a constant answer.
 
-    The list has at most `_MAX_WARNINGS` warnings; a last line then counts the others.
+    The list has at most `_MAX_WARNINGS` warnings; if there are others, a last line says how many.
     """
     warnings = list(_warnings(results))
     if len(warnings) <= _MAX_WARNINGS:
@@ -412,7 +412,7 @@ def scores_table(results: Results) -> Table | None:
 
 
 def group_estimates(variant: VariantResult) -> dict[str, Estimate]:
-    """Return the accuracy of each group of test examples over the finished runs, by its name."""
+    """Return the mean accuracy of each group of test examples over finished runs, by group name."""
     values: dict[str, list[float]] = {}
     for scores in _scores_of(variant):
         for group in scores.groups:
@@ -421,16 +421,16 @@ def group_estimates(variant: VariantResult) -> dict[str, Estimate]:
 
 
 def group_names(results: Results) -> tuple[str | None, list[str]]:
-    """Return the column that names the groups of test examples (None without), and their names."""
+    """Return (column that groups the test examples, names of groups); (None, []) without groups."""
     runs = [scores for variant in results.variants for scores in _scores_of(variant)]
     column = next((scores.group for scores in runs if scores.group is not None), None)
     return column, sorted({group.name for scores in runs for group in scores.groups})
 
 
 def groups_table(results: Results) -> Table | None:
-    """Return the terminal table of accuracy by group, a row for each variant; None without groups.
+    """Return the terminal table of accuracy by group of test examples; None without groups.
 
-    The table has the first `_MAX_COLUMNS` groups.
+    It has a row for each variant, and a column for each of the first `_MAX_COLUMNS` groups.
     """
     column, names = group_names(results)
     if column is None:
@@ -451,7 +451,11 @@ def groups_table(results: Results) -> Table | None:
 
 
 def scores_json(variant: VariantResult) -> dict[str, Any]:
-    """Return majority accuracy, recall of each class and accuracy of each group, for JSON."""
+    """Return the scores of a variant as JSON values.
+
+    These are the accuracy of always predicting the largest class, the recall of each class, and the
+    accuracy of each group of test examples.
+    """
     runs = _scores_of(variant)
     names = dict.fromkeys(label.name for run in runs for label in run.classes)
     rows = [{"class": name, "recall": _mean_recall(runs, name)} for name in names]
@@ -462,7 +466,7 @@ def scores_json(variant: VariantResult) -> dict[str, Any]:
 
 
 def scores_context(results: Results) -> dict[str, Any] | None:
-    """Return the recall by class for the HTML template, or None for fewer than two classes."""
+    """Return recall by class as values for the HTML template; None for fewer than two classes."""
     rows = recall_by_class(results)
     if len(rows) < 2:
         return None

@@ -1,6 +1,6 @@
 """Tuning before a comparison (`tune:`): finds the best values of a few keys for every variant.
 
-The candidate values are run as a comparison of their own in the folder `tuning/`. Its seeds differ
+The values to try are run as a separate comparison in the folder `tuning/`. Its seeds differ
 from those of the comparison that follows.
 """
 
@@ -40,8 +40,8 @@ class Candidates:
 def load_candidates(comparison: LoadedComparison, tune: TuneSettings) -> Candidates:
     """Load the candidates of every variant: all combinations of the values to try.
 
-    A variant that does not have one of the keys does not tune it; for example, a variant without
-    privacy tunes no key of `privacy`.
+    A variant is tuned only over the keys that it has; for example, a variant without privacy is not
+    tuned over any key of `privacy`.
 
     Args:
         comparison: the comparison to tune.
@@ -80,7 +80,7 @@ def tuned_comparison(
 
     Args:
         comparison: the comparison to tune.
-        candidates: the candidates of its variants.
+        candidates: the candidates of all variants, as `load_candidates` returns them.
         results: the results of the candidates.
 
     Raises:

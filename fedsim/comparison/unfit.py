@@ -1,9 +1,9 @@
 """Unfit variants: variants that no other variant should be compared with.
 
-The difference from a model that learnt nothing says nothing about the other model. A variant is
-unfit if one of three facts holds:
+The difference between a model and one that learnt nothing tells nothing about the first model. A
+variant is unfit if one of three facts holds:
 
-- Its metric is not above that of the best constant answer, or it always predicts the same class.
+- Its metric is no better than that of the best constant answer, or it always predicts one class.
 - Its loss is not finite; or in every run the loss is above that of the best constant answer, and
   the metric is not clearly better than that of a constant answer. A large loss alone is no such
   fact: a model that is too sure of its answers has a large loss, but may have a useful accuracy.

@@ -2,8 +2,8 @@
 
 Variants may use nested mappings, dotted keys, grids and `arm`. Every override keeps its location in
 the file, so that mistakes are reported there. `arm` names a predefined baseline, which is a list of
-changes to the base experiment: for example `arm: pooled` puts all data into one place. So the
-variant is an ordinary experiment, and `fedsim run` can run its `experiment.yaml`.
+changes to the base experiment: for example `arm: pooled` puts all data into one place. The
+variant is then an ordinary experiment, and `fedsim run` can run its `experiment.yaml`.
 """
 
 import itertools
@@ -29,7 +29,7 @@ _DRAWN_SCHEMES = ("iid", "dirichlet", "shards", "quantity")
 
 
 class ArmError(ValueError):
-    """Error of a predefined baseline (`arm`) that does not fit the base experiment."""
+    """Error of a predefined baseline (`arm`) that cannot be applied to the base experiment."""
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,7 @@ class Variant:
         origin: key of the variant in the comparison file; variants from one grid have the same key.
         overrides: the variant's changes to the base experiment.
         arm: name of the predefined baseline (`arm`) that the variant starts from; None without one.
-        centre: name of another variant, which replaces this one if both have equal settings. None
+        centre: name of another variant; this variant is dropped if both have equal settings. None
             if this variant is always kept.
     """
 
@@ -265,7 +265,7 @@ class Variant:
         return {".".join(override.path): to_python(override.node) for override in self.overrides}
 
     def after(self, overrides: Iterable[Override]) -> "Variant":
-        """Return the variant of a base with other values, of which it replaces those it sets."""
+        """Return this variant with more overrides; where both set a key, the variant's own wins."""
         paths = {override.path for override in self.overrides}
         kept = (
             override
@@ -422,7 +422,7 @@ def _flatten(node: Node, path: tuple[str, ...], base: Node | None) -> Iterator[O
 
 
 def merged(overrides: Iterable[Override], base: Node) -> list[Override]:
-    """Return an override for each value; as in a variant, mappings are merged into the base's."""
+    """Return one override for each single value; an override with a mapping is split by key."""
     entries = {".".join(given.path): Entry(given.node.location, given.node) for given in overrides}
     return list(_flatten(replace(base, value=entries), (), base))
 

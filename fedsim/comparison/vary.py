@@ -40,7 +40,7 @@ class _Axis:
 
 
 def parse_vary(texts: Sequence[str], *, option: str = "--vary") -> dict[str, list[object]]:
-    """Parse `key.path=value,value` into `{"key.path": [value, ...]}`; values are read as YAML.
+    """Parse texts `key.path=value,value` into `{"key.path": [value, ...]}`; values are YAML.
 
     Args:
         texts: the values of the option.
@@ -73,7 +73,9 @@ def parse_vary(texts: Sequence[str], *, option: str = "--vary") -> dict[str, lis
 
 
 def parse_tune(texts: Sequence[str]) -> dict[str, list[object] | None]:
-    """Parse `key.path=value,value` into `{key: values}`; the values of `key.path` alone are None.
+    """Parse texts `key.path=value,value` into `{"key.path": [value, ...]}`.
+
+    A text that is only `key.path` gives `{"key.path": None}`.
 
     Raises:
         ExperimentError: texts cannot be parsed; the error lists all of them.

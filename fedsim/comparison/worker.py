@@ -34,7 +34,7 @@ RECORD = "comparison_run.json"
 
 
 def serve_jobs() -> None:
-    """Run jobs from stdin until stdin is closed."""
+    """Read jobs from stdin and run them, one after another, until stdin is closed."""
     # A background process of a shell ignores interrupts, and its children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # The output of a plug-in must not mix with the messages.

@@ -105,7 +105,7 @@ def some_of(words: Sequence[str], most: int) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """Return the text, cut to `most` characters with a mark of the cut at its end."""
+    """Return at most `most` characters of the text; the last one is `…` if the text was cut."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 

@@ -7,14 +7,16 @@ value is refused before memory or time is spent on it.
 import os
 
 MAX_FILE_BYTES = 4 << 20
-"""Most bytes of an experiment file, which is parsed in seconds."""
+"""Most bytes of an experiment file; a file of this size is parsed in seconds."""
 
 MAX_REPORTED = 50
 """Most mistakes of one file that are explained; the others are only counted."""
 
 MAX_ROUNDS = 200_000
-"""Most federated rounds; their clients are drawn in seconds. With `MAX_STEPS` a client's steps stay
-within the 10^12 of the accountants."""
+"""Most rounds of a federation; the clients of all rounds are drawn in seconds.
+
+With `MAX_STEPS`, the steps of a client stay below the 10^12 that accountants allow.
+"""
 
 MAX_STEPS = 1_000_000
 """Most optimizer steps of one client in one round."""

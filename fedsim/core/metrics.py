@@ -39,8 +39,8 @@ class MetricEntry:
         smaller_is_better: whether a smaller value is better.
         bounds: the smallest and the largest possible value.
         words: the metric's name in texts for people. "" means that its key is shown, with spaces.
-        constant: value of the best constant prediction, whatever the targets; None if it depends on
-            them.
+        constant: the metric's value for the best constant prediction; None if this value depends on
+            the targets.
     """
 
     description: str
@@ -170,8 +170,8 @@ def metric_key(name: str) -> str:
 def metric_entry(name: str) -> MetricEntry:
     """Return the properties of a metric: its unit and bounds, and whether larger is better.
 
-    For a function of your own only the name is known. A name that ends in `accuracy` has the entry
-    of the built-in accuracy. Any other has an entry without bounds, where larger is better.
+    For a function of your own only the name is known. A name that ends in `accuracy` then has the
+    properties of the built-in accuracy. Any other name has no bounds, and larger is better.
 
     Args:
         name: the metric's name in result files: `accuracy`, `test_accuracy`, `client_accuracy`.

@@ -35,7 +35,7 @@ _IN_PYTHON = ("torch._tensor", "torch.functional")
 
 @cache
 def original_functions() -> dict[str, object]:
-    """Return torch's original functions by name, as they were when this was first called.
+    """Return the functions of torch by name, as they were at the first call of this function.
 
     The first call must come before any plug-in is loaded.
     """
@@ -92,7 +92,7 @@ class plugin_calls:
             `model.name './net.py:build': failed`.
         raises: class of the raised error.
         fix: end of the message, which says how to fix the error.
-        mixed: whether the block also runs much code of fedsim. If so, an error is turned only if
+        mixed: whether the block also runs much code of fedsim. If so, an error is only converted if
             its traceback has a line of a plug-in, or if the error would end the program.
     """
 

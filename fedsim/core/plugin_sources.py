@@ -110,7 +110,7 @@ class Trace:
     installed: set[str] = field(default_factory=set)
 
     def follow(self, entry: SourceFile) -> None:
-        """Add a file, the files of its parent packages, and all modules that they import."""
+        """Add a file, its parent packages' files, and all modules that these files import."""
         self._follow_all([*_find_all(entry.directory, _parents(entry.name)), entry])
 
     def follow_name(self, name: str, directory: Path) -> SourceFile | None:

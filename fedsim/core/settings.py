@@ -35,7 +35,7 @@ def _limit_numbers(schema: Any, model: type[BaseModel], limit: float) -> None:
 
 
 class Settings(BaseModel):
-    """Base of all settings: immutable, no unknown keys, no silent conversions, finite numbers.
+    """Base class of settings: immutable, no unknown keys, no silent conversions, finite numbers.
 
     Attributes:
         limit: largest absolute value of a number whose field has no limit of its own. It is None
@@ -56,7 +56,7 @@ class Settings(BaseModel):
 
 @dataclass(frozen=True)
 class Branch:
-    """Rule that chooses a settings class by the value of one key, which may be any text.
+    """Rule that chooses a settings class by the value of one key; the value may be any text.
 
     Attributes:
         key: the key whose value decides, such as scheme.

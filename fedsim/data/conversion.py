@@ -121,8 +121,8 @@ def to_dataset(
 ) -> Dataset:
     """Return a dataset from numpy arrays, torch tensors or nested lists.
 
-    Features become float32. Images of bytes are divided by 255 and get their channels first (see
-    `as_images`); other features are not rescaled. Targets become:
+    Features become float32. Images of bytes are divided by 255, and channels become the first
+    axis of an image (see `as_images`); other features are not rescaled. Targets become:
 
     | targets                     | become                                                        |
     |-----------------------------|---------------------------------------------------------------|

@@ -129,7 +129,7 @@ def readable(path: Path, way: str = "") -> Iterator[None]:
 
     Args:
         path: the file.
-        way: how the file is read, with a space before it.
+        way: words for the error message on how the file is read, with a space before them.
     """
     try:
         yield

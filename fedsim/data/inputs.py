@@ -25,8 +25,8 @@ class Inputs:
     """The examples for which a trained model makes predictions.
 
     Attributes:
-        features: float32 (n, ...), or int64 (n, ...) for tokens; `model.features` is not yet
-            applied.
+        features: float32 (n, ...), or int64 (n, ...) for tokens, before the transforms of
+            `model.features`.
         targets: int64 (n,), float32 (n,) or float32 (n, k); None if the file has no targets.
         kept: text columns (n,) by name that are not features, such as an id. They identify the
             examples in a table of predictions.

@@ -159,12 +159,12 @@ class ClientExamples(Sequence[Examples]):
         return [self.size(client) for client in sorted(self._rows)]
 
     def size(self, client: int) -> int:
-        """Return the number of examples of one client; this process must hold the client."""
+        """Return the number of examples of one client, whose examples this process must hold."""
         rows = self._rows[client]
         return rows.stop - rows.start if isinstance(rows, slice) else len(rows)
 
     def targets(self, client: int) -> NDArray[np.generic]:
-        """Return the targets, (n,) or (n, k), of one client; this process must hold the client."""
+        """Return the targets (n,) or (n, k) of a client, whose examples this process must hold."""
         return self._source.targets[self._rows[client]]
 
     def __len__(self) -> int:
@@ -261,14 +261,14 @@ class FederatedData:
     test_groups: ExampleGroups | None = None
 
     def with_test(self, rows: NDArray[np.int64]) -> Self:
-        """Return the data with the given rows of the test set alone."""
+        """Return the data, but with only the given rows of the test set."""
         groups = self.test_groups
         if groups is not None:
             groups = replace(groups, names=tuple(groups.names[row] for row in rows.tolist()))
         return replace(self, test=self.test.take(rows), test_groups=groups)
 
     def copy(self) -> Self:
-        """Return a copy of the data with a writable copy of the clients' examples."""
+        """Return the data with copied examples of the clients, whose arrays may be written to."""
         held_out = None if self.held_out is None else self.held_out.copy()
         return replace(self, clients=self.clients.copy(), held_out=held_out)
 

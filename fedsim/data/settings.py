@@ -196,7 +196,7 @@ class FileDataset(Settings):
     )
 
     def constants_of(self, column: str) -> ColumnSettings:
-        """Return a column's settings: its entry in `columns`, or else the default settings."""
+        """Return the settings that `columns` has for a column, or else the default settings."""
         listed = self.columns.get(column)
         return listed if isinstance(listed, ColumnSettings) else ColumnSettings()
 
@@ -270,7 +270,7 @@ class DataSettings(Settings):
 
     @property
     def folder(self) -> str | None:
-        """Folder of a built-in dataset, as the experiment file writes it; None if it has none."""
+        """Folder of a built-in dataset, as in the experiment file; None if no folder is set."""
         is_built_in = isinstance(self.dataset, str) and ":" not in self.dataset
         path = self.args.get("path")
         return path if is_built_in and isinstance(path, str) else None

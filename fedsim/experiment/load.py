@@ -280,12 +280,12 @@ def read_checked(
     model: type[_Settings],
     rules: Callable[[_Settings], Iterable[PathMessage]] = lambda settings: (),
 ) -> _Settings:
-    """Return the settings in a YAML file that is no experiment.
+    """Return the settings in a YAML file of another kind than an experiment file.
 
     Args:
         path: the file.
-        model: the class of its settings.
-        rules: function that yields a message for keys that do not fit together.
+        model: the class of the file's settings.
+        rules: function that yields (key path, message) for keys that do not fit together.
 
     Raises:
         ExperimentError: the file has mistakes; the error lists all of them with their places.
@@ -301,7 +301,10 @@ def read_checked(
 
 
 def validated(tree: Node, model: type[_Settings], problems: list[Problem]) -> _Settings | None:
-    """Return the settings in a file; None if it has mistakes, which are appended to `problems`."""
+    """Return the settings in a parsed file, or None if the file has mistakes.
+
+    The mistakes are appended to `problems`.
+    """
     raw = to_python(tree)
     try:
         return model.model_validate(raw)
@@ -350,7 +353,10 @@ def _check(tree: Node, base: Path, problems: list[Problem]) -> Experiment:
 
 
 def located(tree: Node, messages: Iterable[PathMessage]) -> list[Problem]:
-    """Return messages as problems at their places, without those about values already reported."""
+    """Return messages as problems with their places in the file.
+
+    A message about a value for which a problem was already reported is left out.
+    """
     return [
         locate(tree, path).problem(path, message)
         for path, message in messages

@@ -20,7 +20,7 @@ COMMAND_LINE = Location("command line")
 
 @dataclass(frozen=True)
 class Override:
-    """The new value of one key; `node` also has the place where the value was given."""
+    """The new value of the key at `path`; `node` has the value and the place where it was given."""
 
     path: tuple[str, ...]
     node: Node

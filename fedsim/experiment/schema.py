@@ -30,7 +30,7 @@ from fedsim.simulation.settings import RuntimeSettings
 
 
 class FederatedTask:
-    """The answers of `task: federated`, the default, to what the code asks of every task.
+    """Public facts about `task: federated`, the default task.
 
     In this task clients train one global model in rounds. `PateSettings` has the same attributes
     and methods for `task: pate`.
@@ -197,7 +197,7 @@ class Experiment(Settings):
 
     @property
     def public_parts(self) -> dict[str, Any] | None:
-        """Public parts of model, training and data by name, such as `freeze`; None without any."""
+        """Parts of model, training and data that ε takes as public, by name; None without any."""
         parts = {**(self.model.public_parts or {}), **self.local.gradient_facts.public_parts}
         dataset = self.data.dataset
         if isinstance(dataset, FileDataset) and dataset.constants == "from_rows":

@@ -41,7 +41,7 @@ class TaggedUnion:
 
     @property
     def choices(self) -> list[str]:
-        """Values of the tag that error messages list: examples if a class has them, else all."""
+        """Values of the tag to list in error messages; only examples where a class gives them."""
         choices_by_model = [choices_of(model, self.tag) for model in self.variants.values()]
         return list(dict.fromkeys(choice for choices in choices_by_model for choice in choices))
 
@@ -67,21 +67,21 @@ class TaggedUnion:
 
 @dataclass(frozen=True)
 class NameOrMapping:
-    """The shape of a value that is a name, or a mapping with the keys of one settings class."""
+    """A kind of setting: a name, or a mapping with the keys of one settings class."""
 
     mapping: Model
 
 
 @dataclass(frozen=True)
 class ModelCollection:
-    """The shape of a list, or of a mapping with any keys, whose items have one settings class."""
+    """A kind of setting: a list or free-form mapping, whose items have one settings class."""
 
     item: "Model | NameOrMapping"
 
 
 @dataclass(frozen=True)
 class NumberOrWord:
-    """The shape of a value that is a number, or one of a few words."""
+    """A kind of setting: a number, or one of a few words."""
 
     words: tuple[str, ...]
 
@@ -108,7 +108,7 @@ class ErrorPlace:
 
 
 def shape_of(field: FieldInfo) -> Shape:
-    """Return which keys the value of a settings field may have (the value's shape)."""
+    """Return the shape of a settings field's value: which keys the value may have."""
     by_name = next((mark for mark in field.metadata if isinstance(mark, Choice)), None)
     if by_name is not None:
         variants = by_name.choices(field.annotation)
@@ -184,7 +184,11 @@ def child_shape(shape: Shape, key: str) -> Shape:
 
 
 def keys_of(shape: Shape) -> dict[str, FieldInfo]:
-    """Return all keys that a mapping of this shape may have, under any value of its tag."""
+    """Return all keys that a shape (description of a mapping) allows, with their pydantic fields.
+
+    If the value of one key (the tag) decides which other keys are allowed, the result has the keys
+    for all values of the tag.
+    """
     if isinstance(shape, TaggedUnion):
         fields: dict[str, FieldInfo] = {}
         for variant in shape.variants.values():
@@ -230,7 +234,10 @@ def _sections(shape: Shape, path: KeyPath) -> Iterator[tuple[KeyPath, Shape]]:
 
 
 def choices_of(model: Model, tag: str) -> tuple[str, ...]:
-    """Return the examples of a tag's values that a class gives; else all values that select it.
+    """Return the values of a tag to show to users, for one settings class.
+
+    These are the examples that the class gives for the tag, or else all values that select the
+    class.
 
     Args:
         model: the settings class.

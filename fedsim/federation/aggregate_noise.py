@@ -49,7 +49,7 @@ def sum_scale(client_privacy: ClientPrivacy, plan: PrivacyPlan, weight: int, lr:
 
 
 def summed(plan: PrivacyPlan) -> SummedMechanism:
-    """Return the mechanism of a plan whose noisy releases are added up over clients.
+    """Return a plan's mechanism, as one whose noisy releases can be added up over clients.
 
     Raises:
         TypeError: releases of this mechanism cannot be added up.

@@ -175,7 +175,7 @@ class Blocks:
 
     @property
     def places(self) -> int | None:
-        """Number of places in the padded batch of a block: equal parts that its clients share.
+        """Number of places (equal groups of rows) that a block's clients share in a padded batch.
 
         With `unit: client` no shape may depend on a client's size or on a secret draw of clients.
         So a client's batch fills as many places as it needs, and an absent client fills none. The

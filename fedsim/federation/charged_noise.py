@@ -164,8 +164,9 @@ def server_noise(federation: Federation, seed: int | None) -> ServerNoise:
 class ServerDraws:
     """Noise that the server adds to sums in test rounds, as independent noise of the charged size.
 
-    Of correlated noise, a draw is what its round adds to the rounds before it: the rows of all
-    rounds so far, whitened by the covariance that is charged.
+    Noise that is correlated over rounds is first whitened by the charged covariance. A round's
+    result is then the part of its noise that the noise of earlier rounds does not predict, scaled
+    to the charged standard deviation.
 
     Args:
         federation: a federation with central trust.

@@ -76,7 +76,7 @@ class NoiseEvidence:
             )
 
     def add_silence(self, client: int, released: Tensor) -> None:
-        """Record a release without examples, which must be all 0 because the server adds the noise.
+        """Record a release without examples; all values must be 0, as the server adds the noise.
 
         Args:
             client: the client that made the release.

@@ -160,7 +160,9 @@ def _app_in_process(federation: Federation, block_of: BlockOf) -> ClientApp:
 
 @dataclass(frozen=True)
 class TaskSource:
-    """Function that returns a client's task in any process, from the experiment as JSON.
+    """Callable object that builds a client's task in any process, from the experiment as JSON.
+
+    The task is what the client needs to answer requests: data, settings, plan and model.
 
     Attributes:
         experiment: the experiment as JSON.

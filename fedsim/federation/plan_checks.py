@@ -19,7 +19,9 @@ _MAX_RATE_RATIO = 3.0  # largest sampling rate over the median that needs no war
 
 
 def check_batch_size(experiment: Experiment, sizes: Sequence[int]) -> None:
-    """Check that a client has `batch_size` examples, where `batch_size` sets the sampling rate.
+    """Check that `batch_size` is not above the size of every client.
+
+    Nothing is checked where `batch_size` does not set the clients' sampling rates.
 
     Args:
         experiment: the settings.

@@ -352,8 +352,9 @@ class UpdateProbe(_TrainedProbe[UpdateRelease]):
 class VoteProbe(ReleaseProbe[VoteMechanism]):
     """Maker of test releases of votes, as a client makes them with `task: pate`.
 
-    On each query, a client votes for class 0, or without content for no class. Test rounds
-    alternate between the types of votes: checks of queries, and votes on queries that passed.
+    On each query a client votes for class 0; in a round without content it votes for no class.
+    Test rounds alternate between the types of votes: checks of queries, and votes on queries that
+    passed.
     """
 
     paired_rounds = (1, 2)
@@ -394,7 +395,11 @@ class ModelProbe(ReleaseProbe[OutputMechanism]):
         return self.federation.model.shared.parameters.size
 
     def run(self, trial: Trial, see: Callable[[Release], None]) -> None:
-        """Let every client release a model: trained briefly in a paired trial, else untrained."""
+        """Let every client release a model, and pass the releases to the function `see`.
+
+        If another test round draws the same noise (`is_paired`), the model is trained for a few
+        steps; otherwise it is not trained.
+        """
         features, targets = self._copies(int(trial.is_large))
         start, order = self.federation.model.shared.start_values, np.arange(len(features))
         for client in self.clients:
@@ -421,7 +426,7 @@ class ModelProbe(ReleaseProbe[OutputMechanism]):
 class ExampleProbe(ReleaseProbe[InputMechanism]):
     """Maker of test releases of noisy examples (input perturbation).
 
-    The noise of the features is measured; without content, all features are 0.
+    The noise of the features is measured. In a round without content, all features are 0.
     """
 
     @property

@@ -92,7 +92,7 @@ def identity_of_helper(
     base: Path,
     node_config: Mapping[str, object],
 ) -> IdentityKey | None:
-    """Return a helper's lasting key; None if neither its node nor the experiment names a file.
+    """Return a helper's lasting key; None if neither node nor experiment names a key file.
 
     Args:
         settings: the `secure_aggregation` section.

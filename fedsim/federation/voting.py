@@ -98,7 +98,7 @@ class Goal:
         return conditions
 
     def model_of(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Return the model that the server's arrays stand for; here the arrays themselves."""
+        """Return the model for the server's arrays; in this base class the arrays are the model."""
         return arrays
 
     def scored(self, algorithm: Algorithm, state: ServerState) -> Models:
@@ -159,7 +159,7 @@ class Voting(Goal):
         classes: int,
         device: torch.device,
     ) -> "tuple[Voting, SharedModel]":
-        """Return an experiment's voting, and in place of a model an empty record of answers."""
+        """Return the `Voting` of an experiment, and an empty record of answers as the model."""
         settings, rounds = _pate_of(experiment), experiment.federation.rounds
         if queries is None:
             raise ValueError("a vote needs public queries, got none")

@@ -64,7 +64,7 @@ class AdaptedLayer(nn.Module):
 
     @torch.no_grad()
     def merged(self) -> nn.Module:
-        """Add the adapter to the frozen layer's weight in place, and return that plain layer."""
+        """Add the adapter to the frozen layer's weight in place, and return the frozen layer."""
         _weight(self.base).copy_(self.weight)
         return self.base
 

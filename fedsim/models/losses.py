@@ -111,7 +111,7 @@ def to_columns(outputs: Tensor, targets: Tensor, name: str) -> tuple[Tensor, Ten
         name: name of the loss or metric in the message.
 
     Raises:
-        ModelError: the two differ in their number of columns.
+        ModelError: outputs and targets have different numbers of columns.
     """
     flat = [t.unsqueeze(1) if t.ndim == 1 else t.flatten(1) for t in (outputs, targets)]
     if flat[0].shape != flat[1].shape:

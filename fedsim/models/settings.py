@@ -79,14 +79,15 @@ class ModelSettings(Settings):
 
     @property
     def has_local_base(self) -> bool:
-        """Whether only trained values are sent, and server and clients each build the others."""
+        """Whether only trained values are sent; server and clients then build the frozen ones."""
         return bool(self.train) or self.lora is not None
 
     @property
     def public_parts(self) -> dict[str, Any] | None:
-        """Which of `features`, `init`, `freeze`, `train` and `lora` are set, with their values.
+        """Those of `features`, `init`, `freeze`, `train` and `lora` that are set, by name.
 
-        The value is None if the experiment uses none of them.
+        The value of `features` is the transforms' names, and that of `lora` is its targets. Without
+        any of the settings the result is None.
         """
         parts = {
             "features": [feature.name for feature in self.features],

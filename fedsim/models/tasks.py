@@ -39,7 +39,7 @@ class Task(Protocol):
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return sums over one batch, such as the number of correct predictions, float64 (m,).
 
-        The caller adds the results of all batches and computes the metrics of the total with
+        The caller adds up the results of all batches, and gives the total to the method
         `metrics`.
 
         Args:

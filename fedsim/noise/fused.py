@@ -30,7 +30,7 @@ from fedsim.noise.spline import (
 )
 
 LEAST_VALUES = 1 << 24
-"""Number of released values from which on numba's start-up of about a second pays off."""
+"""Number of released values above which the start-up of numba, about a second, pays off."""
 
 Kernel = Callable[..., Any]
 
@@ -48,7 +48,9 @@ class Demand:
         self.values = 0
 
     def kernel(self, values: int) -> Kernel | None:
-        """Count values, and return the compiled loop; None for few values so far or without numba.
+        """Add `values` to the number of released values; return the compiled noise loop or None.
+
+        The result is None without numba, or while that number is below `LEAST_VALUES`.
 
         Args:
             values: number of values of the next release.

@@ -66,7 +66,7 @@ class SumRounding:
 
 
 SUM_HEIGHT = 48
-"""Number of rows of a client that are added in float32 at once."""
+"""Largest number of contributions of examples that are added in one run in float32."""
 
 _MOST_ERROR = 2.0**-9
 

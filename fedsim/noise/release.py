@@ -14,7 +14,7 @@ from fedsim.noise.grid import SATURATION
 from fedsim.noise.sources import NoiseSource, fill_rows_, keystreams_of
 
 Scales = Sequence[tuple[slice, Tensor]]
-"""Pairs (slice of the values, length of a grid step for each row (K, 1)); they cover all values."""
+"""Pairs (slice of the values, grid step in each row (rows, 1)); the slices cover all values."""
 
 
 def release_(

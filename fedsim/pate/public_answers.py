@@ -19,7 +19,7 @@ from fedsim.clients.mechanisms.votes.mechanism import NO_LABEL
 
 VOTES, SHARES, LABELS = "votes", "shares", "labels"
 NOT_CHECKED = -1e30
-"""The share of votes of a query before its check, which is below every threshold."""
+"""Vote share that stands for a query that was not checked yet; it is below every threshold."""
 
 
 class PublicAnswers(nn.Module):
@@ -38,13 +38,13 @@ class PublicAnswers(nn.Module):
         self.register_buffer(LABELS, torch.full((queries,), NO_LABEL, dtype=torch.int64))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the votes (rows, classes). No training calls this: the teachers set the votes."""
+        """Return the tensor `votes` (rows, classes). Training never calls this method."""
         return self.votes
 
 
 @dataclass(frozen=True)
 class Agenda:
-    """The public rule for which queries each round asks, given the results so far.
+    """The public rule that chooses the queries of each round, given the results so far.
 
     Attributes:
         ballots: number of queries and noise level of the checking rounds (odd) and of the voting
@@ -63,12 +63,12 @@ class Agenda:
     def asked(self, round_number: int, shares: NDArray[np.floating]) -> NDArray[np.int64]:
         """Return the index of the query for each row of `votes`, (rows,); -1 for an unused row.
 
-        A round that votes asks only queries that passed the check in the round before: the first
-        ones, at most as many as every client is charged for. (Asking those with the clearest votes
-        would select easy queries.)
+        A voting round asks only queries that passed the check in the previous round. If more passed
+        than clients are charged for, the first of them are asked. (To ask those with the clearest
+        votes would select easy queries.)
 
         Args:
-            round_number: number of the round from 1; odd rounds check, even rounds vote.
+            round_number: number of the round from 1; odd rounds are checks, even rounds are votes.
             shares: noisy share of votes of the most frequent label of each query (queries,).
         """
         size = self.ballots.check.queries

@@ -11,12 +11,13 @@ class Tally(Algorithm):
     """The server's algorithm of PATE: Confident-GNMax on noisy histograms of votes.
 
     The mean of the uploads is the mean of the clients' noisy votes. The results are post-processing
-    of this mean. A round that checks keeps the largest share of votes; a round that votes keeps the
-    most frequent label.
+    of this mean. For each query, a checking round stores the largest vote share in the public
+    tensors, and a voting round stores the most frequent label.
 
     Args:
-        agenda: the rule for which queries each round asks.
-        is_noisy: whether clients send votes in units of the noise's standard deviation.
+        agenda: the rule that chooses the queries of each round.
+        is_noisy: whether clients add noise to votes; uploads are then votes, divided by the noise
+            level of the round (`Ballot.deviation`).
     """
 
     takes_weights = False

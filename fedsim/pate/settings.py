@@ -99,7 +99,7 @@ class PateSettings(Settings):
     def votes(self) -> Mapping[str, Any]:
         """The settings `queries`, `answers`, `sigma_threshold` and `sigma`, as in `privacy.json`.
 
-        The first two are numbers of queries, the last two noise levels of vote counts.
+        The first two are numbers of queries; the last two are noise levels of vote counts.
         """
         return {
             "queries": self.queries,

@@ -94,7 +94,7 @@ class Teachers:
         seed: the experiment's seed.
         queries: features of the public queries (queries, ...).
         classes: number of classes.
-        agenda: the rule for which queries each round asks.
+        agenda: the rule that chooses the queries of each round.
         known: labels (queries,) that each teacher trained so far predicts, by client. PRIVATE.
     """
 
@@ -164,7 +164,7 @@ class Student:
         return StreamKey(int.from_bytes(key[:8], "little"), 0, 0)
 
     def arrays(self, labels: NDArray[np.int64]) -> ArrayRecord:
-        """Train the student and return its parameters; the initial ones if no query has an answer.
+        """Train the student and return its weights; without answers, return the initial weights.
 
         Args:
             labels: label of each query (queries,); `NO_LABEL` for a query without an answer.

@@ -44,7 +44,7 @@ class CurveSchedule:
 
 @dataclass(frozen=True)
 class BoundCurve:
-    """Curve of ε over the number of steps of a schedule, computed by several bounds.
+    """Curves of ε over the number of steps of one schedule: one curve for each bound on ε.
 
     Attributes:
         schedule: schedule of the steps.
@@ -68,7 +68,7 @@ class BoundCurve:
         return min((epsilon for epsilon in self.last if epsilon is not None), default=math.inf)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the curve as a JSON value; ε is null if infinite, absent if no theorem applies."""
+        """Return the curve as a JSON value; an infinite ε is null, and an ε of None is left out."""
         schedule = self.schedule
         return {
             "clients": list(schedule.clients),

@@ -79,7 +79,7 @@ class PlannedCell:
 
     @property
     def noise_by(self) -> str:
-        """Word for who adds the noise: "client", "share" (a share by each client), or "server"."""
+        """Who adds the noise: "client", "server", or "share" if each client adds a share of it."""
         return {"local": "client", "distributed": "share", "central": "server"}[self.trust]
 
     @property
@@ -89,12 +89,12 @@ class PlannedCell:
         return min(values), max(values)
 
     def epsilon(self, observer: str) -> float | None:
-        """Return the largest ε of any client against an observer; None for a trusted observer."""
+        """Return the largest ε of any client against an observer; None if it is trusted."""
         values = [client.epsilon[observer] for client in self.clients if observer in client.epsilon]
         return max(values, default=None)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plan as a JSON value; ε is null if infinite, absent for a trusted observer."""
+        """Return the plan as a JSON value; an infinite ε is null. A trusted observer has no ε."""
         cell: dict[str, Any] = {"trust": self.trust, "unit": self.unit, "own": self.is_own}
         if self.reason is not None:
             return {**cell, "reason": self.reason}
@@ -119,7 +119,8 @@ class PlannedCell:
 def plan_cells(loaded: LoadedExperiment, federation: Federation) -> tuple[PlannedCell, ...]:
     """Return the plans of an experiment under every trust model and privacy unit, without training.
 
-    If the mechanism's proof needs local trust, there is only the plan of the file's own settings.
+    If the mechanism is proven for local trust only, the result has only the plan with the trust
+    model and the unit of the file.
 
     Args:
         loaded: the experiment; the result is empty if it has no section `privacy`.
@@ -146,7 +147,7 @@ def plan_cell(
     *,
     also: Mapping[str, Any] | None = None,
 ) -> PlannedCell:
-    """Return an experiment's plan with another trust model and privacy unit than in its file.
+    """Return an experiment's privacy plan if its trust model and privacy unit were the given ones.
 
     If the experiment cannot run this way, the plan has the first error message as its `reason`.
 
@@ -155,7 +156,7 @@ def plan_cell(
         federation: the experiment's assembled federation.
         trust: the trust model: local, distributed or central.
         unit: the privacy unit: example or client.
-        also: other settings to change, as `{"key.path": value}`.
+        also: further settings to change, as `{"key.path": value}`; None for no others.
     """
     experiment = loaded.experiment
     content = experiment.model_dump(mode="json", exclude_unset=True)

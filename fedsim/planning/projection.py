@@ -76,8 +76,8 @@ def _planned_privacy(loaded: LoadedExperiment) -> PrivacySettings:
 def client_kinds(federation: Federation) -> tuple[CurveSchedule, ...]:
     """Return one schedule of steps for each group of clients with equal privacy settings.
 
-    The settings are sampling rate, noise multiplier, δ and number of steps. A group's schedule has
-    the noise of the group's client with the smallest effective noise multiplier.
+    These settings are sampling rate, noise multiplier, δ and number of steps. The noise of a
+    schedule is that of the client in the group whose effective noise multiplier is the smallest.
 
     Args:
         federation: the federation, which has privacy.
@@ -151,7 +151,9 @@ class PlannedClient:
 
 @dataclass(frozen=True)
 class Variation:
-    """The privacy spend of the median client if one setting were different.
+    """Projected privacy spend of one client if one setting of the experiment were different.
+
+    This client is the one with the median number of examples.
 
     Attributes:
         change: the changed setting, in words.
@@ -182,8 +184,8 @@ class Plan:
         cells: plans of the experiment under every trust model and privacy unit.
         bounds: ε by several bounds, for each group of clients with equal privacy settings; None if
             no bounds were requested.
-        correlations: noise of the models by each kind of correlation, for whole clients in
-            central trust; else empty.
+        correlations: for each kind of noise correlation, the noise of the models. Empty unless
+            the privacy unit is the client, in central trust.
     """
 
     target_epsilon: float | None
@@ -294,7 +296,7 @@ def plan_experiment(
 
 
 def budget_refusal(federation: Federation) -> str | None:
-    """Return why the privacy budgets forbid to run a federation; None if they do not."""
+    """Return the reason why privacy budgets forbid to run a federation; None if they allow it."""
     try:
         refuse_overspending(federation)
     except PrivacyBudgetError as error:

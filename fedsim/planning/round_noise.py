@@ -1,8 +1,8 @@
-"""Noise of whole clients in central trust: which correlation has the least error at the same ε.
+"""Client-level DP in central trust: which correlation of noise has the least error at the same ε.
 
-The error is that of the models after the first rounds. A model is the sum of the releases of all
-rounds so far, or what the momentum of `fedavgm` makes of them. Nothing is trained, and no data are
-read.
+The error is that of the models after 1, 2, ... rounds. A model is the sum of the releases of all
+rounds so far; with `fedavgm`, the server's momentum is applied to the releases first. Nothing is
+trained, and no data are read.
 """
 
 from collections.abc import Iterator
@@ -26,8 +26,9 @@ class PlannedCorrelation:
     """Noise of the models of a run, with one way to correlate it and to choose clients.
 
     Attributes:
-        noise: `privacy.noise_correlation`, such as "tree", with its size; or "none".
-        scheme: `federation.participation.scheme`, which the ε rests on.
+        noise: name and size of the correlation (`privacy.noise_correlation`), such as "toeplitz,
+            50 bands"; or "none".
+        scheme: how clients are chosen (`federation.participation.scheme`); ε holds for this way.
         noise_multiplier: noise multiplier z of the fresh noise of a round.
         error: root mean square of the noise of one coordinate over the models after 1, 2, ...
             rounds, in multiples of `max_update_norm`.
@@ -42,11 +43,11 @@ class PlannedCorrelation:
 
 
 def plan_correlations(federation: Federation) -> tuple[PlannedCorrelation, ...]:
-    """Return the noise of models by kind of correlation; empty where there is none to choose.
+    """Return the noise of the models for each kind of noise correlation, all at the same ε.
 
-    There is none without `trust: central` and `max_update_norm`, or without a target. All have the
-    ε, δ, clients, rounds and clients per round of the file. The client with the smallest ε counts.
-    A target ρ stands for the ε of the plan, since secret draws have no ρ.
+    The result is empty unless the experiment has `trust: central`, `max_update_norm` and a target ε
+    or ρ. The δ, clients, rounds and clients per round are those of the file. The ε is the smallest
+    target ε of any client. For a target ρ, it is the smallest ε of the planned releases.
 
     Args:
         federation: the assembled federation.
@@ -140,5 +141,5 @@ def compare_correlations(
 
 
 def correlations_json(planned: tuple[PlannedCorrelation, ...]) -> dict[str, Any]:
-    """Return the comparison as a key of a plan's JSON value; without content, no key."""
+    """Return {"correlations": rows as JSON values}; an empty mapping if `planned` is empty."""
     return {"correlations": [asdict(row) for row in planned]} if planned else {}

@@ -110,7 +110,7 @@ _MAX_CLASSES = 12  # in a line of text
 
 @dataclass(frozen=True)
 class DataFindings:
-    """Facts about the data of an experiment, as a run would use them.
+    """Facts about the data that a run of an experiment would use.
 
     Attributes:
         federation: the federation of the experiment, assembled and checked.
@@ -135,7 +135,7 @@ class DataFindings:
 
     @property
     def hints(self) -> list[str]:
-        """Warnings about data that a run accepts, but on which training or scoring works badly."""
+        """Warnings about data that a run accepts, but that harm its training or its scores."""
         return list(_hints(self))
 
     def lines(self) -> list[str]:

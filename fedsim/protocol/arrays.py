@@ -116,19 +116,24 @@ def is_live(record: ArrayRecord) -> bool:
 
 
 COEFFICIENTS = "coefficients"
-"""Name of the array of coefficients: (rounds, K, P) in a model, (K, P) in an upload."""
+"""Name of the array of zeroth-order coefficients, for K steps and P directions in a round.
+
+Its shape is (rounds, K, P) in a global model and (K, P) in an upload.
+"""
 
 BASE_DIGEST = "base-sha256"
-"""Name of the array with the digest of the values that no message carries, uint8 (32,)."""
+"""Name of the array, uint8 (32,), with the digest of model values that no message carries."""
 
 
 def is_coefficients(arrays: ArrayRecord) -> bool:
-    """Whether arrays are a model as zeroth-order coefficients instead of parameters."""
+    """Whether arrays are a model given by zeroth-order coefficients instead of parameters."""
     return set(arrays.keys()) == {COEFFICIENTS, BASE_DIGEST}
 
 
 def upload_base(arrays: ArrayRecord) -> ArrayRecord:
-    """Return the upload of a client that changes nothing: the global model, or coefficients of 0.
+    """Return the upload of a client that leaves the global model unchanged.
+
+    The result is the global model itself, or coefficients of 0 if it is given by coefficients.
 
     Args:
         arrays: the global model of a train request, given by parameters or by coefficients.
@@ -142,8 +147,8 @@ def upload_base(arrays: ArrayRecord) -> ArrayRecord:
 def with_round(arrays: ArrayRecord, aggregate: ArrayRecord) -> ArrayRecord:
     """Return the global model after a round.
 
-    Usually this is the aggregate itself. In zeroth-order training the global model is a list of
-    coefficients for each finished round, to which those of the round are appended.
+    Usually the result is the aggregate itself. In zeroth-order training a global model is the list
+    of coefficients of all rounds so far; the coefficients of the round are then appended.
 
     Args:
         arrays: the global model before the round.
@@ -158,7 +163,7 @@ def with_round(arrays: ArrayRecord, aggregate: ArrayRecord) -> ArrayRecord:
 
 
 def without_update(arrays: ArrayRecord) -> ArrayRecord:
-    """Return the global model after a round that changes nothing.
+    """Return the global model after a round without an update.
 
     A model given by coefficients gets coefficients of 0 for the round.
     """

@@ -32,7 +32,7 @@ def width_of(texts: Iterable[str]) -> float:
 
 
 def thinned(points: Sequence[_Item]) -> Sequence[_Item]:
-    """Return about `_MAX_POINTS` of the points at most, evenly spread and with the last one."""
+    """Return every k-th point, at most `_MAX_POINTS` of them, always with the last point."""
     stride = -(-len(points) // _MAX_POINTS)
     return points[::-1][::stride][::-1] if stride > 1 else points
 
@@ -43,7 +43,7 @@ def number_text(value: float) -> str:
 
 
 def ticks(low: float, high: float, most: int = 6, *, whole: bool = False) -> list[float]:
-    """Return up to `most` + 1 round numbers from `low` to `high`; `[low]` if the ends are close."""
+    """Return up to `most` + 1 round numbers from `low` to `high`; `[low]` if the two are equal."""
     if high - low <= _NEARLY * abs(high):
         return [low]
     rough = (high - low) / most
@@ -57,9 +57,9 @@ def ticks(low: float, high: float, most: int = 6, *, whole: bool = False) -> lis
 
 
 def powers(low: float, high: float, factors: Sequence[float] = (1.0,)) -> list[float]:
-    """Return tick values from `low` to `high`: factor · 10^k for whole k and each given factor.
+    """Return the values factor · 10^k from `low` to `high`, for whole k and each given factor.
 
-    Over many decades, only some k are used.
+    They are tick marks of a logarithmic axis. Over more than 7 decades, some k are left out.
     """
     exponents = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
     stride = -(-len(exponents) // 7)
@@ -151,7 +151,7 @@ def number_axis(
 class Line:
     """A line through points, with a gap wherever a coordinate is NaN.
 
-    An infinite coordinate means the edge of the chart, as it also does in areas, dots and notes.
+    An infinite coordinate stands for the edge of the chart; so it does in areas, dots and notes.
     """
 
     points: Sequence[Point]
@@ -262,17 +262,17 @@ class Chart:
 
     @property
     def aside(self) -> float:
-        """Width that labels at the ends of lines need on the right of the chart, in pixels."""
+        """Width of the labels at the ends of lines, on the right of the chart, in pixels."""
         return width_of(name for name, _, _ in self.names) + 9 if self.names else 0.0
 
 
 def level(value: float, ink: Ink = "muted", width: float = 1.1, tip: str = "") -> Line:
-    """Return a dashed horizontal line across the chart at a value, to compare other values with."""
+    """Return a dashed horizontal line across the chart at a value, as a mark for comparison."""
     return Line([(-math.inf, value), (math.inf, value)], ink, width, "4 3", tip=tip)
 
 
 def target(value: float, words: str) -> list[Mark]:
-    """Return a dashed horizontal line at a value, with a text above the left end of the line."""
+    """Return the marks of a target: a dashed horizontal line at a value, and a text above it."""
     return [level(value), Note(words, (-math.inf, value), (4, -8), "muted")]
 
 

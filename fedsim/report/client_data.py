@@ -32,7 +32,7 @@ _MAX_ROWS = 500  # rows of a figure: more than pixels would only make the file l
 
 
 def client_data_context(contents: RunContents) -> dict[str, Any] | None:
-    """Return the values of the report's section on private data, by name; None if left out."""
+    """Return the template values of the section on private data; None for a report without it."""
     figures = contents.client_data
     if figures is None or contents.is_private or contents.privacy.get("secure_aggregation"):
         return None
@@ -48,7 +48,10 @@ def client_data_context(contents: RunContents) -> dict[str, Any] | None:
 
 
 def held_out_accuracies(contents: RunContents) -> dict[int, str] | None:
-    """Return the accuracy on each client's held-out examples, by client; None if not measured."""
+    """Return the accuracy on each client's held-out examples as text, by client number.
+
+    The result is None if the run measured no such accuracy.
+    """
     rows = [] if contents.client_data is None else contents.client_data["clients"]
     sums = {
         row["client"]: (sum(row["correct"]), sum(row["held_out"]))
@@ -213,7 +216,7 @@ def _shares(counts: Sequence[int]) -> list[float]:
 
 
 def answers_context(contents: RunContents) -> dict[str, Any] | None:
-    """Return the values of the report's section on votes, by name; None without `task: pate`."""
+    """Return the template values of the section on votes; None for a run without `task: pate`."""
     answers = contents.optional(ANSWERS)
     if answers is None:
         return None

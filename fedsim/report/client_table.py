@@ -34,8 +34,8 @@ Note = tuple[str, str]
 class ClientTable:
     """The table of all clients as text, with one row for each kind of clients.
 
-    Clients of a kind have equal rows, except for number and name. Even of a hundred thousand
-    clients there are few kinds, which keeps the page small.
+    Clients of a kind have equal rows, except for number and name. A hundred thousand clients have
+    only a few kinds, so the page stays small.
 
     Attributes:
         headings: heading of each column, by the column's key; the first columns are the client's
@@ -44,7 +44,7 @@ class ClientTable:
         members: numbers of the clients of each kind, ascending.
         first_rows: the first rows with number and name, for a browser that runs no scripts.
         sorted_by: key of the column that gives the initial order.
-        notes: all types of notes in the table, to filter by.
+        notes: all types of notes in the table, by which a reader can filter the rows.
         names: public name of each client, by number; empty where clients have only numbers.
     """
 
@@ -87,7 +87,7 @@ def client_table(facts: Facts, rows: ClientRows, lost: Mapping[int, int]) -> Cli
     Args:
         facts: the recorded facts on the run's privacy, on which its privacy statement is based.
         rows: the clients' rows of `privacy.json`, in the order of `facts.clients`.
-        lost: number of charged updates that never arrived, by client.
+        lost: number of charged updates that never reached an average, by client.
     """
     order = list(range(len(rows)))
     if len(rows) > MAX_CLIENTS:
@@ -123,7 +123,7 @@ def plain_table(
     Args:
         rows: the clients' rows of `privacy.json`.
         rounds: number of rounds whose average contains the client's update, by client.
-        lost: number of updates that never arrived, by client.
+        lost: number of updates that never reached an average, by client.
         scores: accuracy of the final model on the client's held-out examples, by client; None
             where it was not measured.
     """

@@ -67,7 +67,7 @@ class GroupScore:
     Attributes:
         name: name of the group.
         examples: number of test examples of the group.
-        accuracy: share of correct predictions for them.
+        accuracy: share of these examples that are predicted correctly.
     """
 
     name: str
@@ -132,7 +132,7 @@ class Scores:
 
     @property
     def is_constant(self) -> bool:
-        """Whether a constant prediction is at least as good as the model, by accuracy or R²."""
+        """Whether the model is no better than a constant prediction, by accuracy or R²."""
         if self.accuracy is not None and self.majority is not None:
             return self.accuracy <= self.majority
         r2 = self.metrics.get("r2")
@@ -194,7 +194,7 @@ def read_scores(directory: RunDirectory) -> Scores | None:
 
 
 def baseline_text(scores: Scores) -> str | None:
-    """Return a text with the accuracy of always guessing the largest class; None in regression."""
+    """Return as text the accuracy of always predicting the largest class; None in regression."""
     if scores.majority is None:
         return None
     return f"majority baseline {metric_text('accuracy', scores.majority)}"
@@ -215,7 +215,7 @@ def baseline_sentence(scores: Scores) -> str | None:
 
 
 def warnings_of(scores: Scores) -> list[str]:
-    """Return warnings: a class that the model never finds, a model no better than a constant."""
+    """Return warnings: a class that is never predicted, a model no better than a constant."""
     messages = []
     missed = [score for score in scores.classes if score.is_missed]
     if missed:
@@ -293,12 +293,12 @@ def recall_text(value: float | None) -> str:
 
 
 def quoted(name: str) -> str:
-    """Return the name of a class in quotation marks; a number has no quotation marks."""
+    """Return the name of a class in quotation marks, or without them if it is a number."""
     return name if name.isdigit() else f"“{name}”"
 
 
 def scores_context(scores: Scores | None) -> dict[str, Any] | None:
-    """Return the values of the report's section on scores, by name; None if it is left out.
+    """Return the template values of the section on scores; None for a report without it.
 
     Args:
         scores: scores of the run; None in a run without scores.
@@ -384,7 +384,7 @@ class RunContents(RunFiles):
 
     @property
     def has_times(self) -> bool:
-        """Whether the run recorded times; it does not if the participants of rounds are secret."""
+        """Whether the run recorded times; a run with secret participants of rounds records none."""
         return self.summary["seconds"] > 0 or bool(self.summary.get("setup"))
 
     @property
@@ -409,7 +409,7 @@ class RunContents(RunFiles):
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The settings in `experiment.yaml`; empty if an edit made the file unreadable."""
+        """The settings in `experiment.yaml`; empty if the file cannot be read."""
         try:
             settings = parse_plain_yaml(self.experiment_text)
         except FormatError:

@@ -250,7 +250,7 @@ class ChartFigure:
         """Save the figure as an .svg, .png or .pdf file.
 
         Raises:
-            InputError: the suffix is none of these.
+            InputError: the suffix of `path` is none of .svg, .png and .pdf.
         """
         write_chart(self.chart, Path(path))
 

@@ -1,8 +1,8 @@
 """The report of a run: one HTML file, readable offline, on paper, on a phone and without scripts.
 
 The report is made from the files of the run directory alone, and can be made again at any time; the
-same files give the same bytes. Its only script is part of the page. The page's content security
-policy allows only this script, by its hash. So no other script can run, even by mistake.
+same files give the same bytes. The page contains one script. The content security policy of the
+page allows only a script with this hash, so no other script can run, even by mistake.
 """
 
 import base64
@@ -181,22 +181,22 @@ _TITLES = {
 
 
 def guarantees(sentences: Sequence[Sentence]) -> list[Sentence]:
-    """Return those sentences of a privacy statement that claim the guarantee."""
+    """Return the sentences of a privacy statement that claim the guarantee."""
     return [s for s in sentences if s.point == "guarantee" and s.kind == "claim"]
 
 
 def warnings(sentences: Sequence[Sentence]) -> list[Sentence]:
-    """Return those sentences of a privacy statement that are warnings."""
+    """Return the sentences of a privacy statement that are warnings."""
     return [sentence for sentence in sentences if sentence.kind == "warning"]
 
 
 def limits(sentences: Sequence[Sentence]) -> list[Sentence]:
-    """Return those sentences of a privacy statement that name a limit of the guarantee."""
+    """Return the sentences of a privacy statement that name a limit of the guarantee."""
     return [sentence for sentence in sentences if sentence.kind == "limit"]
 
 
 def points(sentences: Sequence[Sentence]) -> list[tuple[str, list[Sentence]]]:
-    """Return pairs (title, sentences): the parts of a privacy statement beside the guarantee."""
+    """Return pairs (title, claims and facts), one for each titled part of a privacy statement."""
     by_point: dict[str, list[Sentence]] = {}
     for sentence in sentences:
         if sentence.point in _TITLES and sentence.kind in ("claim", "fact"):
@@ -228,8 +228,8 @@ def render_page(template: str, context: Mapping[str, Any], *folders: Path) -> st
 
     Args:
         template: file name of the template, which can use the filter `typeset`.
-        context: the values of its names.
-        folders: folders of templates that are looked up before those of the report.
+        context: the values of the template's variables, by name.
+        folders: folders in which templates are looked up before the folder of the report.
     """
     page = _page_templates(*folders).get_template(template).render(context)
     # Error messages may hold lone surrogates, from undecodable file names for example.
@@ -303,7 +303,7 @@ def typeset(text: str) -> Markup:
 
 
 def script_context(path: Path) -> dict[str, Any]:
-    """Return the only script of a page, and its hash, by which the page admits no other one."""
+    """Return template values: `script`, the script of a page, and `script_hash`, its SHA-256."""
     script = path.read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return {"script": Markup(script), "script_hash": f"sha256-{digest}"}

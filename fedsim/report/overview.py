@@ -75,9 +75,9 @@ def metric_chart(contents: RunContents, metric: str | None = None) -> Chart:
 
 
 def cost_drawings(contents: RunContents) -> Drawings:
-    """Return a list of (caption, SVG drawing) for curves of the main metric.
+    """Return a list of (caption, SVG drawing): the main metric against each recorded cost.
 
-    The horizontal axes are the costs that the run recorded: ε, traffic and time.
+    The costs are ε, traffic and time, as far as the run recorded them.
     """
     if len(contents.rounds) < 2 or not contents.metrics:
         return []
@@ -334,11 +334,11 @@ def _personal_cards(contents: RunContents) -> list[Card]:
 
 
 def personal_table(contents: RunContents) -> list[tuple[str, ...]]:
-    """Return a table that compares each client's personal model with the global model, as texts.
+    """Return a table that compares clients' personal models with the global model, as texts.
 
-    A row has the client, its numbers of examples, and the metrics of both models. The first row is
-    the heading, and the second row is for all clients together. Without personal models, the table
-    is empty.
+    A row has the client, the client's numbers of examples, and the metrics of both models. The
+    first row is the heading, the second row is for all clients together. Further rows are for the
+    first `MAX_PERSONAL` clients. Without personal models, the table is empty.
     """
     personal = contents.personal
     if personal is None:
@@ -384,17 +384,17 @@ def _planned(contents: RunContents) -> str:
 
 
 def lost_updates(contents: RunContents) -> Counter[int]:
-    """Return the number of updates that never reached a round's average, by client."""
+    """Return for each client the number of updates that never reached the average of a round."""
     return Counter(failure["client"] for row in contents.rounds for failure in row["failed"])
 
 
 def rounds_of_clients(contents: RunContents) -> Counter[int]:
-    """Return the number of rounds whose average contains the client's update, by client."""
+    """Return for each client the number of rounds whose average contains the client's update."""
     return Counter(client for row in contents.rounds for client in row["participants"])
 
 
 def phases(contents: RunContents) -> list[Phase]:
-    """Return the time that each part of the run took, such as loading data or training."""
+    """Return the parts of the run, such as loading data or training, with the time of each."""
     setup = _setup(contents)
     totals: Counter[str] = Counter(setup)
     for row in contents.rounds:

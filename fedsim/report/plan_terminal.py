@@ -43,7 +43,7 @@ def print_bound_curve(curve: BoundCurve, console: Console | None = None) -> None
 def print_client_kinds(curves: Sequence[BoundCurve], console: Console | None = None) -> None:
     """Print a table of each client's ε after all planned steps, by several upper bounds.
 
-    Clients with equal plans share a row.
+    Clients with equal plans share a row. Of many plans, those with the largest ε are printed.
     """
     console = console or Console()
     if not curves:
@@ -189,8 +189,8 @@ def _budget_cells(client: PlannedClient) -> list[str]:
 def print_cells(cells: tuple[PlannedCell, ...], console: Console) -> None:
     """Print with which pairs of trust model and privacy unit the experiment could run.
 
-    For a possible pair, the noise and the ε against each adversary are printed; for another pair,
-    the reason why it is impossible.
+    For a pair that is possible, the noise and the ε against each adversary are printed. For any
+    other pair, the reason why it is impossible is printed.
     """
     possible = [cell for cell in cells if cell.reason is None]
     table = figure_table(

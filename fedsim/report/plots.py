@@ -52,7 +52,7 @@ _SAME_SHARE = 0.99  # share of the largest ε from which bars look the same
 
 @dataclass(frozen=True)
 class Over:
-    """The horizontal coordinates of a curve's points, and how the axis labels them.
+    """The horizontal coordinates of the points of a curve, and the labels of their axis.
 
     Attributes:
         label: name of the quantity, such as "round", shown below the axis.
@@ -85,8 +85,8 @@ class Curve:
     Attributes:
         label: name of the quantity, in words.
         over: the points' horizontal coordinates, with their axis.
-        values: the value at each horizontal coordinate; None if it was not finite.
-        text: function that returns a value as text, beside the last point.
+        values: the value at each horizontal coordinate; None for a value that was not finite.
+        text: function that returns a value as text; the text of the last value stands at its point.
         percent: whether the vertical axis is labelled in percent, and ends at 100 %.
         target: value of a horizontal line for comparison; None for no line.
         target_text: text at the horizontal line; None means the value of the line.
@@ -153,8 +153,8 @@ class Spend:
 def spend_chart(spends: Sequence[Spend]) -> Chart:
     """Return the chart of every client's ε.
 
-    The chart has a bar for each client. For more than `MAX_BARS` clients, it is a curve of their ε
-    in sorted order.
+    The chart has a bar for each client. For more than `MAX_BARS` clients, it has instead one curve
+    of all ε in sorted order.
     """
     draw = _bars if len(spends) <= MAX_BARS else _ranked
     return draw(spends, "Epsilon spent by each client; the table below has every number")

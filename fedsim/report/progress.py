@@ -58,7 +58,7 @@ _MAX_NAMED_FEATURES = 3
 
 
 def headline(federation: Federation) -> list[str]:
-    """Return the lines that introduce a run: data, rounds and privacy, without private sizes."""
+    """Return the lines that introduce a run: data, rounds and privacy; no private size is shown."""
     experiment = federation.experiment
     first = (
         f"{experiment.name}: {_clients(federation)} with "
@@ -80,7 +80,7 @@ def headline(federation: Federation) -> list[str]:
 
 
 def notes(federation: Federation) -> list[str]:
-    """Return a note for a batch size, a weighting or feature scales that do not fit the data."""
+    """Return notes on a batch size, a weighting or feature scales that do not fit the data."""
     experiment = federation.experiment
     candidates = (
         full_batch_note(experiment, federation.data.clients.sizes),
@@ -91,9 +91,9 @@ def notes(federation: Federation) -> list[str]:
 
 
 def scale_note(features: NDArray[np.generic], names: Sequence[str] | None) -> str | None:
-    """Return a text if the scales of the features differ too much or are too large, else None.
+    """Return a note if the scales of the features differ too much or are too large, else None.
 
-    Gradients are then dominated by the largest features, so the model learns little from others.
+    The largest features then dominate the gradients, so the model learns little from the others.
 
     Args:
         features: features (n, ...) of the public test set, as the model gets them.
@@ -171,8 +171,8 @@ def _sizes(federation: Federation) -> str:
 def warnings(federation: Federation) -> list[str]:
     """Return warnings to print before a run, about training and privacy.
 
-    They name parameters that training would not change, clients whose δ is too large, and constants
-    that were read from private rows.
+    The warnings name parameters that training would not change, clients whose δ is too large, and
+    constants that were read from private rows.
     """
     lines, plans = list(still_warnings(federation.model.still)), federation.plan.clients
     if plans is None:
@@ -196,13 +196,14 @@ _PATIENCE_SECONDS = 5.0  # without a terminal, only a longer phase gets a line
 
 
 class PhaseDisplay:
-    """Display of what a run does before or after the rounds, such as "checking the model".
+    """Display of the current phase of a run before or after the rounds: "checking the model".
 
-    In a terminal it is a spinner with the elapsed time, elsewhere a line.
+    In a terminal it is a spinner with the elapsed time, elsewhere a line of text.
 
     Args:
         console: console to print to.
-        patience: time in seconds after which a line is printed, if the output is no terminal.
+        patience: if the output is no terminal, a line is printed for a phase that takes longer than
+            this, in seconds.
     """
 
     def __init__(self, console: Console, *, patience: float = _PATIENCE_SECONDS) -> None:
@@ -237,7 +238,7 @@ class PhaseDisplay:
 
 @contextmanager
 def shown_phases(console: Console | None = None) -> Iterator[Phases]:
-    """Yield an object that is told when a phase begins, and shows the phase on stderr."""
+    """Yield an object to which a run reports its phases; the object shows them on stderr."""
     phases = Phases(PhaseDisplay(console or Console(stderr=True)).show)
     try:
         yield phases
@@ -434,7 +435,7 @@ class NotebookArea(io.StringIO):
         self._lines: list[str] = []
 
     def write(self, text: str, /) -> int:
-        """Add text to the stream, and show the lines that are complete."""
+        """Add text to the stream, show all complete lines, and return the length of the text."""
         *lines, self._rest = (self._rest + text).split("\n")
         for line in lines:
             if self._lines and _PASSING.fullmatch(self._lines[-1]):

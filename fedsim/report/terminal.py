@@ -55,7 +55,7 @@ def wrap_text(text: str, width: int, *, indent: str = "") -> str:
 
 
 def print_sentence(console: Console, text: str, style: str | None = None) -> None:
-    """Print a sentence: wrapped to the width of a terminal, or on one line if there is none."""
+    """Print a sentence: in a terminal, wrapped to its width; elsewhere on one line."""
     if console.is_terminal:
         text = wrap_text(text, console.width, indent="  ")
     console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
@@ -68,7 +68,13 @@ _MAX_FAILING = 5
 
 
 def figure_table(title: str, numbers: list[str], *, texts: Sequence[str] = ()) -> Table:
-    """Return a table without rows, so narrow that ten columns of numbers fit into 80 characters."""
+    """Return a table without rows; ten columns of numbers fit into a width of 80 characters.
+
+    Args:
+        title: title of the table.
+        numbers: headings of the columns of numbers.
+        texts: headings of the columns of texts, which come first.
+    """
     table = Table(
         box=box.SIMPLE_HEAD,
         title=title,
@@ -86,7 +92,7 @@ def figure_table(title: str, numbers: list[str], *, texts: Sequence[str] = ()) -
 def print_table(console: Console, table: Table) -> None:
     """Print a table without cutting numbers.
 
-    A wide table has less padding, or is printed wider than the terminal.
+    A table that is too wide gets less padding, or else is printed wider than the terminal.
     """
     if _width(console, table) > console.width:
         table.padding = (0, 0, 0, 0)
@@ -107,9 +113,9 @@ def client_text(client: int, name: str | None) -> str:
 def print_result(
     directory: RunDirectory, console: Console | None = None, *, waited: float | None = None
 ) -> None:
-    """Print the result of a run: the table of clients' privacy, a summary, warnings and the root.
+    """Print the result of a run: a table of clients' ε, a summary, warnings and the root digest.
 
-    The root is the digest of all records in the run's manifest.
+    The root digest covers all records in the run's manifest.
 
     Guarantee: an ε is stated only where the privacy statement of the run states it.
 

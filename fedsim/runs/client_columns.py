@@ -1,6 +1,6 @@
 """Columns of the tables of clients: in `clients.csv`, in Python, in the terminal and in the report.
 
-A column is an entry of `COLUMNS`. Its values are those of a key in the clients' rows of
+`COLUMNS` has all columns. The values of a column are those of one key in the clients' rows of
 `privacy.json`.
 """
 
@@ -40,7 +40,7 @@ class Place:
         order: number by which a table sorts its columns.
         heading: heading of the column, with the symbol of the figure.
         text: function that returns a value as text for people.
-        where: function of the column's name and all rows; returns whether the column is shown.
+        where: function of (name of the column, all rows), which returns whether to show the column.
     """
 
     order: int
@@ -60,8 +60,8 @@ class ClientColumn:
         terminal: how the terminal shows the column, after the client's number and name; None if it
             does not.
         is_text: whether the values are text instead of numbers.
-        where: function of the column's name and all rows; returns whether `clients.csv` has the
-            column.
+        where: function of (name of the column, all rows), which returns whether `clients.csv` has
+            the column.
     """
 
     name: str
@@ -113,7 +113,7 @@ def clients_table(rows: ClientRows) -> str:
 
 
 def client_places(table: Literal["page", "terminal"], rows: ClientRows) -> dict[str, Place]:
-    """Return how a table shows each of its columns, by column name, from left to right."""
+    """Return the `Place` of each column that a table shows, by column name, from left to right."""
     places: list[tuple[str, Place | None]]
     places = [(column.name, getattr(column, table)) for column in client_columns(rows)]
     shown = [(name, place) for name, place in places if place and place.where(name, rows)]

@@ -116,7 +116,7 @@ class RunDirectory:
         Raises:
             RunDirectoryError: the directory is not new or empty.
             RunInUseError: another process began a run there at the same time.
-            OSError: the directory cannot be written; what was written of it is removed.
+            OSError: the directory cannot be written; all files written so far are removed.
         """
         self.refuse_overwriting()
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -161,7 +161,7 @@ class RunDirectory:
 
     @property
     def is_locked(self) -> bool:
-        """Whether this object holds the lock of the run at `path`."""
+        """Whether this object holds the lock of the run."""
         return self._lock is not None and self._lock.is_held
 
     def unlock(self) -> None:
@@ -187,8 +187,8 @@ class RunDirectory:
     def read_version(self) -> str:
         """Return the version of fedsim that began the run.
 
-        If the directory holds a model that a search selected, it is the version that began the
-        search.
+        If the directory holds a model that a search selected, the result is the version of fedsim
+        that began the search.
 
         Raises:
             DamagedRunError: `environment.json` is missing or damaged.
@@ -237,11 +237,11 @@ class RunDirectory:
         self.write_bytes(name, text.encode())
 
     def write_bytes(self, name: str, data: bytes) -> None:
-        """Write a file of the directory as a whole; on return, it is on disk."""
+        """Write a file of the directory as a whole; on return, the file is on disk."""
         write_bytes(self.path / name, data)
 
     def remove(self, name: str) -> None:
-        """Remove a file of the directory, if there is one; on return, it is gone from disk."""
+        """Remove a file of the directory, if it exists; on return, the removal is on disk."""
         if (self.path / name).exists():
             (self.path / name).unlink()
             sync_directory(self.path)
@@ -344,7 +344,7 @@ class RunDirectory:
         self.write_bytes(_MODEL, arrays_bytes(arrays, metadata))
 
     def write_checkpoint(self, checkpoint: RunCheckpoint) -> None:
-        """Write the checkpoint; it replaces the previous one."""
+        """Write a checkpoint in place of the previous one."""
         self.write_bytes(_CHECKPOINT, checkpoint.to_bytes())
 
     def read_checkpoint(self) -> RunCheckpoint | None:
@@ -360,7 +360,7 @@ class RunDirectory:
     def write_opening(self, opening: OpenedSum) -> None:
         """Record which clients are in the secure sum that is opened next.
 
-        The record replaces that of the previous sum.
+        The new record replaces the record of the previous sum.
         """
         content = {"round": opening.round_number, "clients": list(opening.clients)}
         if opening.digest:
@@ -380,7 +380,7 @@ class RunDirectory:
 
 
 class RunFiles:
-    """The content of a run's files, each read on first use; a damaged file raises an error.
+    """The content of a run's files; a file is read on first use, and raises an error if damaged.
 
     Args:
         directory: the run directory.
@@ -412,7 +412,7 @@ class RunFiles:
 
     @property
     def clients(self) -> list[PrivateClientRow]:
-        """The clients' rows in `privacy.json`; rows without privacy have no privacy spend."""
+        """The clients' rows in `privacy.json`; without privacy, a row has no privacy spend."""
         return cast(list[PrivateClientRow], self.privacy["clients"])
 
     @cached_property
@@ -422,7 +422,7 @@ class RunFiles:
 
     @property
     def last_round(self) -> dict[str, Any] | None:
-        """The line of `rounds.jsonl` for the last round in `summary.json`; None without rounds."""
+        """The line of `rounds.jsonl` for the last round of `summary.json`; None without rounds."""
         number, rows = self.summary["rounds"], self.rounds
         return cast(dict[str, Any], rows[number - 1]) if 0 < number <= len(rows) else None
 
@@ -445,7 +445,7 @@ class RunFiles:
 
     @cached_property
     def histories(self) -> Mapping[int, Sequence[Charge]]:
-        """The charges of each client, after checking that `ledger.jsonl` is as long as it was.
+        """The charges of each client, after a check that `ledger.jsonl` lost no recorded charge.
 
         Raises:
             DamagedRunError: the file is missing, or lacks the charge that `privacy.json` names as a
@@ -461,7 +461,7 @@ class RunFiles:
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether the folder `checkpoint/` exists; users leave it out when they share a run."""
+        """Whether the folder `checkpoint/` exists; it may be missing in a run that was shared."""
         return (self.directory.path / KEPT).is_dir()
 
     @cached_property
@@ -476,7 +476,7 @@ class RunFiles:
 
     @cached_property
     def opening(self) -> OpenedSum | None:
-        """The record of the last sum of secure aggregation; None if the run opens no such sums."""
+        """The record of the last sum of secure aggregation; None for a run without such sums."""
         return self.directory.read_opening()
 
     def optional(self, name: str) -> dict[str, Any] | None:

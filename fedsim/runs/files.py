@@ -55,14 +55,14 @@ class DamagedRunError(RunDirectoryError):
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file as a whole: a crash leaves no half-written file. On return, it is on disk.
+    """Write a file as a whole: a crash leaves no half-written file. On return, the file is on disk.
 
     Args:
         path: the file; replaced if it exists.
         data: the new content.
 
     Raises:
-        OSError: the file cannot be written; the error names it, and the old content stays.
+        OSError: the file cannot be written; the error names the file, whose old content stays.
     """
     with name_file(path):
         replace_file(path, data)
@@ -144,13 +144,13 @@ def read_sealed(path: Path, model: type[_Model]) -> _Model:
 
 
 def checked(path: Path, model: type[_Model], content: object, where: str = "the file") -> _Model:
-    """Return the parsed content of a file as an object of a pydantic class, after a check.
+    """Return the parsed content of a file as an object of a pydantic class, which checks it.
 
     Args:
         path: the file, for the message.
         model: the pydantic class of the content.
         content: the content as read from the file.
-        where: the part of the file, for the message.
+        where: words for the part of the file that is checked, for the message.
 
     Raises:
         DamagedRunError: a key is missing or has another type.
@@ -201,7 +201,7 @@ class LinesFile:
         return self._hash.hexdigest()
 
     def append(self, line: str) -> None:
-        """Append a line; on return, it is on disk.
+        """Append a line; on return, the line is on disk.
 
         Raises:
             OSError: the file cannot be written; the error names it.
@@ -212,7 +212,7 @@ class LinesFile:
         self._hash.update(data)
 
     def cut(self, count: int) -> None:
-        """Keep the first `count` lines of the file and drop the rest, also a half-written line."""
+        """Cut the file after its first `count` lines; a half-written last line is cut off, too."""
         kept = first_lines(self._path, count)
         write_bytes(self._path, kept)
         self._hash = hashlib.sha256(kept)
@@ -225,7 +225,7 @@ def first_lines(path: Path, count: int) -> bytes:
 
 
 def read_lines(path: Path, model: type[_Model]) -> Iterator[tuple[_Model, Any]]:
-    """Yield for each line of a JSON lines file a pair: a checked record, and the parsed JSON.
+    """Yield for each line of a JSON lines file the pair (checked record, parsed JSON).
 
     A last line that a crash cut short is skipped.
 
@@ -326,7 +326,8 @@ def check_version(path: Path, version: str, way_out: str) -> None:
     Args:
         path: the directory of the run or node.
         version: the version of fedsim that wrote the directory.
-        way_out: fix for the end of the message; `{version}` in it stands for `version`.
+        way_out: sentence with the fix, which ends the message; `{version}` in this sentence is
+            replaced by `version`.
 
     Raises:
         SchemaError: another version wrote the directory.

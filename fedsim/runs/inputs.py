@@ -112,11 +112,11 @@ _WHAT = {
 
 
 def fingerprint(federation: Federation) -> dict[str, str]:
-    """Return digests by name, of data, initial model, privacy mechanisms and plug-ins' sources.
+    """Return digests of data, initial model, privacy mechanisms and plug-ins' sources, by name.
 
     The digest of the data is keyed, so that an adversary with the run directory cannot test guesses
-    of an example. Runs with the same digest `test`, of the test set's targets, have comparable
-    scores. No digest covers the number of rounds, as a resumed run may have more.
+    of an example. The digest `test` is of the test set's targets: runs with the same one have
+    comparable scores. No digest covers the number of rounds, as a resumed run may have more.
     """
     data = federation.data
     examples = chain([data.test], data.clients, data.held_out or ())
@@ -190,7 +190,7 @@ _PACKAGES = ("torch", "flwr", "numpy", "scipy", "pydantic", "scikit-learn", "saf
 def describe_environment(*, seed: int) -> dict[str, object]:
     """Return the content of `environment.json`: versions, platform, seed and commit of fedsim.
 
-    Versions and commit are read once in a process, since its code stays what it was.
+    Versions and commit are read once in a process, since the code of a process does not change.
     """
     return {
         "fedsim": fedsim.__version__,

@@ -4,8 +4,8 @@ The records are the files that say what ran and what was spent. `root` is the di
 which a user can sign or keep elsewhere. Pages, such as `report.html`, are made from the records and
 can be written again. So pages are listed separately and do not change the root.
 
-A changed file no longer matches the manifest. A forger can change the manifest as well. Only a root
-that was kept elsewhere shows this.
+A changed file no longer matches the manifest. But a forger can change the manifest as well. Only a
+root that was kept elsewhere shows such a forgery.
 """
 
 import hashlib
@@ -58,7 +58,7 @@ class Manifest:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def to_text(self) -> str:
-        """Return the text of `manifest.json` for this manifest; any other text is refused."""
+        """Return the text of `manifest.json`; `read_manifest` accepts only this exact text."""
         content = {
             "schema": SCHEMAS[FILE],
             "records": dict(sorted(self.records.items())),
@@ -84,9 +84,9 @@ def write_manifest(directory: RunDirectory) -> None:
 
 
 def list_again(directory: RunDirectory, path: str) -> None:
-    """Write the new digest of one file into the manifest; nothing else changes.
+    """Write the new digest of one file into the manifest; the other entries do not change.
 
-    A run that was killed has no manifest, so nothing is written for it.
+    A run that was killed has no manifest; nothing is written then.
 
     Args:
         directory: the run directory.
@@ -140,7 +140,8 @@ def read_manifest(directory: RunDirectory) -> Manifest:
 def refuse_changed_records(directory: RunDirectory) -> None:
     """Check before a run is resumed that its files are those in its manifest.
 
-    Only the files from which a run resumes are checked. A killed run has no manifest and passes.
+    Only the files from which a run resumes are checked. A killed run has no manifest, and nothing
+    is checked.
 
     Raises:
         DamagedRunError: a file or the manifest was changed; the message names it.
@@ -168,7 +169,7 @@ def root_of(directory: RunDirectory) -> str | None:
 def changed_files(
     directory: RunDirectory, manifest: Manifest, *, pages: bool = True
 ) -> Iterator[str]:
-    """Yield one line for each file that was changed, is missing, or is not listed in the manifest.
+    """Yield one line of text for each file that was changed, is missing or is not in the manifest.
 
     If the whole folder `checkpoint/` is absent, its files do not count as missing.
 

@@ -62,7 +62,7 @@ class PrivacySummary:
     """The privacy spend of all clients, and the guarantee of the whole federation.
 
     Attributes:
-        clients: the spend of every client, in ascending order.
+        clients: the spend of every client, by ascending client number.
         terms: the values of `privacy.json` that follow from the settings (see `recorded_terms`).
         secure_aggregation: value of the key `secure_aggregation` in `privacy.json`.
     """
@@ -91,7 +91,7 @@ class PrivacySummary:
 
     @property
     def slack(self) -> Slack | None:
-        """The most that the sampler of noise adds to a client's ε and δ; None if an ε is ∞."""
+        """The most that the noise sampler adds to any client's ε and δ; None if an ε is ∞."""
         if not math.isfinite(self.system_epsilon):
             return None
         # At the largest ε: the slack grows with it, and with a smaller δ.
@@ -187,7 +187,7 @@ def summarise_privacy(
 ) -> PrivacySummary | None:
     """Return every client's privacy spend from the durable ledger; None without privacy.
 
-    The server's records do not suffice: a charge counts even if its update never arrived.
+    The ledger counts every charge, even if the update never arrived at the server.
 
     Args:
         federation: the federation, with its ledger.
@@ -280,7 +280,7 @@ def _client_json(spend: ClientSummary, trust: Trust) -> PrivateClientRow:
 def secure_summary(
     federation: Federation, rows: Sequence[Mapping[str, Any]], *, one_operator: bool
 ) -> dict[str, Any] | None:
-    """Return the value of `secure_aggregation` in `privacy.json`; None for updates sent in clear.
+    """Return the value of `secure_aggregation` in `privacy.json`; None without secure aggregation.
 
     Args:
         federation: the federation that ran.

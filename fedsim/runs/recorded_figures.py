@@ -47,10 +47,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EndedRun:
-    """What is known at the end of a run, to compute the files of scores and figures.
+    """A run at its end, from which the files with scores and figures are computed.
 
     Attributes:
-        federation: federation of the run; its model is overwritten.
+        federation: federation of the run; computing figures overwrites the weights of its model.
         state: state of the server after the last round.
         status: how the run ended, such as "completed" or "failed".
         metrics: metrics of the final model on the test set, by name.
@@ -344,7 +344,7 @@ def _personal_scores(run: EndedRun) -> dict[str, Any] | None:
 
 
 def summary_of(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of `personalization.json` that `summary.json` repeats."""
+    """Return the part of `personalization.json` that is also in `summary.json`."""
     return {key: content[key] for key in ("figures_of", "held_out", "global", "personal")}
 
 
@@ -432,8 +432,8 @@ class FigureFile:
         content: function that returns the file's content without the schema number, or None if the
             run has no such file.
         reads: names of all files that `problems` reads, as a text for messages.
-        problems: function that yields a line for each contradiction within the file, or between the
-            file and the other ones.
+        problems: function that yields a line of text for each contradiction within the file, or
+            between the file and other files of the run.
     """
 
     name: str

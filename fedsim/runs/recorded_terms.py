@@ -1,7 +1,7 @@
 """The values of `privacy.json` that follow from a run's settings alone ("terms").
 
-The code that writes the file and `fedsim verify` both take these values from here. They share no
-code for computed figures.
+The code that writes the file and `fedsim verify` both take these values from here. All other
+figures are computed by separate code.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,7 +36,8 @@ def client_terms(
 ) -> dict[str, Any]:
     """Return the values in a client's row of `privacy.json` that follow from the client's settings.
 
-    The row has the last two only where they apply to the client (`recorded_client_terms`).
+    All keys are in the result. `recorded_client_terms` leaves out two keys for clients to which
+    they do not apply: `group_clip_norms` and `max_update_norm`.
 
     Args:
         client_privacy: privacy settings of the client.
@@ -63,7 +64,7 @@ def client_terms(
 def recorded_client_terms(
     client_privacy: ClientPrivacy, plan: PrivacyPlan, clip_norm: AdaptiveClipNorm | None
 ) -> dict[str, Any]:
-    """Return those of the values of `client_terms` that apply to the client, for its row."""
+    """Return the values of `client_terms` that apply to a client and are in the client's row."""
     terms = client_terms(client_privacy, plan, clip_norm)
     if not isinstance(clip_norm, tuple):
         del terms["group_clip_norms"]

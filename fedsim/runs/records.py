@@ -1,9 +1,9 @@
 """Types for the records in a run's files: rounds, releases, checkpoint and model card.
 
 Each round ends with a line in `releases.jsonl`, a line in `rounds.jsonl` and a new checkpoint. They
-are written in this order, each after the one before is on disk. A line of `releases.jsonl` has a
-tag (keyed checksum) of every unencrypted upload; `fedsim verify RUN --replay` computes the tags
-again.
+are written in this order, and each is begun when the one before is on disk. A line of
+`releases.jsonl` has a tag (keyed checksum) of every unencrypted upload; `fedsim verify RUN
+--replay` computes the tags again.
 
 The checkpoint has the server's state, and digests of the other files at that time. It is one
 safetensors file with a digest of its content, so that a crash leaves no mixture of two states.
@@ -236,7 +236,7 @@ def repeated_failures(rows: Sequence[RoundRow]) -> list[RepeatedFailure]:
 
 
 def absent_clients(rows: Sequence[RoundRow]) -> tuple[int, ...]:
-    """Return the clients that failed and contributed to no average, in ascending order."""
+    """Return the numbers of clients that failed and are in no average of any round, ascending."""
     failed = {failure["client"] for row in rows for failure in row["failed"]}
     return tuple(sorted(failed - {client for row in rows for client in row["participants"]}))
 
@@ -320,11 +320,10 @@ class ModelCard:
         experiment: name of the experiment.
         rounds: number of rounds after which the model was saved.
         metrics: metrics of the model on the public test set, by name.
-        statement: the guarantee in words, as in `privacy.json`.
+        statement: the privacy guarantee in words, as in `privacy.json`.
         fedsim: version of fedsim that trained the model.
-        values: None if the file holds the values that clients trained. If it holds a full model
-            that was made from these and from fixed values, this is the digest of the trained
-            values.
+        values: digest of the values that clients trained, if the file holds a full model made from
+            them and from fixed values; None if the file holds only the trained values.
     """
 
     input_shape: tuple[int, ...]

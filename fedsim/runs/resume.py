@@ -2,8 +2,8 @@
 
 The files of a run are written in a fixed order. So a file that is lost, shortened or replaced by an
 older one contradicts the rest. `--resume` refuses such a run before anything is spent or written;
-`fedsim verify` reports it. If all files together are replaced by older ones, only a copy that is
-kept elsewhere shows it.
+`fedsim verify` reports it. If all files together are replaced by older ones, only a copy that the
+user kept elsewhere shows the replacement.
 """
 
 import shlex
@@ -28,7 +28,7 @@ def resume_command(source: object, overrides: Mapping[str, Any] | Sequence[str],
     """Return the command that continues a run.
 
     Args:
-        source: path or content of the experiment; only a path is in the command.
+        source: path or content of the experiment; the command names only a path.
         overrides: the changes of settings that were given to the run.
         path: the run directory.
     """
@@ -92,7 +92,15 @@ def _check_rounds(after: Experiment, old: int, new: int) -> None:
 
 
 def differences(old: Any, new: Any, path: str) -> dict[str, tuple[Any, Any]]:
-    """Return {"key.path": (old, new)} for each value that differs between two nested mappings."""
+    """Return {"key.path": (old, new)} for each value that differs between two nested mappings.
+
+    A key that only one mapping has gets "absent" in place of the missing value.
+
+    Args:
+        old: the first mapping or value.
+        new: the second mapping or value.
+        path: key path of both in the whole mappings; "" for the whole mappings.
+    """
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return {} if old == new else {path: (old, new)}
     differing: dict[str, tuple[Any, Any]] = {}

@@ -58,7 +58,7 @@ class RunLock:
             os.pwrite(descriptor, _holder().encode(), 0)
 
     def follow(self, run: Path) -> None:
-        """Note the new path of the run directory after it was renamed."""
+        """Take over the new path `run` after the run directory was renamed."""
         self._path = run / LOCK
 
     @property
@@ -96,7 +96,7 @@ def refuse_in_use(run: Path) -> None:
     """Check that no process is writing a run directory; no file is created.
 
     Raises:
-        RunInUseError: a process is writing there; the message names it.
+        RunInUseError: a process is writing there; the message names the process.
     """
     try:
         descriptor = os.open(run / LOCK, os.O_RDONLY)
@@ -110,7 +110,14 @@ def refuse_in_use(run: Path) -> None:
 
 
 def try_lock(descriptor: int, *, shared: bool = False) -> bool:
-    """Try to lock a file, and return whether it worked; true where locks are missing (Windows)."""
+    """Try to lock a file without waiting, and return whether the file is now locked.
+
+    Where file locks do not exist (Windows), the result is True.
+
+    Args:
+        descriptor: file descriptor of the file.
+        shared: whether other processes may hold a shared lock at the same time.
+    """
     try:
         import fcntl
     except ImportError:

@@ -53,9 +53,10 @@ class RunResult:
         seconds: wall-clock time of all rounds, in seconds.
         base: the directory in which the experiment's relative paths start.
         model_name: the setting `model.name`; a `PythonObject` holds a class or function.
-        render_head: function from the run directory to the beginning of the report as HTML, which
-            notebooks show; None shows `repr`.
-        draw: function of (run directory, metric) that draws the metric; None draws nothing.
+        render_head: function that returns the beginning of the report as HTML, for a run directory;
+            a notebook shows this HTML. None: a notebook shows `repr`.
+        draw: function of (run directory, metric) that returns the metric's figure; None if figures
+            cannot be drawn.
 
     Example:
         >>> import tempfile
@@ -88,7 +89,7 @@ class RunResult:
     draw: Callable[[Path, str | None], Any] | None = field(default=None, compare=False)
 
     def model(self) -> nn.Module:
-        """Return the final global model in eval mode; it takes inputs as the dataset has them."""
+        """Return the final global model in eval mode; inputs are as in the dataset."""
         from fedsim.runs.saved_model import load_model
 
         return load_model(self.path, base=self.base, build=callable_of(self.model_name))
@@ -96,8 +97,8 @@ class RunResult:
     def rounds_frame(self) -> "pandas.DataFrame":
         """Return the numbers of every round as a data frame with index `round` (needs pandas).
 
-        Columns are the keys of `rounds.jsonl`; a list of clients becomes their number. Columns such
-        as `timeline.train` have the time of one part of the round, in seconds.
+        Columns are the keys of `rounds.jsonl`; a list of clients becomes the length of the list.
+        Columns such as `timeline.train` have the time of one part of the round, in seconds.
 
         Raises:
             MissingPandasError: pandas is not installed.
@@ -156,7 +157,7 @@ def import_pandas(instead: str) -> Any:
     """Return the module pandas, which is imported only for tables.
 
     Args:
-        instead: the file with the same table, which the error message names.
+        instead: the file that has the same table; the error message names this file.
 
     Raises:
         MissingPandasError: pandas is not installed.

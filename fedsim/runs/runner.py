@@ -60,7 +60,7 @@ AddPages = Callable[[RunDirectory], None]
 
 @dataclass(frozen=True)
 class RunParts:
-    """The engine that executes a run, and the functions that are told of the run's progress.
+    """The engine that executes a run, and the functions that are called during the run.
 
     Attributes:
         engine: engine that executes the federation.

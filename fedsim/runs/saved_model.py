@@ -65,7 +65,7 @@ def read_model_card(run: str | Path) -> ModelCard:
 
 
 def same_arrays(saved: Mapping[str, np.ndarray], arrays: Mapping[str, np.ndarray]) -> bool:
-    """Return whether two models have the same names, shapes, types and bits.
+    """Return whether two sets of named arrays have the same names, shapes, types and bits.
 
     Args:
         saved: arrays that were read from a file, by name.
@@ -136,7 +136,7 @@ def load_core(
         build: the class or function that the experiment gave as a Python object, if it gave one.
 
     Raises:
-        Exception: any error of `load_model`.
+        Exception: any error that `load_model` raises.
     """
     return _load(run, base, build)[1].eval()
 

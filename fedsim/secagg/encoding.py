@@ -168,7 +168,7 @@ class FixedPointEncoder:
     def max_abs_error(self) -> float:
         """Upper bound on the error of a decoded mean, |decoded - exact|, in each coordinate.
 
-        It is the bound of guarantee (P2) of the class, rounded up. It covers the
+        The bound is that of guarantee (P2) of the class, rounded up. It covers the
         rounding of values (half a step of 2^-f for "nearest", a whole step for "stochastic"), and
         the float64 rounding in encoding and decoding.
         """

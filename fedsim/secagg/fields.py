@@ -105,7 +105,7 @@ def check_fields(message: object) -> None:
 
 @lru_cache
 def field_rules(kind: type) -> dict[str, tuple[Rule, bool]]:
-    """Return pairs (rule, whether the field is a list) by name, for message fields with a rule."""
+    """Return the rules of a message class: pairs (rule, whether the field is a list), by field."""
     hints = get_type_hints(kind, include_extras=True)
     rules: dict[str, tuple[Rule, bool]] = {}
     for field in fields(kind):

@@ -69,8 +69,8 @@ class SeedExpander:
     def add_into(self, vector: Ring, keys: Iterable[bytes], *, subtract: bool = False) -> None:
         """Add the masks of keys to a vector, in place.
 
-        For speed, the masks of all keys are added to one piece of the vector after the other. The
-        extra memory does not grow with the vector.
+        The vector is processed piece by piece, with all masks for each piece. So the extra memory
+        does not grow with the vector.
 
         Args:
             vector: ring elements (d,).
@@ -148,10 +148,10 @@ class PairwiseMasks:
         (self._minus if remove else self._plus).append(derive_key(seed, info))
 
     def add_pairwise_mask(self, client: int, private: bytes, peer: int, public: bytes) -> None:
-        """Add the pairwise mask of a client with another client to the collection.
+        """Collect the pairwise mask of a client with another client; `apply` adds it.
 
-        The masks of the two clients cancel in the sum. If one of them dropped out, the server adds
-        that client's mask itself.
+        The masks of the two clients cancel in the sum. If one of the clients dropped out, the
+        server adds the mask of the missing client itself.
 
         Args:
             client: the number of the client that owns the private key.

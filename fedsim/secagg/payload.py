@@ -153,8 +153,10 @@ class TensorLayout:
 
 
 MAX_LENGTH = MAX_PARAMETERS + 1000
-"""The most ring elements of a payload: the largest built-in model, with metrics, weight and marks.
-A helper does not know the model, so this is its limit for the vectors that a leader asks for."""
+"""Largest number of ring elements of a payload: those of the largest built-in model and 1,000 more.
+
+A helper does not know the model, so it refuses any longer vector.
+"""
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ class Engine(ABC):
         """Hold what `execute` needs, such as a connection to Ray, during a `with` block.
 
         If no session is open, `execute` opens one. A run opens a session before it creates the run
-        directory, so that a failure here leaves no files behind.
+        directory, so that a failed session leaves no files behind.
 
         Raises:
             EngineError: the engine cannot run on this machine.

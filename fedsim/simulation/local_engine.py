@@ -109,7 +109,7 @@ class LiveArrayCache:
 
 
 def failure_reason(node: int, error: Exception) -> str:
-    """Log an error that a node's app raised, and return the text to report as the reason."""
+    """Log an error that a node's app raised, and return a text that tells the server why."""
     logger.debug("node %d raised", node, exc_info=error)
     return f"{type_name(error)}: {error_text(error)}"
 

@@ -65,8 +65,8 @@ def write_table_experiment(
     Args:
         directory: the directory.
         data: a .csv or .parquet file.
-        target: name of the column to predict. None takes a column with the first possible name of
-            `TARGET_NAMES`, or else the last column if it has few different values.
+        target: name of the column to predict. None takes the first name in `TARGET_NAMES` that a
+            suitable column has, or else the last column if it has few different values.
         clients: name of the column that names the client of each row. None takes a column with a
             name such as hospital, and with 2 to 50 values that occur in at least 20 rows each. If
             there is none, the rows are dealt at random among 5 clients.

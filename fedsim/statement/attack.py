@@ -5,9 +5,9 @@ bounded by two facts: the true δ(ε) never increases, and is convex in e^ε (Do
 arXiv:1905.02383, Proposition 2.12 and its dual). So it lies below the chord between any two points
 above it.
 
-The bound for all clients is, at each false-positive rate, the largest of the clients' bounds.
-Clients with the same (ε, δ) may have different profiles, so no single client need have the largest
-bound at every rate.
+The bound for all clients is, at each false-positive rate, the largest of the clients' bounds. It
+may belong to another client at each rate, since clients with the same (ε, δ) may have different
+profiles.
 """
 
 import json
@@ -124,7 +124,10 @@ def profile_of(
 def profile_of_row(
     row: Mapping[str, Any], accountant: AccountantChoice, adjacency: Adjacency
 ) -> Profile | None:
-    """Return the profile of a client's row in `privacy.json`; None if its ledger proves no ε."""
+    """Return the privacy profile of a client from its row in `privacy.json`, which has the ledger.
+
+    The result is None if the accountant cannot read the ledger, or if its ε is infinite.
+    """
     try:
         return profile_of(
             row["client"],
@@ -256,7 +259,7 @@ class AttackBound:
         return {"false_alarms": list(self.false_alarms), "detection": list(self.detection)}
 
     def covers(self, profile: Profile) -> bool:
-        """Whether this bound holds for a client's profile too, at every false-positive rate."""
+        """Whether this bound is at least the bound of a profile, at every false-positive rate."""
         return all(
             bound >= profile.true_positive_bound(rate) * (1 - _ROUNDING)
             for rate, bound in zip(self.false_alarms, self.detection, strict=True)

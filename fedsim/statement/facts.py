@@ -27,7 +27,7 @@ _RELATIVE_TOLERANCE = 1e-9  # difference of one accountant between machines
 
 @dataclass(frozen=True, kw_only=True)
 class ClientFacts:
-    """The recorded privacy spend of one client; `epsilon` is infinite without a finite bound.
+    """The recorded privacy spend of one client; `epsilon` is ∞ if no finite ε can be proven.
 
     Attributes:
         examples: public number of the client's examples (true or declared), which sets the sampling
@@ -37,7 +37,7 @@ class ClientFacts:
             clipped gradients and a count.
         is_one_event: whether the ledger has a single event, which covers the whole run.
         run_noise: noise multiplier of the one Gaussian release that covers the whole run; None if
-            the ledger is another one.
+            the ledger has any other event.
         rho: ρ of zero-concentrated DP of all releases, not counting the noise sampler; ∞ if none is
             known, or if the statement gives none.
         head: the last hash in the ledger's hash chain.
@@ -78,13 +78,13 @@ class ClientFacts:
 class MechanismFacts:
     """The recorded privacy mechanism of all clients, in the words of the experiment file.
 
-    A value is None if it is not recorded; without privacy, none is.
+    A value that is not recorded is None; without privacy, all values are None.
 
     Attributes:
         orders: Rényi orders that the experiment file gives; None means the accountant's defaults.
         noise_correlation: correlation of noise from step to step; None for independent noise.
-        off_gradients: settings and bounds of a mechanism whose noise is neither on gradients nor on
-            whole updates; None for other mechanisms.
+        off_gradients: settings and bounds of a mechanism that adds its noise neither to gradients
+            nor to whole updates; None for all other mechanisms.
         slack: largest amount that the noise sampler adds to ε and δ of any client.
         target_rho: ρ of zero-concentrated DP to which the noise was calibrated, if it was.
     """
@@ -102,7 +102,7 @@ class MechanismFacts:
 
     @property
     def states_rho(self) -> bool:
-        """Whether the statement gives ρ, as for noise calibrated to it, or correlated noise."""
+        """Whether the statement gives ρ: if noise is calibrated to a ρ, or if it is correlated."""
         return self.target_rho is not None or self.noise_correlation is not None
 
 
@@ -115,7 +115,7 @@ class RunFacts:
         rounds: number of finished rounds.
         planned_rounds: number of rounds in the experiment; None where it is not known.
         lost_updates: number of charged updates that never reached the average of a round.
-        absent_clients: clients that failed in the run, and of which no update reached the average.
+        absent_clients: clients that failed, and no update of which reached any average.
     """
 
     status: str = "completed"
@@ -138,7 +138,7 @@ class Facts:
         trust: trust model and privacy unit of the run.
         against_server: facts of the same run against a server that sees single uploads, in
             distributed trust; None with another trust model.
-        mechanism: mechanism of all clients; without accountant in a federation without privacy.
+        mechanism: mechanism of all clients; all of its values are None without privacy.
         profile: privacy profile δ(ε) of the client with the largest ε. None without privacy or
             charges, if an ε is infinite, or if the ledger cannot be read.
         attack: bound on every attack on any client. None if an ε is infinite or a ledger cannot be
@@ -190,7 +190,7 @@ class Facts:
 
     @cached_property
     def worst_clients(self) -> tuple[int, ...]:
-        """The clients whose ε is the largest one, up to the digits that are printed."""
+        """Numbers of the clients whose ε, as printed, is the largest one."""
         largest = epsilon_text(self.epsilon)
         return tuple(c.client for c in self.clients if epsilon_text(c.epsilon) == largest)
 
@@ -201,7 +201,7 @@ class Facts:
 
     @cached_property
     def unbounded_clients(self) -> tuple[int, ...]:
-        """The clients with an infinite ε."""
+        """Numbers of the clients with an infinite ε."""
         return tuple(c.client for c in self.clients if not math.isfinite(c.epsilon))
 
     @cached_property
@@ -211,7 +211,7 @@ class Facts:
 
     @cached_property
     def clients_with_large_delta(self) -> tuple[int, ...]:
-        """The clients with δ >= 1 / n, where n is the client's number of examples.
+        """Numbers of the clients with δ >= 1 / n, where n is the client's number of examples.
 
         If the privacy unit is the client, n is the number of clients instead.
         """
@@ -221,7 +221,7 @@ class Facts:
 
     @property
     def has_constants_from_rows(self) -> bool:
-        """Whether, as declared, column ranges and other constants came from private rows."""
+        """Whether column ranges or other constants of a table were read from private rows."""
         return self.is_private and "constants" in (self.public_parts or {})
 
     @property
@@ -241,7 +241,7 @@ class Facts:
 
     @property
     def off_gradients(self) -> Mapping[str, object] | None:
-        """Recorded settings of a mechanism without noise on gradients or updates; else None."""
+        """Recorded settings of a mechanism without noise on gradients and updates; else None."""
         return self.mechanism.off_gradients
 
     @cached_property
@@ -279,12 +279,12 @@ class Facts:
 
     @property
     def protects_clients(self) -> bool:
-        """Whether the privacy unit is all data of a client, instead of one example."""
+        """Whether the privacy unit is the client (all of its data) instead of one example."""
         return self.kind.protects_client
 
     @property
     def sizes_are_declared(self) -> bool:
-        """Whether `examples` are numbers that the file declares, as the true ones are private."""
+        """Whether `ClientFacts.examples` are declared numbers, as the true numbers are private."""
         return self.adjacency == "add_remove"
 
     @property
@@ -294,7 +294,7 @@ class Facts:
 
     @cached_property
     def clients_over_target(self) -> tuple[int, ...]:
-        """The clients that spent more than their target ε."""
+        """Numbers of the clients that spent more than their target ε."""
         return tuple(
             client.client
             for client in self.clients
@@ -303,12 +303,12 @@ class Facts:
 
     @cached_property
     def withdrawn_clients(self) -> tuple[int, ...]:
-        """The clients that withdrew because their budget was spent."""
+        """Numbers of the clients that withdrew because their privacy budget was spent."""
         return tuple(c.client for c in self.clients if c.withdrawn_round is not None)
 
     @cached_property
     def objections(self) -> tuple[str, ...]:
-        """Reasons why the reported ε must not be stated; empty if it may be stated."""
+        """Reasons why the reported ε must not be stated; empty if this ε may be stated."""
         return tuple(_objections(self)) if self.is_private else ()
 
     @property

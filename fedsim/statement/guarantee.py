@@ -1,7 +1,7 @@
 """Sentences on the guarantee: against whom it holds, and what one ε protects.
 
 A certificate is a pair (ε, δ) that a run guarantees against one adversary. A run may have several,
-which hold at once. No sentence of the statement adds, averages or compares their ε.
+which hold at once. No sentence of the statement adds, averages or compares the ε of certificates.
 """
 
 import math
@@ -37,7 +37,7 @@ def no_privacy(facts: Facts) -> str:
     values=lambda facts: {"clients": list(facts.unbounded_clients)},
 )
 def infinite_epsilon(facts: Facts) -> str:
-    """Return the sentence saying that a client's ε is infinite, so that there is no guarantee."""
+    """Return the sentence saying that there is no guarantee, because a client's ε is infinite."""
     unbounded = facts.unbounded_clients
     who = clients_text(unbounded).capitalize() if unbounded else "Some client"
     return (
@@ -55,7 +55,7 @@ def infinite_epsilon(facts: Facts) -> str:
     values=lambda facts: {"objections": list(facts.objections)},
 )
 def withheld(facts: Facts) -> str:
-    """Return the sentence saying that the recorded facts do not support the reported ε."""
+    """Return the sentence saying that ε is withheld, as the recorded facts do not support it."""
     return (
         f"An ε is reported for this run, but {'; '.join(facts.objections)}. No guarantee "
         "is stated; `fedsim verify` checks the run against its ledger."
@@ -99,14 +99,14 @@ def _pair(facts: Facts) -> Mapping[str, Any]:
     values=_pair,
 )
 def simulated_guarantee(facts: Facts) -> str:
-    """Return the guarantee for seeded noise, as a sentence about the simulated mechanism."""
+    """Return the sentence on the guarantee of the mechanism that seeded noise simulates."""
     core = core_text(facts)
     return f"The mechanism that this run simulates has this guarantee: {core}. {_largest(facts)}"
 
 
 @claim("Guarantee", holds=lambda facts: facts.is_bounded and facts.noise == "secure", values=_pair)
 def guarantee(facts: Facts) -> str:
-    """Return the guarantee for noise that cannot be repeated, as a sentence about the run."""
+    """Return the sentence that states the guarantee of the run, if its noise is not seeded."""
     core = core_text(facts)
     return f"{core[0].upper()}{core[1:]}. {_largest(facts)}"
 
@@ -123,7 +123,7 @@ def _is_shared(facts: Facts) -> bool:
     values=lambda facts: _pair(facts.against_server or facts),
 )
 def against_server(facts: Facts) -> str:
-    """Return the second guarantee of distributed trust: a client's own noise against the server."""
+    """Return the sentence on the ε that a client's own noise gives against the server."""
     other = facts.against_server or facts
     simulated = "In the mechanism that this run simulates, e" if other.noise == "seeded" else "E"
     return (
@@ -325,7 +325,7 @@ def adjacency(facts: Facts) -> str:
 
 
 def certificates_of(facts: Facts) -> list[Certificate]:
-    """Return (ε, δ) against each adversary; an ε that the facts do not support is None."""
+    """Return the pair (ε, δ) against each adversary; an ε that the facts do not support is None."""
     if not facts.is_private:
         return []
     views = (facts, facts.against_server)

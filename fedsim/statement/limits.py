@@ -83,7 +83,7 @@ def collusion(facts: Facts) -> str:
     values=lambda facts: {"unmet": unmet_conditions(facts.secure_aggregation)},
 )
 def active_server(facts: Facts) -> str:
-    """Return the sentence saying whether the guarantee for sums holds if the server cheats."""
+    """Return the sentence saying whether secure sums keep their guarantee if the server cheats."""
     unmet = unmet_conditions(facts.secure_aggregation)
     if not unmet:
         return (
@@ -165,7 +165,7 @@ def _slack(facts: Facts) -> Mapping[str, Any]:
 
 @limit("Finite precision", values=_slack)
 def floating_point(facts: Facts) -> str:
-    """Return the sentences on finite precision: which effects ε includes, and which not."""
+    """Return the sentences on finite precision: which of its effects ε includes."""
     sums, examples = "", ""
     if facts.trust.trust == "distributed":
         sums = "Integers of one grid add up exactly, so a sum has the noise of all its clients. "
@@ -187,7 +187,7 @@ def floating_point(facts: Facts) -> str:
     "Failures are not covered", holds=lambda facts: facts.is_private and facts.run.lost_updates > 0
 )
 def error_messages(facts: Facts) -> str:
-    """Return the sentence saying that failures and their messages are outside the guarantee."""
+    """Return the sentence saying that ε does not cover failures of clients and error messages."""
     return (
         "Whether a client fails, and its error message, may depend on its examples. Both "
         "reached the server and this report; no ε includes them."

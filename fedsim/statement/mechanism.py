@@ -154,7 +154,7 @@ def _update_values(facts: Facts) -> dict[str, Any]:
     values=_update_values,
 )
 def client_update(facts: Facts) -> str:
-    """Return the sentences on one round's mechanism, if the privacy unit is the client."""
+    """Return the sentences on the mechanism of one round, for a run whose unit is the client."""
     values, adapted, bound = _update_values(facts), "", "S"
     if facts.clipping in COUNTING_CLIPPINGS:
         adapted, bound = _CLIENT_ADAPTATION, "initial S"
@@ -169,10 +169,11 @@ def client_update(facts: Facts) -> str:
 
 
 def row_of(kind: ReleaseKind) -> Row:
-    """Return the sentence template that describes a mechanism, from the mechanism's own text.
+    """Return the template of the sentence that describes a mechanism.
 
     Args:
-        kind: the kind of release; its `title` and `statement` are the heading and the text.
+        kind: what the mechanism releases; `kind.title` is the heading of the sentence, and
+            `kind.statement` its text.
     """
     name = kind.name.removesuffix("_perturbation")
     return Row(name, "mechanism", "fact", kind.title, _charged(kind.name), _kind_text, _kind_values)
@@ -288,7 +289,7 @@ def _largest_rho(facts: Facts) -> float:
     values=_run_values,
 )
 def round_correlation(facts: Facts) -> str:
-    """Return the sentences on noise that is correlated over rounds, and on its participation."""
+    """Return the sentences on noise correlated over rounds, and how often a client takes part."""
     values = _run_values(facts)
     return (
         f"The noise of a round takes back a part of the noise of earlier rounds, by "
@@ -307,7 +308,7 @@ def round_correlation(facts: Facts) -> str:
     values=lambda facts: {"declared_sizes": facts.sizes_are_declared},
 )
 def public_constants(facts: Facts) -> str:
-    """Return the sentence saying that divisor and noise use no private number of examples."""
+    """Return the sentence saying that no private number of examples enters divisor or noise."""
     if facts.protects_clients:
         return (
             "Divisor, noise and number of rounds follow from settings: no number of examples "
@@ -352,7 +353,7 @@ def sampler(facts: Facts) -> str:
     ),
 )
 def every_round(facts: Facts) -> str:
-    """Return the sentence saying that sampling of clients does not amplify privacy here."""
+    """Return the sentence saying that ε uses no amplification by the sampling of clients."""
     return (
         "A round is charged in full to every client that takes part: who takes part is public, "
         "so that drawing clients amplifies nothing."

@@ -1,6 +1,6 @@
 """Phrases that describe each adversary (observer) and what it sees, under each trust model.
 
-The privacy statement and the tools print them. `fedsim.accountant.trust.OBSERVERS` lists the
+The privacy statement and the tools print these. `fedsim.accountant.trust.OBSERVERS` lists the
 observers against whom a trust model has a guarantee.
 """
 
@@ -25,7 +25,7 @@ class View:
     Attributes:
         observer: the adversary, as worded after "against".
         sees: what the adversary sees, as worded after "An attacker sees".
-        releases: the releases that one ε covers, with the verb "are" at the end.
+        releases: words for the releases that one ε covers, followed by the verb "are".
         adversary: a sentence without its full stop: the adversary, and all that it sees.
     """
 

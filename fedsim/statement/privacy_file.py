@@ -26,7 +26,7 @@ from fedsim.statement.trust_facts import TrustFacts
 
 
 class LedgerEntry(TypedDict):
-    """One entry of a client's ledger: an event as JSON, and how often it was released."""
+    """One entry of a client's ledger: a privacy event as JSON, and how often it was charged."""
 
     event: dict[str, Any]
     count: int
@@ -86,7 +86,7 @@ class Certificate(TypedDict):
 
 
 class PrivacyFile(TypedDict):
-    """The content of `privacy.json`; privacy settings are null without differential privacy."""
+    """The content of `privacy.json`; without differential privacy, privacy settings are null."""
 
     sums: NotRequired[Mapping[str, Any]]
     participation: NotRequired[Mapping[str, Any]]

@@ -36,7 +36,7 @@ def _largest_share(facts: Facts) -> float:
     values=lambda facts: {"largest_delta_times_examples": _largest_share(facts)},
 )
 def delta_below_one_in_n(facts: Facts) -> str:
-    """Return the sentences saying that every δ is too small to allow publishing a whole example."""
+    """Return the sentences saying that every client's δ is below 1 / its number of examples."""
     share = percent_text(_largest_share(facts))
     if facts.protects_clients:
         return (
@@ -67,7 +67,7 @@ def delta_below_one_in_n(facts: Facts) -> str:
     values=lambda facts: {"clients": list(facts.clients_with_large_delta)},
 )
 def delta_too_large(facts: Facts) -> str:
-    """Return the sentences saying that some δ is large enough to allow publishing an example."""
+    """Return the sentences saying that a client's δ is at least 1 / its number of examples."""
     if facts.protects_clients:
         return (
             "δ is not below 1 / the number of clients. With a δ this large, a federation that "
@@ -326,7 +326,7 @@ def withdrawals(facts: Facts) -> str:
     values=lambda facts: {"updates": facts.run.lost_updates},
 )
 def lost_updates(facts: Facts) -> str:
-    """Return the sentence on the number of lost updates; their clients keep the charges."""
+    """Return the sentence on updates that never reached the average; their charges remain."""
     return (
         f"{count_text(facts.run.lost_updates, 'update')} never reached the average. A charge is "
         "written before training starts and is never taken back. Every ε therefore includes each "
@@ -336,7 +336,7 @@ def lost_updates(facts: Facts) -> str:
 
 @TABLE.sentence("data access", "fact", "Access to private data in this run", holds=is_private)
 def data_access(facts: Facts) -> str:
-    """Return the sentence on what clients' examples were read for."""
+    """Return the sentence saying for which purposes the clients' examples were read."""
     kind = facts.kind
     return (
         f"Clients' examples were read for {kind.reads} only, and {kind.charged} is in the ledger. "

@@ -16,7 +16,7 @@ Values = Callable[[Facts], Mapping[str, Any]]
 
 
 class UnsupportedClaimError(FedsimError, ValueError):
-    """Error of a sentence that the recorded facts do not support."""
+    """Error raised by building a sentence that the recorded facts do not support."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Sentence:
 
 
 def is_bounded(facts: Facts) -> bool:
-    """Whether clients were charged and a finite ε may be stated; most sentences require this."""
+    """Whether clients were charged and a finite ε may be stated, as most sentences require."""
     return facts.is_bounded
 
 

@@ -33,8 +33,8 @@ class TrustFacts:
         local_steps: number of noisy steps of a client in a round.
         optimizer: optimizer of the clients; "sgd" is plain SGD.
         opened_sums: number of clients in each sum that was opened.
-        unexplained: first client whose ledger claims more noise than the shares of the honest
-            clients add up to; None if there is no such client.
+        unexplained: number of the first client whose ledger claims more noise than the honest
+            clients add together; None if there is no such client.
         participation_rate: probability of each client to take part, drawn independently and in
             secret.
         weighting: name of the scheme of the clients' weights, if the privacy unit is the client.
@@ -69,7 +69,10 @@ class TrustFacts:
 
     @property
     def honest_clients(self) -> int:
-        """Smallest number of honest clients in an opened sum, m - t; 0 if not recorded."""
+        """Smallest number of honest clients in an opened sum: `min_clients` - `colluding_clients`.
+
+        It is 0 if these numbers are not recorded.
+        """
         if self.min_clients is None or self.colluding_clients is None:
             return 0
         return max(0, self.min_clients - self.colluding_clients)
@@ -110,7 +113,7 @@ def trust_objections(trust: TrustFacts, secure: Mapping[str, Any] | None) -> Ite
 
 
 def unmet_conditions(secure: Mapping[str, Any] | None) -> list[str]:
-    """Return which conditions of a guarantee against an active server are not recorded as met.
+    """Return the conditions of a guarantee against an active server that are not recorded as met.
 
     Args:
         secure: recorded facts on secure aggregation; None without it.

@@ -50,12 +50,12 @@ class RecordedRound:
 
     @cached_property
     def asked(self) -> frozenset[int]:
-        """Numbers of the clients that trained: with a charge, an upload or a part in the mean."""
+        """Numbers of the clients that trained: with a charge, an upload or an averaged update."""
         return frozenset(self.charges) | frozenset(self.uploads) | self.participants
 
     @cached_property
     def withdrawals(self) -> Mapping[int, str]:
-        """Reason of each client that withdrew from the federation in the round, by client."""
+        """Reason of each withdrawal of a client in the round, by client number."""
         rows = () if self.row is None else self.row["withdrawn"]
         return {row["client"]: str(row["reason"]) for row in rows}
 
@@ -116,7 +116,7 @@ class MemoryJournal:
             self.charges.setdefault(charge.client, []).append(charge)
 
     def in_round(self, round_number: int) -> dict[int, Charge]:
-        """Return the charges of a round, by client."""
+        """Return the charge of each client in a round, by client number."""
         last = {client: charges[-1] for client, charges in self.charges.items()}
         return {k: charge for k, charge in last.items() if charge.round_number == round_number}
 
@@ -141,7 +141,7 @@ class ReplayChannel:
     def train(
         self, requests: Mapping[int, TrainRequest], *, timeout: float | None
     ) -> Iterator[tuple[int, TrainAnswer]]:
-        """Yield a pair (node id, answer) for each client: a new reply, or the recorded failure."""
+        """Yield (node id, answer) for each request: a new answer, or the recorded failure."""
         self.failures.clear()
         if not requests:
             return

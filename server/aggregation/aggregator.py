@@ -99,7 +99,7 @@ class OrderedMean:
         self._arrive(client, (update, weight))
 
     def skip(self, client: int) -> None:
-        """Leave out a client that failed or did not reply; call it once for each such client."""
+        """Leave a client that failed or did not reply out of the mean."""
         self._arrive(client, None)
 
     def result(self) -> dict[str, np.ndarray] | None:
@@ -287,7 +287,7 @@ class Aggregator(ABC, Generic[A]):
 
     @abstractmethod
     def finish(self) -> AggregationResult:
-        """Return the aggregate of the round; it lists the added clients that are not in it.
+        """Return the aggregate of the round, with the added clients that are missing from it.
 
         Raises:
             RoundAbortedError: the updates cannot be aggregated.
@@ -349,7 +349,7 @@ class PlainAggregator(Aggregator[TrainReply]):
         self._current.skip(client)
 
     def finish(self) -> AggregationResult:
-        """Return the round's weighted mean; it has no arrays if no weight was positive."""
+        """Return the weighted mean as a result, without arrays if no weight was positive."""
         mean, self._mean = self._current.result(), None
         kept = [self._models[client] for client in sorted(self._models)]
         models = {name: np.stack([model[name] for model in kept]) for name in (kept or [{}])[0]}

@@ -313,7 +313,7 @@ class IntegerSum(Aggregator[TrainReply]):
         """Leave a client out of the sum."""
 
     def finish(self) -> AggregationResult:
-        """Return a result whose `sums` are the clients' summed integers; None without clients."""
+        """Return a result whose `sums` add up the clients' integers (None without any client)."""
         return AggregationResult(None, sums=self._sums if self._added else None)
 
 

@@ -41,7 +41,7 @@ class PlanValues:
 class ClientWeights:
     """Weights of all clients, the same in every round.
 
-    In the mean of a round, a participant has the share: its weight / the participants' total.
+    A participant's share in the mean of a round is its weight / the total weight of participants.
 
     Attributes:
         name: the name of the weighting, for messages.

@@ -164,7 +164,7 @@ class Participation:
 
     @cached_property
     def schedule(self) -> Schedule:
-        """Schedule of the clients of every round; it holds for draws that follow from the seed."""
+        """Schedule of the clients of every round; valid only if draws follow from the seed."""
         settings, basis = self.settings, (self.seed, self.num_clients, self.clients_per_round)
         match settings:
             case UniformParticipation():
@@ -194,7 +194,7 @@ class Participation:
 
     @property
     def separation(self) -> MinSeparation | None:
-        """Bound on the rounds of every client; None if the scheme does not keep them apart."""
+        """Bound on distance and number of a client's rounds; None if the scheme sets no bound."""
         match self.settings, self.schedule:
             case SeparatedParticipation(rounds_apart=given), SeparatedSchedule() as schedule:
                 return schedule.separation(self.rounds, given)
@@ -286,7 +286,8 @@ class Participation:
     def rounds_of(self, client: int) -> tuple[int, ...]:
         """Return the rounds that a client is charged for, ascending.
 
-        These are the rounds in which the client takes part; if participation is secret, all rounds.
+        A client is charged for the rounds in which it takes part, or for all rounds if
+        participation is secret.
         """
         if self._is_in_all_rounds:
             return tuple(range(1, self.rounds + 1))

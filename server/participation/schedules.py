@@ -28,7 +28,7 @@ class Schedule(Protocol):
         ...
 
     def sizes(self, rounds: int) -> tuple[int, int]:
-        """Return the smallest and the largest number of clients of a round, among `rounds` rounds.
+        """Return the smallest and the largest number of clients of a round, in `rounds` rounds.
 
         Empty rounds do not count for the smallest number.
         """
@@ -77,7 +77,8 @@ class UniformSchedule(_SizedSchedule):
 class PoissonSchedule(_SizedSchedule):
     """Schedule by Poisson sampling of the clients of each round.
 
-    Each client is in a round independently, with probability exactly k / N.
+    Each client is in a round independently, with probability exactly k / N. N is the number of
+    clients of the federation, and k the expected number of clients in a round.
     """
 
     def in_round(self, round_number: int) -> tuple[int, ...]:
@@ -92,7 +93,7 @@ class PoissonSchedule(_SizedSchedule):
 
 @dataclass(frozen=True)
 class SeparatedSchedule(_SizedSchedule):
-    """Schedule of clients that take turns in a random order, which is drawn once.
+    """Schedule of N clients that take turns, k in each round, in a random order drawn once.
 
     Guarantee: two rounds of a client are at least ⌊N / k⌋ apart, and a client is in at most
     ⌈n k / N⌉ of n rounds. A client that misses its turn waits for the next one.
@@ -103,11 +104,12 @@ class SeparatedSchedule(_SizedSchedule):
     """
 
     def separation(self, rounds: int, rounds_apart: int | None = None) -> MinSeparation:
-        """Return the bound on the rounds of every client, among `rounds` rounds.
+        """Return how far apart the rounds of a client are, and the largest number of them.
 
         Args:
-            rounds: the number of rounds of the run, n.
-            rounds_apart: smallest difference between two rounds that is claimed; None for ⌊N / k⌋.
+            rounds: the number of rounds of the run.
+            rounds_apart: smallest difference to claim between two rounds of a client; None for
+                ⌊N / k⌋ with N clients, of which k are in each round.
         """
         size = self.sizes(rounds)[0]
         most = -(-rounds * size // self.num_clients)

@@ -76,10 +76,10 @@ PARTICIPATIONS = {
     "min_separation": "clients_per_round clients, who take turns in an order drawn from the seed",
     "buffered": "asynchronous: a full buffer of updates is a round (FedBuff, Nguyen et al. 2022)",
 }
-"""The schemes, with one line of description each."""
+"""Description of each participation scheme, in one line, by its name."""
 
 MAX_AVAILABILITY_CHARACTERS = 2 << 20
-"""The most characters of an availability trace, as the experiment of a run holds it whole."""
+"""Largest number of characters of an availability trace, which an experiment file contains."""
 
 DurationDistribution = Literal["half_normal", "exponential", "constant"]
 _Duration = Annotated[float, Field(gt=0, le=MAX_SECONDS)]

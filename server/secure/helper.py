@@ -43,7 +43,7 @@ class HelperState:
         private_key: the private key of the run, to which clients encrypt, 32 bytes.
         min_clients: the fewest clients in a sum, the larger of the helper's and the server's value.
         answered: the last round whose sum was released; 0 before the first release.
-        question: the digest of the request that got this sum as its answer.
+        question: the digest of the request that the sum of round `answered` answered.
         past: the names of earlier runs, which are refused because their answers are not stored.
     """
 
@@ -160,6 +160,8 @@ class Helper:
 
     def combine(self, request: CombineRequest) -> CombineReply:
         """Answer a request with this helper's share of the sum, or with the rejected clients.
+
+        The answer has no share if a client is rejected, or if the request has `release` = False.
 
         Raises:
             ReplayError: the request is for another run, or for an earlier round.

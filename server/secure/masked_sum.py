@@ -153,8 +153,8 @@ class MaskedSum:
     def mask_requests(self) -> dict[int, MaskRequest]:
         """End the stage of shares; return the encrypted secret shares for each client, by client.
 
-        A client gets its shares of its neighbours' secrets. A client is left out if fewer
-        neighbours than the threshold hold shares of its own secrets: these could not be recovered.
+        A client gets its shares of its neighbours' secrets. A client is left out if its own secrets
+        could not be recovered, because fewer neighbours than the threshold hold shares of them.
 
         Raises:
             ThresholdError, TooFewClientsError: too many clients dropped out.

@@ -171,7 +171,7 @@ class SecureRound(ABC):
 
     @abstractmethod
     def lost_clients(self) -> Mapping[int, str]:
-        """Return the reason for each client that was added but is not in the sum, by client."""
+        """Return the clients that were added but are missing from the sum, each with the reason."""
 
 
 class AdditiveRound(SecureRound):
@@ -229,7 +229,7 @@ class AdditiveRound(SecureRound):
         return self._leader.open(reference=reference)
 
     def lost_clients(self) -> Mapping[int, str]:
-        """Return the reason for each client whose encrypted share a helper could not decrypt."""
+        """Return the clients whose share a helper could not decrypt, each with the reason."""
         return self._leader.rejected
 
     def _count_retries(self, queries: int) -> None:
@@ -282,7 +282,7 @@ class MaskedRound(SecureRound):
         return server.open(reference=reference)
 
     def lost_clients(self) -> Mapping[int, str]:
-        """Return the reason for each client that sent its keys but no masked update, by client."""
+        """Return the clients that sent keys but no masked update, each with the reason."""
         left_out = "the exchange of masks went on without it"
         missing = sorted(set(self._key_senders) - set(self._server.clients))
         return {client: self._drop_reasons.get(client, left_out) for client in missing}

@@ -18,13 +18,13 @@ BUDGET = 1 << 22
 
 
 def zero_rows(values: Tensor, dropped: Tensor) -> Tensor:
-    """Return a tensor with the rows of dropped examples set to zero.
+    """Return a tensor with some rows set to zero.
 
-    Edge cases: a dropped row may hold NaN or infinity; multiplying it by 0 would leave NaN.
+    Edge cases: rows that held NaN or infinity become zero too; a product with 0 would leave NaN.
 
     Args:
         values: the tensor (n, ...).
-        dropped: booleans (n,), true for dropped examples.
+        dropped: booleans (n,), true for the rows to set to zero.
     """
     rows = dropped.view(-1, *[1] * (values.ndim - 1))
     return values.masked_fill(rows, 0)
@@ -45,20 +45,20 @@ def squares(values: Tensor) -> Tensor:
 def row_norms(values: Tensor) -> Tensor:
     """Return upper bounds on the L2 norms over the last dimension of a tensor, in float64.
 
-    Guarantee: a result is at least the exact norm, up to float64 rounding, and above it by at most
-    the fraction 10⁻⁵ (and 2⁻⁶³ times the root of the row's length). It depends on its row alone.
+    Guarantee: a bound is at least the exact norm, up to float64 rounding. It exceeds the norm by at
+    most the fraction 10⁻⁵ plus 2⁻⁶³ √d, for a row of d values. It depends on that row alone.
     """
     return factor_norms(values)[0]
 
 
 def factor_norms(*factors: Tensor) -> tuple[Tensor, ...]:
-    """Return upper bounds on the norms of one vector or several vectors of each example, float64.
+    """Return, for each tensor, upper bounds on the L2 norms of its vectors, float64 (n, ...).
 
-    Their product is close to the norm of the vectors' outer product too: where one vector is so
-    large that the error of a very small one matters, all vectors of the example are exact.
+    The product of an example's bounds is close to the norm of the outer product of its vectors. To
+    this end, all norms of an example are computed in float64 if one of them is very large.
 
     Args:
-        factors: tensors (n, ..., d) of vectors, with any d each.
+        factors: tensors (n, ..., d) of vectors; d may differ between tensors.
     """
     if any(values.dtype != torch.float32 or values.is_cuda for values in factors):
         return tuple(map(_double_norms, factors))
@@ -107,7 +107,7 @@ _LARGE_NORM = 2.0**30
 
 
 def unit_roundoff(values: Tensor) -> float:
-    """Return the relative rounding error of each multiplication in a tensor's matrix product."""
+    """Return the unit roundoff of matrix products with a tensor of this dtype and device."""
     if values.is_cuda and values.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32:
         return 2.0**-11
     return torch.finfo(values.dtype).eps / 2
@@ -118,7 +118,7 @@ def with_rounding(squared: Tensor, absolute: Tensor, error: float, terms: float)
 
     Args:
         squared: squared norm of each exact sum (n,), computed in float64.
-        absolute: for each sum, a bound on the norms of its terms added together (n,).
+        absolute: for each sum, an upper bound on the total of the norms of its terms (n,).
         error: rounding error in `squared`, as a fraction of the square of `absolute`.
         terms: rounding error in the computed sums, as a fraction of `absolute`.
     """
@@ -161,8 +161,8 @@ class Operand:
     """Parameter of a layer, with its values for all clients of a padded batch.
 
     Attributes:
-        values: values of the parameter for each client (K, ...); if frozen, equal for all clients.
-        index: index of the parameter; None where it is frozen.
+        values: values of the parameter for each client (K, ...), equal if the parameter is frozen.
+        index: index of the parameter; None if the parameter is frozen.
     """
 
     values: Tensor
@@ -252,31 +252,31 @@ class ExampleUse:
         )
 
     def drop(self, dropped: Tensor) -> None:
-        """Set the gradients of dropped rows to zero; called after the norms are computed.
+        """Set the gradients of some rows to zero; call it after the row norms are computed.
 
         Args:
-            dropped: booleans (n,), true for dropped rows.
+            dropped: booleans (n,), true for the rows to set to zero.
         """
         self.held = {index: zero_rows(held, dropped) for index, held in self.held.items()}
 
     def forget(self) -> None:
-        """Delete all gradients of this object, which may live on in the graph of a user's loss."""
+        """Delete all gradients, to free memory although a user's loss may keep this object."""
         vars(self).clear()
 
 
 class LayerUse(ExampleUse, ABC):
     """One call of a layer on a padded batch, with the input and the output gradient of its n rows.
 
-    Per-example gradients are computed when first needed, and kept.
+    Per-example gradients are computed when first needed, and then stored.
 
     Args:
-        weight: the layer's weight; None where it has none.
-        bias: the layer's bias; None where it has none.
+        weight: the layer's weight; None if the layer has no weight.
+        bias: the layer's bias; None if the layer has no bias.
 
     Attributes:
         operand: the weight, or the bias if there is no weight.
         clients: number of clients K.
-        weight_index: index of the weight; None where it is frozen or absent.
+        weight_index: index of the weight; None if the weight is frozen or absent.
         needs_input: whether the weight is trained, as the weight's gradient needs the input.
         input: input of the layer (n, ...), set by the backward pass if `needs_input` is true.
         output_gradient: gradient at the output (n, ...), set by the backward pass.
@@ -321,7 +321,7 @@ class LayerUse(ExampleUse, ABC):
         return self.held[index]
 
     def drop(self, dropped: Tensor) -> None:
-        """Set the gradients of dropped rows to zero; called after the norms are computed."""
+        """Set per-example gradients to zero where `dropped` is true, after norms are computed."""
         super().drop(dropped)
         if len(self.held) == len(self.parameters):  # sums use the held gradients alone
             return

@@ -46,7 +46,7 @@ class Geometry:
         return tuple((side - d * (k - 1) - 1) // s + 1 for side, k, s, d in dimensions)
 
     def taps(self, places: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
-        """Yield each kernel element's position, and the slices of a padded image that it reads.
+        """Yield pairs of a kernel element's position and the slices of a padded image it reads.
 
         Args:
             places: size of the output in each dimension.

@@ -8,7 +8,7 @@ from fedsim.clients.gradients.layers.base import WHOLE, LayerUse, Operand, Part,
 
 
 class EmbeddingUse(LayerUse):
-    """One call of an embedding table with indices (n, ...); its padding row is not trained."""
+    """One call of an embedding table with indices (n, ...); the padding row is not trained."""
 
     def __init__(self, weight: Operand, padding_index: int | None) -> None:
         super().__init__(weight)
@@ -16,7 +16,7 @@ class EmbeddingUse(LayerUse):
         self._sums: tuple[Tensor, Tensor, Tensor] | None = None
 
     def joined_views(self, views: int) -> "EmbeddingUse":
-        """Return this call with one row per example, which has the lookups of all its views."""
+        """Return this call with one row per example: the lookups of all views of the example."""
         use = EmbeddingUse(self.operand, self._padding)
         use.input = self.input.unflatten(0, (-1, views))
         use.output_gradient = self.output_gradient.unflatten(0, (-1, views))
@@ -61,7 +61,7 @@ class EmbeddingUse(LayerUse):
         return result
 
     def drop(self, dropped: Tensor) -> None:
-        """Set the gradients of dropped rows to zero; called after the norms are computed."""
+        """Set per-example gradients to zero where `dropped` is true, after norms are computed."""
         owners, rows, sums = self._summed()
         self.held.clear()
         self._sums = (owners, rows, zero_rows(sums, dropped[owners]))

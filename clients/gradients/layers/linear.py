@@ -42,7 +42,7 @@ class LinearUse(LayerUse):
 
     @staticmethod
     def joined(uses: Sequence["LinearUse"]) -> "LinearUse":
-        """Join several calls of one layer to a single call on longer sequences, and return it."""
+        """Return several calls of one layer as a single call on longer sequences."""
         first = uses[0]
         use = LinearUse(first.operand, first.bias)
         use.output_gradient = torch.cat([_sequences(part.output_gradient) for part in uses], 1)
@@ -51,7 +51,7 @@ class LinearUse(LayerUse):
         return use
 
     def joined_views(self, views: int) -> "LinearUse":
-        """Return this call with one row per example: a sequence that joins all its views."""
+        """Return this call with one row per example, which joins the sequences of its views."""
         use = LinearUse(self.operand, self.bias)
         use.output_gradient = _sequences(self.output_gradient.unflatten(0, (-1, views)))
         if self.needs_input:

@@ -1,4 +1,4 @@
-"""Recurrent layers, run one time step after another, as linear layers that are called each time.
+"""Recurrent layers, run one time step after another; each time step calls linear layers.
 
 torch runs nn.LSTM, nn.GRU and nn.RNN as one fused operation, which `vmap` does not support.
 Equations: those of torch.nn.LSTM, torch.nn.GRU and torch.nn.RNN.

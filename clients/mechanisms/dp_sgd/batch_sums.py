@@ -1,4 +1,4 @@
-"""Sums of the clipped gradients of batches, in float32 where rounding errors stay small."""
+"""Sums of the clipped gradients of batches, in float32 if rounding errors stay small."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -20,14 +20,15 @@ class BatchSums:
     the padded batches, to the last bit.
 
     Attributes:
-        together: whether one call adds up all clients, as it does for small models and on a GPU.
+        together: whether one call adds up the gradients of all clients, as for small models and on
+            a GPU.
 
     Args:
         parameters: the model's trained parameters.
         roundings: rounding bound of each client's sums; an entry is None where the client is
             absent.
         rows: number of rows of each client in a padded batch.
-        apart: whether each client is added up by itself, whatever the size of the model.
+        apart: whether the gradients of each client are added up separately, for models of any size.
     """
 
     def __init__(
@@ -54,9 +55,9 @@ class BatchSums:
         """Reset the sums before the next step.
 
         Args:
-            sizes: number of examples in each client's batch (K,), or in the rest of it.
+            sizes: number of examples in each client's batch (K,), not counting those in `earlier`.
             earlier: by client, the sum (1, size) of an earlier part of the batch, float64, to which
-                the rest is added in place.
+                the rest of the batch is added in place.
         """
         self._sizes, self._waits = sizes, True
         self._long = dict(earlier or {})

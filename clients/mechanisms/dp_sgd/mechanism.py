@@ -131,7 +131,7 @@ class DpSgdMechanism(SummedMechanism):
 
     @property
     def effective_noise_multiplier(self) -> float:
-        """Noise multiplier of all groups and counts together, reduced by integer rounding."""
+        """Noise multiplier of a step's whole release, reduced by the effect of integer rounding."""
         return group_noise_multiplier(self._part_multipliers())
 
     def charges(self, first_step: int, steps: int, *, noise_factor: float = 1.0) -> Charges:
@@ -166,7 +166,7 @@ class DpSgdMechanism(SummedMechanism):
         return self.largest_batch
 
     def steps_of_round(self, planned: range, charged: range, *, has_examples: bool) -> range:
-        """Return `charged`, as each local step has the number of the release that it makes."""
+        """Return `charged`: a local step has the same index as the release that it makes."""
         return charged
 
     def releases_of(self, steps: int) -> int:
@@ -322,7 +322,7 @@ class DpSgdMechanism(SummedMechanism):
         return self._with_clipping(self.clipping.resume(clip_norm))
 
     def equivalent(self, steps: int) -> tuple[Sampling, int, float]:
-        """Return sampled Gaussian releases with the same privacy cost: one for each DP-SGD step."""
+        """Return (sampling, steps, 1.0): each DP-SGD step costs one sampled Gaussian release."""
         return self.sampling, steps, 1.0
 
     def sum_scale(self, weight: int, *, lr: float, clip_norm: float) -> float:
@@ -331,7 +331,7 @@ class DpSgdMechanism(SummedMechanism):
 
     @property
     def largest_integer(self) -> int:
-        """Upper bound of the absolute value of an integer of the clipped sum before noise."""
+        """Upper bound of the absolute value of each integer in the clipped sum, before noise."""
         return math.ceil(self.largest_batch / self.noise_multiplier * DEVIATION * 1.001) + 1
 
     def release_variance(

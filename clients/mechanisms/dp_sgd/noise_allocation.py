@@ -22,7 +22,7 @@ class ChosenNoise:
 
     @property
     def together(self) -> float | None:
-        """Noise multiplier of all groups together; None unless each group has a given one."""
+        """Noise multiplier of all groups together; None unless it is given for each group."""
         known = [z_m for z_m in self.given if z_m is not None]
         return group_noise_multiplier(known) if len(known) == len(self.given) else None
 
@@ -37,7 +37,7 @@ class ChosenNoise:
 
         Raises:
             ValueError: the given z_m leave no privacy for the other groups, or all z_m are given
-                and together are not z.
+                and do not satisfy this equation.
         """
         known = [z_m for z_m in self.given if z_m is not None]
         if len(known) == len(self.given):

@@ -27,7 +27,7 @@ from fedsim.noise.sources import NoiseSource
 
 
 class Padded(Protocol):
-    """A padded batch: its rows, or a record of a pass over them."""
+    """Protocol of a padded batch, or of the record of a pass over a padded batch."""
 
     @property
     def example_weights(self) -> Tensor:
@@ -45,8 +45,8 @@ Use = Callable[[slice, Tensor], None]
 class PrivateStep:
     """DP-SGD steps of K clients that train together, each with a separate mechanism.
 
-    Federations and `PrivacyEngine` take the same steps: here the clipped gradients of a client's
-    batch become a release, and nowhere else.
+    Federations and `PrivacyEngine` both use this class. Only this class turns the clipped gradients
+    of a client's batch into a release.
 
     Guarantee: the release of a client in a step has the privacy event of the client's mechanism. It
     is a function of that client's batch, parameters and noise alone, to the last bit.
@@ -60,8 +60,8 @@ class PrivateStep:
         rows: number of rows of each client in a padded batch.
         divides: whether a release is the noisy mean gradient (the sum divided by the expected batch
             size); otherwise it is the noisy sum, as whole numbers of integer-grid steps.
-        keeps: whether each release is in memory of its own, which may be used after the step. Each
-            client is then added up by itself.
+        keeps: whether each release gets new memory, so that it may be used after the step. The
+            gradients of each client are then added up separately.
     """
 
     def __init__(
@@ -122,20 +122,20 @@ class PrivateStep:
         *,
         earlier: Mapping[int, Tensor] | None = None,
     ) -> np.ndarray:
-        """Compute a step of every client, and pass on the noisy gradients.
+        """Compute a step of every client, and pass the noisy gradients to the function `use`.
 
         Args:
             clip: function that computes the clipped gradients of a padded batch.
             padded_batches: the padded batches that together hold the clients' batches.
             sizes: number of examples in each client's batch (K,).
             noises: the noise source of each client; an entry is None where no noise is added. With
-                None for all, the sums are passed on in grid steps, to be the `earlier` ones of the
-                step that releases them.
+                None in place of the sequence, nothing is released: sums are passed to `use` in grid
+                steps, and a later call, which releases them, takes them as `earlier`.
             use: function that gets a slice of the clients and their releases (k, size): each client
                 of a large model by itself, in any order, and all clients of a small model at once.
                 The next releases overwrite these.
             earlier: by client, the sum (1, size) of an earlier part of the batch, float64, to which
-                these examples are added in place.
+                the clipped gradients of `padded_batches` are added in place.
 
         Returns:
             Under adaptive clipping, the number of unclipped gradients of each client in each of m

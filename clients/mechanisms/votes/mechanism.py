@@ -91,7 +91,7 @@ class VoteMechanism(UpdateMechanism):
 
     @property
     def effective_noise_multiplier(self) -> float:
-        """Noise multiplier of one Gaussian release that costs as much as rounds 1 and 2."""
+        """Noise multiplier of the Gaussian release that costs as much as both ballots together."""
         return self.noise_multiplier / math.sqrt(self.cost(2))
 
     def cost(self, rounds: int) -> float:
@@ -108,7 +108,7 @@ class VoteMechanism(UpdateMechanism):
         return math.fsum(2.0 * ballot.queries / ballot.deviation**2 for ballot in ballots)
 
     def charges(self, first_step: int, steps: int, *, noise_factor: float = 1.0) -> Charges:
-        """Return the privacy events of a client's ballots, one for each query.
+        """Return the privacy events of a client's ballots: one event for each query of a ballot.
 
         Args:
             first_step: number of earlier ballots; ignored if `round_number` is set.
@@ -127,7 +127,10 @@ class VoteMechanism(UpdateMechanism):
         return [(self._event(kind, noise_factor), count) for kind, count in counts.items()]
 
     def equivalent(self, steps: int) -> tuple[Sampling, int, float]:
-        """Return one Gaussian release with the same privacy cost as all ballots of a client."""
+        """Return (sampling, 1, ratio): all ballots cost as much as one Gaussian release.
+
+        The ratio is the votes' noise multiplier divided by that of this release, unsampled.
+        """
         return PoissonSampling(1.0), 1, math.sqrt(self.cost(steps))
 
     def for_model(self, parameters: FlatParameters) -> Self:

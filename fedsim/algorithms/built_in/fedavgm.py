@@ -36,6 +36,9 @@ class FedAvgM(ServerOptimizer):
     options: FedAvgMOptions
 
     def step(self, delta: "np.ndarray", moments: "Arrays") -> "tuple[np.ndarray, Arrays]":
-        """Return one parameter's step (server learning rate times momentum) and next momentum."""
+        """Return the step and the next momentum of one parameter.
+
+        The step is the server learning rate times the next momentum.
+        """
         m = self.options.momentum * moments["m"] + delta
         return self.options.server_lr * m, {"m": m}

@@ -1,4 +1,4 @@
-"""FedNova: normalised updates, so that clients with more local steps do not count more."""
+"""FedNova: updates are normalised, so that more local steps give a client no larger weight."""
 
 from typing import TYPE_CHECKING, ClassVar
 
@@ -17,8 +17,8 @@ class FedNova(Algorithm):
     a_k the normalised update. p_k is the client's weight over the sum of weights. a_k is the L1
     norm of the coefficients with which the client's gradients enter its update. K_k steps of SGD
     with momentum ρ have a_k = (K_k − ρ (1 − ρ^K_k) / (1 − ρ)) / (1 − ρ); without momentum a_k =
-    K_k. So the update is the mean with weights p_k / a_k, times τ Σ p_k / a_k. With equal steps it
-    is FedAvg's update.
+    K_k. So the update is the mean with weights p_k / a_k, times τ Σ p_k / a_k. With equal steps
+    this is FedAvg's update.
 
     Source: Wang et al. 2020, "Tackling the Objective Inconsistency Problem in Heterogeneous
     Federated Optimization", equations 8 and 9 and section 4.1.

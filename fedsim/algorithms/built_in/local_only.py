@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 class LocalOnly(MrMtl):
     """Baseline without collaboration: MR-MTL with λ = 0, so no pull towards the mean model.
 
-    Rounds, steps and charges are those of a federation. A client that trains alone would need no
-    privacy against a server. Because clients are charged, the models have the same noise as in a
-    federation and may be published.
+    Rounds, steps and privacy charges are the same as if the clients trained together. A client that
+    trains alone would need no privacy against a server. With `privacy`, clients still add noise and
+    are charged, so the models have the same noise as in a federation and may be published.
     """
 
     name: ClassVar[str] = "local_only"
@@ -27,9 +27,9 @@ class LocalOnly(MrMtl):
     wire: ClassVar[tuple[Sent, ...]] = ()
 
     def client(self) -> ClientRule | None:
-        """Return None, because local steps are plain."""
+        """Return None, because no rule changes the gradients of local steps."""
         return None
 
     def send(self, state: "ServerState", client: int) -> "Mapping[str, Arrays]":
-        """Return no arrays beside the client's model."""
+        """Return an empty dictionary: a client gets no arrays beside its personal model."""
         return {}

@@ -57,12 +57,12 @@ class MrMtl(Algorithm):
     """Mean-regularised multi-task learning: client k minimises its loss + λ/2 ‖w_k − w̄‖².
 
     Client k starts each round from its personal model w_k and uploads w_k after its local steps.
-    The global model w̄ is the mean of each client's latest upload, over clients with an upload.
+    The global model w̄ is the mean over the latest uploads of all clients that have uploaded.
     With λ = 0 each client trains alone; λ → ∞ is FedAvg.
 
     Guarantee: uploads and charges are those of FedAvg. Under local trust the server knows every
     w_k, because each is a charged upload. So starting from w_k, w̄ and the penalty's gradient are
-    post-processing and cost no ε. A personal model has the privacy of the upload that it is.
+    post-processing and cost no ε. A personal model is itself an upload, whose charge covers it.
 
     Source: Liu, Hu, Wu, Smith 2022, "On Privacy and Personalization in Cross-Silo Federated
     Learning", Algorithm 1.
@@ -92,7 +92,7 @@ class MrMtl(Algorithm):
         return CenterRule(self.options.mean_weight)
 
     def send(self, state: "ServerState", client: int) -> "Mapping[str, Arrays]":
-        """Return the mean model w̄, in the dtypes of the model."""
+        """Return the mean model w̄, cast to the dtypes of the global model."""
         return {
             CENTER: {
                 name: center.astype(state.values[name].dtype)

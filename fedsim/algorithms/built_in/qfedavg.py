@@ -1,4 +1,4 @@
-"""q-FedAvg: clients with a larger loss count more."""
+"""q-FedAvg: clients with a larger loss get a larger weight in the average update."""
 
 from typing import TYPE_CHECKING, ClassVar
 

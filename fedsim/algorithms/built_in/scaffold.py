@@ -23,7 +23,7 @@ class ScaffoldOptions(Settings):
 
 
 class CorrectionRule(ClientRule):
-    """Rule that adds the global minus the client's own control variate to each gradient."""
+    """Rule that adds to each gradient the global control variate minus the client's own one."""
 
     def change_(
         self,
@@ -32,7 +32,7 @@ class CorrectionRule(ClientRule):
         start: "Tensor",
         sent: Mapping[str, "Tensor"],
     ) -> None:
-        """Change `gradient` in place: add the correction that the server sent."""
+        """Add to `gradient`, in place, the difference of control variates that the server sent."""
         gradient.add_(sent[CORRECTION])
 
 
@@ -41,9 +41,9 @@ class Scaffold(Algorithm):
 
     The control variate c_k estimates the mean gradient of client k, and c that of all N clients. In
     K steps of size η_l the client goes from x to y. By the paper's option II its next control
-    variate is c_k' = c_k − c + (x − y) / (K η_l). Then c changes by the sum of all clients'
-    changes, divided by N. The server computes all of them from the uploaded y. So it keeps every
-    c_k and sends c − c_k, and a client uploads only its model.
+    variate is c_k' = c_k − c + (x − y) / (K η_l). Then c changes by the sum of c_k' − c_k over the
+    clients of the round, divided by N. The server computes every c_k' from the uploaded y. So the
+    server keeps every c_k and sends c − c_k, and a client uploads only its model y.
 
     Guarantee: the uploads are those of FedAvg. Control variates depend only on earlier uploads,
     which were charged under local trust, so they cost no ε. If the privacy unit is the client, only
@@ -77,7 +77,7 @@ class Scaffold(Algorithm):
         return state.with_memory(control, rows)
 
     def client(self) -> ClientRule:
-        """Return the rule that adds the control-variate correction to each gradient."""
+        """Return the rule that adds the difference c − c_k of control variates to each gradient."""
         return CorrectionRule()
 
     def send(self, state: "ServerState", client: int) -> "Mapping[str, Arrays]":

@@ -90,13 +90,13 @@ def ends_of(metric: str, variant: VariantResult) -> Point | None:
 
 
 def values_of(metric: str, variants: Sequence[VariantResult]) -> list[float]:
-    """Return a list of a metric's mean for each variant, then both ends of all their intervals."""
+    """Return the means of a metric in all variants, then both ends of the means' intervals."""
     means = [variant.metrics[metric].mean for variant in variants]
     return means + [end for variant in variants for end in ends_of(metric, variant) or ()]
 
 
 def numbers_of(metric: str, variant: VariantResult) -> tuple[float | None, ...]:
-    """Return (number of seeds, mean, low, high) of a metric; low and high are its interval."""
+    """Return (number of seeds, mean, low, high) of a metric; low and high bound the interval."""
     estimate = variant.metrics[metric]
     return estimate.n, estimate.mean, estimate.low, estimate.high
 
@@ -124,7 +124,7 @@ def metric_axis(metric: str, values: Sequence[float], label: str, *, most: int =
         metric: name of the metric.
         values: all values to draw.
         label: label of the axis.
-        most: largest number of intervals between tick marks.
+        most: largest number of steps from one tick mark to the next.
     """
     (low, high), entry = room_around(values), metric_entry(metric)
     margin = 0.02 * (high - low)  # a line on the bound stays whole

@@ -80,12 +80,12 @@ class Sweep:
 
     @property
     def is_geometric(self) -> bool:
-        """Whether the values are spaced more evenly by ratio than by difference."""
+        """Whether the values are closer to a geometric sequence than to an arithmetic one."""
         return self.is_numeric and is_geometric(list(self.places.values()))
 
 
 def find_sweeps(results: Results) -> tuple[Sweep, ...]:
-    """Return one figure's lines for each setting that is the only difference of some variants.
+    """Return a figure (`Sweep`) for each setting that is the only difference of some variants.
 
     If the setting's values are not numbers, at least three different values are needed.
 
@@ -105,7 +105,7 @@ def find_sweeps(results: Results) -> tuple[Sweep, ...]:
 
 
 def number_of(value: object) -> float | None:
-    """Return a finite number, or the only number in a list, as a float; None for other values."""
+    """Return as a float a finite number, or the only number in a list; None for other values."""
     if isinstance(value, list) and len(value) == 1:
         (value,) = value
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
@@ -120,7 +120,7 @@ def value_text(value: object) -> str:
 
 
 def is_geometric(numbers: Sequence[float]) -> bool:
-    """Return whether ascending numbers are spaced more evenly by ratio than by difference."""
+    """Whether ascending numbers are closer to a geometric sequence than to an arithmetic one."""
     if len(numbers) < 3 or numbers[0] <= 0 or numbers[-1] < _LEAST_RATIO * numbers[0]:
         return False
     return _spread([math.log(value) for value in numbers]) < _spread(numbers)

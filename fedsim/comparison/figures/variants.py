@@ -56,7 +56,7 @@ _QUARTILES = (0, 25, 50, 75, 100)
 
 
 def pictures_of(results: Results) -> dict[str, Picture | None]:
-    """Return the figures for one privacy unit, by name; None stands for a figure without data."""
+    """Return all figures of the results, by name; a figure that has no data to show is None."""
     metric = _client_metric(results)
     return {
         "tradeoff": tradeoff(results),
@@ -100,7 +100,7 @@ def over_rounds(results: Results) -> Picture | None:
 
 
 def over_epsilon(results: Results) -> Picture | None:
-    """Return the figure of the mean metric against the ε spent so far; None without a finite ε."""
+    """Return the figure of the mean metric against the ε spent so far; None if no ε is finite."""
     curves = [
         _curve(variant, results.metric, "epsilon_max")
         for variant in results.variants
@@ -194,9 +194,9 @@ def _table(variant: VariantResult, name: str) -> NDArray[np.float64]:
 
 
 def tradeoff(results: Results) -> Picture | None:
-    """Return the figure of the metric against ε; variants without privacy are horizontal lines.
+    """Return the figure of the final metric against ε, with a point for each variant.
 
-    The result is None if no variant has a finite ε.
+    Variants without privacy are horizontal lines. The result is None if no variant has a finite ε.
     """
     metric, words = results.metric, metric_words(results.metric)
     shown = [variant for variant in results.variants if metric in variant.metrics]
@@ -345,7 +345,7 @@ def spend_boxes(results: Results) -> Picture | None:
 
 
 def spend_sentence(results: Results) -> str | None:
-    """Return a sentence on how much clients' ε differ in a variant; None without a finite ε."""
+    """Return a sentence on how much the clients' ε differ in a variant; None if no ε is finite."""
     values = _spends(results)
     if not values:
         return None

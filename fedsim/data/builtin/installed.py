@@ -36,13 +36,13 @@ class InstalledFile:
         return next((path for path in paths if path.is_file()), None)
 
     def read(self, dataset: str) -> bytes:
-        """Return the content of the file, whose hash is the published one.
+        """Return the content of the file, after a check that it has the published hash.
 
         Args:
             dataset: name of the dataset, for error messages.
 
         Raises:
-            DataError: the package is not installed, lacks the file, or has another file there.
+            DataError: the package is not installed, lacks the file, or the file has another hash.
 
         Example:
             >>> from fedsim.data.builtin.installed import InstalledFile

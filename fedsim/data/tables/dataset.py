@@ -125,7 +125,7 @@ def read_part(
 
 
 def column_of(name: str, settings: FileDataset) -> Column:
-    """Return a table column with its settings, by which its cells become features.
+    """Return a table column with the settings by which cells of the column become features.
 
     Args:
         name: name of the column.

@@ -115,7 +115,7 @@ class ColumnSettings(Settings):
         return self.class_names is not None and not any(others)
 
     def feature_names(self, column: str) -> tuple[str, ...]:
-        """Return a column's feature names: the column's name, or `sex=F` and so on per class."""
+        """Return the names of a column's features: its name, or `sex=F`, `sex=M` for classes."""
         names = self.class_names
         return (column,) if names is None else tuple(f"{column}={name}" for name in names)
 

@@ -97,13 +97,13 @@ class ColumnSummary:
 
     @property
     def cells(self) -> list[str]:
-        """The different cells, up to a largest number: sorted numbers, then sorted texts."""
+        """The distinct cells (only a limited number is kept): sorted numbers, then sorted texts."""
         numbers = sorted(self.numerals, key=lambda cell: as_number(cell, self._decimal) or 0.0)
         return [*numbers, *sorted(self.texts)]
 
     @property
     def is_complete(self) -> bool:
-        """Whether `cells` has all different cells of the column; if not, there are too many."""
+        """Whether `cells` has all distinct cells; if not, the column has too many to keep."""
         return len(self.numerals) < _MAX_NUMERALS and len(self.texts) < MAX_DISTINCT
 
     @property

@@ -25,7 +25,7 @@ from fedsim.server.settings import FederationSettings
 def check_participation(
     federation: FederationSettings, num_clients: int, round_sizes: RoundSizes, sections: Sections
 ) -> Iterator[PathMessage]:
-    """Yield (key path, message) for too many clients in a round, or charges in the ledger."""
+    """Yield (key path, message) if a round has too many clients, or the ledger too many charges."""
     path = ("federation", "clients_per_round")
     yield from too_many_clients(path, federation.clients_per_round, num_clients)
     rounds, charged = federation.rounds, round_sizes[1]
@@ -58,7 +58,7 @@ def check_weighting(
 def check_max_share(
     federation: FederationSettings, round_sizes: RoundSizes
 ) -> Iterator[PathMessage]:
-    """Yield (key path, message) if `max_share` of the weights is below 1 / clients of a round."""
+    """Yield (key path, message) if `max_share` of the weights is below 1 / (clients in a round)."""
     share, (clients, _) = federation.weights.max_share, round_sizes
     if share is not None and share * clients < 1:
         yield (
@@ -176,7 +176,7 @@ _PARTIAL_WORK: KeyPath = ("federation", "partial_work")
 
 
 def check_partial_work(federation: FederationSettings, sections: Sections) -> Iterator[PathMessage]:
-    """Yield (key path, message) for settings that exclude `federation.partial_work`."""
+    """Yield (key path, message) for settings that `federation.partial_work` does not allow."""
     privacy, local = sections.privacy, sections.local
     settings = federation.partial_work
     if settings is None:

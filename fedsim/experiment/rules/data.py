@@ -268,7 +268,7 @@ def _check_transforms(model: ModelSettings, data: DataSettings | None) -> Iterat
 
 
 def check_views(local: LocalSettings, sections: Sections) -> Iterator[PathMessage]:
-    """Yield (key path, message) if examples cannot be augmented in the way the file requests."""
+    """Yield (key path, message) if the requested augmentation does not suit the examples."""
     data, model = sections.data, sections.model
     if local.views is None:
         return

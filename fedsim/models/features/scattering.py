@@ -98,10 +98,11 @@ def scattering(
 
 
 def layers(image: Example, bank: FilterBank, settings: ScatteringSettings) -> Iterator[Example]:
-    """Yield each layer's absolute wavelet responses (paths, height, width), before averaging.
+    """Yield arrays (paths, height, width) of absolute wavelet responses, layer by layer.
 
-    The first array is the image itself. In the second layer, only wavelets that are wider than the
-    first one are used, because the absolute value moves energy to lower frequencies.
+    A path is a sequence of at most two wavelets. The responses are not yet averaged. The first
+    array is the image itself. The second layer uses only wavelets that are wider than the wavelet
+    of the first layer, because the absolute value moves energy to lower frequencies.
 
     Args:
         image: a periodic image (height, width).

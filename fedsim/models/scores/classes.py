@@ -38,7 +38,7 @@ def recall_per_class(predictions: Counted) -> list[float]:
 
 
 def precision_per_class(predictions: Counted) -> list[float]:
-    """Return the precision of each class: the share of the predictions of it that are correct."""
+    """Return the precision of each class: the share of its predictions that are correct."""
     return _ratio(predictions.hits, predictions.predictions, empty=_NONE).tolist()
 
 

@@ -1,8 +1,9 @@
 """Buffered linear Toeplitz strategies: almost the error of the best Toeplitz matrix, few buffers.
 
-Coefficient j ≥ 1 of C is Σ_i s_i λ_i^(j − 1), with scales s and decays λ of d buffers (Dvijotham et
-al. 2024, arXiv:2404.16706; McMahan et al. 2024, arXiv:2408.08868). The noise of a round then needs
-the d buffers S_i = Σ_j λ_i^(j − 1) y_{t−j} of the noise y of earlier rounds, and no more.
+Let C be the strategy's lower-triangular Toeplitz matrix. Entry j ≥ 1 of the first column of C is
+Σ_i s_i λ_i^(j − 1), with scales s and decays λ of d buffers (Dvijotham et al. 2024,
+arXiv:2404.16706; McMahan et al. 2024, arXiv:2408.08868). The noise y_t of round t depends on that
+of earlier rounds only through the d buffers S_i = Σ_j λ_i^(j − 1) y_{t−j}.
 """
 
 import math
@@ -21,7 +22,7 @@ MIN_BUFFERS, MAX_BUFFERS = 2, 5
 
 @dataclass(frozen=True)
 class BltStrategy(ToeplitzStrategy):
-    """NoiseStrategy whose coefficients are a sum of few decaying exponentials.
+    """Strategy of correlated noise whose matrix entries are sums of few decaying exponentials.
 
     Attributes:
         scales: scales s_i > 0 of the buffers, which add up to at most 1.
@@ -47,16 +48,16 @@ class BltStrategy(ToeplitzStrategy):
 
     @property
     def buffers(self) -> int:
-        """Number of buffers."""
+        """Number of buffers: weighted sums of earlier noise, each as large as the model."""
         return len(self.scales)
 
     def coefficients(self, rounds: int) -> Floats:
-        """Return the coefficients c_j of the first rounds, (rounds,)."""
+        """Return the first column of the strategy's Toeplitz matrix C, (rounds,)."""
         powers = np.power.outer(np.array(self.decays), np.arange(rounds - 1))
         return np.concatenate([[1.0], np.array(self.scales) @ powers])
 
     def inverse(self, rounds: int) -> Floats:
-        """Return the first column of the inverse of C, (rounds,)."""
+        """Return the first column of the inverse of the strategy's matrix C, (rounds,)."""
         return self._response(rounds)[0]
 
     def _response(self, rounds: int) -> tuple[Floats, Floats]:
@@ -76,16 +77,17 @@ class BltStrategy(ToeplitzStrategy):
         return {}
 
     def extra_roundings(self, participation: MinSeparation) -> int:
-        """Return in how many rounds rounding alone may move a client's releases, by 1 grid step.
+        """Return the number of rounds in which one client moves a release by rounding alone.
 
-        Every later round rounds once more. The buffers are float64, so that a round may move by up
-        to 1 + 2 e, with the error e of the sum of the buffers (docs/explain/proofs.md).
+        These are all rounds after the first one. The sum of the float64 buffers has an error of at
+        most e grid steps, so a release may move by up to 1 + 2 e grid steps. Each such round counts
+        (1 + 2 e)² times, as if it moved by 1 grid step (docs/explain/proofs.md).
         """
         later = participation.rounds - 1
         return math.ceil(later * (1.0 + 2.0 * self.buffer_error(participation.rounds)) ** 2)
 
     def buffer_error(self, rounds: int) -> float:
-        """Return an upper bound on the rounding error of Σ s_i S_i, in grid steps.
+        """Return an upper bound on the rounding error of the sum of scaled buffers, in grid steps.
 
         Args:
             rounds: number of rounds of the run.
@@ -105,10 +107,10 @@ _APART = 1e-9  # least relative difference of zeros and poles: equal ones would 
 
 @lru_cache(maxsize=64)
 def optimised_blt(buffers: int, participation: MinSeparation, momentum: float = 0.0) -> BltStrategy:
-    """Return the strategy with the least root mean square error of the models at the same ε.
+    """Return the buffered linear Toeplitz strategy with the least noise in the models at a given ε.
 
-    The model after t rounds is the sum of the releases of its rounds, or what an optimizer with
-    momentum makes of them.
+    The noise is the root mean square error of the models after 1, 2, ... rounds. The model after t
+    rounds is the sum of the updates of the first t rounds.
 
     Args:
         buffers: number of buffers, 2 to 5.

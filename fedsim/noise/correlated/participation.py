@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Self
 
 SCHEME = "min_separation"
-"""The `federation.participation.scheme` that keeps a client's rounds apart."""
+"""Value of `federation.participation.scheme` that keeps the rounds of a client apart."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class MinSeparation:
 
     @classmethod
     def of(cls, rounds: int, rounds_apart: int, max_rounds: int | None = None) -> Self:
-        """Return the bound with as many rounds of a client as fit into the run, or fewer.
+        """Return the bound in which a client has as many rounds as fit, at most `max_rounds`.
 
         Args:
             rounds: number of rounds n.
@@ -52,15 +52,18 @@ class MinSeparation:
         return cls(rounds, rounds_apart, fit if max_rounds is None else min(fit, max_rounds))
 
     def scaled(self, share: float) -> Self:
-        """Return the bound of a run with a share of the rounds, of which each client has as many.
+        """Return the bound for a run with `share` times as many rounds, in total and of a client.
 
         Args:
-            share: number of rounds over that of this run, > 0.
+            share: number of rounds of the other run, divided by that of this run, > 0.
         """
         rounds, most = (math.ceil(share * number) for number in (self.rounds, self.max_rounds))
         return type(self).of(rounds, self.rounds_apart, most)
 
     @property
     def pattern(self) -> range:
-        """The earliest and densest rounds of one client, from 0: 0, b, ..., (k − 1) b."""
+        """Rounds of one client, counted from 0, as early and as close together as allowed.
+
+        They are 0, b, ..., (k − 1) b, with b = `rounds_apart` and k = `max_rounds`.
+        """
         return range(0, self.max_rounds * self.rounds_apart, self.rounds_apart)

@@ -1,6 +1,6 @@
-"""The correlated noise itself: a row of integers for each round, from the fresh noise of its round.
+"""Correlated noise of a run: one row of integers per round, made from independent fresh noise.
 
-The row of a round depends on the fresh noise of the rounds so far, and on nothing else. Fresh noise
+The row of a round depends only on the fresh noise of this round and of earlier rounds. Fresh noise
 is keyed by the round, so a process that continues a run computes the rows again. All operations are
 single roundings of float64, so the bits are the same on every processor. A client's steps of DP-SGD
 have rows too (`clients/correlated_noise.py`).
@@ -19,7 +19,7 @@ from fedsim.noise.sources import NoiseSource
 
 
 class NoiseRows(ABC):
-    """The rows of a run's correlated noise, one after the other.
+    """Generator of a run's correlated noise, which returns one row of integers per round.
 
     Guarantee: memory is `NoiseStrategy.buffers` rows and at most 20 more, for any number of rounds.
 
@@ -28,7 +28,7 @@ class NoiseRows(ABC):
         device: device on which noise is drawn and kept; None for the CPU.
 
     Attributes:
-        step: number of rows so far.
+        step: number of rows that were returned so far.
     """
 
     def __init__(self, size: int, device: torch.device | None = None) -> None:
@@ -61,9 +61,10 @@ _STEPS_AHEAD = 16  # more would read the rows less often, and add up more of the
 
 
 class BandedRows(NoiseRows):
-    """Rows y_t = Z_t − rint(Σ_{j ≥ 1} c_j y_{t−j}) of a strategy with few coefficients c.
+    """Correlated noise y_t = Z_t − rint(Σ_{j ≥ 1} c_j y_{t−j}) with few coefficients c_j.
 
-    Products and sums are exact in any order, see docs/explain/proofs.md.
+    Z_t is the fresh noise of round t, and y_t is the row of the round. Products and sums are exact
+    in any order, see docs/explain/proofs.md.
 
     Args:
         coefficients: c_0 = 1, c_1, ..., multiples of 2⁻¹⁶.
@@ -82,7 +83,7 @@ class BandedRows(NoiseRows):
 
     @property
     def nbytes(self) -> int:
-        """Size of the kept rows and sums in bytes."""
+        """Size in bytes of the earlier rows that are kept, and of their sums."""
         return self._past.nbytes + self._back.nbytes
 
     def _next_row(self, fresh: NoiseSource) -> Tensor:
@@ -109,7 +110,11 @@ class BandedRows(NoiseRows):
 
 
 class BltRows(NoiseRows):
-    """Rows y_t = Z_t − rint(Σ_i s_i S_i) of a BLT strategy, with buffers S_i ← λ_i S_i + y_t."""
+    """Correlated noise y_t = Z_t − rint(Σ_i s_i S_i), by the buffers S_i of a `BltStrategy`.
+
+    Z_t is the fresh noise of round t, and y_t is the row of the round. Each buffer then becomes
+    λ_i S_i + y_t. The strategy has the scales s_i and the decays λ_i.
+    """
 
     def __init__(self, strategy: BltStrategy, size: int) -> None:
         super().__init__(size)
@@ -128,11 +133,12 @@ class BltRows(NoiseRows):
 
 
 class TreeRows(NoiseRows):
-    """Rows of the tree: the change of the estimated noise in the sum of all rounds so far.
+    """Correlated noise of the binary tree over rounds.
 
-    A node's estimate is ⌊w Z + (1 − w) (left + right) + ½⌋, with the node's noise Z and the
-    estimates of its halves. Adding an integer to all of them adds it to the estimate, so that the
-    estimates are functions of noisy sums.
+    A row is the change, in one round, of the estimated noise in the sum of all rounds so far. A
+    node with fresh noise Z has the estimate ⌊w Z + (1 − w) (left + right) + ½⌋, with weight w and
+    the estimates left and right of the node's halves. If Z and left + right grow by the same
+    integer, so does the estimate. So estimates are functions of noisy sums.
     """
 
     def __init__(self, strategy: TreeStrategy, size: int) -> None:
@@ -154,7 +160,7 @@ class TreeRows(NoiseRows):
 
 
 def noise_rows(strategy: NoiseStrategy, size: int) -> NoiseRows:
-    """Return the rows of a strategy's noise, from the first round on.
+    """Return a new generator of a strategy's noise, which starts with the row of round 1.
 
     Args:
         strategy: the strategy of the run.
@@ -172,7 +178,7 @@ def noise_rows(strategy: NoiseStrategy, size: int) -> NoiseRows:
 
 
 class NoiseOfRounds(NoiseSource):
-    """Source of the noise of one round after the other; each `fill_` draws a whole round.
+    """Source of a run's correlated noise; each `fill_` draws the noise of one whole round.
 
     Args:
         strategy: the strategy of the run.
@@ -185,7 +191,7 @@ class NoiseOfRounds(NoiseSource):
         self._round_number = 1
 
     def at(self, round_number: int) -> "NoiseOfRounds":
-        """Return this source, whose next `fill_` draws the noise of a round.
+        """Set the round whose noise the next `fill_` draws, and return this source.
 
         Args:
             round_number: the round, from 1.
@@ -194,9 +200,9 @@ class NoiseOfRounds(NoiseSource):
         return self
 
     def fill_(self, values: Tensor) -> Tensor:
-        """Fill a float64 tensor (size,) with the noise of the round, in place, and return it.
+        """Fill a float64 tensor with the noise of the round that `at` set; return the tensor.
 
-        The rounds that were not drawn yet, as after a restart, are computed first.
+        Earlier rounds that were not drawn yet, as after a restart, are computed first.
 
         Raises:
             TypeError: the tensor is not float64.

@@ -1,4 +1,4 @@
-"""The correlated noise of one run, as a mechanism of whole clients charges it."""
+"""Correlated noise of one run with privacy of whole clients: its strategy and its charges."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from fedsim.noise.grid import effective_multiplier
 
 @dataclass(frozen=True)
 class RunCorrelation:
-    """NoiseStrategy and participation of a run, which together fix what a client costs.
+    """Noise strategy and participation bound of a run, which fix the privacy cost of a client.
 
     Attributes:
         strategy: how the noise of rounds is correlated.
@@ -43,16 +43,19 @@ class RunCorrelation:
 
     @cached_property
     def column_norm(self) -> float:
-        """Sensitivity: noise multiplier of the fresh noise, divided by that of the whole run."""
+        """Noise multiplier of a round's fresh noise, divided by that of the whole run.
+
+        It is the sensitivity of the strategy, an L2 norm.
+        """
         return self.strategy.sensitivity(self.participation)
 
     def effective_multiplier(self, noise_multiplier: float, dimensions: int, error: float) -> float:
-        """Return the noise multiplier of all releases of the run about one client, rounded down.
+        """Return the noise multiplier, rounded down, of all releases of the run about one client.
 
         Args:
             noise_multiplier: noise multiplier z of the fresh noise of a round.
             dimensions: number of values of a release.
-            error: rounding error of a client's update before it is rounded to integers, in bounds.
+            error: rounding error of an update before it is rounded to integers, in clip norms.
         """
         roundings = self.strategy.extra_roundings(self.participation) if dimensions else 0
         return effective_multiplier(
@@ -85,7 +88,7 @@ def charges_of_run(
 
 
 def strategy_of(settings: CorrelationSettings, participation: MinSeparation) -> NoiseStrategy:
-    """Return the strategy that settings choose for a run.
+    """Return the strategy of correlated noise that the settings choose for a run.
 
     Args:
         settings: value of `privacy.noise_correlation` other than none.
@@ -103,7 +106,9 @@ def strategy_of(settings: CorrelationSettings, participation: MinSeparation) -> 
 def strategies_for(
     participation: MinSeparation, momentum: float = 0.0
 ) -> Iterator[tuple[str, NoiseStrategy]]:
-    """Yield the strategies that are worth comparing for a run, each with its name and size.
+    """Yield the noise strategies worth comparing for a run, as pairs (description, strategy).
+
+    A description is a name with a size, such as `blt, 4 buffers`.
 
     Args:
         participation: bound on the rounds of every client.
@@ -120,7 +125,9 @@ def strategies_for(
 def with_parameters(
     settings: CorrelationSettings, participation: MinSeparation | None, momentum: float = 0.0
 ) -> CorrelationSettings:
-    """Return settings with the best parameters of a run, if they leave them open.
+    """Return settings in which the open parameters of `blt` have the best values for a run.
+
+    Settings of other kinds, or with parameters of their own, are returned unchanged.
 
     Args:
         settings: the settings of a file.

@@ -13,7 +13,7 @@ from fedsim.core.limits import MAX_NOISE_BANDS
 from fedsim.core.settings import Choice, Settings
 
 OF_STEPS = ("toeplitz",)
-"""Kinds of correlation from step to step of a client that protects examples."""
+"""Kinds of noise correlation between the steps of a client, for privacy of examples."""
 
 OF_ROUNDS: Mapping[str, str] = MappingProxyType(
     {
@@ -23,7 +23,7 @@ OF_ROUNDS: Mapping[str, str] = MappingProxyType(
         "blt": "a buffered linear Toeplitz matrix",
     }
 )
-"""Kinds of correlation from round to round of whole clients, with their descriptions."""
+"""Descriptions of the kinds of noise correlation between rounds, for privacy of clients."""
 
 DESCRIPTION = (
     "correlation of noise from step to step, which lowers the error of sums over many steps; none: "

@@ -1,11 +1,11 @@
 """Strategies of correlated noise: what a client costs, and how noisy sums over rounds are.
 
 A strategy is a matrix C with a row for each number that is drawn, and a column for each round (Li
-et al. 2015, "The matrix mechanism"; Denisov et al. 2022, arXiv:2202.08312). With the sums f of a
-run's rounds, the releases are a function of C f + Z, with independent noise Z. So a client costs
-the L2 norm by which it moves C f, the sensitivity, and the noise of sums over the first rounds is
-smaller than with independent noise at the same ε. Units: one client moves a round's sum by at most
-1, and the noise Z has standard deviation 1.
+et al. 2015, "The matrix mechanism"; Denisov et al. 2022, arXiv:2202.08312). Let f be the sums of a
+run's rounds. The releases are a function of C f + Z, with independent noise Z. So the cost of a
+client follows from the sensitivity, the L2 norm by which the client moves C f. Sums over the first
+rounds have less noise than with independent noise at the same ε. Units: one client moves a round's
+sum by at most 1, and the noise Z has standard deviation 1.
 """
 
 import math
@@ -20,18 +20,18 @@ from fedsim.core.limits import MAX_NOISE_BANDS
 from fedsim.noise.correlated.participation import MinSeparation
 
 COEFFICIENT_BITS = 16
-"""Bits after the point of a coefficient: its products with noise below 2³² are exact in float64."""
+"""Fraction bits of a matrix entry; products with noise below 2³² are then exact in float64."""
 
 _ROUNDED_UP = 1.0 + 2.0**-30  # more than the rounding of sums of a run's coefficients
 
 
 @dataclass(frozen=True)
 class PrefixError:
-    """The noise of the models after the first t rounds, for t = 1 ... n.
+    """Size of the noise in the models after 1, 2, ..., n rounds.
 
     Attributes:
-        rms: root of the mean variance over all t.
-        largest: largest standard deviation of any t.
+        rms: root of the mean noise variance of these models.
+        largest: largest standard deviation of the noise in one of these models.
     """
 
     rms: float
@@ -39,16 +39,18 @@ class PrefixError:
 
 
 class NoiseStrategy(ABC):
-    """Base class of strategies; subclasses are frozen dataclasses with public numbers only."""
+    """Base class of noise strategies; each is a frozen dataclass with public numbers only."""
 
     @property
     @abstractmethod
     def buffers(self) -> int:
-        """Number of float64 arrays, each as large as the model, that the noise is made from."""
+        """Number of float64 arrays from which noise is made, each as large as the model."""
 
     @abstractmethod
     def sensitivity(self, participation: MinSeparation) -> float:
-        """Return an upper bound on the L2 norm by which one client moves C f, rounded up.
+        """Return an upper bound, rounded up, on the L2 norm by which one client moves C f.
+
+        C is the strategy's matrix, and f are the sums of all rounds without noise.
 
         Args:
             participation: bound on the rounds of the client.
@@ -71,12 +73,17 @@ class NoiseStrategy(ABC):
         """
 
     def prefix_error(self, rounds: int, momentum: float = 0.0) -> PrefixError:
-        """Return the noise of the models after the first rounds; args as `prefix_variances`."""
+        """Return the size of the noise in the models after 1, 2, ... rounds.
+
+        The arguments are those of `prefix_variances`.
+        """
         variances = self.prefix_variances(rounds, momentum)
         return PrefixError(math.sqrt(float(variances.mean())), math.sqrt(float(variances.max())))
 
     def extra_roundings(self, participation: MinSeparation) -> int:
-        """Return in how many rounds rounding alone may move a client's releases, by 1 grid step.
+        """Return the number of rounds in which one client moves a release by rounding alone.
+
+        Such a move is by at most 1 grid step.
 
         Args:
             participation: bound on the rounds of the client.
@@ -85,21 +92,25 @@ class NoiseStrategy(ABC):
 
 
 class ToeplitzStrategy(NoiseStrategy):
-    """Base class of strategies whose C is lower-triangular and Toeplitz, with a diagonal of ones.
+    """Base class of strategies with a lower-triangular Toeplitz matrix C with diagonal 1.
 
     The coefficients c_0 = 1 ≥ c_1 ≥ c_2 ≥ ... ≥ 0 are the first column of C.
     """
 
     @abstractmethod
     def coefficients(self, rounds: int) -> Floats:
-        """Return the coefficients c_j of the first rounds, (rounds,)."""
+        """Return the first column of the strategy's Toeplitz matrix C, (rounds,)."""
 
     def inverse(self, rounds: int) -> Floats:
-        """Return the first column of the inverse of C, (rounds,)."""
+        """Return the first column of the inverse of the strategy's matrix C, (rounds,)."""
         return inverse_coefficients(tuple(self.coefficients(rounds).tolist()), rounds)
 
     def sensitivity(self, participation: MinSeparation) -> float:
-        """Return the L2 norm by which one client moves C f, which rounds 0, b, 2 b, ... attain."""
+        """Return the largest L2 norm, rounded up, by which one client moves C f.
+
+        C is the strategy's matrix, and f are the sums of all rounds without noise. A client in the
+        rounds `participation.pattern` moves C f by this norm.
+        """
         coefficients = self.coefficients(participation.rounds)
         moved = np.zeros(participation.rounds)
         for first in participation.pattern:
@@ -123,11 +134,11 @@ class ToeplitzStrategy(NoiseStrategy):
 
 @dataclass(frozen=True)
 class BandedStrategy(ToeplitzStrategy):
-    """NoiseStrategy with few coefficients: the noise of a round is cancelled over `bands` rounds.
+    """Noise strategy with a banded Toeplitz matrix: few of its coefficients are not 0.
 
     Attributes:
-        bands: the coefficients c_0 = 1 ≥ c_1 ≥ ... > 0, multiples of 2⁻¹⁶; all others are 0. One
-            coefficient is independent noise.
+        bands: the coefficients c_0 = 1 ≥ c_1 ≥ ... > 0, multiples of 2⁻¹⁶; all others are 0. A
+            single coefficient gives independent noise.
 
     Raises:
         ValueError: there are too many, they increase, or one is not a positive multiple of 2⁻¹⁶.
@@ -146,11 +157,11 @@ class BandedStrategy(ToeplitzStrategy):
 
     @property
     def buffers(self) -> int:
-        """Number of earlier rounds whose noise is kept."""
+        """Number of earlier rounds whose noise is kept in memory."""
         return len(self.bands) - 1
 
     def coefficients(self, rounds: int) -> Floats:
-        """Return the coefficients c_j of the first rounds, (rounds,)."""
+        """Return the first column of the strategy's Toeplitz matrix C, (rounds,)."""
         column = np.zeros(rounds)
         known = self.bands[:rounds]
         column[: len(known)] = known
@@ -161,25 +172,25 @@ class BandedStrategy(ToeplitzStrategy):
         return {}
 
     def inverse(self, rounds: int) -> Floats:
-        """Return the first column of the inverse of C, (rounds,)."""
+        """Return the first column of the inverse of the strategy's matrix C, (rounds,)."""
         if rounds not in self._inverses:
             self._inverses[rounds] = inverse_coefficients(self.bands, rounds)
         return self._inverses[rounds]
 
     def extra_roundings(self, participation: MinSeparation) -> int:
-        """Return in how many rounds rounding alone may move a client's releases, by 1 grid step."""
+        """Return the number of rounds in which one client moves a release by rounding alone."""
         return min(participation.rounds - 1, participation.max_rounds * self.buffers)
 
 
 INDEPENDENT = BandedStrategy((1.0,))
-"""NoiseStrategy of independent noise, charged for the whole run."""
+"""Strategy of independent noise; a client is charged for the whole run at once."""
 
 
 @lru_cache(maxsize=MAX_NOISE_BANDS)
 def square_root_coefficients(bands: int) -> tuple[float, ...]:
-    """Return the coefficients c_j of the square root of the prefix-sum matrix, for j < bands.
+    """Return the first `bands` coefficients of the square root of the prefix-sum matrix.
 
-    c_j = binomial(2 j, j) / 4^j, rounded to a multiple of 2⁻¹⁶.
+    Coefficient j is binomial(2 j, j) / 4^j, rounded to a multiple of 2⁻¹⁶, for j = 0, 1, ...
     """
     exact = [1.0]
     for j in range(1, bands):
@@ -189,7 +200,7 @@ def square_root_coefficients(bands: int) -> tuple[float, ...]:
 
 
 def inverse_coefficients(coefficients: tuple[float, ...], steps: int) -> Floats:
-    """Return the first column d (steps,) of the inverse of the matrix C of some coefficients.
+    """Return the first column d (steps,) of the inverse of a lower-triangular Toeplitz matrix C.
 
     Without rounding, the noise of step t is y_t = Σ_j d_j Z_{t−j}, with fresh noise Z.
 

@@ -21,25 +21,25 @@ _ROUNDED_UP = 1.0 + 2.0**-30
 
 @dataclass(frozen=True)
 class TreeStrategy(NoiseStrategy):
-    """NoiseStrategy of the binary tree over the rounds of a run.
+    """Noise strategy of the binary tree over the rounds of a run.
 
     Attributes:
-        rounds: number of rounds n of the run, at least 1. Nodes that end later are never drawn.
+        rounds: number of rounds n of the run, at least 1. No noise is drawn for later nodes.
     """
 
     rounds: int
 
     @property
     def buffers(self) -> int:
-        """Number of levels: at most one finished node of each is kept."""
+        """Number of tree levels; at most one finished node of each level is kept in memory."""
         return self.rounds.bit_length()
 
     def sensitivity(self, participation: MinSeparation) -> float:
-        """Return an upper bound on the L2 norm by which one client moves all nodes.
+        """Return an upper bound on the L2 norm by which one client moves the sums of all nodes.
 
-        A node of 2^h rounds has at most m = min(k, ⌈2^h / b⌉) rounds of the client. On each level
-        the client's k rounds are shared among nodes, and the sum of squares is largest if as many
-        nodes as possible have m.
+        The client is in at most k rounds, which are at least b apart. A node of 2^h rounds has at
+        most m = min(k, ⌈2^h / b⌉) of them. On each level, the sum of squares is largest if as many
+        nodes as possible have m rounds of the client.
         """
         squares = 0
         for height in range(self.buffers):
@@ -80,8 +80,8 @@ class TreeStrategy(NoiseStrategy):
     def prefix_variances(self, rounds: int, momentum: float = 0.0) -> Floats:
         """Return the variance of the noise in the models after 1, 2, ... rounds, (rounds,).
 
-        Momentum β makes the model β times the model before plus the estimated sum. So the rounds
-        of a node move the pair (model, sum) to A (model, sum) plus noise of the node's draws.
+        With momentum β a model is β times the previous model, plus the estimated sum. So all rounds
+        of a node together multiply the pair (model, sum) by a matrix and add the node's noise.
         """
         nodes, noise = list[tuple[Floats, Floats]](), np.ones((2, 2))
         for height in range(self.buffers):
@@ -101,7 +101,7 @@ class TreeStrategy(NoiseStrategy):
 
 
 def new_nodes(step: int) -> int:
-    """Return how many nodes end with a round.
+    """Return the number of tree nodes whose last round is the given round.
 
     Args:
         step: number of the round, from 0.
@@ -123,7 +123,7 @@ def _tree_weights(heights: int) -> tuple[float, ...]:
 
 
 TREE_WEIGHTS = _tree_weights(32)
-"""Weight of a node's own noisy sum in its estimate, by its height, for up to 2³² rounds.
+"""Weight of a tree node's own noisy sum in the node's estimate, by the height of the node.
 
 Weights are multiples of 2⁻¹⁶, so that products with noise are exact. Any weight gives an unbiased
 sum.

@@ -86,9 +86,9 @@ def step_schedule(files: RunFiles) -> StepSchedule:
 
 
 def unreadable_clients(files: RunFiles) -> frozenset[int]:
-    """Return the clients whose charges cannot be computed anew.
+    """Return the numbers of the clients whose charges cannot be computed again.
 
-    Their sampling rates come from a csv file, which a run directory does not have.
+    The sampling rates of these clients come from a csv file, which is not in the run directory.
     """
     settings = files.experiment.privacy
     if settings is None:
@@ -113,7 +113,7 @@ def _plans(
 
 
 def unread_tables(files: RunFiles) -> Iterator[str]:
-    """Yield a line for each csv file with clients' privacy settings, which are not checked."""
+    """Yield a line for each csv file of privacy settings, as the settings in it are not checked."""
     settings = files.experiment.privacy
     for name, entry in ({} if settings is None else settings.clients).items():
         if entry.csv is not None:
@@ -241,7 +241,10 @@ def schedule_problems(files: RunFiles) -> Iterator[str]:
 
 
 def charge_problems(files: RunFiles) -> Iterator[str]:
-    """Yield a line for each charge with wrong steps, or for a round that did not ask the client."""
+    """Yield a line for each charge of a wrong number of steps, or of a client that was not asked.
+
+    A client was not asked if the server sent it no training request in the round of the charge.
+    """
     if files.experiment.privacy is None:
         return
     steps_of, unknown = step_schedule(files), unreadable_clients(files)

@@ -40,7 +40,7 @@ _MALFORMED = (
 
 
 def attempt(files: str, check: Callable[[], Iterable[str]]) -> list[str]:
-    """Run a check and return its problems; a file that cannot be read counts as a problem.
+    """Run a check and return the problems that it found; an unreadable file is a problem, too.
 
     Args:
         files: the names of the files that the check reads, for a message on unreadable content.
@@ -60,7 +60,7 @@ def attempt(files: str, check: Callable[[], Iterable[str]]) -> list[str]:
 def ledger_problems(files: RunFiles) -> Iterator[str]:
     """Yield a line of text for each sign that the file `ledger.jsonl` of a run is not whole.
 
-    The signs are a missing file and a last line without its end. An unchanged file yields nothing.
+    The signs are a missing file, and a last line that is cut short. A whole file yields nothing.
 
     Args:
         files: files of the run that `fedsim verify` checks.
@@ -299,7 +299,7 @@ def _recomputed(
 
 
 def number(value: float | None) -> float:
-    """Return an ε that was read from a file as a number; None (null in the file) becomes ∞."""
+    """Return an ε from a JSON file as a number; None (null in the file) becomes ∞."""
     return math.inf if value is None else value
 
 

@@ -171,8 +171,8 @@ class Verification:
 
     Attributes:
         clients: the recorded and the recomputed ε of each client whose ε could be recomputed.
-        problems: one line for each mistake that was found; empty for a sound run.
-        unchecked: one line for each fact that could not be checked.
+        problems: one line of text for each mistake that was found; empty for a sound run.
+        unchecked: one line of text for each fact that could not be checked.
         root: the digest of all records in the manifest; None if the manifest is missing or damaged.
     """
 

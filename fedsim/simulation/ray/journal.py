@@ -59,10 +59,11 @@ class JournalActor:
 class RemoteJournal:
     """A worker's access to the ledger, which forwards calls to the `JournalActor`.
 
-    Only one worker charges a client, so each client's number n of charges is cached here: `history`
-    with `after=n` returns nothing without a call. If another process charged the client, the actor
-    refuses the next charge because of its hash, and the cached number is discarded. Charges are not
-    cached: over many rounds they would outgrow the clients' data.
+    Only one worker charges a client, so each client's number n of charges is cached here. Then
+    `history` with `after=n` returns an empty tuple and does not call the actor. If another process
+    charged the client, the actor refuses the next charge, as that has the wrong hash of the
+    previous one; the cached number is then discarded. Charges are not cached: over many rounds they
+    would outgrow the clients' data.
 
     Args:
         journal_actor: the handle of the actor.

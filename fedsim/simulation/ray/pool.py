@@ -110,8 +110,8 @@ class Worker:
         The time that the answers took sets the number of requests in later calls.
 
         Args:
-            call: an unanswered call (a key of `jobs_by_call`). It is removed from there when all
-                of its requests are answered.
+            call: an unanswered call; the worker forgets the call when all requests of the call
+                are answered.
             number: the number of requests that have just been answered, ≥ 1.
             seconds: the time that these answers took, in seconds.
         """

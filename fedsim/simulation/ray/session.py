@@ -62,8 +62,8 @@ def local_ray(**options: Any) -> Iterator[None]:
 def connect(**options: Any) -> None:
     """Connect this process to Ray without output, and keep the program's signal handlers.
 
-    A signal that arrives while Ray connects is handled after that, because an unfinished connection
-    cannot be closed.
+    A signal that arrives while Ray connects is handled once Ray is connected, because an unfinished
+    connection cannot be closed.
 
     Args:
         options: options of `ray.init`.

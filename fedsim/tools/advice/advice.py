@@ -46,7 +46,7 @@ _WORTH_SAYING = 0.9  # of the proposal's predicted error
 
 
 def notes_of(federation: Federation, ranking: Ranking, rows: Sequence[Ranked]) -> Iterator[str]:
-    """Yield sentences on sampling, on the number of trained parameters and on trust models.
+    """Yield the notes of the advice: on sampling, number of trained parameters and trust models.
 
     Args:
         federation: the federation of the experiment file.
@@ -123,7 +123,7 @@ class Advice:
     Attributes:
         facts: the public facts about the federation, from which errors are predicted.
         rows: the candidates to show: the file's settings, the proposal if there is one, and others.
-        compared: number of all compared candidates.
+        compared: number of all candidates that were compared, also those not shown.
         notes: sentences about settings that no candidate changes.
         refusal: reason why `fedsim run` refuses the file; None if it accepts the file.
     """
@@ -136,7 +136,7 @@ class Advice:
 
     @property
     def proposal(self) -> Ranked | None:
-        """The proposed candidate; None if no candidate is clearly better than the file.
+        """The proposed candidate; None if no candidate is clearly better than the file's settings.
 
         Correlated noise is proposed only if it is clearly better than all other candidates.
         """
@@ -202,7 +202,7 @@ def advise_experiment(loaded: LoadedExperiment, *, phases: Phases | None = None)
         phases: object to which the phases of the work are reported.
 
     Raises:
-        PrivacyPlanError: there is no advice about the experiment, or no noise meets its target.
+        PrivacyPlanError: advice is not possible for the experiment, or no noise meets its target.
         ValueError: the experiment cannot be assembled (see `assemble`).
     """
     why_not = why_not_advised(loaded.experiment)
@@ -226,7 +226,7 @@ def advise_experiment(loaded: LoadedExperiment, *, phases: Phases | None = None)
 
 
 def advise(loaded: LoadedExperiment, *, phases: Phases) -> tuple[Advice, Callable[[Advice], None]]:
-    """Return advice on an experiment, and the function that prints it.
+    """Return the pair (advice on an experiment, function that prints the advice).
 
     Args:
         loaded: the loaded experiment.

@@ -44,7 +44,7 @@ class PublicFacts:
         steps: local steps per round in the experiment file; with `local.epochs`, the median over
             clients.
         learning_rate: learning rate of the local optimizer in the experiment file.
-        stride: largest length of one local step at learning rate 1.
+        stride: largest length of the step of the local optimizer at learning rate 1.
         trained_values: number of trained parameters.
         inputs: number of features of an example.
         outputs: number of classes, or 1.
@@ -135,8 +135,8 @@ def public_facts(federation: Federation) -> PublicFacts:
 def planned_epsilon(plan: PrivacyPlan, privacy: PrivacySettings) -> float:
     """Return the ε that a client is planned to spend.
 
-    If noise or steps are calibrated to the client's target ε, it is this target; else it is the ε
-    of the planned steps. It is 0 without steps.
+    If the noise or the number of steps is calibrated to the client's target ε, the result is this
+    target. Otherwise it is the ε of the planned steps; 0 without steps.
 
     Args:
         plan: privacy plan of the client.
@@ -216,7 +216,8 @@ class AdviceCandidate:
     Attributes:
         rounds: number of rounds.
         steps: local steps per round.
-        rate: sampling rate of all clients, or "full"; None keeps the batches of the file.
+        rate: sampling rate of all clients, or "full" (all examples in every batch); None keeps the
+            batches of the file.
         weighting: value of `federation.weighting`, a name or a mapping.
         learning_rate: learning rate of the local optimizer.
         sampling: a new value of `privacy.sampling`; None keeps the value of the file.
@@ -267,7 +268,7 @@ def candidate_grid(
     rates: Sequence[object],
     weightings: Sequence[object],
 ) -> list[AdviceCandidate]:
-    """Return all candidate schedules: first the file's, then all combinations of values to try.
+    """Return all candidate schedules: first that of the file, then all combinations of values.
 
     Args:
         facts: public facts of the federation.

@@ -1,4 +1,4 @@
-"""The experiments about which advice is possible; the end of every run asks for them."""
+"""Conditions under which advice on an experiment is possible; every run checks them at its end."""
 
 from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION
 from fedsim.experiment import Experiment

@@ -15,8 +15,9 @@ error is everything but the signal, divided by the signal: the squared tangent o
 the model and the noiseless optimum.
 
 Correlated noise: it helps only for sampled batches, since at a sampling rate of 1 independent noise
-attains the lower bound on the error of the final sum. Its error is measured on prefix sums of
-gradients, which stand for the final model although contraction makes the gain smaller.
+attains the lower bound on the error of the final sum. The error of correlated noise is measured on
+prefix sums of gradients. These stand for the final model, although contraction of the training
+makes the gain smaller.
 """
 
 from collections.abc import Iterator, Sequence
@@ -44,7 +45,7 @@ Floats = NDArray[np.float64]
 
 
 def sampling_rates(candidates: Sequence[AdviceCandidate], facts: PublicFacts) -> Floats:
-    """Return the sampling rate of each of the K clients under each candidate, (candidates, K)."""
+    """Return sampling rates: for each candidate schedule and each of K clients, (candidates, K)."""
     rows = {None: facts.rates, FULL: np.ones(facts.num_clients)}
     return np.stack(
         [rows[c.rate] if c.rate in rows else np.full(facts.num_clients, c.rate) for c in candidates]
@@ -52,10 +53,11 @@ def sampling_rates(candidates: Sequence[AdviceCandidate], facts: PublicFacts) ->
 
 
 def screening_noise(candidates: Sequence[AdviceCandidate], facts: PublicFacts) -> Floats:
-    """Return an approximate noise multiplier for each candidate and client, (candidates, K).
+    """Return approximate noise multipliers for each candidate and client, (candidates, K).
 
-    The noise spends each client's budget. If a candidate has the file's batches, its noise is
-    scaled by the ratio of planned to approximate noise of the file's schedule.
+    With this noise, each client spends its whole budget. If a candidate has the same batches as the
+    experiment file, the result is corrected: it is multiplied by the planned noise of the file's
+    schedule, divided by the approximate noise of that schedule.
 
     Args:
         candidates: the candidate schedules.
@@ -82,7 +84,7 @@ def _closed_form(steps: float | Floats, rates: Floats, unit_mu: Floats) -> Float
 def planned_clients(
     experiment: ExperimentWithClients, federation: Federation
 ) -> list[tuple[PrivacyPlan, PrivacySettings]]:
-    """Return the privacy plan and the settings of every client under other settings.
+    """Return (privacy plan, privacy settings) of every client under the settings of a candidate.
 
     Args:
         experiment: the settings of a candidate, with privacy.
@@ -101,10 +103,10 @@ def planned_clients(
 def sampling_noise_ratio(
     federation: Federation, facts: PublicFacts, sampling: SamplingName
 ) -> float:
-    """Return the noise multiplier under another sampling scheme over that under the file's scheme.
+    """Return the noise multiplier under another sampling scheme, divided by that under the file's.
 
-    Both are for the client with the median number of examples, and calibrated by Rényi DP, which is
-    faster than the PLD accountant.
+    Both noise multipliers are for the client with the median number of examples. They are
+    calibrated by Rényi DP, which is faster than the PLD accountant.
 
     Args:
         federation: the federation of the experiment file.
@@ -217,7 +219,7 @@ class Schedules:
 
 
 def plausible_tasks() -> tuple[NoiseTask, ...]:
-    """Return plausible learning tasks: curvature and alignment around those of the typical one."""
+    """Return plausible learning tasks; their curvature and alignment are near typical values."""
     return tuple(
         replace(
             TYPICAL_TASK,
@@ -266,7 +268,7 @@ def predicted_errors(schedules: Schedules, tasks: Sequence[NoiseTask]) -> Floats
 
 
 def mean_errors(errors: Floats) -> Floats:
-    """Return the geometric mean of each candidate's error over tasks, (candidates,).
+    """Return for each candidate the geometric mean of its errors over all tasks, (candidates,).
 
     Args:
         errors: predicted errors, (tasks, candidates).
@@ -284,8 +286,8 @@ def correlated_candidates(
     """Yield pairs (candidate, error ratio) for the file's schedule with correlated noise.
 
     The candidates differ in the number of bands of the correlation. The ratio is the noise error in
-    prefix sums of gradients, divided by that of independent noise on Poisson batches. Both are for
-    the client with the median number of examples, and calibrated by Rényi DP.
+    prefix sums of gradients, divided by the error of independent noise on Poisson batches. Both
+    errors are for the client with the median number of examples, with noise calibrated by Rényi DP.
 
     Args:
         federation: the federation of the experiment file.
@@ -353,8 +355,8 @@ def predict_noise_error(
 ) -> NoiseError:
     """Return the noise that is calibrated to a target ε, and the error that this noise causes.
 
-    The adjacency is zero-out. No data are read. The effect of rounding noise to integers, below a
-    thousandth, is ignored.
+    The adjacency is zero-out. No data are read. The effect of rounding noise to integers is
+    ignored; it is below a thousandth of the noise.
 
     Args:
         examples: the client's public number of examples n, at least 1.

@@ -1,9 +1,9 @@
 """Ranking of the advice's candidates by their predicted errors, and the choice of the proposal.
 
-The errors of all candidates use a formula for their noise. The few candidates that are shown use
-the noise of a planned run where that is fast. The proposal is the shortest schedule that is within
-a few percent of the best one in two values. One is the mean error over plausible tasks. The other
-is the largest factor by which another candidate is better on any task.
+To compare all candidates, a formula approximates the noise of each. For the few candidates that are
+shown, the noise is that of a planned run, where this is fast to compute. The proposal is the
+shortest schedule that is within a few percent of the best one in two values. One is the mean error
+over plausible tasks. The other is the largest factor by which any candidate is better on any task.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -88,7 +88,7 @@ class Ranked:
 
 
 def weighting_text(weighting: str | Mapping[str, Any]) -> str:
-    """Return the name of a weighting for a table; the long `examples_over_noise` is shortened."""
+    """Return the name of a weighting for a table; `examples_over_noise` becomes "n / noise"."""
     name = weighting if isinstance(weighting, str) else str(weighting.get("name"))
     return "n / noise" if name == "examples_over_noise" else name
 
@@ -122,7 +122,7 @@ class Ranking:
         return rows + list(self._other_samplings()) + self._correlated()
 
     def with_values(self, row: Ranked, trained_values: int) -> float:
-        """Return the predicted error of a candidate for a model with fewer trained parameters.
+        """Return the predicted error of a candidate if the model had fewer trained parameters.
 
         Args:
             row: the candidate.
@@ -133,7 +133,7 @@ class Ranking:
         return float(mean_errors(predicted_errors(schedules, self._tasks))[0])
 
     def with_noise(self, row: Ranked, noise: Floats) -> float:
-        """Return the predicted error of a candidate with other noise multipliers than planned.
+        """Return the predicted error of a candidate if its noise multipliers were `noise`.
 
         Args:
             row: the candidate.
@@ -314,7 +314,7 @@ def schedules_of(
 def client_shares(
     candidates: Sequence[AdviceCandidate], noise: Floats, rates: Floats, facts: PublicFacts
 ) -> Floats:
-    """Return each client's share in the weighted average, (candidates, K); each row sums to 1.
+    """Return shares of K clients in the weighted average, (candidates, K); each row sums to 1.
 
     Args:
         candidates: the candidate schedules; the learning rate does not change the weights.
@@ -336,7 +336,7 @@ def client_shares(
 
 
 def shares_of(weighting: str | Mapping[str, Any], noise: Floats, facts: PublicFacts) -> Floats:
-    """Return each client's share in the weighted average for one weighting, (K,).
+    """Return the share of each of K clients in the weighted average for one weighting, (K,).
 
     Args:
         weighting: value of `federation.weighting`.

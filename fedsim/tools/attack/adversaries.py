@@ -30,7 +30,7 @@ class SumView:
     """A secure sum that an adversary sees: one client's upload plus the noise of other parties.
 
     Attributes:
-        part: how much of the sum's noise the client adds.
+        part: the share of the noise of the sum that the client adds.
         step_length: size of one unit of the integers that are summed, divided by the client's
             sensitivity.
         others: client numbers of the other honest clients, whose noise is in the sum.

@@ -92,9 +92,9 @@ class CanaryView:
     """The positions of the canary parameters in a flat release, and how to read their values.
 
     Attributes:
-        places: for each parameter group with canaries, the slice of a release with its observed
-            canary coordinates.
-        groups: index of the parameter group of each slice.
+        places: for each parameter group with canaries, the slice of a release that holds the
+            observed canary coordinates of the group.
+        groups: for each slice, the index of its parameter group.
     """
 
     places: tuple[slice, ...]
@@ -126,7 +126,7 @@ class CanaryView:
         return self.places[0].stop - self.places[0].start
 
     def charged_noise(self, step: DpSgdMechanism) -> float:
-        """Return the charged noise multiplier σ / C of a canary whose groups are read together."""
+        """Return the charged noise multiplier σ / C of a canary's sum over all parameter groups."""
         return group_noise_multiplier(self._multipliers(step))
 
     def read(self, values: Tensor, step: DpSgdMechanism, bounds: Sequence[float]) -> Tensor:

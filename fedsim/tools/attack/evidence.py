@@ -16,7 +16,7 @@ from fedsim.accountant.checks import Floats
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate of a value with a confidence interval."""
+    """An estimate of a value, with the confidence interval from `low` to `high`."""
 
     estimate: float
     low: float
@@ -73,7 +73,8 @@ def shift_lower_bound(
     Args:
         noise: a sample of the noise, ascending (n,).
         shift: the value that a present example adds.
-        thresholds: thresholds t, chosen independently of the sample; the best one counts.
+        thresholds: thresholds t, chosen independently of the sample; the result is the largest
+            bound of any threshold.
         miss: probability of a wrong bound.
     """
     end, n = miss / (2 * max(1, len(thresholds))), noise.size
@@ -107,7 +108,8 @@ def run_lower_bound(
     Args:
         outside: scores of runs without the example (n,).
         inside: scores of runs with the example (m,).
-        thresholds: thresholds of an alarm, chosen independently of the scores; the best one counts.
+        thresholds: thresholds of an alarm, chosen independently of the scores; the result is the
+            largest bound of any threshold.
         delta: δ of the guarantee.
         miss: probability of a wrong bound.
     """

@@ -316,7 +316,7 @@ class Audit:
         num_clients: total number of clients of the federation.
         steps: number of audited steps of each client.
         confidence: probability that a correct federation has no violation.
-        shared_noise: a message for each pair of audited clients with correlated noise.
+        shared_noise: a message for each pair of audited clients whose noise is correlated.
     """
 
     name: str
@@ -328,7 +328,7 @@ class Audit:
 
     @property
     def violations(self) -> tuple[str, ...]:
-        """One message for each measurement that contradicts a claim, and for each shared noise."""
+        """One message for each measurement that contradicts a claim; also all of `shared_noise`."""
         lines = [
             f"client {row.client}{'' if row.against == 'server' else f', in {row.against}'}: {text}"
             for row in self.clients

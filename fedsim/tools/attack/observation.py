@@ -1,7 +1,8 @@
 """Runs a client's private training with canaries, and records what an adversary sees of it.
 
 To measure what examples add, rounds are run a second time with the same noise and without
-gradients. The difference is exactly what the examples add, with no statistical error.
+gradients. The difference of the two results is exactly what the examples add, with no statistical
+error.
 
 If the privacy unit is the client, all examples of the client share one extra parameter with a steep
 loss, so that the update exceeds its clip norm in this coordinate alone. The coordinate shows, up to
@@ -97,7 +98,7 @@ class Observations:
 
 
 def num_spares(examples: int, steps: int) -> int:
-    """Return the number of spare canary parameters, which belong to no example.
+    """Return how many spare canary parameters to add; a spare belongs to no example.
 
     Args:
         examples: number of canary parameters that belong to examples.

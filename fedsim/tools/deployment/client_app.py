@@ -1,7 +1,7 @@
 """The ClientApp of a SuperNode: its ledger is on the node's disk, with a copy at the server.
 
 A ledger is public: it contains mechanisms and no data. The report and `fedsim verify` read the
-server's copy. The original stays on the node and is the authoritative one.
+server's copy. The original stays on the node, and is the one that counts.
 """
 
 import logging
@@ -72,7 +72,7 @@ def collect_ledgers(grid: Grid, ledger: Path, *, timeout: float) -> None:
     """Request every node's ledger and update the server's copy.
 
     A node that does not answer is logged, and so is a node whose records are damaged or do not
-    follow on those in the copy. The copy keeps the charges that it has of such a node.
+    continue those in the copy. Charges of such a node that the copy already has remain in it.
 
     Args:
         grid: the connected nodes.

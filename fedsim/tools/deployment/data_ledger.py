@@ -114,11 +114,15 @@ class DataCharge(Settings):
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """The triple (seed, client, round), which determines seeded noise."""
+        """The triple (seed, client, round); equal triples mean the same seeded noise."""
         return self.seed, self.client, self.round_number
 
     def counted(self, given: Trust) -> Releases:
-        """Return pairs (event, number of releases) that count if a policy's trust is `given`."""
+        """Return pairs (event, number of releases) that count against a node's privacy budget.
+
+        Args:
+            given: `trust` of the node's policy.
+        """
         return counted_releases(
             self.ledger.entries,
             None if self.against_server is None else self.against_server.entries,
@@ -210,7 +214,7 @@ def open_data_ledger(directory: Path) -> Iterator[DataLedger]:
         directory: the directory that `data_directory` returns; created if it does not exist.
 
     Raises:
-        DeploymentError: other users can open a file or directory, or own it.
+        DeploymentError: another user owns or can open a file or directory of the ledger.
         JournalError: a record was changed or is missing.
     """
     state = directory.parent.parent

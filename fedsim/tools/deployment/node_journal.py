@@ -63,7 +63,7 @@ class NodeJournal:
 
         Raises:
             PolicyRefusalError: the policy forbids the charge.
-            NoiseReuseError: the round's noise was used for another answer.
+            NoiseReuseError: the noise of the round was already used for another answer.
             ChargeRefusedError: the ledger of the data cannot be used.
             JournalError: a ledger cannot be trusted.
         """
@@ -74,7 +74,7 @@ class NodeJournal:
 
         Raises:
             PolicyRefusalError: the policy forbids a charge.
-            NoiseReuseError: a round's noise was used for another answer.
+            NoiseReuseError: the noise of a round was already used for another answer.
             ChargeRefusedError: the ledger of the data cannot be used.
             JournalError: a ledger cannot be trusted.
         """
@@ -181,8 +181,8 @@ def check_budget(
 ) -> None:
     """Check that the budget of a policy covers the wanted releases (`data_budget.py`).
 
-    If all charges are under the adjacency zero_out, they are composed under it. If any charge is
-    under replace_one, all are composed under replace_one, whose guarantee implies the one for
+    If all charges are under the adjacency zero_out, they are composed under zero_out. If any charge
+    is under replace_one, all are composed under replace_one, whose guarantee implies the one for
     zero_out.
 
     Args:

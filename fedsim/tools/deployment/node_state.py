@@ -48,8 +48,8 @@ _EXPERIMENT = "experiment.json"
 def state_directory(node_config: Mapping[str, object]) -> Path:
     """Return a node's state directory.
 
-    The directory is `state` of the node's configuration, else that of the environment variable
-    FEDSIM_STATE, else the default.
+    The directory is the value of `state` in the node's configuration, else of the environment
+    variable FEDSIM_STATE, else the default.
 
     Raises:
         DeploymentError: the path is not absolute; the working directory of a Flower process is
@@ -92,8 +92,8 @@ def client_ledger(state: Path, experiment: Experiment, client: int) -> Path:
 def claim_seed(state: Path, experiment: Experiment, client: int) -> None:
     """Reserve a client's seed for an experiment on disk, before the client's first charge.
 
-    The file is written once. Of two processes with different experiments, the second one finds the
-    experiment of the first. A refused request reserves no seed.
+    The file with the experiment is written once. If two processes have different experiments, the
+    second one finds the file of the first and is refused. A refused request reserves no seed.
 
     Args:
         state: the node's state directory.

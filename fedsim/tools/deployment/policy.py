@@ -1,7 +1,7 @@
 """The policy of a node: a file of the node's operator that limits what a server can request.
 
-A server cannot send or change it. The file is named by `policy` in the SuperNode's --node-config,
-else by the environment variable FEDSIM_POLICY, else it is `policy.yaml` in the node's state
+A server can neither send nor change this file. Its path is `policy` in the SuperNode's
+--node-config, else the environment variable FEDSIM_POLICY, else `policy.yaml` in the node's state
 directory. Without a policy file, only private experiments are answered.
 """
 
@@ -247,7 +247,7 @@ def load_policy(path: Path) -> NodePolicy:
 
 
 def policy_of_node(node_config: Mapping[str, object], state: Path) -> NodePolicy:
-    """Return the policy of a node; if it has no policy file, log a warning and use the default.
+    """Return the policy of a node; without a policy file, log a warning and return the default.
 
     Args:
         node_config: configuration of the SuperNode.

@@ -22,11 +22,14 @@ _LOCK = "lock"
 
 
 def configured_path(given: Mapping[str, object]) -> Path | None:
-    """Return the first of the paths that are given, by the name of the place that gives each.
+    """Return the first path in `given` that is not None; None if there is none.
+
+    Args:
+        given: paths or None, by the name of the setting that gives each, for the error message.
 
     Raises:
-        DeploymentError: it is not absolute; the working directory of a Flower process is seldom
-            the user's.
+        DeploymentError: the path is not absolute; the working directory of a Flower process is
+            seldom the user's.
     """
     for name, value in given.items():
         if value is not None:
@@ -68,7 +71,7 @@ def refuse_open(path: Path, wanted: str) -> None:
 
     Args:
         path: the file or directory.
-        wanted: file mode that the message recommends.
+        wanted: file mode that the error message recommends.
 
     Raises:
         DeploymentError: the path belongs to another user, or other users can open it.

@@ -1,8 +1,8 @@
 """The ServerApp of a deployment, which runs the rounds and notices restarted SuperNodes.
 
-A killed SuperNode loses the requests that it has not answered. Flower's SuperLink answers them with
-an error while the node is offline. But if the node is online again before the server's next poll,
-they are never answered; `DeployedGrid` then gives the error.
+A killed SuperNode loses the requests that it has not answered. Flower's SuperLink answers such
+requests with an error while the node is offline. But if the node is online again before the
+server's next poll, they are never answered; `DeployedGrid` then gives the error.
 """
 
 import logging
@@ -31,7 +31,7 @@ _POLL_SECONDS = 1.0
 
 
 class DeployedGrid(WrappedGrid):
-    """Flower's grid, extended: requests to a node that was restarted get an error as a reply.
+    """Flower's grid, but a request to a node that was restarted gets an error as its reply.
 
     Guarantee: a request is answered by its node, by the SuperLink, or by an error of code
     `NODE_RESTARTED` as soon as its node has been activated again. Without such an error, a round
@@ -120,7 +120,7 @@ class DeployedEngine(Engine):
             server_app: the ServerApp, which runs the rounds.
             client_app: not run here, since clients run on SuperNodes; its ledger path is used for
                 the server's copy.
-            num_nodes: not used; `server_app` waits for the nodes.
+            num_nodes: not used; `server_app` itself waits for the nodes.
         """
         try:
             server_app(self._grid, self._context)

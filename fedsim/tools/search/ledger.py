@@ -1,8 +1,8 @@
 """The directory of a search, and the ledger that records its drawn, charged and ended runs.
 
 `account/search.jsonl` is append-only and hash-chained. Each line is one record as JSON with sorted
-keys and no spaces. `hash` is the SHA-256 of the line without it. `previous` is the hash of the line
-before, or 64 zeros.
+keys and no spaces. `hash` is the SHA-256 of the line without the key `hash`. `previous` is the hash
+of the line before, or 64 zeros in the first line.
 
 The records of a search are: `drawn`, which charges all of its runs; then `begun` and `done` for
 each run; last `selected` or `withdrawn`. A run that a crash cut short gets another `begun` record,
@@ -118,7 +118,7 @@ class Begun(Settings):
 
 
 class Done(Settings):
-    """The record that a run ended; `root` is a digest of all of the run's records."""
+    """The record that a run ended; `root` is a digest of all files that record the run."""
 
     record: Literal["done"] = "done"
     search: int = Field(ge=1)
@@ -171,7 +171,7 @@ class Search:
 
     @property
     def charged_runs(self) -> int:
-        """Number of charged runs: all drawn runs, plus one for each time that a run began again."""
+        """Number of charged runs: the drawn runs, plus one for each time that a run began again."""
         return self.drawn.runs + sum(number - 1 for number in self.attempts.values())
 
     @property
@@ -181,7 +181,7 @@ class Search:
 
     @property
     def is_selection(self) -> bool:
-        """Whether the selection has its guarantee: every drawn run ended, and one was selected."""
+        """Whether the selection is guaranteed: all drawn runs ended, and one was selected."""
         return isinstance(self.end, Selected)
 
 
@@ -384,7 +384,7 @@ def check_search_directory(out: Path) -> None:
 
 
 def write_marker(comparison: LoadedComparison, out: Path) -> None:
-    """Write `search.yaml` with the settings of the search; the file marks the directory.
+    """Write `search.yaml` with the settings of the search; it marks a directory of searches.
 
     Args:
         comparison: the loaded comparison file.
@@ -407,7 +407,7 @@ def public_folder(out: Path, search: int) -> Path:
 
 
 def run_folder(out: Path, search: int, run: int) -> Path:
-    """Return the folder of one run of a search; it exists only during the search."""
+    """Return the folder of one run of a search; the folder exists only during the search."""
     return out / WORK / f"search-{search}" / f"run-{run}"
 
 

@@ -1,4 +1,4 @@
-"""The files that a search writes, and its two guarantees, each against a named observer.
+"""The files that a search writes, and the two guarantees of a search, each against an observer.
 
 Nothing in the public folder depends on a run that was not selected, on its score, or on the number
 of runs.
@@ -201,7 +201,7 @@ _CONDITIONS = (
 
 
 def every_run_sentence(figures: Figures) -> str:
-    """Return a sentence on the guarantee of all runs together, and on who sees all runs."""
+    """Return a sentence on the guarantee of all runs together, against those who see all runs."""
     figure = figures.every_run
     method = {"pld": "PLD composition", "rdp": "Rényi composition"}.get(figure.accountant, "")
     runs = "the one charged run is" if figures.runs == 1 else f"all {figures.runs} charged runs are"
@@ -215,7 +215,7 @@ def every_run_sentence(figures: Figures) -> str:
 
 
 def selection_sentences(searches: Sequence[Search], figures: Figures) -> tuple[str, ...]:
-    """Return sentences on the guarantee of the selection, and on who sees only the selection.
+    """Return sentences on the guarantee of the selection, and on whom it is against.
 
     The sentences do not depend on the runs that were not selected.
 
@@ -299,7 +299,7 @@ def selection_json(searches: Sequence[Search], *, score: float | None) -> dict[s
     """Return the content of `selection.json`, from the records and the selected run's score.
 
     Args:
-        searches: all searches up to the one that selected the folder's model.
+        searches: all searches up to the one that selected the model in the public folder.
         score: the selected run's metric on the public test set.
     """
     last, figures = searches[-1], figures_of(searches)

@@ -1,4 +1,4 @@
-"""The plan of a search: what each run is charged, the same for all candidates.
+"""The plan of a search: the charge for each run, which is the same for all candidates.
 
 All candidates must have the same privacy events, except for small differences in noise. The plan
 follows from settings and public sizes, as clients' plans are fixed before round 1.
@@ -34,7 +34,7 @@ class SearchError(InputError):
 
 
 class OtherEventError(ValueError):
-    """Error that two candidates' privacy events, which must be equal, differ."""
+    """Error of two candidates whose privacy events differ, although they must be equal."""
 
 
 @dataclass(frozen=True)

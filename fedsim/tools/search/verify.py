@@ -46,9 +46,9 @@ class SearchVerification:
     """The result of checking a directory of searches.
 
     Attributes:
-        problems: one line for each mistake that was found; empty for sound searches.
-        unchecked: one line for each fact that could not be checked.
-        root: hash of the last record of the ledger; None if it cannot be read.
+        problems: one line of text for each mistake that was found; empty for sound searches.
+        unchecked: one line of text for each fact that could not be checked.
+        root: hash of the last record of the ledger; None if the ledger cannot be read.
         statement: sentences with both guarantees, recomputed from the ledger; empty if the ledger
             cannot be read.
     """

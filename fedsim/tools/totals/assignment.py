@@ -12,7 +12,7 @@ _MOST_CHOICES = 1000
 
 
 def same_clients(sources: Sequence[Source]) -> bool:
-    """Return whether names or numbers show which clients of several sources are the same.
+    """Whether clients' names or numbers show which clients of several sources are the same.
 
     Args:
         sources: the sources, without repetitions.
@@ -22,7 +22,11 @@ def same_clients(sources: Sequence[Source]) -> bool:
 
 
 def aligned(sources: Sequence[Source]) -> list[Source]:
-    """Return the sources with one key for the same client everywhere, matched by name or number."""
+    """Return the sources such that equal client keys mean the same client in all of them.
+
+    If several runs all have unique names for their clients, the keys are these names. Otherwise the
+    keys stay as they are: clients' numbers, or the keys of a file.
+    """
     several = sum(source.terms is not None for source in sources) > 1
     if not several or not _have_names(sources):
         return list(sources)
@@ -40,10 +44,11 @@ def _have_names(sources: Sequence[Source]) -> bool:
 
 
 def every_choice(sources: Sequence[Source]) -> list[Source]:
-    """Return copies of the sources with one key for every combination of a client of each source.
+    """Return copies of the sources whose client keys stand for combinations of clients.
 
-    Use this if it is not known which clients of the sources are the same. A combination is left out
-    if one of its clients spends no more than another client of the same source.
+    A combination is one client of each source. All of them are needed if it is not known which
+    clients of the sources are the same. A combination is left out if one of its clients spends no
+    more than another client of the same source.
 
     Args:
         sources: the sources, whose clients cannot be matched.

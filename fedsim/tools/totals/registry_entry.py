@@ -29,8 +29,8 @@ class RegistryFacts:
         name: name of the experiment.
         account: privacy totals of the clients.
         points: sentences of the privacy statement, by topic.
-        releases: the number of releases, in words.
-        utility: metrics of the final model, in words.
+        releases: text with the numbers of training runs and of noisy releases.
+        utility: text with the test metrics of the final model.
         is_simulation: whether a run had seeded noise.
     """
 
@@ -47,7 +47,7 @@ class RegistryFacts:
 
 
 def facts_of(account: Totals, sources: Sequence[Source]) -> RegistryFacts:
-    """Return the facts for a registry entry: the totals, and facts on the last ended run.
+    """Return the facts for a registry entry: privacy totals, and facts on the last finished run.
 
     Args:
         account: the privacy totals.

@@ -172,7 +172,7 @@ EVERYONE = ""
 
 @dataclass(frozen=True)
 class SourceTerms:
-    """The conditions under which the ε of a fedsim run holds, and facts that show repeated runs.
+    """The conditions of the ε of a fedsim run, and facts that show whether two runs are equal.
 
     Attributes:
         name: name of the experiment.
@@ -187,9 +187,9 @@ class SourceTerms:
         charged_rounds: number of the last round that a client was charged for.
         assignment: a text that is equal for two runs if clients with equal numbers have the same
             examples.
-        follows_request: whether equal charges imply equal releases. This is so for seeded noise
-            under local trust, since the request digest of a charge then determines the noise and
-            the examples.
+        follows_request: whether equal charges imply equal releases. True for seeded noise under
+            local trust: a charge has a digest of the server's request, which then determines the
+            noise and the examples.
     """
 
     name: str
@@ -376,8 +376,8 @@ def _of_clients(clients: Any) -> tuple[dict[str, PrivacyLedger], dict[str, str]]
 def without_repetitions(sources: Iterable[Source]) -> list[Source]:
     """Return the sources without runs that repeat the releases of another run bit for bit.
 
-    A run and its copy count once. So do a run and an interrupted run all of whose releases it
-    repeats.
+    Of a run and its copy, only one is kept. Of an interrupted run and a longer run that repeats
+    all of its releases, only the longer run is kept.
     """
     kept: list[Source] = []
     for source in sources:
@@ -397,12 +397,13 @@ def repeats(first: Source, second: Source) -> bool:
 
     The charges and the records of what was released must both be equal. Equal charges alone are not
     enough: under secure noise, or if clients are drawn in secret, charges do not depend on the
-    examples, and a secure sum depends on other clients, too. Only if a charged round has no record,
-    equal charges suffice, if they imply equal releases (`SourceTerms.follows_request`).
+    examples, and a secure sum depends on other clients, too. If a charged
+    round has no record of its releases, equal charges suffice, but only where they imply equal
+    releases (`SourceTerms.follows_request`).
 
     Args:
-        first: the run whose releases are looked up.
-        second: the run that may have all of these releases.
+        first: the run whose releases are looked up in `second`.
+        second: the run that may have all releases of `first`.
     """
     if first.terms is None or second.terms is None or not first.terms.chains:
         return False
@@ -417,11 +418,11 @@ def repeats(first: Source, second: Source) -> bool:
 
 
 def renamed(source: Source, clients: Mapping[str, str]) -> Source:
-    """Return a source with other keys for its clients, and without names.
+    """Return a copy of a source with new keys for the clients, and without clients' names.
 
     Args:
         source: the source.
-        clients: the old key of each new one; clients without a new key are left out.
+        clients: mapping from new key to old key; a client without a new key is left out.
     """
 
     def moved(values: Mapping[str, Any]) -> dict[str, Any]:

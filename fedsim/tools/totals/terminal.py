@@ -52,7 +52,7 @@ def print_account(account: Totals, console: Console | None = None) -> None:
 
 
 def print_training(report: TrainingReport, console: Console | None = None) -> None:
-    """Print what a training spends beside what its authors say.
+    """Print the ε that a training spends, and the ε that its authors claim, side by side.
 
     Args:
         report: the report to print.

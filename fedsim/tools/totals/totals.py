@@ -76,7 +76,7 @@ class Totals:
         sources: names of the counted sources, without those that repeat another source.
         repeated: names of sources that repeat another one bit for bit, so that they cost nothing.
         unfinished: names of runs that have not ended; they are counted up to their last record.
-        unit: the privacy unit that ε protects; None if no source tells it.
+        unit: the privacy unit that ε protects; None if no source names a unit.
         adjacency: adjacency of every ε.
         observer: the adversary against whom every ε holds; None without a fedsim run.
         clients: the totals of clients, in the order of their numbers.
@@ -96,7 +96,7 @@ class Totals:
 
     @property
     def largest(self) -> ClientTotal:
-        """The total of the client with the largest ε of all."""
+        """The total of the client whose ε is the largest."""
         return max(self.clients, key=lambda total: total.epsilon)
 
     def to_json(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Training files: what training code of others spends, beside what its authors say.
+"""Training files: the ε that training code of others spends, and the ε that its authors claim.
 
-A training file is YAML. Its section `training` is what the code does; `claimed` is what the authors
-say, with the keys that they account for otherwise.
+A training file is YAML. The section `training` says what the code does. The section `claimed` has
+the ε that the authors claim, and each key of `training` for which they assume another value.
 """
 
 import math
@@ -95,7 +95,7 @@ class TrainingSection(Settings):
         return PrivacyLedger().record(event, self._passes if in_passes else self._num_steps)
 
     def epsilons(self, accountants: Sequence[AccountantChoice]) -> dict[str, float]:
-        """Return ε by the name of each accountant."""
+        """Return the ε of the training by each accountant, by the accountant's name."""
         ledger = self.ledger()
         return {
             accountant_name(accountant): ledger.epsilon(self.delta, accountant, self.adjacency)
@@ -142,13 +142,13 @@ def _rounded_up(number: float) -> int:
 
 
 class ClaimedSection(Settings):
-    """The section `claimed`: what the authors say, and what they account for otherwise.
+    """The section `claimed`: the ε that the authors claim, and the values that they assume for it.
 
     Attributes:
-        epsilon: their ε at the δ of the training.
-        because: how they account for it, in words.
-        sampling: as in `TrainingSection`, and so are all further keys. An absent key is as in the
-            section `training`.
+        epsilon: the claimed ε, at the δ of the training.
+        because: how the authors derive this ε, in words.
+        sampling: as in `TrainingSection`, and so are all further keys. For an absent key, the
+            authors assume the value of the section `training`.
     """
 
     epsilon: Annotated[float, Field(ge=0)]
@@ -171,12 +171,12 @@ class TrainingFile(Settings):
 
 @dataclass(frozen=True)
 class TrainingRow:
-    """One way to account for a training.
+    """The ε of a training in which some values are changed, as a row of a table.
 
     Attributes:
-        label: what the row changes.
-        training: the training with the changes of this row and of those above it.
-        epsilons: its ε by the name of each accountant.
+        label: words for the changes of this row.
+        training: the training with the changes of this row and of all rows above.
+        epsilons: ε of the changed training, by the name of each accountant.
     """
 
     label: str
@@ -186,13 +186,13 @@ class TrainingRow:
 
 @dataclass(frozen=True)
 class TrainingReport:
-    """What a training spends, and what its authors say.
+    """The ε that a training spends, and the ε that its authors claim.
 
     Attributes:
         name: path of the file.
-        claimed: what the authors say; None if the file does not tell.
-        rows: the first row is what the code does. Each further row changes one thing more, towards
-            the account of the authors. One row has Poisson samples in place of shuffled batches.
+        claimed: the section `claimed` of the file; None if the file has no such section.
+        rows: the first row is what the code does. Each further row adds changes towards what the
+            authors assume. For shuffled batches, one row has Poisson samples instead.
     """
 
     name: str
@@ -201,7 +201,7 @@ class TrainingReport:
 
     @property
     def training(self) -> TrainingSection:
-        """What the code does."""
+        """The section `training` of the file: what the code does."""
         return self.rows[0].training
 
     @property
@@ -210,7 +210,7 @@ class TrainingReport:
         return min(self.rows[0].epsilons.values())
 
     def sentences(self) -> list[str]:
-        """Return what the numbers mean, one sentence each."""
+        """Return sentences that say what the numbers of the report mean."""
         training, claimed = self.training, self.claimed
         lines: list[str] = []
         if claimed is not None:
@@ -257,13 +257,13 @@ class TrainingReport:
 def report_of(
     name: str, file: TrainingFile, accountants: Sequence[AccountantChoice] = ()
 ) -> TrainingReport:
-    """Return what a training spends, and what its authors say.
+    """Return the report on a training file: the ε of the training, and the claimed ε.
 
     Guarantee: each ε of the first row is an upper bound for a training as `training` describes it.
 
     Args:
         name: path of the file.
-        file: its content.
+        file: content of the file.
         accountants: accountants to compute ε with; the default is "pld" and "rdp".
     """
     accountants = accountants or ("pld", "rdp")
@@ -320,7 +320,7 @@ def _text(value: object) -> str:
 
 
 def is_training(content: object) -> bool:
-    """Return whether a parsed YAML file is a training file."""
+    """Whether the parsed content of a YAML file is that of a training file."""
     return isinstance(content, Mapping) and bool({"training", "claimed"} & content.keys())
 
 
