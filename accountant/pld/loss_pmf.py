@@ -17,14 +17,18 @@ N(0)(A) - c N(u)(A) - t N(w)(A), all with covariance z^2, is largest for u = a e
 unit vector e. Proof: by Neyman and Pearson, N(u)(A) >= Phi(Phi^-1(N(0)(A)) - |u| / z), likewise w;
 and half-spaces orthogonal to e attain both bounds at once.
 
+Let v and v' be the contributions of the replaced example, of norm at most 1, to the release, and
+N(u) the Gaussian with mean u and covariance z^2.
+
 - Poisson sampling. Given which other examples are in the sample, the releases are
   (1-q) N(0) + q N(v) and (1-q) N(0) + q N(v'), |v|, |v'| <= 1. Moved by -v, H_t is q times the
   supremum of the lemma with c = (1-q)(t-1)/q, u = -v and w = v' - v: largest for v = e, v' = -e.
   The pair is (1-q) N(0) + q N(1) against (1-q) N(0) + q N(-1).
-- Without replacement. Samples with the example and samples with another, y, in its place are
-  coupled: (1-q) N(y) + q N(v) and (1-q) N(y) + q N(v'). Now |y - v| <= 2 and |v' - v| <= 2: the
-  worst case is y = v', where H_t is that of "remove" at z / 2. (This is Theorem 9 of Balle, Barthe,
-  Gaboardi 2018, arXiv:1807.01647.) Both orders of the pair have this profile for t >= 1.
+- Without replacement. A sample with the replaced example is coupled with the sample that has
+  another example in its place, whose contribution is y: (1-q) N(y) + q N(v) and
+  (1-q) N(y) + q N(v'). Now |y - v| <= 2 and |v' - v| <= 2: the worst case is y = v', where H_t is
+  that of "remove" at z / 2. (This is Theorem 9 of Balle, Barthe, Gaboardi 2018, arXiv:1807.01647.)
+  Both orders of the pair have this profile for t >= 1.
 
 Mixing over the samples of the others does not increase H_t, which is jointly convex; and dominating
 pairs of adaptive steps compose (Zhu, Dong, Wang 2022, Theorem 10).

@@ -57,7 +57,10 @@ _WAYS = (
 
 
 class UncheckedLossError(FedsimError, RuntimeError):
-    """Error if ε is unknown, because `loss.backward()` ran on a loss that was not checked."""
+    """Error if ε is unknown, because nobody has checked that the loss keeps examples apart.
+
+    It is raised after `loss.backward()` ran on such a loss.
+    """
 
 
 class LossEvidence:

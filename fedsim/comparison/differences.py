@@ -286,9 +286,9 @@ class PairCheck:
 def check_pairs(
     digests: Mapping[str, Mapping[int, Mapping[str, str]]], pairs: Iterable[tuple[str, str]]
 ) -> PairCheck:
-    """Compare the digests of each variant's runs with those of its baseline's runs, seed by seed.
+    """Return which digests differ between the runs of each variant and of its baseline.
 
-    Only seeds that both the variant and its baseline have are compared.
+    Runs with equal seeds are compared, for the seeds that both have.
 
     Args:
         digests: the digests of all finished runs, `{variant: {seed: pair_digests(...)}}`.

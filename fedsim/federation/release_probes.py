@@ -431,7 +431,7 @@ class ExampleProbe(ReleaseProbe[InputMechanism]):
 
     @property
     def size(self) -> int:
-        """Number of feature values in one release, which has several examples."""
+        """Number of feature values in one release, of all its examples together."""
         features, _ = self._example
         return _rows_of(features.numel()) * features.numel()
 

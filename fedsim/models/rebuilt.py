@@ -40,9 +40,10 @@ class RebuiltModel(LocalBase):
         self._values = self._start.copy()
 
     def to_wire(self, state: dict[str, Tensor]) -> None:
-        """Replace a `state_dict`, in place, by the coefficients of all rounds and a digest.
+        """Replace a `state_dict`, in place, by the zeroth-order coefficients of all rounds.
 
-        The receiver compares the digest with the digest of its own initial values.
+        A digest of the initial values goes with them. The receiver compares it with the digest of
+        its own initial values.
         """
         state.clear()
         state[COEFFICIENTS] = torch.from_numpy(self.rounds.copy())

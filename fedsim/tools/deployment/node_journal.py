@@ -26,7 +26,10 @@ logger = logging.getLogger("flwr")
 
 @dataclass(frozen=True)
 class NodeJournal:
-    """A client's durable ledger on a node, with the budget of the node's policy for its data.
+    """A client's durable ledger on a node, which also charges the ledger of the client's data set.
+
+    The ledger of a data set has the charges of all experiments. A charge is refused if it would
+    exceed the budget that the node's policy sets for the data set.
 
     Guarantee: all charges of one data set together stay within `max_epsilon` at `delta` of the
     policy, against everybody whom the policy does not trust. This also holds for a server that
