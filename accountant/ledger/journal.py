@@ -19,7 +19,6 @@ import hashlib
 import json
 import os
 from array import array
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -300,7 +299,7 @@ class FileJournal:
     def _write(self, charges: Sequence[Charge]) -> None:
         lines = [charge.to_line().encode() for charge in charges]
         with self._path.open("a+b") as file, exclusive(file):
-            deque(self._new_charges(file), maxlen=0)
+            self._catch_up(file)
             heads: dict[int, str] = {}
             for charge in charges:
                 self._check(charge, heads.get(charge.client), where="new record")
@@ -316,7 +315,12 @@ class FileJournal:
             return
         if size != self._offset:
             with self._path.open("rb") as file:
-                deque(self._new_charges(file), maxlen=0)
+                self._catch_up(file)
+
+    def _catch_up(self, file: BinaryIO) -> None:
+        """Read the complete records that were added since the last read."""
+        for _ in self._new_charges(file):
+            pass
 
     def _new_charges(self, file: BinaryIO) -> Iterator[Charge]:
         """Yield the complete records that were added since the last read, and remember them."""
