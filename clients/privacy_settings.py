@@ -405,11 +405,11 @@ class PrivacySettings(Settings):
                 "needs target_epsilon, noise_multiplier or both, got neither; target_epsilon "
                 "alone calibrates the noise for you"
             )
-        own = [key for entry in self.clients.values() for key in entry.noise_keys]
+        of_clients = [key for entry in self.clients.values() for key in entry.noise_keys]
         common = ["target_epsilon"] * (self.target_epsilon is not None)
         common += ["noise_multiplier"] * self.gives_noise
-        if rho is not None and (common or own):
-            where = common[0] if common else f"{own[0]} of privacy.clients"
+        if rho is not None and (common or of_clients):
+            where = common[0] if common else f"{of_clients[0]} of privacy.clients"
             raise ValueError(
                 f"accountant.target_rho sets the noise of all clients, and so does {where}: keep "
                 "one of them"

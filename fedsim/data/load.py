@@ -339,7 +339,7 @@ def _split_clients(
     """Return the rows on which each client trains, and those that it keeps out, if it does."""
     if holdout is None:
         return dict(enumerate(rows)), None
-    splits = [split_client(own, holdout, seed=seed, client=c) for c, own in enumerate(rows)]
+    splits = [split_client(kept, holdout, seed=seed, client=c) for c, kept in enumerate(rows)]
     training, held_out = zip(*splits, strict=True)
     return dict(enumerate(training)), dict(enumerate(held_out))
 

@@ -212,7 +212,7 @@ def summarise_privacy(
     recorded = RecordedSpend(plans, journal)
     spends = [recorded.of(client) for client in range(len(plans))]
     # Each client's own accountant makes a run's ε equal to its plan's, to the last digit.
-    own = partial(_own_epsilon, settings, {})
+    epsilon_of = partial(_own_epsilon, settings, {})
     renyi = ClientLedgers(renyi_choice(settings.accounting), settings.adjacency.name)
     for spend in spends:
         renyi.record(spend)
@@ -225,12 +225,12 @@ def summarise_privacy(
     clients = [
         ClientSummary(
             **vars(spend),
-            epsilon=own(spend.ledger, spend.delta),
+            epsilon=epsilon_of(spend.ledger, spend.delta),
             epsilon_rdp=by_rdp[client],
             terms=recorded_client_terms(terms[client], plan, norm),
             withdrawn_round=(withdrawn or {}).get(client),
             clip_norm=norm,
-            epsilon_against_server=None if second is None else own(second, spend.delta),
+            epsilon_against_server=None if second is None else epsilon_of(second, spend.delta),
             name=None if names is None else names[client],
         )
         for client, (spend, plan, norm, second) in enumerate(
