@@ -385,8 +385,9 @@ class ClippedRows:
                 clients.
             overwrite: whether the previous content of the tensors is dropped.
         """
-        factors = self._single if into[0].dtype == torch.float32 else self.factors
-        for rows in _runs(part.rows, factors[0].shape[1]):
+        is_single = into[0].dtype == torch.float32
+        factors = self._single if is_single else self.factors
+        for rows in _runs(part.rows, factors[0].shape[1]) if is_single else (part.rows,):
             run = part if rows == part.rows else Part(part.client, rows)
             for group, column in zip(self.members, factors, strict=True):
                 for index in group:

@@ -90,7 +90,7 @@ class BatchSums:
     def _short(self, rows: ClippedRows | None) -> Iterator[tuple[slice, Tensor]]:
         """Yield the sums of batches that fit into one padded batch."""
         short = [k for k in range(len(self._sizes)) if k not in self._long]
-        if self.together:
+        if self.together and short:
             if rows is None:
                 self._cached.zero_()
             else:
