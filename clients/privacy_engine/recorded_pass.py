@@ -10,14 +10,7 @@ from torch import Tensor, nn
 
 from fedsim.clients.gradients.layers.base import ExampleUse
 from fedsim.clients.gradients.parameters import FlatParameters
-from fedsim.clients.gradients.per_example import (
-    BatchStatistics,
-    ClipBounds,
-    ClippedRows,
-    batch_statistics,
-    by_example,
-    clipped_rows,
-)
+from fedsim.clients.gradients.per_example import ClipBounds, ClippedRows, by_example, clipped_rows
 from fedsim.clients.gradients.recording import Recording
 from fedsim.clients.gradients.rule_gradients import by_parameter
 from fedsim.core.errors import FedsimError
@@ -65,8 +58,6 @@ class RecordedPass:
         part: number of the training loop's physical batch at the time of the forward pass.
         losses: number of losses given to `engine.backward`; None if the training loop called
             `loss.backward()`.
-        counts: for each padded batch whose gradients are clipped already, the private numbers of
-            its examples and of unclipped gradients.
     """
 
     def __init__(
@@ -75,7 +66,6 @@ class RecordedPass:
         self.examples, self.views, self.padded_batches = examples, views, list[PaddedRecording]()
         self.part = context.part()
         self.losses: int | None = None
-        self.counts = list[BatchStatistics]()
         self._context, self._taken = context, False
         self._ways = set[int | None]()  # `losses` of the context at each backward pass
         self._parameters = parameters
@@ -186,18 +176,15 @@ class PaddedRecording(Recording):
         return weights
 
     def clipped(self, clip: ClipBounds, *, is_mean: bool) -> ClippedRows:
-        """Return the clipped gradients of the examples, and store how many were not clipped.
+        """Return the clipped gradients of the examples.
 
         Args:
             clip: clipping norms and scales of the examples.
             is_mean: whether the training loop's loss is a mean over the rows, else a sum.
         """
-        whole, n = self._whole, self.examples
+        whole = self._whole
         uses = by_example(by_parameter(self.uses), whole.views)
-        rows = clipped_rows(uses, clip, times=whole.gradient_factor(is_mean=is_mean))
-        dropped = None if rows.dropped is None else rows.dropped[:n]
-        whole.counts.append(batch_statistics(clip.bounds[:n], rows.norms[:n], dropped))
-        return rows
+        return clipped_rows(uses, clip, times=whole.gradient_factor(is_mean=is_mean))
 
     def note(self, use: ExampleUse) -> None:
         """Record a call of a layer that a backward pass has reached.

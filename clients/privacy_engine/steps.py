@@ -1,8 +1,8 @@
 """Step of an attached optimizer: it sums a batch, charges, adds noise and updates the model."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from fedsim.accountant.sampler_slack import MAX_DRAWS
 from fedsim.clients.gradients.per_example import BatchStatistics, ClipBounds, ClippedRows
 from fedsim.clients.mechanisms.dp_sgd.batch_sums import products_are_exact
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.mechanisms.dp_sgd.step import PrivateStep
+from fedsim.clients.mechanisms.dp_sgd.step import PrivateStep, Use
 from fedsim.clients.privacy_engine.attachment import AttachedModel
 from fedsim.clients.privacy_engine.batch_schedule import (
     BatchSchedule,
@@ -26,6 +26,7 @@ from fedsim.clients.privacy_engine.outside_batches import OutsideBatchError
 from fedsim.clients.privacy_engine.recorded_pass import PaddedRecording, RecordedPass
 from fedsim.clients.privacy_engine.terms import PrivacyTerms
 from fedsim.core.errors import FedsimError
+from fedsim.noise.sources import NoiseSource
 from fedsim.protocol.noisy_sums import AdaptiveClipNorm
 
 
@@ -40,11 +41,6 @@ class _OpenBatch:
 
     total: Tensor
     statistics: BatchStatistics
-
-
-def _earlier(batch: _OpenBatch | None) -> dict[int, Tensor]:
-    """Return the sum of a batch so far as that of client 0, the only one."""
-    return {} if batch is None else {0: batch.total}
 
 
 logger = logging.getLogger(__name__)
@@ -269,49 +265,41 @@ class PrivateSteps:
             for parameter, gradient in zip(parameters.tensors, views, strict=True):
                 parameter.grad = gradient
 
-        step, clip, earlier = self._private_step(), self._clip, _earlier(batch)
-        if last is None:
-            step.take(clip, (), [0], [used], use, earlier=earlier)
-        else:
-            with self._passing(last) as padded:
-                step.take(clip, padded, [last.examples], [used], use, earlier=earlier)
-        self.private_statistics = self._counts(batch, last)
+        self.private_statistics = self._take_step(batch, last, [used], use)
         self.use_mechanism(self.mechanism.adapt(self.private_statistics, noise))
 
     def _add(self, recorded: RecordedPass, batch: _OpenBatch | None) -> _OpenBatch:
         """Return the sum of a batch with the clipped gradients of a pass added."""
         sums = list[Tensor]()
-        with self._passing(recorded) as padded:
-            self._private_step().take(
-                self._clip,
-                padded,
-                [recorded.examples],
-                None,
-                lambda _, total: sums.append(total.double()),
-                earlier=_earlier(batch),
-            )
-        return _OpenBatch(sums[0], self._counts(batch, recorded))
+        statistics = self._take_step(
+            batch, recorded, None, lambda _, total: sums.append(total.double())
+        )
+        return _OpenBatch(sums[0], statistics)
 
-    @contextmanager
-    def _passing(self, recorded: RecordedPass) -> Iterator[Sequence[PaddedRecording]]:
-        """Yield the padded batches of a pass without autocast, and then drop their gradients."""
+    def _take_step(
+        self,
+        batch: _OpenBatch | None,
+        last: RecordedPass | None,
+        noises: Sequence[NoiseSource | None] | None,
+        use: Use,
+    ) -> BatchStatistics:
+        """Add a pass to the sum of a batch, and return their counts; see `PrivateStep.take`."""
         # A step within autocast would round the sums to its type.
         kind = self._model.parameters.tensors[0].device.type
         off = torch.autocast(kind, enabled=False)
+        padded = last.padded_batches if last else ()
+        examples, earlier = last.examples if last else 0, {0: batch.total} if batch else {}
         try:
             with off if torch.is_autocast_enabled(kind) else nullcontext():
-                yield recorded.padded_batches
+                step = self._private_step()
+                (counts,) = step.take(self._clip, padded, [examples], noises, use, earlier=earlier)
         finally:
-            recorded.clear()  # frees activations now, not with the user's graph
+            if last is not None:
+                last.clear()  # frees activations now, not with the user's graph
+        return batch.statistics + counts if batch else counts
 
     def _clip(self, padded: PaddedRecording, clip: ClipBounds) -> ClippedRows:
         return padded.clipped(clip, is_mean=self._terms.loss_reduction == "mean")
-
-    def _counts(self, batch: _OpenBatch | None, recorded: RecordedPass | None) -> BatchStatistics:
-        """Return the counts of a batch and of a pass together."""
-        groups = self.mechanism.groups(self._model.parameters)
-        counts = batch.statistics if batch else BatchStatistics(0, 0, (0,) * len(groups.bounds))
-        return sum(recorded.counts, counts) if recorded else counts
 
     def _private_step(self) -> PrivateStep:
         """Return the step for the device, the products and the padded batches as they are now."""
@@ -319,7 +307,8 @@ class PrivateSteps:
         device = parameters.tensors[0].device
         kind = rows, device, products_are_exact(device)
         if self._made is None or self._made[0] != kind:
-            self._made = kind, PrivateStep(parameters, [self.mechanism], rows, keeps=True)
+            step = PrivateStep(parameters, [self.mechanism], rows, keeps=True, counts=True)
+            self._made = kind, step
         return self._made[1]
 
     def _refuse_beyond_plan(self) -> None:

@@ -386,19 +386,20 @@ class _DpSgdBlock(_SgdBlock):
         padded_batches = self._reader.padded_batches(batches, self.step_number)
         sizes = [0 if batch is None else len(batch) for batch in batches]
         step, clip = self._private_step, partial(self.gradients.clipped, self.values)
-        within = step.take(clip, padded_batches, sizes, noises, self.use_gradients)
-        if step.adapts:
-            self._adapt(batches, within)
+        counts = step.take(clip, padded_batches, sizes, noises, self.use_gradients)
+        if step.counts:
+            self._adapt(batches, counts)
 
     def adapted_clip_norms(self) -> tuple[AdaptiveClipNorm | None, ...]:
         """Return each member's adaptive clip norm after the round; None where it is fixed."""
         return tuple(None if m is None else m.clipping.adapted_clip_norm for m in self._mechanisms)
 
-    def _adapt(self, batches: Sequence[np.ndarray | None], within: np.ndarray) -> None:
+    def _adapt(
+        self, batches: Sequence[np.ndarray | None], counts: Sequence[BatchStatistics]
+    ) -> None:
         """Update the adaptive clip norm of each active member from the counts of its batch."""
         for k, batch in enumerate(batches):
             mechanism, noise = self._mechanisms[k], self._noises[k]
             if batch is not None and mechanism is not None and noise is not None:
-                seen = BatchStatistics(len(batch), 0, tuple(int(count) for count in within[k]))
-                self._mechanisms[k] = mechanism.adapt(seen, noise)
+                self._mechanisms[k] = mechanism.adapt(counts[k], noise)
         self._private_step.use(self._mechanisms)

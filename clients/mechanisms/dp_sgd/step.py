@@ -14,12 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedsim.clients.gradients.parameters import FlatParameters
-from fedsim.clients.gradients.per_example import ClipBounds, ClippedRows
+from fedsim.clients.gradients.per_example import BatchStatistics, ClipBounds, ClippedRows
 from fedsim.clients.mechanisms.dp_sgd.batch_sums import BatchSums
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.noise.release import Scales, release_
@@ -52,7 +51,7 @@ class PrivateStep:
     is a function of that client's batch, parameters and noise alone, to the last bit.
 
     Attributes:
-        adapts: whether any client has adaptive clipping, for which unclipped gradients are counted.
+        counts: whether steps count unclipped gradients, as adaptive clipping needs.
 
     Args:
         parameters: the model's trained parameters.
@@ -62,6 +61,7 @@ class PrivateStep:
             size); otherwise it is the noisy sum, as whole numbers of integer-grid steps.
         keeps: whether each release gets new memory, so that it may be used after the step. The
             gradients of each client are then added up separately.
+        counts: whether steps count unclipped gradients without adaptive clipping, too.
     """
 
     def __init__(
@@ -72,8 +72,9 @@ class PrivateStep:
         *,
         divides: bool = True,
         keeps: bool = False,
+        counts: bool = False,
     ) -> None:
-        self._parameters, self._rows = parameters, rows
+        self._parameters, self._rows, self._always_counts = parameters, rows, counts
         self._divides, self._keeps = divides, keeps
         roundings = [None if mechanism is None else mechanism.rounding for mechanism in mechanisms]
         self._sums = BatchSums(parameters, roundings, rows, apart=keeps)
@@ -109,7 +110,7 @@ class PrivateStep:
         divided = units * shares if self._divides else torch.ones_like(units)
         places = self._parameters.group_slices(first.members)
         self._release_scales: Scales = [(place, divided[:, m : m + 1]) for place, m in places]
-        self.adapts = any(mechanism.clipping.count_noises for mechanism in present)
+        self.counts = self._always_counts or any(m.clipping.count_noises for m in present)
 
     @torch.no_grad()
     def take(
@@ -121,7 +122,7 @@ class PrivateStep:
         use: Use,
         *,
         earlier: Mapping[int, Tensor] | None = None,
-    ) -> np.ndarray:
+    ) -> list[BatchStatistics]:
         """Compute a step of every client, and pass the noisy gradients to the function `use`.
 
         Args:
@@ -138,10 +139,10 @@ class PrivateStep:
                 the clipped gradients of `padded_batches` are added in place.
 
         Returns:
-            Under adaptive clipping, the number of unclipped gradients of each client in each of m
-            groups (K, m); otherwise zeros.
+            With `counts`, the counts of the examples of each client in `padded_batches`; otherwise
+            an empty list.
         """
-        within = np.zeros((len(sizes), len(self._bounds.members)), dtype=np.int64)
+        counted = torch.zeros(1 + len(self._bounds.members), len(sizes), dtype=torch.int64)
         if self._keeps:
             self._released = torch.empty_like(self._released)
         self._sums.begin(sizes, earlier)
@@ -149,14 +150,19 @@ class PrivateStep:
             weights = padded.example_weights.unsqueeze(1)  # 0 marks a row of padding
             bounds = replace(self._bounds, scales=self._bounds.scales * weights)
             rows = clip(padded, bounds)
-            if self.adapts:
-                near = (rows.norms <= bounds.bounds) & (weights > 0)
-                within += near.view(len(sizes), self._rows, -1).sum(1).cpu().numpy()
+            if self.counts:
+                lost = rows.norms[:, :1].isnan()
+                seen = torch.cat([lost, rows.norms <= bounds.bounds], 1) & (weights > 0)
+                counted += seen.view(len(sizes), self._rows, -1).sum(1).T.cpu()
             self._release(self._sums.add(rows), noises, use)
         self._release(self._sums.end(), noises, use)
         if self._sums.together and noises is not None:
             use(slice(0, len(sizes)), self._released)
-        return within
+        if not self.counts:
+            return []
+        lost, *within = counted.tolist()
+        groups = zip(*within, strict=True)
+        return [BatchStatistics(*counts) for counts in zip(sizes, lost, groups, strict=True)]
 
     def _release(
         self,
