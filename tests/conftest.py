@@ -9,10 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from fedsim.clients.gradients.per_example import BatchStatistics
 
 # The tests are many small computations: a second thread has nothing to do but wait, and on a busy
 # machine waiting threads take the processor from everybody.
@@ -112,6 +115,49 @@ def weights_of() -> Callable[[Path], dict[str, bytes]]:
         return {name: one.tobytes() for name, one in load_file(run / "model.safetensors").items()}
 
     return read
+
+
+@pytest.fixture(scope="session")
+def add_clipped_sum() -> "Callable[..., BatchStatistics]":
+    """Add scale · Σ_i clip(gradient_i) of one client's examples to a float64 tensor (size,).
+
+    `(gradients, features, targets, clipping, groups, into, scale=1.0) -> BatchStatistics`
+    """
+    import torch
+    from torch import Tensor
+
+    from fedsim.clients.clipping.clipping import Clipping, Groups
+    from fedsim.clients.gradients.per_example import (
+        BatchStatistics,
+        ClipBounds,
+        PaddedBatch,
+        PerExampleGradients,
+    )
+
+    def add(
+        gradients: PerExampleGradients,
+        features: Tensor,
+        targets: Tensor,
+        clipping: Clipping,
+        groups: Groups,
+        into: Tensor,
+        *,
+        scale: float = 1.0,
+    ) -> BatchStatistics:
+        n = len(features)
+        if n == 0:
+            return BatchStatistics(0, 0, (0,) * len(groups.bounds))
+        scales = torch.full((n, 1), scale, dtype=torch.float64, device=into.device)
+        clip = ClipBounds(clipping, groups.members, scales.new_tensor([groups.bounds]), scales)
+        data = gradients.parameters.data
+        padded = PaddedBatch(1, features, targets, data.new_ones(n))
+        norms, dropped = gradients.add_clipped_sums(
+            data.unsqueeze(0), padded, clip, into.unsqueeze(0)
+        )
+        within = (norms <= clip.bounds).sum(0).tolist()
+        return BatchStatistics(n, 0 if dropped is None else int(dropped.sum()), tuple(within))
+
+    return add
 
 
 @pytest.fixture(scope="session")

@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Self
 
 import torch
 from torch import Tensor, nn
 
-from fedsim.clients.clipping.clipping import Clipping, Groups
+from fedsim.clients.clipping.clipping import Clipping
 from fedsim.clients.gradients.layers.base import WHOLE, ExampleUse, Part
 from fedsim.clients.gradients.model_randomness import ModelRandomness
 from fedsim.clients.gradients.parameters import FlatParameters
@@ -59,17 +58,6 @@ class ClipBounds:
     members: Sequence[Sequence[int]]
     bounds: Tensor
     scales: Tensor
-
-    @classmethod
-    def of_client(cls, clipping: Clipping, groups: Groups, scales: Tensor) -> Self:
-        """Return a `ClipBounds` for a padded batch of n rows that all belong to one client.
-
-        Args:
-            clipping: the client's clipping rule.
-            groups: m groups of the model's parameters, with the client's clipping norms.
-            scales: factor that multiplies each row's clipped gradient, float64 (n, m) or (n, 1).
-        """
-        return cls(clipping, groups.members, scales.new_tensor([groups.bounds]), scales)
 
 
 def clip_rows(norms: Tensor, clip: ClipBounds) -> tuple[tuple[Tensor, ...], Tensor | None]:
@@ -290,39 +278,6 @@ class PerExampleGradients(ABC):
         with torch.no_grad():
             rows.add_to(self.parameters.stacked_views(into))
         return rows.norms, rows.dropped
-
-    def add_clipped_sum(
-        self,
-        features: Tensor,
-        targets: Tensor,
-        clipping: Clipping,
-        groups: Groups,
-        into: Tensor,
-        *,
-        scale: float = 1.0,
-    ) -> BatchStatistics:
-        """Add one client's scaled sum of clipped gradients to a tensor, and return batch counts.
-
-        Guarantee: in each parameter group, an example's term has an L2 norm of at most its scale
-        times the clipping norm. No term depends on another example (see `ClippedRows`).
-
-        Args:
-            features: features of the examples (n, ...), where n may be 0.
-            targets: targets of the examples (n, ...).
-            clipping: the clipping rule.
-            groups: groups of the model's parameters, with their clipping norms.
-            into: tensor (size,), float64, to which scale · Σ_i clip(gradient_i) is added.
-            scale: factor of the sum.
-        """
-        n = len(features)
-        if n == 0:
-            return BatchStatistics(0, 0, (0,) * len(groups.bounds))
-        scales = torch.full((n, 1), scale, dtype=torch.float64, device=into.device)
-        clip = ClipBounds.of_client(clipping, groups, scales)
-        padded = PaddedBatch(1, features, targets, self.parameters.data.new_ones(n))
-        values = self.parameters.data.unsqueeze(0)
-        norms_and_dropped = self.add_clipped_sums(values, padded, clip, into.unsqueeze(0))
-        return batch_statistics(clip.bounds, *norms_and_dropped)
 
 
 def by_example(uses: Mapping[int, ExampleUse], views: int) -> dict[int, ExampleUse]:

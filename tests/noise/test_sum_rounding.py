@@ -40,8 +40,9 @@ def summed(
     of.clipped = clipped  # type: ignore[method-assign]
     sums = BatchSums(of.parameters, [rounding], len(x))
     clipping = FlatClipping(C)
+    groups = clipping.groups(of.parameters)
     scales = torch.ones(len(x), 1, dtype=torch.float64)
-    clip = ClipBounds.of_client(clipping, clipping.groups(of.parameters), scales)
+    clip = ClipBounds(clipping, groups.members, scales.new_tensor([groups.bounds]), scales)
     padded = PaddedBatch(1, x, y, torch.ones(len(x)))
     values = of.parameters.data.unsqueeze(0)
     sums.begin([len(x)])
@@ -137,7 +138,7 @@ def test_the_bits_of_a_client_do_not_depend_on_the_batches_of_others(width: int)
 
     def clip(padded: PaddedBatch) -> ClipBounds:
         scales = padded.example_weights.double().unsqueeze(1)
-        return ClipBounds.of_client(clipping, groups, scales)
+        return ClipBounds(clipping, groups.members, scales.new_tensor([groups.bounds]), scales)
 
     def own(sizes: list[int], padded_batches: int) -> torch.Tensor:
         made = []

@@ -207,6 +207,6 @@ def test_a_bound_of_the_whole_gradient_holds_for_any_views() -> None:
             scales = torch.zeros(8, 1, dtype=torch.float64)
             scales[i] = 1.0
             into = torch.zeros(1, gradients.parameters.size, dtype=torch.float64)
-            clip = ClipBounds.of_client(clipping, groups, scales)
+            clip = ClipBounds(clipping, groups.members, scales.new_tensor([groups.bounds]), scales)
             gradients.add_clipped_sums(gradients.parameters.data.unsqueeze(0), padded, clip, into)
             assert into.norm() <= 0.5

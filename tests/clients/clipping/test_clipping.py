@@ -1,6 +1,7 @@
 """What one example may contribute, for every clipping."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from fedsim.clients.clipping.clipping import (
 )
 from fedsim.clients.gradients.fallback import OneAtATime
 from fedsim.clients.gradients.parameters import FlatParameters
+from fedsim.clients.gradients.per_example import BatchStatistics
 
 
 class Net(nn.Module):
@@ -165,14 +167,16 @@ def test_without_a_bound_no_group_has_one() -> None:
 
 
 @pytest.mark.parametrize(("clipping", "num_groups"), CLIPPINGS)
-def test_a_sum_is_the_sum_of_gradients_clipped_by_hand(clipping: Clipping, num_groups: int) -> None:
+def test_a_sum_is_the_sum_of_gradients_clipped_by_hand(
+    clipping: Clipping, num_groups: int, add_clipped_sum: Callable[..., BatchStatistics]
+) -> None:
     torch.manual_seed(1)
     net = Net().double()
     x, y = torch.randn(6, 3, dtype=torch.float64) * 3, torch.randn(6, dtype=torch.float64)
     gradients = OneAtATime(net, loss)
     groups = clipping.groups(gradients.parameters)
     into = torch.zeros_like(gradients.parameters.data)
-    gradients.add_clipped_sum(x, y, clipping, groups, into)
+    add_clipped_sum(gradients, x, y, clipping, groups, into)
     places = gradients.parameters.slices(range(6))
     expected, clipped = torch.zeros_like(into), 0
     for i in range(6):

@@ -17,7 +17,11 @@ from fedsim.clients.gradients.choice import (
     training_gradients,
 )
 from fedsim.clients.gradients.fallback import OneAtATime
-from fedsim.clients.gradients.per_example import PerExampleGradients, PerExampleLoss
+from fedsim.clients.gradients.per_example import (
+    BatchStatistics,
+    PerExampleGradients,
+    PerExampleLoss,
+)
 from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.models.losses import cross_entropy
 
@@ -166,24 +170,33 @@ UNITS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[str]]] = {
 }
 
 
-def both(
-    gradients: PerExampleGradients, x: Tensor, y: Tensor, clip: float
-) -> tuple[Tensor, Tensor]:
-    exact = OneAtATime(gradients.model, gradients.loss, parameters=gradients.parameters)
-    sums = []
-    clipping = FlatClipping(clip)
-    for each in (exact, gradients):
-        into = torch.zeros_like(exact.parameters.data, dtype=torch.float64)
-        each.add_clipped_sum(x, y, clipping, clipping.groups(exact.parameters), into)
-        sums.append(into)
-    return sums[0], sums[1]
+Both = Callable[[PerExampleGradients, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+
+
+@pytest.fixture(scope="session")
+def both(add_clipped_sum: Callable[..., BatchStatistics]) -> Both:
+    """The sum of clipped gradients, by one example at a time and by another way."""
+
+    def add(
+        gradients: PerExampleGradients, x: Tensor, y: Tensor, clip: float
+    ) -> tuple[Tensor, Tensor]:
+        exact = OneAtATime(gradients.model, gradients.loss, parameters=gradients.parameters)
+        sums = []
+        clipping = FlatClipping(clip)
+        for each in (exact, gradients):
+            into = torch.zeros_like(exact.parameters.data, dtype=torch.float64)
+            add_clipped_sum(each, x, y, clipping, clipping.groups(exact.parameters), into)
+            sums.append(into)
+        return sums[0], sums[1]
+
+    return add
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", UNITS)
 def test_what_has_no_rule_becomes_units(
-    name: str, dtype: torch.dtype, caplog: pytest.LogCaptureFixture
+    name: str, dtype: torch.dtype, caplog: pytest.LogCaptureFixture, both: Both
 ) -> None:
     caplog.set_level(logging.INFO)
     torch.manual_seed(0)
@@ -228,7 +241,9 @@ def test_units_of_several_clients_are_those_of_each_alone(name: str) -> None:
         assert (found[own] - expected).norm() <= 1e-10 * expected.norm()
 
 
-def test_a_poisoned_example_stays_alone_in_a_unit() -> None:
+def test_a_poisoned_example_stays_alone_in_a_unit(
+    add_clipped_sum: Callable[..., BatchStatistics],
+) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 3), Product(), nn.Linear(3, 1))
     gradients = gradients_for(model, squared, torch.randn(3, 3), torch.randn(3))
@@ -237,9 +252,9 @@ def test_a_poisoned_example_stays_alone_in_a_unit() -> None:
     into = [torch.zeros_like(like, dtype=torch.float64) for _ in range(2)]
     clipping = FlatClipping(0.5)
     groups = clipping.groups(gradients.parameters)
-    gradients.add_clipped_sum(x[1:], y[1:], clipping, groups, into[0])
+    add_clipped_sum(gradients, x[1:], y[1:], clipping, groups, into[0])
     x[0, 0] = float("nan")
-    statistics = gradients.add_clipped_sum(x, y, clipping, groups, into[1])
+    statistics = add_clipped_sum(gradients, x, y, clipping, groups, into[1])
     assert statistics.not_finite == 1
     torch.testing.assert_close(into[0], into[1])
 
@@ -311,7 +326,7 @@ class Outer(nn.Module):
     ],
 )
 def test_a_wrong_module_is_widened_to_its_surroundings_and_at_last_to_the_loop(
-    make: Callable[[], nn.Module], shape: tuple[int, ...], units: list[str] | None
+    make: Callable[[], nn.Module], shape: tuple[int, ...], units: list[str] | None, both: Both
 ) -> None:
     """Whatever is chosen is right, for batches of any size; None: one example at a time."""
     torch.manual_seed(0)
@@ -411,7 +426,7 @@ class Grown(nn.Module):
         return self.out(x)
 
 
-def test_a_unit_called_in_another_way_is_refused() -> None:
+def test_a_unit_called_in_another_way_is_refused(both: Both) -> None:
     torch.manual_seed(0)
     model = Grown()
     gradients = gradients_for(model, squared, torch.randn(3, 3), torch.randn(3))
@@ -497,7 +512,7 @@ class Doubled(nn.Linear):
 )
 @pytest.mark.parametrize("known", [True, False])
 def test_sequences_are_right_with_losses_that_know_their_gradient_and_without(
-    make: Callable[[], nn.Module], plain: bool, known: bool
+    make: Callable[[], nn.Module], plain: bool, known: bool, both: Both
 ) -> None:
     """Run by hand or by autograd; `plain`: the rules cover all of it."""
 

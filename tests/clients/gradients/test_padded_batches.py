@@ -20,7 +20,12 @@ from fedsim.clients.gradients import padded_batches
 from fedsim.clients.gradients.layers.base import ExampleUse
 from fedsim.clients.gradients.padded_batches import BatchReader, padded_rows
 from fedsim.clients.gradients.parameters import FlatParameters
-from fedsim.clients.gradients.per_example import ClipBounds, PaddedBatch, PerExampleLoss
+from fedsim.clients.gradients.per_example import (
+    BatchStatistics,
+    ClipBounds,
+    PaddedBatch,
+    PerExampleLoss,
+)
 from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
@@ -30,6 +35,8 @@ from fedsim.clients.training.member import BlockMember
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
 from fedsim.models.losses import cross_entropy
+
+AddClippedSum = Callable[..., BatchStatistics]
 
 C = 1.0
 
@@ -255,7 +262,9 @@ def moved_by_one(
     return worst, len(tried)
 
 
-def test_an_example_moves_a_sum_by_no_more_than_its_bound_even_at_a_kink() -> None:
+def test_an_example_moves_a_sum_by_no_more_than_its_bound_even_at_a_kink(
+    add_clipped_sum: AddClippedSum,
+) -> None:
     """Parameters at which removing one of 16 equal examples changes the bits of all others."""
     model, x, y = kinked()
     gradients, clipping = RuleGradients(model, squared_error), FlatClipping(C)
@@ -274,7 +283,7 @@ def test_an_example_moves_a_sum_by_no_more_than_its_bound_even_at_a_kink() -> No
 
     def unpadded(n: int) -> Tensor:
         into = torch.zeros_like(gradients.parameters.data, dtype=torch.float64)
-        gradients.add_clipped_sum(x[:n], y[:n], clipping, groups, into)
+        add_clipped_sum(gradients, x[:n], y[:n], clipping, groups, into)
         return into
 
     sizes = (BATCH, 6, 2)
@@ -371,7 +380,11 @@ def check_shape(rows: int | None) -> None:
     assert len({len(batch_of(n, rows)[0].features) for n in (3, 7, 8)}) == 1
 
 
-def check_padding(gradients: RuleGradients, scales: Callable[[PaddedBatch], Tensor]) -> None:
+def check_padding(
+    gradients: RuleGradients,
+    scales: Callable[[PaddedBatch], Tensor],
+    add_clipped_sum: AddClippedSum,
+) -> None:
     """Rows that are no examples add nothing: a biased model has a gradient at zeros, too."""
     padded, x, y = batch_of(5, 8)
     clipping = FlatClipping(0.5)
@@ -382,7 +395,7 @@ def check_padding(gradients: RuleGradients, scales: Callable[[PaddedBatch], Tens
     expected = torch.zeros_like(into[0])
     clip = ClipBounds(clipping, groups.members, bounds, scales(padded))
     gradients.add_clipped_sums(values, padded, clip, into)
-    gradients.add_clipped_sum(x, y, clipping, groups, expected)
+    add_clipped_sum(gradients, x, y, clipping, groups, expected)
     torch.testing.assert_close(into[0], expected, rtol=1e-4, atol=1e-6)
 
 
@@ -410,15 +423,20 @@ def test_mutation_a_tile_that_follows_the_batch_is_caught() -> None:
 
 
 @pytest.mark.parametrize("loss", [cross_entropy, squared_scores])
-def test_mutation_factors_without_the_weights_of_rows_are_caught(loss: PerExampleLoss) -> None:
+def test_mutation_factors_without_the_weights_of_rows_are_caught(
+    loss: PerExampleLoss, add_clipped_sum: AddClippedSum
+) -> None:
     torch.manual_seed(0)
-    check_padding(RuleGradients(small(), loss), weighted)
-    check_padding(WeightsOfOne(small(), loss), weighted)  # clipped to nothing all the same
+    check_padding(RuleGradients(small(), loss), weighted, add_clipped_sum)
+    # Clipped to nothing all the same:
+    check_padding(WeightsOfOne(small(), loss), weighted, add_clipped_sum)
     with pytest.raises(AssertionError):
-        check_padding(WeightsOfOne(small(), loss), lambda padded: torch.ones(8, 1).double())
+        check_padding(
+            WeightsOfOne(small(), loss), lambda padded: torch.ones(8, 1).double(), add_clipped_sum
+        )
 
 
-def check_dropped(kind: type[RuleGradients]) -> None:
+def check_dropped(kind: type[RuleGradients], add_clipped_sum: AddClippedSum) -> None:
     """An example that is not finite adds nothing and spoils nothing."""
     torch.manual_seed(0)
     gradients = kind(small(), cross_entropy)
@@ -427,9 +445,9 @@ def check_dropped(kind: type[RuleGradients]) -> None:
     x, y = examples((64,), 6, 8)
     like = gradients.parameters.data
     sums = [torch.zeros_like(like, dtype=torch.float64) for _ in range(2)]
-    gradients.add_clipped_sum(x[1:], y[1:], clipping, groups, sums[0])
+    add_clipped_sum(gradients, x[1:], y[1:], clipping, groups, sums[0])
     x[0, 3] = torch.nan
-    statistics = gradients.add_clipped_sum(x, y, clipping, groups, sums[1])
+    statistics = add_clipped_sum(gradients, x, y, clipping, groups, sums[1])
     assert statistics.not_finite == 1
     torch.testing.assert_close(sums[0], sums[1], rtol=1e-5, atol=1e-6)
 
@@ -444,10 +462,10 @@ class KeepsDropped(RuleGradients):
         return found
 
 
-def test_mutation_a_sum_that_ignores_dropped_rows_is_caught() -> None:
-    check_dropped(RuleGradients)
+def test_mutation_a_sum_that_ignores_dropped_rows_is_caught(add_clipped_sum: AddClippedSum) -> None:
+    check_dropped(RuleGradients, add_clipped_sum)
     with pytest.raises(AssertionError):
-        check_dropped(KeepsDropped)
+        check_dropped(KeepsDropped, add_clipped_sum)
 
 
 class Unit(nn.Module):
@@ -471,12 +489,12 @@ def relative(outputs: Tensor, targets: Tensor) -> Tensor:
     ],
 )
 def test_rows_that_have_no_value_at_zeros_add_nothing(
-    make: Callable[[], nn.Module], loss: PerExampleLoss
+    make: Callable[[], nn.Module], loss: PerExampleLoss, add_clipped_sum: AddClippedSum
 ) -> None:
     """With and without privacy."""
     torch.manual_seed(0)
     gradients = RuleGradients(make(), loss)
-    check_padding(gradients, weighted)
+    check_padding(gradients, weighted, add_clipped_sum)
     padded, x, y = batch_of(5, 8)
     values = gradients.parameters.data.unsqueeze(0)
     sums = [torch.zeros_like(values) for _ in range(2)]

@@ -29,6 +29,8 @@ from fedsim.clients.gradients.per_example import (
 from fedsim.clients.gradients.rule_gradients import RuleGradients
 
 Way = Callable[[nn.Module, PerExampleLoss], PerExampleGradients]
+AddClippedSum = Callable[..., BatchStatistics]
+Added = Callable[[PerExampleGradients, Tensor, Tensor, Clipping], tuple[Tensor, BatchStatistics]]
 
 
 def by_rules(model: nn.Module, loss: PerExampleLoss) -> PerExampleGradients:
@@ -69,14 +71,19 @@ def score(outputs: Tensor, targets: Tensor) -> Tensor:
     return outputs.flatten(1).sum(1)
 
 
-def added(
-    gradients: PerExampleGradients, x: Tensor, y: Tensor, clipping: Clipping
-) -> tuple[Tensor, BatchStatistics]:
+@pytest.fixture(scope="session")
+def added(add_clipped_sum: AddClippedSum) -> Added:
     """The sum of clipped gradients, in the model's type, and what happened to the examples."""
-    into = torch.zeros_like(gradients.parameters.data, dtype=torch.float64)
-    groups = clipping.groups(gradients.parameters)
-    statistics = gradients.add_clipped_sum(x, y, clipping, groups, into)
-    return into.to(gradients.parameters.data.dtype), statistics
+
+    def add(
+        gradients: PerExampleGradients, x: Tensor, y: Tensor, clipping: Clipping
+    ) -> tuple[Tensor, BatchStatistics]:
+        into = torch.zeros_like(gradients.parameters.data, dtype=torch.float64)
+        groups = clipping.groups(gradients.parameters)
+        statistics = add_clipped_sum(gradients, x, y, clipping, groups, into)
+        return into.to(gradients.parameters.data.dtype), statistics
+
+    return add
 
 
 class Lambda(nn.Module):
@@ -323,7 +330,9 @@ def case(name: str, dtype: torch.dtype) -> tuple[nn.Module, Tensor, Tensor]:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("way", ["rules", "torch.func"])
 @pytest.mark.parametrize("name", CASES)
-def test_every_way_equals_one_example_at_a_time(name: str, way: str, dtype: torch.dtype) -> None:
+def test_every_way_equals_one_example_at_a_time(
+    name: str, way: str, dtype: torch.dtype, added: Added
+) -> None:
     if way == "torch.func" and name in NOT_TORCH_FUNC:
         pytest.skip("torch has no right batching rule")
     tolerance = 1e-10 if dtype == torch.float64 else 1e-5
@@ -390,7 +399,7 @@ ONE_CLIENT = {"own backward", "looks"}
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_gradients_are_those_of_plain_autograd(name: str) -> None:
+def test_gradients_are_those_of_plain_autograd(name: str, added: Added) -> None:
     model, x, y = case(name, torch.float64)
     plain = copy.deepcopy(model)
     gradients = RuleGradients(model, squared, units=UNITS.get(name, []))
@@ -407,7 +416,7 @@ def test_gradients_are_those_of_plain_autograd(name: str) -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_train_and_eval_mode(training: bool) -> None:
+def test_train_and_eval_mode(training: bool, added: Added) -> None:
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 1)).double()
     model.train(training)
@@ -440,7 +449,7 @@ def test_any_part_may_be_frozen(trained: int) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_nothing_and_no_gradient_add_nothing(way: Way) -> None:
+def test_nothing_and_no_gradient_add_nothing(way: Way, added: Added) -> None:
     gradients = way(nn.Linear(3, 1), score)
     total, statistics = added(gradients, torch.empty(0, 3), torch.empty(0), FlatClipping(1.0))
     assert not total.any()
@@ -460,7 +469,7 @@ POISONS = [float("nan"), float("inf"), -float("inf"), 3e38]
     ["mlp", "linear 3-D", "conv stack", "positions", "layer norm", "cell over time", "twice"],
 )
 def test_an_example_without_a_finite_gradient_adds_nothing_and_is_counted(
-    name: str, way: Way, poison: float
+    name: str, way: Way, poison: float, added: Added
 ) -> None:
     model, x, y = case(name, torch.float32)
     if way is by_rules:
@@ -484,7 +493,7 @@ def test_an_example_without_a_finite_gradient_adds_nothing_and_is_counted(
         torch.testing.assert_close(dirty, clean, rtol=1e-5, atol=1e-6)
 
 
-def test_an_example_that_is_not_finite_in_one_group_adds_nothing_in_any() -> None:
+def test_an_example_that_is_not_finite_in_one_group_adds_nothing_in_any(added: Added) -> None:
     class Two(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -506,7 +515,7 @@ def test_an_example_that_is_not_finite_in_one_group_adds_nothing_in_any() -> Non
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("size", [1e-30, 1e-20, 1e20, 1e30])
-def test_sizes_that_float32_can_hardly_hold(way: Way, size: float) -> None:
+def test_sizes_that_float32_can_hardly_hold(way: Way, size: float, added: Added) -> None:
     """The norm of a gradient may be far outside of what float32 can square."""
     model = nn.Linear(3, 2, bias=False)
     x = torch.tensor([[1.0, -2.0, 0.5], [1e-3, 0.0, 1e-3]]) * size
@@ -519,7 +528,7 @@ def test_sizes_that_float32_can_hardly_hold(way: Way, size: float) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_norm_that_float32_cannot_hold_is_clipped(way: Way) -> None:
+def test_a_norm_that_float32_cannot_hold_is_clipped(way: Way, added: Added) -> None:
     def steep(outputs: Tensor, targets: Tensor) -> Tensor:
         return outputs.squeeze(1) * 1e25
 
@@ -542,12 +551,7 @@ poisoned = st.one_of(entry, st.sampled_from([float("nan"), float("inf"), -float(
 @settings(max_examples=60, deadline=None)
 @given(st.data(), st.floats(1e-3, 1e3), st.integers(1, 4), st.integers(1, 4))
 def test_removing_an_example_changes_the_sum_by_at_most_the_bound(
-    way: Way,
-    grouped: bool,
-    data: st.DataObject,
-    bound: float,
-    n: int,
-    length: int,
+    added: Added, way: Way, grouped: bool, data: st.DataObject, bound: float, n: int, length: int
 ) -> None:
     """For vectors and sequences with values of any size, NaN, infinity and cancellation."""
     rows = data.draw(
@@ -614,7 +618,7 @@ def test_convolutions_of_any_shape(
     torch.testing.assert_close(fast.gradients(x, y), exact.gradients(x, y), rtol=1e-10, atol=1e-12)
 
 
-def test_two_forwards_before_one_backward_keep_their_own_records() -> None:
+def test_two_forwards_before_one_backward_keep_their_own_records(added: Added) -> None:
     """The loss calls the model again: each call has a record of its own, in any order."""
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()
@@ -648,14 +652,13 @@ class BareProduct(nn.Module):
         return self.out(x @ self.w)
 
 
-def test_a_use_without_a_rule_is_named_and_adds_nothing() -> None:
+def test_a_use_without_a_rule_is_named_and_adds_nothing(add_clipped_sum: AddClippedSum) -> None:
     gradients = RuleGradients(BareProduct(), score)
     into = torch.zeros_like(gradients.parameters.data, dtype=torch.float64)
     clipping = FlatClipping(1.0)
+    groups = clipping.groups(gradients.parameters)
     with pytest.raises(UncoveredParameterError, match="how w is used"):
-        gradients.add_clipped_sum(
-            torch.randn(3, 3), torch.zeros(3), clipping, clipping.groups(gradients.parameters), into
-        )
+        add_clipped_sum(gradients, torch.randn(3, 3), torch.zeros(3), clipping, groups, into)
     assert not into.any()
 
 
@@ -677,7 +680,9 @@ def test_batch_normalisation_over_the_batch_has_no_rule() -> None:
 
 @pytest.mark.parametrize("bound", [1e-7, 1e-9, 2.5e-15, 1e-18])
 @pytest.mark.parametrize("way", WAYS)
-def test_factors_that_float32_can_hardly_hold_are_not_rounded_up(way: Way, bound: float) -> None:
+def test_factors_that_float32_can_hardly_hold_are_not_rounded_up(
+    way: Way, bound: float, added: Added
+) -> None:
     x = torch.tensor([[1e30, 0.0]])
     gradients = way(nn.Linear(2, 1, bias=False), score)
     total, _ = added(gradients, x, torch.zeros(1), FlatClipping(bound))
@@ -694,14 +699,16 @@ def test_scripted_layers_are_found() -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_scale_and_what_is_there_already(way: Way) -> None:
+def test_scale_and_what_is_there_already(
+    way: Way, added: Added, add_clipped_sum: AddClippedSum
+) -> None:
     model, x, y = case("mlp", torch.float64)
     gradients, clipping = way(model, squared), FlatClipping(0.5)
     groups = clipping.groups(gradients.parameters)
     once, _ = added(gradients, x, y, clipping)
     into = torch.ones_like(once)
     for part in (slice(0, 2), slice(2, 5)):
-        gradients.add_clipped_sum(x[part], y[part], clipping, groups, into, scale=0.25)
+        add_clipped_sum(gradients, x[part], y[part], clipping, groups, into, scale=0.25)
     torch.testing.assert_close(into, 1 + 0.25 * once)
 
 
@@ -724,7 +731,7 @@ class LargestTensor(TorchDispatchMode):
         return output
 
 
-def test_a_wide_layer_never_holds_weights_for_each_example() -> None:
+def test_a_wide_layer_never_holds_weights_for_each_example(add_clipped_sum: AddClippedSum) -> None:
     """64 x (1000 x 1000) would be 256 MB; no tensor is larger than inputs and activations."""
     model = nn.Sequential(nn.Linear(1000, 1000), nn.ReLU(), nn.Linear(1000, 1000))
     gradients, clipping = RuleGradients(model, score), FlatClipping(1.0)
@@ -733,7 +740,7 @@ def test_a_wide_layer_never_holds_weights_for_each_example() -> None:
     for shape in ((1000,), (3, 1000), (40, 1000)):
         x = torch.randn(64, *shape)
         with LargestTensor() as largest:
-            gradients.add_clipped_sum(x, torch.zeros(64), clipping, groups, into)
+            add_clipped_sum(gradients, x, torch.zeros(64), clipping, groups, into)
         assert 1e6 < largest.size_bytes <= 21e6, shape
 
 
@@ -758,7 +765,7 @@ def mean_square(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_tied_tables_are_added_before_they_are_measured(dtype: torch.dtype) -> None:
+def test_tied_tables_are_added_before_they_are_measured(dtype: torch.dtype, added: Added) -> None:
     torch.manual_seed(7)
     model = Words().to(dtype)
     x, y = torch.randint(0, 50, (6, 5)), torch.zeros(6)
@@ -772,7 +779,7 @@ def test_tied_tables_are_added_before_they_are_measured(dtype: torch.dtype) -> N
     assert sums[0][1] == sums[1][1]
 
 
-def test_a_poisoned_example_is_dropped_from_uses_that_are_added() -> None:
+def test_a_poisoned_example_is_dropped_from_uses_that_are_added(added: Added) -> None:
     torch.manual_seed(8)
     fast = RuleGradients(Words(poisoned=49), mean_square)
     x = torch.randint(0, 49, (4, 5))
@@ -784,7 +791,7 @@ def test_a_poisoned_example_is_dropped_from_uses_that_are_added() -> None:
     torch.testing.assert_close(dirty, clean)
 
 
-def test_a_convolution_used_twice_keeps_the_patches_of_each_call() -> None:
+def test_a_convolution_used_twice_keeps_the_patches_of_each_call(added: Added) -> None:
     torch.manual_seed(10)
     layer = nn.Conv2d(2, 2, 3, padding=1).double()
     exact = OneAtATime(nn.Sequential(layer, nn.Tanh(), layer), mean_square)

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from fedsim.clients.clipping.clipping import FlatClipping
 from fedsim.clients.gradients.parameters import FlatParameters
-from fedsim.clients.gradients.per_example import PaddedBatch
+from fedsim.clients.gradients.per_example import BatchStatistics, PaddedBatch
 from fedsim.clients.gradients.recording import RuledModel
 from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.clients.gradients.sequence import ModuleSequence
@@ -128,7 +128,9 @@ def test_a_sequence_by_hand_is_a_sequence_by_autograd(
 
 
 @pytest.mark.parametrize("make", [mlp, cnn])
-def test_clipped_sums_by_hand_are_those_by_autograd(make: Callable[[], nn.Module]) -> None:
+def test_clipped_sums_by_hand_are_those_by_autograd(
+    make: Callable[[], nn.Module], add_clipped_sum: Callable[..., BatchStatistics]
+) -> None:
     torch.manual_seed(0)
     model, (x, y) = make(), batch()
     parameters, sums = FlatParameters(model), []
@@ -136,7 +138,7 @@ def test_clipped_sums_by_hand_are_those_by_autograd(make: Callable[[], nn.Module
     for loss in (cross_entropy, by_autograd):
         way = RuleGradients(model, loss, parameters=parameters)
         into = torch.zeros_like(parameters.data, dtype=torch.float64)
-        way.add_clipped_sum(x, y, clipping, clipping.groups(parameters), into)
+        add_clipped_sum(way, x, y, clipping, clipping.groups(parameters), into)
         sums.append(into)
     torch.testing.assert_close(*sums, rtol=1e-4, atol=1e-6)
     assert sums[0].any()
