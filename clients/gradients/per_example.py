@@ -394,17 +394,3 @@ def clipped_rows(
             of.drop(dropped)
     columns = [factor.view(clients, -1) for factor in factors]
     return ClippedRows(uses, clip.members, norms, columns, dropped)
-
-
-def batch_statistics(bounds: Tensor, norms: Tensor, dropped: Tensor | None) -> BatchStatistics:
-    """Return how many of n gradients were not finite, and how many were not clipped.
-
-    Args:
-        bounds: clipping norms of m parameter groups, (m,), (1, m) or (n, m).
-        norms: gradient norms by group, float64 (n, m), NaN for dropped examples.
-        dropped: booleans (n,), true for examples that were dropped because their gradient is not
-            finite; None if none was dropped.
-    """
-    within = (norms <= bounds).sum(0).tolist()
-    lost = 0 if dropped is None else int(dropped.sum())
-    return BatchStatistics(len(norms), lost, tuple(within))
