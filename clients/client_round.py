@@ -7,7 +7,7 @@ their answers are yielded.
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -113,16 +113,15 @@ class ClientRound:
         sent = {name: flat(array) for name, array in self.asked.request.sent.items()}
         release = task.release(self.asked.request)
         data = task.training_data(release)
-        member = BlockMember(*data, key, range(planned), start=self.start, sent=sent)
-        if task.privacy is None or release is None:
-            return member
+        plan, steps = task.privacy, range(planned)
+        if plan is None or release is None:
+            return BlockMember(*data, key, steps, start=self.start, sent=sent)
         if spend is None and not release.protects_client:
             raise ValueError("a release of a client's examples needs a charge")
         charged = range(0) if spend is None else range(spend.steps - spend.round_steps, spend.steps)
-        steps = release.steps_of_round(range(planned), charged, has_examples=task.data.size > 0)
-        plan = task.privacy
-        return replace(
-            member, steps=steps, release=release, secure=plan.secure_noise, part=plan.part
+        steps = release.steps_of_round(steps, charged, has_examples=task.data.size > 0)
+        return BlockMember(
+            *data, key, steps, release, plan.secure_noise, plan.part, self.start, sent
         )
 
     @property

@@ -9,7 +9,7 @@ the time of a round grows with its participants and the groups, not with all cli
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from fedsim.accountant import Event, FleetAccountant, PrivacyLedger, UnsupportedEventError
@@ -42,6 +42,21 @@ class _Kind(NamedTuple):
         return counts
 
 
+@dataclass(slots=True)
+class _Group:
+    """Clients with the same ε.
+
+    Attributes:
+        kind: the values that determine ε.
+        ledger: the ledger that these clients share in memory.
+        clients: their number.
+    """
+
+    kind: _Kind
+    ledger: PrivacyLedger
+    clients: int = 0
+
+
 class ClientLedgers:
     """The latest privacy spend (ledger and δ) that each client reported, and the ε of each spend.
 
@@ -62,8 +77,9 @@ class ClientLedgers:
         self._recorded = recorded
         self._spends: dict[int, ClientSpend] = {}
         self._fleet = FleetAccountant(accountant, adjacency=adjacency)
-        self._ledgers: dict[_Kind, tuple[PrivacyLedger, int]] = {}  # and its number of clients
-        self._bounds: dict[_Kind, float] = {}  # ε of the kinds in `_ledgers`, where known
+        self._groups: dict[_Kind, _Group] = {}
+        self._group_of: dict[int, _Group] = {}
+        self._bounds: dict[_Kind, float] = {}  # ε of the kinds in `_groups`, where known
         self._own_epsilons: dict[_Kind, float] = {}
 
     @property
@@ -84,20 +100,21 @@ class ClientLedgers:
         if spend.against_server is not None or second is not None:
             self._check_extension(spend.client, spend.against_server or PrivacyLedger(), second)
         if before is not None:
-            self._leave(_Kind.of(before))
+            self._leave(self._group_of[spend.client])
         kind = _Kind.of(spend)
-        ledger, members = self._ledgers.get(kind, (spend.ledger, 0))
-        self._ledgers[kind] = ledger, members + 1
-        # The clients of a kind share one ledger in memory.
-        self._spends[spend.client] = replace(spend, ledger=ledger)
+        group = self._groups.get(kind)
+        if group is None:
+            group = self._groups[kind] = _Group(kind, spend.ledger)
+        group.clients += 1
+        self._group_of[spend.client] = group
+        self._spends[spend.client] = replace(spend, ledger=group.ledger)
 
-    def _leave(self, kind: _Kind) -> None:
-        """Reduce the number of clients of a kind by one, and forget a kind without clients."""
-        ledger, members = self._ledgers.pop(kind)
-        if members > 1:
-            self._ledgers[kind] = ledger, members - 1
-        else:
-            self._bounds.pop(kind, None)
+    def _leave(self, group: _Group) -> None:
+        """Take a client out of a group, and forget a group without clients."""
+        group.clients -= 1
+        if not group.clients:
+            del self._groups[group.kind]
+            self._bounds.pop(group.kind, None)
 
     def _check_extension(
         self, client: int, ledger: PrivacyLedger, before: PrivacyLedger | None
@@ -138,13 +155,13 @@ class ClientLedgers:
         has the bound of the single-client accountant in two cases: for the largest ε, and for a
         client whose bound by `FleetAccountant` is above the client's target.
         """
-        bounds, spends = self._epsilon_bounds(), self.spends
-        epsilons = {client: bounds[_Kind.of(spend)] for client, spend in spends.items()}
+        bounds, groups = self._epsilon_bounds(), sorted(self._group_of.items())
+        epsilons = {client: bounds[group.kind] for client, group in groups}
         largest = 0.0
         for client in sorted(epsilons, key=epsilons.__getitem__, reverse=True):
             if epsilons[client] <= largest:
                 break
-            epsilons[client] = self._own_epsilon(_Kind.of(spends[client]))
+            epsilons[client] = self._own_epsilon(self._group_of[client].kind)
             largest = max(largest, epsilons[client])
         return epsilons
 
@@ -169,7 +186,7 @@ class ClientLedgers:
     def _epsilon_bounds(self) -> Mapping[_Kind, float]:
         """Return ε of every kind from the fleet, or from its own accountant if above its target."""
         new: dict[float, list[_Kind]] = {}
-        for kind in self._ledgers:
+        for kind in self._groups:
             if kind not in self._bounds:
                 new.setdefault(kind.delta, []).append(kind)
         for delta, kinds in new.items():

@@ -61,7 +61,7 @@ class PrivacyLedger:
     def merge(self, other: "PrivacyLedger") -> Self:
         """Append all entries of the ledger `other` to this ledger and return this ledger."""
         for event, count in other.entries:
-            self.record(event, count)
+            append_event(self._runs, event, count)
         return self
 
     def starts_with(self, other: "PrivacyLedger") -> bool:

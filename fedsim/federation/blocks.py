@@ -304,7 +304,7 @@ class Blocks:
             float(self.experiment.local.expected_batch(size)) for size in self.data.clients.sizes
         ]
 
-    @property
+    @cached_property
     def _has_private_sizes(self) -> bool:
         """Whether the privacy unit is the client, so that its number of examples is private."""
         return self.experiment.release_kind.protects_client

@@ -171,7 +171,7 @@ class Federation:
         """Return what a client needs to answer requests: data, settings, plan and model."""
         return ClientTask(
             client,
-            RunTerms(self.experiment.seed, self.conditions, self.plan.digest),
+            self._terms,
             ClientData(
                 self.data.clients.size(client),
                 partial(self._tensors.of, client),
@@ -185,6 +185,10 @@ class Federation:
             scores=ClientScores(self._evaluate(client), self._train_metrics(client)),
             faults=self._faults,
         )
+
+    @cached_property
+    def _terms(self) -> RunTerms:
+        return RunTerms(self.experiment.seed, self.conditions, self.plan.digest)
 
     @cached_property
     def _training(self) -> LocalTraining:

@@ -63,6 +63,10 @@ class Keystream:
 class NoiseSource(ABC):
     """Source of a client's noise: independent integers distributed as rounded N(0, 2⁴⁸)."""
 
+    def keystreams(self) -> tuple[Keystream, Keystream] | None:
+        """Return the keystreams that the noise is computed from; None for another kind of noise."""
+        return None
+
     @abstractmethod
     def fill_(self, values: Tensor) -> Tensor:
         """Fill a float64 tensor in place with independent draws and return it.
@@ -212,8 +216,13 @@ def keystreams_of(
     sources: Sequence[NoiseSource | None],
 ) -> list[tuple[Keystream, Keystream]] | None:
     """Return the pair of keystreams of each source; None if a source is no `KeystreamNoise`."""
-    streams = [source.keystreams() for source in sources if isinstance(source, KeystreamNoise)]
-    return streams if len(streams) == len(sources) else None
+    streams = []
+    for source in sources:
+        pair = None if source is None else source.keystreams()
+        if pair is None:
+            return None
+        streams.append(pair)
+    return streams
 
 
 def _check_type(values: Tensor) -> None:

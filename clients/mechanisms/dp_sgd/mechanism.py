@@ -116,7 +116,7 @@ class DpSgdMechanism(SummedMechanism):
         to the integer grid. With correlated noise the event covers everything that the run releases
         about one use of an example.
         """
-        parts = self._part_multipliers()
+        parts = self._part_multipliers
         return Gaussian(parts[0]) if len(parts) == 1 else JointGaussian(parts)
 
     @property
@@ -132,7 +132,7 @@ class DpSgdMechanism(SummedMechanism):
     @property
     def effective_noise_multiplier(self) -> float:
         """Noise multiplier of a step's whole release, reduced by the effect of integer rounding."""
-        return group_noise_multiplier(self._part_multipliers())
+        return group_noise_multiplier(self._part_multipliers)
 
     def charges(self, first_step: int, steps: int, *, noise_factor: float = 1.0) -> Charges:
         """Return the privacy events of further steps of a client, as (event, count) pairs.
@@ -385,6 +385,7 @@ class DpSgdMechanism(SummedMechanism):
             groups = replace(groups, bounds=bound if isinstance(bound, tuple) else (bound,))
         return replace(self, clipping=clipping, bound_groups=groups)
 
+    @cached_property
     def _part_multipliers(self) -> tuple[float, ...]:
         """Return the noise multipliers of the groups, then of the counts of adaptive clipping."""
         z = self.clipping.gradient_noise(self.noise_multiplier)
