@@ -14,7 +14,7 @@ from fedsim.accountant.ledger.journal import Charge, FileJournal, JournalError
 class JournalActor:
     """Ray actor that is the only writer of a ledger file.
 
-    Guarantee: when `append` returns, the charge is on disk. Appending the same charge again changes
+    Guarantee: when `append_all` returns, the charges are on disk. Appending them again changes
     nothing, so a caller that gets no reply may repeat the call.
     """
 
@@ -28,14 +28,6 @@ class JournalActor:
     def histories(self, clients: Sequence[int]) -> dict[int, tuple[Charge, ...]]:
         """Return a dictionary from client number to all charges of this client, oldest first."""
         return {client: self._journal.history(client) for client in clients}
-
-    def append(self, charge: Charge) -> None:
-        """Write a charge and force it to disk; a charge that is already written changes nothing.
-
-        Raises:
-            JournalError: the charge does not contain the hash of the client's previous charge.
-        """
-        self.append_all([charge])
 
     def append_all(self, charges: Sequence[Charge]) -> None:
         """Write charges in order and force them to disk; charges already written change nothing.
@@ -98,20 +90,12 @@ class RemoteJournal:
         self._counts[client] = len(charges)
         return charges[after:]
 
-    def append(self, charge: Charge) -> None:
-        """Write a charge; when this method returns, the charge is on disk.
-
-        Raises:
-            JournalError: the charge does not contain the hash of the client's previous charge, or
-                the actor is unreachable. After this error the client must release nothing.
-        """
-        self.append_all([charge])
-
     def append_all(self, charges: Sequence[Charge]) -> None:
         """Write charges in order; when this method returns, they are on disk.
 
         Raises:
-            JournalError: a charge lacks its predecessor's hash, or the actor is unreachable.
+            JournalError: a charge lacks its predecessor's hash, or the actor is unreachable. After
+                this error the clients must release nothing.
         """
         counts: dict[int, int] = {}
         for client in {charge.client for charge in charges}:

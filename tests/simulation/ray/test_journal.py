@@ -40,9 +40,9 @@ def test_what_a_worker_appends_is_in_the_file(tmp_path: Path) -> None:
     journal = RemoteJournal(actor, line)
     assert journal.history(1) == ()
     first = charge(1)
-    journal.append(first)
+    journal.append_all([first])
     second = charge(2, first.hash)
-    journal.append(second)
+    journal.append_all([second])
     assert journal.history(1, after=2) == (), "it knows the number of charges"
     assert line.calls == ["history", "append_all", "append_all"], "histories are read once"
     assert [c.hash for c in journal.history(1)] == [first.hash, second.hash]
@@ -59,7 +59,7 @@ def test_a_worker_keeps_no_charges(tmp_path: Path) -> None:
     for round_number in range(1, 30):
         assert journal.history(1, after=round_number - 1) == ()
         one = charge(round_number, previous)
-        journal.append(one)
+        journal.append_all([one])
         previous = one.hash
     assert len(pickle.dumps({k: v for k, v in vars(journal).items() if k not in LINKS})) < 200
 
@@ -70,11 +70,11 @@ LINKS = ("_journal_actor", "_call")
 def test_the_same_charge_again_is_written_once(tmp_path: Path) -> None:
     """Ray repeats a call if the actor died before its reply."""
     path = tmp_path / "ledger.jsonl"
-    JournalActor(path).append(charge(1))
-    JournalActor(path).append(charge(1))
+    JournalActor(path).append_all([charge(1)])
+    JournalActor(path).append_all([charge(1)])
     assert len(path.read_text().splitlines()) == 1
     with pytest.raises(JournalError, match="does not continue"):
-        JournalActor(path).append(charge(2))
+        JournalActor(path).append_all([charge(2)])
 
 
 @pytest.mark.parametrize("cut", ["before", "after"])
@@ -84,7 +84,7 @@ def test_after_a_cut_line_the_worker_asks_what_is_true(tmp_path: Path, cut: str)
     journal.history(1)
     line.cut = cut
     with pytest.raises(JournalError):
-        journal.append(charge(1))
+        journal.append_all([charge(1)])
     line.cut = None
     assert len(journal.history(1)) == (1 if cut == "after" else 0)
 
@@ -94,9 +94,9 @@ def test_a_worker_whose_client_was_charged_elsewhere_is_refused(tmp_path: Path) 
     actor = JournalActor(tmp_path / "ledger.jsonl")
     stale, fresh = RemoteJournal(actor, Line()), RemoteJournal(actor, Line())
     assert stale.history(1) == ()
-    fresh.append(charge(1))
+    fresh.append_all([charge(1)])
     with pytest.raises(JournalError, match="does not continue"):
-        stale.append(charge(2))
+        stale.append_all([charge(2)])
     assert [c.round_number for c in stale.history(1)] == [1]
 
 
@@ -123,12 +123,12 @@ def test_a_charge_that_goes_on_costs_no_look_at_what_was_before(
         "history",
         lambda self, client: (asked.append(client), history(self, client))[1],
     )
-    actor.append(one)
+    actor.append_all([one])
     for round_number in range(2, 6):
         one = charge(round_number, one.hash)
-        actor.append(one)
+        actor.append_all([one])
     assert asked == []
-    actor.append(charge(5, one.previous))
+    actor.append_all([charge(5, one.previous)])
     assert asked == [1]
     assert len((tmp_path / "ledger.jsonl").read_text().splitlines()) == 5
     assert FileJournal(tmp_path / "ledger.jsonl").head(1) == one.hash
