@@ -4,7 +4,7 @@ The plan follows from settings, public client sizes and the seed, before the fir
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from fedsim.algorithms.algorithm import Algorithm
@@ -118,15 +118,5 @@ def plan_of(
     if privacy is not None and privacy.trust.name != "local" and client_privacy and plans:
         shapes = parts.shared_model.trained_shapes
         plans, sums = share_noise(experiment, client_privacy, plans, weights, shapes)
-        sums = _with_public_divisor(sums, steps.participation, weights)
     digest = plan_digest(experiment, plans, weights, sums, largest)
     return FederationPlan(steps, client_privacy, plans, weights, sums, largest, digest)
-
-
-def _with_public_divisor(
-    sums: SumPlan, participation: Participation, weights: ClientWeights
-) -> SumPlan:
-    """Return the plan of sums, with a public divisor where participation is secret."""
-    if not participation.is_secret:
-        return sums
-    return replace(sums, divisor=participation.rate * sum(weights.values))

@@ -179,7 +179,7 @@ def secure_channel(
             check_hpke()
         except HpkeMissingError as error:
             raise SecureSetupError(str(error)) from error
-    identity_of = partial(_identity_of, settings, base)
+    identity_of = partial(identity_of_client, settings, base=base)
     _, per_round = participation_of(experiment).round_sizes
     weights = plan.weights
     if plan.sums is not None:
@@ -261,9 +261,3 @@ def _integer_codec(sums: SumPlan, num_clients: int) -> PayloadCodec:
             f"the noisy sum does not fit into the ring: {error}; ask fewer clients, or give the "
             "noise a larger share (a smaller target_epsilon)"
         ) from error
-
-
-def _identity_of(
-    settings: SecureAggregationSettings, base: Path, client: int
-) -> IdentityKey | None:
-    return identity_of_client(settings, client, base=base)
