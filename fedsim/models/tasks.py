@@ -289,7 +289,7 @@ def _evaluate(
     """Return the metrics of `evaluate`, and call `on_batch` with the outputs of each batch."""
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    where = torch.device(device) if device is not None else _device_of(model)
+    where = torch.device(device) if device is not None else device_of(model)
     if device is not None:
         model.to(where)
     total = torch.zeros((), dtype=torch.float64, device=where)
@@ -321,6 +321,7 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def _device_of(model: nn.Module) -> torch.device:
+def device_of(model: nn.Module) -> torch.device:
+    """Return the device of a model's parameters; the CPU for a model without parameters."""
     parameter = next(model.parameters(), None)
     return torch.device("cpu") if parameter is None else parameter.device

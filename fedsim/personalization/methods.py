@@ -13,50 +13,63 @@ from fedsim.clients.training.optimizers import LocalOptimizer
 from fedsim.clients.training.plain import train_by_torch
 from fedsim.clients.training.streams import StreamKey
 from fedsim.core.errors import InputError
-from fedsim.personalization.settings import DittoSettings, FineTuneSettings, LabelPriorSettings
+from fedsim.personalization.settings import (
+    DittoSettings,
+    FineTuneSettings,
+    LabelPriorSettings,
+    PersonalizationSettings,
+)
 
 
 class PersonalizationError(InputError):
     """Raised if settings or examples do not fit the model; the message is one line with the fix."""
 
 
-class FineTune:
-    """The personalization method fine_tune: gradient steps on the client's examples."""
+def personal_model(
+    settings: PersonalizationSettings,
+    model: nn.Module,
+    loss: PerExampleLoss,
+    x: Tensor,
+    y: Tensor,
+    key: StreamKey,
+) -> nn.Module:
+    """Return a client's personal model; the global model does not change.
 
-    def __init__(self, settings: FineTuneSettings) -> None:
-        self._settings = settings
+    | method      | personal model v, made from the final global model w                      |
+    |-------------|---------------------------------------------------------------------------|
+    | fine_tune   | gradient steps from w on the client's examples                            |
+    | ditto       | gradient steps from w on the client's loss + λ/2 · ‖v − w‖²               |
+    | label_prior | w with log(client's share / global share) added to the logit of each class |
 
-    def __call__(
-        self, model: nn.Module, loss: PerExampleLoss, x: Tensor, y: Tensor, key: StreamKey
-    ) -> nn.Module:
-        """Return a personal model; see `Personalizer`."""
-        personal = deepcopy(model)
-        if self._settings.parameters is not None:
-            _train_only(personal, self._settings.parameters)
-        _descend(personal, loss, x, y, key, self._settings, proximal_weight=0.0)
-        return personal
+    ditto has the personal objective of Li et al. 2021 ("Ditto: Fair and Robust Federated Learning
+    Through Personalization", equation 1). The paper minimises it in every round, with the global
+    model of that round. fedsim minimises it once, after the last round. The objective is the same,
+    and the rounds do not depend on personal models.
 
+    If clients differ only in the frequencies of classes, label_prior turns the posterior of the
+    global model into the client's posterior, by Bayes' theorem.
 
-class Ditto:
-    """The personalization method ditto: training with a penalty for distance to the global model.
+    Args:
+        settings: the section `personalization` of the experiment.
+        model: the global model.
+        loss: the loss, which returns one value per example; label_prior does not use it.
+        x: features of the client's examples (n, ...), n at least 1.
+        y: targets of the client's examples (n, ...).
+        key: key of the client's random streams; label_prior draws nothing.
 
-    The method minimises the client's loss + λ/2 · ‖v − w‖² over the personal model v, for the final
-    global model w. This is the personal objective of Ditto (Li et al. 2021, "Ditto: Fair and Robust
-    Federated Learning Through Personalization", equation 1). The paper minimises it in every round,
-    with the global model of that round. fedsim minimises it once, after the last round, starting
-    from w. The objective is the same, and the rounds do not depend on personal models.
+    Raises:
+        PersonalizationError: the settings do not fit the model.
     """
-
-    def __init__(self, settings: DittoSettings) -> None:
-        self._settings = settings
-
-    def __call__(
-        self, model: nn.Module, loss: PerExampleLoss, x: Tensor, y: Tensor, key: StreamKey
-    ) -> nn.Module:
-        """Return a personal model; see `Personalizer`."""
-        personal, weight = deepcopy(model), self._settings.proximal_weight
-        _descend(personal, loss, x, y, key, self._settings, proximal_weight=weight)
-        return personal
+    personal = deepcopy(model)
+    if isinstance(settings, LabelPriorSettings):
+        return _with_prior(personal.eval(), settings, x, y)
+    if isinstance(settings, FineTuneSettings) and settings.parameters is not None:
+        _train_only(personal, settings.parameters)
+    weight = settings.proximal_weight if isinstance(settings, DittoSettings) else 0.0
+    local = LocalSettings(steps=settings.steps, batch_size=settings.batch_size)
+    optimizer = ProximalDescent(settings.lr, weight)
+    train_by_torch(personal, loss, x, y, local, key, optimizer=optimizer)
+    return personal
 
 
 class ProximalDescent(LocalOptimizer):
@@ -85,21 +98,6 @@ class ProximalDescent(LocalOptimizer):
             value.add_(gradient, alpha=-self._lr)
             if self._pull:
                 value.lerp_(start, self._pull)
-
-
-def _descend(
-    model: nn.Module,
-    loss: PerExampleLoss,
-    x: Tensor,
-    y: Tensor,
-    key: StreamKey,
-    settings: FineTuneSettings | DittoSettings,
-    *,
-    proximal_weight: float,
-) -> None:
-    local = LocalSettings(steps=settings.steps, batch_size=settings.batch_size)
-    optimizer = ProximalDescent(settings.lr, proximal_weight)
-    train_by_torch(model, loss, x, y, local, key, optimizer=optimizer)
 
 
 def _train_only(model: nn.Module, patterns: Sequence[str]) -> None:
@@ -140,36 +138,18 @@ class ShiftedLogits(nn.Module):
         return self.model(x) + self.shift
 
 
-class LabelPrior:
-    """The personalization method label_prior: logits are shifted to the client's class frequencies.
-
-    The method adds log(client's share / global share) of each class to the logit of that class. If
-    clients differ only in the frequencies of classes, this turns the posterior of the global model
-    into the client's posterior, by Bayes' theorem.
-    """
-
-    def __init__(self, settings: LabelPriorSettings) -> None:
-        self._settings = settings
-
-    def __call__(
-        self, model: nn.Module, loss: PerExampleLoss, x: Tensor, y: Tensor, key: StreamKey
-    ) -> nn.Module:
-        """Return a personal model; see `Personalizer`. Loss and key are not used."""
-        personal = deepcopy(model).eval()
-        with torch.no_grad():
-            classes = personal(x[:1]).shape[-1]
-        shift = self._shift(y, classes)
-        like = next(personal.parameters(), shift)
-        return ShiftedLogits(personal, shift.to(like))
-
-    def _shift(self, y: Tensor, classes: int) -> Tensor:
-        prior = self._settings.global_prior or [1.0] * classes
-        if len(prior) != classes or y.ndim != 1 or y.is_floating_point():
-            raise PersonalizationError(
-                f"personalization: label_prior shifts one logit for each class; the model has "
-                f"{classes} outputs, global_prior {len(prior)} shares, targets {y.dtype} of shape "
-                f"{tuple(y.shape)}; give a share for each class, or use fine_tune"
-            )
-        counts = torch.bincount(y, minlength=classes).double() + self._settings.smoothing
-        shares = torch.tensor(prior, dtype=torch.float64, device=y.device)
-        return (counts / counts.sum()).log() - (shares / shares.sum()).log()
+@torch.no_grad()
+def _with_prior(model: nn.Module, settings: LabelPriorSettings, x: Tensor, y: Tensor) -> nn.Module:
+    """Return a model whose logits are shifted to the client's class frequencies."""
+    classes = model(x[:1]).shape[-1]
+    prior = settings.global_prior or [1.0] * classes
+    if len(prior) != classes or y.ndim != 1 or y.is_floating_point():
+        raise PersonalizationError(
+            f"personalization: label_prior shifts one logit for each class; the model has "
+            f"{classes} outputs, global_prior {len(prior)} shares, targets {y.dtype} of shape "
+            f"{tuple(y.shape)}; give a share for each class, or use fine_tune"
+        )
+    counts = torch.bincount(y, minlength=classes).double() + settings.smoothing
+    shares = torch.tensor(prior, dtype=torch.float64, device=y.device)
+    shift = (counts / counts.sum()).log() - (shares / shares.sum()).log()
+    return ShiftedLogits(model, shift.to(next(model.parameters(), shift)))

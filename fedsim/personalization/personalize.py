@@ -5,9 +5,8 @@ its data public. The scores are computed after the last round and are not part o
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,48 +17,12 @@ from torch import Tensor, nn
 from fedsim.clients.gradients.per_example import PerExampleLoss
 from fedsim.clients.training.streams import StreamKey
 from fedsim.core.streams import Purpose, stream_key, torch_seed
+from fedsim.core.text_formats import finite_or_none
 from fedsim.data import DataError, Examples, FederatedData
 from fedsim.models.losses import resolve_loss
-from fedsim.models.tasks import Task, evaluate
-from fedsim.personalization.methods import Ditto, FineTune, LabelPrior, PersonalizationError
-from fedsim.personalization.settings import (
-    DittoSettings,
-    FineTuneSettings,
-    LabelPriorSettings,
-    PersonalizationSettings,
-)
-
-
-class Personalizer(Protocol):
-    """A personalization method, which turns the global model into a client's personal model."""
-
-    def __call__(
-        self, model: nn.Module, loss: PerExampleLoss, x: Tensor, y: Tensor, key: StreamKey
-    ) -> nn.Module:
-        """Return a personal model; the global model does not change.
-
-        Args:
-            model: the global model.
-            loss: the loss, which returns one value per example.
-            x: features of the client's examples (n, ...), n at least 1.
-            y: targets of the client's examples (n, ...).
-            key: key of the client's random streams.
-
-        Raises:
-            PersonalizationError: the settings do not fit the model.
-        """
-        ...
-
-
-def method_of(settings: PersonalizationSettings) -> Personalizer:
-    """Return the personalization method for the given settings."""
-    match settings:
-        case FineTuneSettings():
-            return FineTune(settings)
-        case DittoSettings():
-            return Ditto(settings)
-        case LabelPriorSettings():
-            return LabelPrior(settings)
+from fedsim.models.tasks import Task, device_of, evaluate
+from fedsim.personalization.methods import PersonalizationError, personal_model
+from fedsim.personalization.settings import LabelPriorSettings, PersonalizationSettings
 
 
 def personal_key(seed: int, client: int) -> StreamKey:
@@ -106,7 +69,7 @@ def personalize(
             f"{len(targets)}"
         )
     key = personal_key(seed, client)
-    return method_of(chosen)(model, loss_function, features, targets, key).eval()
+    return personal_model(chosen, model, loss_function, features, targets, key).eval()
 
 
 def check_personalization(
@@ -126,7 +89,7 @@ def check_personalization(
     """
     if not isinstance(settings, LabelPriorSettings):
         settings = settings.model_copy(update={"steps": 1})
-    method_of(settings)(model, loss, x, y, personal_key(0, 0))
+    personal_model(settings, model, loss, x, y, personal_key(0, 0))
 
 
 def _checked(settings: PersonalizationSettings | Mapping[str, Any]) -> PersonalizationSettings:
@@ -152,59 +115,26 @@ def _tensor(values: ArrayLike | Tensor, name: str, model: nn.Module) -> Tensor:
     return tensor.to(like) if tensor.is_floating_point() else tensor.to(like.device, torch.int64)
 
 
-Scores = Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class PersonalScores:
-    """The scores of the global model and of the personal model of one client.
-
-    Attributes:
-        client: number of the client.
-        examples: number of examples on which the client trained.
-        held_out: number of held-out examples. If it is 0, there are no scores.
-        global_model: metrics of the global model on the held-out examples, by name.
-        personal_model: metrics of the personal model on the held-out examples, by name.
-    """
-
-    client: int
-    examples: int
-    held_out: int
-    global_model: Scores
-    personal_model: Scores
-
-
-@dataclass(frozen=True)
-class ScoredModel:
-    """The final global model, with the loss and the task by which models are scored.
-
-    Attributes:
-        model: the final global model, on its device.
-        loss: the loss, which returns one value per example.
-        task: the task, which computes the metrics. R² is left out, as its baseline is the mean of
-            the client's targets.
-    """
-
-    model: nn.Module
-    loss: PerExampleLoss
-    task: Task
-
-    def scores(self, model: nn.Module, examples: Examples) -> Scores:
-        """Return a model's metrics on `examples`, by name; empty if there are no examples."""
-        if len(examples) == 0:
-            return {}
-        metrics = evaluate(model, self.loss, self.task, examples)
-        return {name: value for name, value in metrics.items() if name != "r2"}
-
-
 def score_clients(
-    settings: PersonalizationSettings, scored: ScoredModel, data: FederatedData, *, seed: int
-) -> Iterator[PersonalScores]:
-    """Yield the scores of each client; personal models are not kept.
+    settings: PersonalizationSettings,
+    model: nn.Module,
+    loss: PerExampleLoss,
+    task: Task,
+    data: FederatedData,
+    *,
+    seed: int,
+) -> Iterator[dict[str, Any]]:
+    """Yield each client's entry of `personalization.json`; personal models are not kept.
+
+    An entry has the number of the client, its numbers of training and held-out `examples`, and the
+    metrics of the global and the personal model on the held-out examples. Without held-out examples
+    there are no metrics. R² is left out, as its baseline is the mean of the client's targets.
 
     Args:
         settings: the section `personalization` of the experiment; `public_data` must be true.
-        scored: the global model with its loss and task.
+        model: the final global model, on its device.
+        loss: the loss, which returns one value per example.
+        task: the task, which computes the metrics.
         data: the clients' examples, with a holdout.
         seed: the experiment's seed.
 
@@ -216,22 +146,21 @@ def score_clients(
             "scores of personal models need public data: set personalization.public_data: true "
             "and a holdout, if all examples are public"
         )
-    method, device = method_of(settings), _device_of(scored.model)
+
+    def scores(scored: nn.Module, examples: Examples) -> dict[str, float | None]:
+        metrics = evaluate(scored, loss, task, examples) if len(examples) else {}
+        return {name: finite_or_none(value) for name, value in metrics.items() if name != "r2"}
+
     for client, examples in enumerate(data.clients):
-        rest, personal = data.held_out[client], scored.model
+        rest, personal = data.held_out[client], model
         if len(examples) and len(rest):
-            x, y = (
-                torch.from_numpy(part).to(device) for part in (examples.features, examples.targets)
-            )
-            personal = method(scored.model, scored.loss, x, y, personal_key(seed, client))
-        yield PersonalScores(
-            client=client,
-            examples=len(examples),
-            held_out=len(rest),
-            global_model=scored.scores(scored.model, rest),
-            personal_model=scored.scores(personal, rest),
-        )
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+            x, y = torch.from_numpy(examples.features), torch.from_numpy(examples.targets)
+            x, y = (values.to(device_of(model)) for values in (x, y))
+            personal = personal_model(settings, model, loss, x, y, personal_key(seed, client))
+        yield {
+            "client": client,
+            "examples": len(examples),
+            "held_out": len(rest),
+            "global": scores(model, rest),
+            "personal": scores(personal, rest),
+        }

@@ -18,7 +18,7 @@ Each file has an entry in `FIGURES`, with the functions that compute and check t
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -40,9 +40,6 @@ from fedsim.protocol.arrays import to_numpy
 from fedsim.protocol.errors import FederationError
 from fedsim.runs.directory import RunFiles
 from fedsim.runs.files import alike
-
-if TYPE_CHECKING:
-    from fedsim.personalization.personalize import PersonalScores
 
 
 @dataclass(frozen=True)
@@ -328,12 +325,12 @@ def _personal_scores(run: EndedRun) -> dict[str, Any] | None:
         return None
     if run.status not in _ENDED or not run.state.round_number:
         return None
-    from fedsim.personalization.personalize import ScoredModel, score_clients
+    from fedsim.personalization.personalize import score_clients
 
-    federation.model.module.load_state_dict(run.state.model.to_torch_state_dict())
-    scored = ScoredModel(federation.model.module, federation.model.loss, federation.model.task)
+    model, loss, task = federation.model.module, federation.model.loss, federation.model.task
+    model.load_state_dict(run.state.model.to_torch_state_dict())
     seed = federation.experiment.seed
-    rows = [_row(scores) for scores in score_clients(settings, scored, federation.data, seed=seed)]
+    rows = list(score_clients(settings, model, loss, task, federation.data, seed=seed))
     return {
         "figures_of": FIGURES_OF,
         "note": NOTE,
@@ -383,27 +380,13 @@ def _personal_problems(files: RunFiles) -> Iterator[str]:
         yield f"{PERSONALIZATION}: held_out is not the sum over its clients"
 
 
-def _row(scores: "PersonalScores") -> dict[str, Any]:
-    return {
-        "client": scores.client,
-        "examples": scores.examples,
-        "held_out": scores.held_out,
-        "global": _finite(scores.global_model),
-        "personal": _finite(scores.personal_model),
-    }
-
-
-def _finite(scores: Mapping[str, float]) -> dict[str, float | None]:
-    return {name: finite_or_none(value) for name, value in scores.items()}
-
-
 def _pooled(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the means over all held-out examples; null where a client's value is not finite."""
     weights = [row["held_out"] for row in rows]
     means = {}
     for name in ("global", "personal"):
         numbers = [{k: float("nan") if v is None else v for k, v in r[name].items()} for r in rows]
-        means[name] = _finite(pooled(numbers, weights))
+        means[name] = {k: finite_or_none(v) for k, v in pooled(numbers, weights).items()}
     return {"held_out": sum(weights), **means}
 
 

@@ -80,16 +80,13 @@ def test_without_public_data_nothing_is_computed_or_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[torch.Tensor] = []
-    method_of = personalize.method_of
+    personal_model = personalize.personal_model
 
-    def watched(settings: Any) -> Any:
-        def call(model: Any, loss: Any, x: torch.Tensor, *rest: Any) -> Any:
-            seen.append(x)
-            return method_of(settings)(model, loss, x, *rest)
+    def watched(settings: Any, model: Any, loss: Any, x: torch.Tensor, *rest: Any) -> Any:
+        seen.append(x)
+        return personal_model(settings, model, loss, x, *rest)
 
-        return call
-
-    monkeypatch.setattr(personalize, "method_of", watched)
+    monkeypatch.setattr(personalize, "personal_model", watched)
     path = run(tmp_path / "run", {**TUNED, "public_data": False})
     test = assemble(load_experiment(experiment()), ledger=None).data.test
     assert [x.tolist() for x in seen[:1]] == [test.features[:3].tolist()], "the public trial"
