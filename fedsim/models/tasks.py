@@ -1,9 +1,10 @@
 """Tasks (classification, labels, regression): checks of outputs and targets, and task metrics."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -18,24 +19,27 @@ from fedsim.models.losses import PerExampleLoss, to_columns
 Targets = NDArray[np.int64] | NDArray[np.float32]
 
 
-class Task(Protocol):
-    """Interface of a kind of prediction (such as regression), with its checks and metrics."""
+@dataclass(frozen=True)
+class Task(ABC):
+    """A kind of prediction (such as regression), with its checks and metrics.
 
+    Attributes:
+        num_outputs: number of outputs per example that a built-in model needs for this task.
+        name: name of the task.
+    """
+
+    num_outputs: int
     name: ClassVar[TaskName]
 
-    @property
-    def num_outputs(self) -> int:
-        """Number of outputs per example that a built-in model needs for this task."""
-        ...
-
+    @abstractmethod
     def check(self, targets: Targets) -> None:
         """Check that the targets fit this task; raise ModelError if not."""
-        ...
 
+    @abstractmethod
     def check_outputs(self, outputs: Tensor) -> None:
         """Check that outputs (batch, ...) have the shape of predictions; else raise ModelError."""
-        ...
 
+    @abstractmethod
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return sums over one batch, such as the number of correct predictions, float64 (m,).
 
@@ -46,8 +50,8 @@ class Task(Protocol):
             outputs: the model's outputs (batch, ...).
             targets: the same examples' targets (batch, ...).
         """
-        ...
 
+    @abstractmethod
     def metrics(self, scores: Tensor, targets: Targets) -> dict[str, float]:
         """Return the metrics by name.
 
@@ -55,14 +59,11 @@ class Task(Protocol):
             scores: sum of the results of `score` over all batches.
             targets: targets of all examples.
         """
-        ...
 
 
-@dataclass(frozen=True)
-class Classification:
+class Classification(Task):
     """Task with one class per example, predicted by the largest score; the metric is accuracy."""
 
-    num_outputs: int
     name: ClassVar[TaskName] = "classification"
 
     def check(self, targets: Targets) -> None:
@@ -96,11 +97,9 @@ class Classification:
         return {"accuracy": scores[0].item() / len(targets)}
 
 
-@dataclass(frozen=True)
-class Labels:
+class Labels(Task):
     """The task with binary labels; a logit > 0 predicts label 1, and the metric is accuracy."""
 
-    num_outputs: int
     name: ClassVar[TaskName] = "labels"
 
     def check(self, targets: Targets) -> None:
@@ -126,11 +125,9 @@ class Labels:
         return {"accuracy": scores[0].item() / targets.size}
 
 
-@dataclass(frozen=True)
-class Regression:
+class Regression(Task):
     """The task with real-valued targets; the metrics are mean squared error and R²."""
 
-    num_outputs: int
     name: ClassVar[TaskName] = "regression"
 
     def check(self, targets: Targets) -> None:
@@ -219,6 +216,7 @@ def evaluate(
     *,
     batch_size: int = 1024,
     device: torch.device | str | None = None,
+    on_batch: Callable[[Tensor], object] = lambda outputs: None,
 ) -> dict[str, float]:
     """Return the mean `loss` over all examples and the metrics (`accuracy`, or `mse` and `r2`).
 
@@ -229,6 +227,7 @@ def evaluate(
         examples: the evaluation set.
         batch_size: number of examples per forward pass; it changes memory and speed only.
         device: device to which the model is moved; None keeps the model's device.
+        on_batch: function that is called with the outputs of each batch.
 
     Raises:
         ValueError: the batch size is below 1.
@@ -236,57 +235,6 @@ def evaluate(
     Edge cases:
         The loss of a diverged model is not finite; it is returned unchanged.
     """
-    return _evaluate(
-        model,
-        loss,
-        task,
-        examples,
-        batch_size=batch_size,
-        device=device,
-        on_batch=lambda outputs: None,
-    )
-
-
-def evaluate_with_outputs(
-    model: nn.Module,
-    loss: PerExampleLoss,
-    task: Task,
-    examples: Examples,
-    *,
-    device: torch.device | str | None = None,
-) -> tuple[dict[str, float], Tensor]:
-    """Return the loss and metrics as `evaluate` does, and the model's outputs (n, ...) on the CPU.
-
-    Args:
-        model: the model. It runs in eval mode; afterwards its training modes are restored.
-        loss: the loss, which returns one value per example.
-        task: the task that scores the outputs (`task_for`).
-        examples: the evaluation set.
-        device: device to which the model is moved; None keeps the model's device.
-    """
-    outputs: list[Tensor] = []
-    metrics = _evaluate(
-        model,
-        loss,
-        task,
-        examples,
-        device=device,
-        on_batch=lambda batch: outputs.append(batch.cpu()),
-    )
-    return metrics, torch.cat(outputs)
-
-
-def _evaluate(
-    model: nn.Module,
-    loss: PerExampleLoss,
-    task: Task,
-    examples: Examples,
-    *,
-    on_batch: Callable[[Tensor], None],
-    batch_size: int = 1024,
-    device: torch.device | str | None = None,
-) -> dict[str, float]:
-    """Return the metrics of `evaluate`, and call `on_batch` with the outputs of each batch."""
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     where = torch.device(device) if device is not None else device_of(model)
@@ -307,6 +255,30 @@ def _evaluate(
         "loss": total.item() / len(examples),
         **task.metrics(scores.cpu(), examples.targets),
     }
+
+
+def evaluate_with_outputs(
+    model: nn.Module,
+    loss: PerExampleLoss,
+    task: Task,
+    examples: Examples,
+    *,
+    device: torch.device | str | None = None,
+) -> tuple[dict[str, float], Tensor]:
+    """Return the loss and metrics as `evaluate` does, and the model's outputs (n, ...) on the CPU.
+
+    Args:
+        model: the model. It runs in eval mode; afterwards its training modes are restored.
+        loss: the loss, which returns one value per example.
+        task: the task that scores the outputs (`task_for`).
+        examples: the evaluation set.
+        device: device to which the model is moved; None keeps the model's device.
+    """
+    outputs: list[Tensor] = []
+    metrics = evaluate(
+        model, loss, task, examples, device=device, on_batch=lambda part: outputs.append(part.cpu())
+    )
+    return metrics, torch.cat(outputs)
 
 
 @contextmanager
