@@ -16,9 +16,10 @@ from fedsim.algorithms.catalog import algorithms
 from fedsim.algorithms.flower_strategy import of_flower
 from fedsim.algorithms.settings import AlgorithmSettings
 from fedsim.algorithms.state import Arrays, ServerState
-from fedsim.core.errors import InputError
+from fedsim.core.errors import InputError, raised_as
 from fedsim.core.plugin_errors import error_text, plugin_calls
-from fedsim.core.plugins import PluginError, resolve
+from fedsim.core.plugins import resolve
+from fedsim.core.settings import first_mistake
 
 _MOST_TRIED = 16  # clients in a check, each with a copy of the model
 
@@ -57,10 +58,8 @@ def algorithm_for(
     try:
         kind.Options.model_validate(settings.options)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
         raise AlgorithmError(
-            f"federation.strategy {settings.name!r} refuses {key}: {first['msg']}; its settings "
+            f"federation.strategy {settings.name!r} refuses {first_mistake(error)}; its settings "
             f"are {', '.join(kind.Options.model_fields) or 'none'}"
         ) from error
     with plugin_calls(f"federation.strategy {settings.name!r} failed", raises=AlgorithmError):
@@ -168,10 +167,8 @@ def _check_layout(values: Mapping[str, np.ndarray], reference: Arrays, name: str
 
 
 def _own_class(name: str, base: Path) -> type[Algorithm]:
-    try:
+    with raised_as(AlgorithmError):
         plugin = resolve(name, base=base, setting="federation.strategy")
-    except PluginError as error:
-        raise AlgorithmError(str(error)) from error
     if isinstance(plugin, type) and issubclass(plugin, FlowerStrategy):
         return of_flower(plugin, name)
     if not (isinstance(plugin, type) and issubclass(plugin, Algorithm)) or inspect.isabstract(

@@ -33,6 +33,23 @@ class InputError(FedsimError, ValueError):
     exit_code = ExitCode.WRONG_INPUT
 
 
+@contextmanager
+def raised_as(kind: type[FedsimError], prefix: str = "") -> Iterator[None]:
+    """Raise an `InputError` of the `with` block as an error of another class.
+
+    Args:
+        kind: class of the raised error.
+        prefix: text before the message, such as the name of a file and a colon.
+
+    Raises:
+        FedsimError: the block raised an `InputError`; the class is `kind`.
+    """
+    try:
+        yield
+    except InputError as error:
+        raise kind(f"{prefix}{error}") from error
+
+
 class StorageError(FedsimError, OSError):
     """Raised if reading or writing a file fails; the message says which content is kept."""
 

@@ -15,7 +15,7 @@ import builtins
 import hashlib
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from importlib.util import spec_from_file_location
 from itertools import count, takewhile
@@ -194,6 +194,23 @@ def _content(path: Path) -> bytes | None:
 
 
 _FORMS = "package.module:callable or ./file.py:callable"
+
+
+def unknown_name(
+    setting: str, kind: str, name: str, known: Collection[str], own: str = _FORMS
+) -> str:
+    """Return the message for a name that is neither built in nor a reference.
+
+    Args:
+        setting: name of the setting, such as `model.name`.
+        kind: noun for what it names, such as `model`.
+        name: the unknown name.
+        known: the built-in names.
+        own: the ways to name something of the user's own.
+    """
+    close = get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"built in: {', '.join(known)}"
+    return f"{setting}: no {kind} named {name!r}; {hint} (your own: {own})"
 
 
 def resolve(reference: str, *, base: Path, setting: str) -> Callable[..., Any]:

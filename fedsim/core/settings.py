@@ -12,6 +12,7 @@ from pydantic import (
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     SerializerFunctionWrapHandler,
+    ValidationError,
 )
 from pydantic_core import CoreSchema, core_schema
 
@@ -52,6 +53,17 @@ class Settings(BaseModel):
         if cls.limit is not None:
             _limit_numbers(schema, cls, cls.limit)
         return schema
+
+
+def first_mistake(error: ValidationError, *above: str) -> str:
+    """Return the first mistake of a validation as `key.path: rule`.
+
+    Args:
+        error: the error of pydantic.
+        above: keys above the validated settings.
+    """
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, (*above, *first['loc'])))}: {first['msg']}"
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from fedsim.core.errors import raised_as
 from fedsim.core.limits import machine_bytes
 from fedsim.data.conversion import Dataset, to_dataset
 from fedsim.data.examples import DataError
@@ -64,10 +65,8 @@ def read_npz(
         return [*_choose_arrays(path, target, [name for name in names if name != group]), group]
 
     *arrays, clients = _read_arrays(path, choose)
-    try:
+    with raised_as(DataError, f"{path}: "):
         data = to_dataset(*arrays, tokens=tokens, images=images)
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from error
     if group is None or clients is None:
         return data
     if clients.shape != (len(data.train),) or clients.dtype.kind not in "iubUS":
@@ -93,10 +92,8 @@ def read_npz_features(
     """
     (features,) = _read_arrays(path, lambda names: [_feature_array(path, names)])
     blank = np.zeros(0 if features is None else len(features), np.int64)
-    try:
+    with raised_as(DataError, f"{path}: "):
         return to_dataset(features, blank, tokens=tokens, images=images).train.features
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from error
 
 
 def array_names(path: Path) -> list[str]:

@@ -1,15 +1,16 @@
 """Loading of the dataset that an experiment names: a built-in one, a file, or a function."""
 
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from fedsim.core.errors import raised_as
 from fedsim.core.imports import ByName
-from fedsim.core.plugins import PluginError, plugin_calls, resolve
+from fedsim.core.plugins import plugin_calls, resolve, unknown_name
 from fedsim.core.python_objects import PythonObject
+from fedsim.core.settings import first_mistake
 from fedsim.data.builtin.context import LoadContext
 from fedsim.data.catalog import DATASETS, token_mistake
 from fedsim.data.conversion import Dataset, to_dataset
@@ -115,30 +116,23 @@ def data_paths(settings: DataSettings, base: Path) -> dict[str, Path]:
 
 def _built_in(name: str, settings: DataSettings, seed: int, base: Path) -> Dataset:
     if name not in DATASETS:
-        close = get_close_matches(name, DATASETS, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"built in: {', '.join(DATASETS)}"
-        raise DataError(
-            f"data.dataset: no dataset named {name!r}; {hint} "
-            "(your own: package.module:function or {path: file.csv, target: column})"
-        )
+        own = "package.module:function or {path: file.csv, target: column}"
+        raise DataError(unknown_name("data.dataset", "dataset", name, DATASETS, own))
     if (problem := token_mistake(name, settings.features)) is not None:
         raise DataError(f"data.features: {problem}")
     try:
         args = DATASETS[name].args.model_validate(settings.args)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(["data.args", *map(str, first["loc"])])
-        raise DataError(f"{place}: {first['msg']} (dataset {name})") from error
+        mistake = first_mistake(error, "data", "args")
+        raise DataError(f"{mistake} (dataset {name})") from error
     group = group_column(settings.partition)
     return LOADERS[name](args, LoadContext(seed, base, settings.images, group))
 
 
 def _call(reference: str, args: dict[str, Any], base: Path, settings: DataSettings) -> Dataset:
     key = "data.dataset"
-    try:
+    with raised_as(DataError):
         load = resolve(reference, base=base, setting=key)
-    except PluginError as error:
-        raise DataError(str(error)) from error
     where = f"{key} {reference!r}"
     fix = "it is called with data.args and the experiment's seed"
     with plugin_calls(f"{where}: failed", raises=DataError, fix=fix):
@@ -151,12 +145,13 @@ def _call(reference: str, args: dict[str, Any], base: Path, settings: DataSettin
 
 def _convert(parts: Sequence[Any], where: str, settings: DataSettings) -> Dataset:
     """Return the dataset of a user's two or four arrays."""
-    try:
-        with plugin_calls("its arrays failed", raises=DataError, fix=f"return {_RETURNS}"):
-            tokens = settings.features == "tokens"
-            return to_dataset(*parts, tokens=tokens, images=settings.images)
-    except DataError as error:
-        raise DataError(f"{where}: {error}") from error
+    fix = f"return {_RETURNS}"
+    with (
+        raised_as(DataError, f"{where}: "),
+        plugin_calls("its arrays failed", raises=DataError, fix=fix),
+    ):
+        tokens = settings.features == "tokens"
+        return to_dataset(*parts, tokens=tokens, images=settings.images)
 
 
 def _group_column(settings: DataSettings, dataset: FileDataset) -> str | None:

@@ -10,7 +10,7 @@ With privacy: Yu et al. 2022, "Differentially Private Fine-tuning of Language Mo
 (arXiv:2110.06500).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, Self
@@ -18,6 +18,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from fedsim.core.formatting import some_of
 from fedsim.models.catalog import ModelError
 from fedsim.models.settings import LoraSettings
 
@@ -144,12 +145,7 @@ def train_only(model: nn.Module, patterns: Sequence[str]) -> None:
         ModelError: a pattern matches no parameter.
     """
     named = dict(model.named_parameters(remove_duplicate=False))
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in named):
-            raise ModelError(
-                f"model.train: {pattern!r} is no parameter of the model{_hint(pattern, named)}"
-            )
-    chosen = {id(named[name]) for name in named if _matches(name, patterns)}
+    chosen = {id(named[name]) for name in matching(patterns, named, "model.train", "parameter")}
     for parameter in named.values():
         parameter.requires_grad_(id(parameter) in chosen)
 
@@ -168,23 +164,15 @@ def add_adapters(model: nn.Module, settings: LoraSettings) -> nn.Module:
     Raises:
         ModelError: a target matches no layer that can get an adapter.
     """
-    layers = [
-        (name, layer)
-        for name, layer in model.named_modules(remove_duplicate=False)
-        if takes_adapter(layer)
-    ]
-    for pattern in settings.targets:
-        if not any(fnmatchcase(name, pattern) for name, _ in layers):
-            raise ModelError(
-                f"model.lora.targets: {pattern!r} is no frozen linear, embedding or convolution "
-                f"layer of the model{_hint(pattern, [name for name, _ in layers])}"
-            )
+    named = dict(model.named_modules(remove_duplicate=False))
+    layers = {name: layer for name, layer in named.items() if takes_adapter(layer)}
+    kind = "frozen linear, embedding or convolution layer"
     made: dict[int, AdaptedLayer] = {}  # a layer with two names has one adapter
-    for name, layer in layers:
-        if _matches(name, settings.targets):
-            if id(layer) not in made:
-                made[id(layer)] = adapted(layer, settings.rank, settings.scale)
-            model = _replaced(model, name, made[id(layer)])
+    for name in matching(settings.targets, layers, "model.lora.targets", kind):
+        layer = layers[name]
+        if id(layer) not in made:
+            made[id(layer)] = adapted(layer, settings.rank, settings.scale)
+        model = _replaced(model, name, made[id(layer)])
     return model
 
 
@@ -237,8 +225,34 @@ _FIXED: dict[type[nn.Module], type[nn.Module]] = {
 }
 
 
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+def matching(patterns: Sequence[str], names: Collection[str], setting: str, kind: str) -> list[str]:
+    """Return the names that match a pattern, in the order of `names`.
+
+    Args:
+        patterns: shell patterns, such as `head.*`.
+        names: the names of parameters or layers.
+        setting: the setting with the patterns, for the message.
+        kind: noun for what the names name, for the message.
+
+    Raises:
+        ModelError: a pattern matches no name.
+    """
+    matches = {pattern: {n for n in names if fnmatchcase(n, pattern)} for pattern in patterns}
+    for pattern, matched in matches.items():
+        if not matched:
+            problem = f"{setting}: {pattern!r} is no {kind} of the model"
+            raise ModelError(f"{problem}{closest_hint(pattern, names)}")
+    chosen = set[str]().union(*matches.values())
+    return [name for name in names if name in chosen]
+
+
+def closest_hint(name: str, known: Iterable[str]) -> str:
+    """Return the end of a message on an unknown name: the closest known name, or known names."""
+    names = [other for other in known if other]
+    close = get_close_matches(name, names, n=1)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; it has {some_of(names, _MAX_NAMES)}" if names else ""
 
 
 def _replaced(model: nn.Module, name: str, layer: nn.Module) -> nn.Module:
@@ -248,12 +262,3 @@ def _replaced(model: nn.Module, name: str, layer: nn.Module) -> nn.Module:
     parent, _, attribute = name.rpartition(".")
     setattr(model.get_submodule(parent), attribute, layer)
     return model
-
-
-def _hint(pattern: str, known: Iterable[str]) -> str:
-    names = [name for name in known if name]
-    close = get_close_matches(pattern, names, n=1)
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    return f"; it has {', '.join(names[:_MAX_NAMES])}{more}" if names else ""

@@ -1,9 +1,7 @@
 """Building of an experiment's model with its initial weights, and checks of model and loss."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +12,18 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fedsim.core.plugins import PluginError, plugin_calls, resolve
-from fedsim.core.settings import Settings
+from fedsim.core.errors import raised_as
+from fedsim.core.plugins import plugin_calls, resolve, unknown_name
+from fedsim.core.settings import Settings, first_mistake
 from fedsim.core.streams import Purpose, stream_key, torch_seed
 from fedsim.data.examples import Examples
-from fedsim.models.adapters import add_adapters, fix_statistics, train_only
+from fedsim.models.adapters import add_adapters, closest_hint, fix_statistics, matching, train_only
 from fedsim.models.architectures import architecture
 from fedsim.models.catalog import MODELS, ModelError
 from fedsim.models.local_base import LocalBase
-from fedsim.models.losses import PerExampleLoss, check_loss
+from fedsim.models.losses import PerExampleLoss, check_loss, type_of
 from fedsim.models.settings import ModelSettings
-from fedsim.models.tasks import Task, eval_mode
-
-_MAX_NAMES = 8
+from fedsim.models.tasks import Task, device_of, eval_mode
 
 
 def load_initial_weights(model: nn.Module, path: Path) -> None:
@@ -64,14 +61,8 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
         ModelError: a pattern matches no parameter, or all parameters are frozen.
     """
     named = dict(model.named_parameters(remove_duplicate=False))
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in named):
-            raise ModelError(
-                f"model.freeze: {pattern!r} is no parameter of the model{_hint(pattern, named)}"
-            )
-    for name, parameter in named.items():
-        if any(fnmatchcase(name, pattern) for pattern in patterns):
-            parameter.requires_grad_(False)
+    for name in matching(patterns, named, "model.freeze", "parameter"):
+        named[name].requires_grad_(False)
     if not any(parameter.requires_grad and parameter.numel() for parameter in named.values()):
         raise ModelError(
             "model.freeze: all parameters of the model are frozen, so nothing is trained; remove a "
@@ -93,8 +84,9 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 def _check(name: str, value: Tensor, state: Mapping[str, Tensor], path: Path) -> None:
     if name not in state:
+        hint = closest_hint(name, state)
         raise ModelError(
-            f"model.init: tensor {name!r} of {path} is not in the model{_hint(name, state)}; "
+            f"model.init: tensor {name!r} of {path} is not in the model{hint}; "
             "remove it from the file, or rename it"
         )
     expected = state[name]
@@ -105,24 +97,11 @@ def _check(name: str, value: Tensor, state: Mapping[str, Tensor], path: Path) ->
         )
     if value.dtype != expected.dtype:
         raise ModelError(
-            f"model.init: tensor {name!r} of {path} has type {_dtype(value)}, and the model has "
-            f"{_dtype(expected)}; convert it before you save it"
+            f"model.init: tensor {name!r} of {path} has type {type_of(value)}, and the model has "
+            f"{type_of(expected)}; convert it before you save it"
         )
     if value.is_floating_point() and not value.isfinite().all():
         raise ModelError(f"model.init: tensor {name!r} of {path} holds NaN or infinity")
-
-
-def _hint(name: str, known: Mapping[str, object]) -> str:
-    close = get_close_matches(name, known, n=1)
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    names = list(known)
-    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    return f"; it has {', '.join(names[:_MAX_NAMES])}{more}"
-
-
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def build_model(
@@ -150,9 +129,11 @@ def build_model(
         ModelError: there is no such model, it cannot be built, it is not an `nn.Module`, or it has
             no trainable parameters; the message is one line.
     """
-    build = _builder(settings, input_shape, num_outputs, base)
     with _seed_torch(seed):
-        model = build()
+        if ":" in settings.name:
+            model = _call(settings.name, settings.args, base)
+        else:
+            model = architecture(_built_in_args(settings), input_shape, num_outputs)
         _check_trainable(model, settings.name)
         if settings.init is not None:
             load_initial_weights(model, base / Path(settings.init).expanduser())
@@ -184,37 +165,20 @@ def _seed_torch(seed: int) -> Iterator[None]:
         yield
 
 
-def _builder(
-    settings: ModelSettings, input_shape: tuple[int, ...], num_outputs: int, base: Path
-) -> Callable[[], nn.Module]:
-    if ":" in settings.name:
-        return lambda: _call(settings.name, settings.args, base)
-    args = _built_in_args(settings)
-    return lambda: architecture(args, input_shape, num_outputs)
-
-
 def _built_in_args(settings: ModelSettings) -> Settings:
     entry = MODELS.get(settings.name)
     if entry is None:
-        close = get_close_matches(settings.name, MODELS, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"built in: {', '.join(MODELS)}"
-        raise ModelError(
-            f"model.name: no model named {settings.name!r}; {hint} "
-            "(your own: package.module:callable or ./file.py:callable)"
-        )
+        raise ModelError(unknown_name("model.name", "model", settings.name, MODELS))
     try:
         return entry.args.model_validate(settings.args)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(["model.args", *map(str, first["loc"])])
-        raise ModelError(f"{place}: {first['msg']} (model {settings.name})") from error
+        mistake = first_mistake(error, "model", "args")
+        raise ModelError(f"{mistake} (model {settings.name})") from error
 
 
 def _call(reference: str, args: dict[str, Any], base: Path) -> nn.Module:
-    try:
+    with raised_as(ModelError):
         build = resolve(reference, base=base, setting="model.name")
-    except PluginError as error:
-        raise ModelError(str(error)) from error
     fix = "it is called with model.args and nothing else"
     with plugin_calls(f"model.name {reference!r}: failed", raises=ModelError, fix=fix):
         model = build(**args)
@@ -274,8 +238,7 @@ def preflight(
     task.check(examples.targets)
     few = examples.take(np.arange(min(_NUM_CHECK_EXAMPLES, len(examples))))
     inputs, targets = torch.from_numpy(few.features), torch.from_numpy(few.targets)
-    device = next((parameter.device for parameter in model.parameters()), None)
-    inputs, targets = inputs.to(device), targets.to(device)
+    inputs, targets = inputs.to(device_of(model)), targets.to(device_of(model))
     with eval_mode(model), torch.no_grad():
         outputs = _outputs(model, inputs)
         _outputs(model, inputs[:1])
@@ -287,7 +250,7 @@ def _check_types(model: nn.Module) -> None:
     """Check that every value of the model has a type that can be sent, which are numpy's types."""
     for name, value in model.state_dict().items():
         if value.dtype not in _SENT_TYPES:
-            kind = str(value.dtype).removeprefix("torch.")
+            kind = type_of(value)
             raise ModelError(
                 f"{name!r} has type {kind}, which no array on the wire has; keep parameters and "
                 f"buffers in float32, and run the forward pass under torch.autocast for arithmetic "
@@ -298,12 +261,10 @@ def _check_types(model: nn.Module) -> None:
 def _outputs(model: nn.Module, inputs: Tensor) -> Tensor:
     failure = f"the model failed on inputs of shape {tuple(inputs.shape)}"
     fix = f"build it for examples of shape {tuple(inputs.shape[1:])}"
-    other = {p.dtype for p in model.parameters()} - {inputs.dtype}
-    if other and inputs.is_floating_point():
-        present, features = (
-            str(kind).removeprefix("torch.") for kind in (other.pop(), inputs.dtype)
-        )
-        fix = f"keep its parameters in {features}, the type of the features; they are {present}"
+    present, features = {type_of(p) for p in model.parameters()}, type_of(inputs)
+    if present - {features} and inputs.is_floating_point():
+        other = min(present - {features})
+        fix = f"keep its parameters in {features}, the type of the features; they are {other}"
     with plugin_calls(failure, raises=ModelError, fix=fix):
         outputs = model(inputs)
     if not isinstance(outputs, Tensor):

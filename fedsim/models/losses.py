@@ -1,6 +1,5 @@
 """Loss functions that return one value per example, as per-example clipping requires."""
 
-from difflib import get_close_matches
 from pathlib import Path
 
 import torch
@@ -8,7 +7,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedsim.clients.gradients.per_example import PerExampleLoss as PerExampleLoss
-from fedsim.core.plugins import PluginError, plugin_calls, resolve
+from fedsim.core.errors import raised_as
+from fedsim.core.plugins import plugin_calls, resolve, unknown_name
 from fedsim.models.catalog import LOSSES, ModelError
 
 
@@ -147,16 +147,9 @@ def resolve_loss(name: str, base: Path) -> PerExampleLoss:
     if name in _BUILT_IN:
         return _BUILT_IN[name]
     if ":" in name:
-        try:
+        with raised_as(ModelError):
             return resolve(name, base=base, setting="model.loss")
-        except PluginError as error:
-            raise ModelError(str(error)) from error
-    close = get_close_matches(name, LOSSES, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"built in: {', '.join(LOSSES)}"
-    raise ModelError(
-        f"model.loss: no loss named {name!r}; {hint} "
-        "(your own: package.module:callable or ./file.py:callable)"
-    )
+    raise ModelError(unknown_name("model.loss", "loss", name, LOSSES))
 
 
 @torch.enable_grad()
@@ -197,7 +190,7 @@ def check_loss(
 
 def _losses(loss: PerExampleLoss, outputs: Tensor, targets: Tensor, name: str) -> Tensor:
     shapes = (
-        f"it had outputs of shape {tuple(outputs.shape)} and targets {_dtype(targets)} of shape "
+        f"it had outputs of shape {tuple(outputs.shape)} and targets {type_of(targets)} of shape "
         f"{tuple(targets.shape)}"
     )
     with plugin_calls(f"{name}: failed", raises=ModelError, fix=shapes):
@@ -235,5 +228,6 @@ def _values(tensor: Tensor) -> str:
     return ", ".join(f"{value:.4g}" for value in tensor.tolist())
 
 
-def _dtype(tensor: Tensor) -> str:
+def type_of(tensor: Tensor) -> str:
+    """Return the name of a tensor's type, such as float32."""
     return str(tensor.dtype).removeprefix("torch.")

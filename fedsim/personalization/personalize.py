@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fedsim.clients.gradients.per_example import PerExampleLoss
 from fedsim.clients.training.streams import StreamKey
+from fedsim.core.settings import first_mistake
 from fedsim.core.streams import Purpose, stream_key, torch_seed
 from fedsim.core.text_formats import finite_or_none
 from fedsim.data import DataError, Examples, FederatedData
@@ -98,9 +99,7 @@ def _checked(settings: PersonalizationSettings | Mapping[str, Any]) -> Personali
     try:
         return TypeAdapter(PersonalizationSettings).validate_python(dict(settings))
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, ("personalization", *first["loc"])))
-        raise PersonalizationError(f"{place}: {first['msg']}") from error
+        raise PersonalizationError(first_mistake(error, "personalization")) from error
 
 
 def _tensor(values: ArrayLike | Tensor, name: str, model: nn.Module) -> Tensor:

@@ -24,6 +24,7 @@ from safetensors.numpy import load, save
 import fedsim
 from fedsim.core.durable import append, digest_of, replace_file
 from fedsim.core.errors import ExitCode, InputError, name_file
+from fedsim.core.settings import first_mistake
 from fedsim.core.text_formats import parse_json, parse_plain_yaml
 
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -160,10 +161,7 @@ def checked(path: Path, model: type[_Model], content: object, where: str = "the 
     try:
         return model.model_validate(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        problem = f"{where} is damaged: {place}: {first['msg']}"
-        raise DamagedRunError.of(path, problem) from error
+        raise DamagedRunError.of(path, f"{where} is damaged: {first_mistake(error)}") from error
 
 
 def alike(first: Any, second: Any, *, relative: float, absolute: float = 0.0) -> bool:

@@ -16,6 +16,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.core.errors import raised_as
 from fedsim.core.limits import machine_bytes
 from fedsim.data.builtin.context import LoadContext
 from fedsim.data.builtin.installed import InstalledFile
@@ -190,10 +191,8 @@ def _dataset(folder: Path, x: Bytes, y: Bytes, x_test: Bytes, y_test: Bytes) -> 
                 f"{folder}: images must have {_SIDE_PX} x {_SIDE_PX} pixels, got an array of shape "
                 f"{images.shape}; get the official files anew"
             )
-    try:
+    with raised_as(DataError, f"{folder}: "):
         return to_dataset(x, y, x_test, y_test)
-    except DataError as error:
-        raise DataError(f"{folder}: {error}") from error
 
 
 def _check_labels(labels: Bytes, first: int, classes: int, folder: Path) -> None:

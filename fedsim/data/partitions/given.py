@@ -16,7 +16,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.core.plugins import PluginError, plugin_calls, resolve
+from fedsim.core.errors import raised_as
+from fedsim.core.plugins import plugin_calls, resolve
 from fedsim.core.streams import Purpose, stream
 from fedsim.data.examples import DataError, Examples
 from fedsim.data.file_names import closest_name
@@ -93,24 +94,23 @@ def assign_by_function(
             example.
     """
     where = f"{_WHAT} {settings.scheme!r}"
-    try:
+    with raised_as(DataError):
         function = resolve(settings.scheme, base=base, setting=_WHAT)
-    except PluginError as error:
-        raise DataError(str(error)) from error
     args = {"seed": seed, **settings.args}
     if settings.num_clients is not None and _takes(function, "num_clients"):
         args = {"num_clients": settings.num_clients, **args}
     fix = f"it is called with features, targets, {', '.join(args)}"
     with plugin_calls(f"{where}: failed", raises=DataError, fix=fix):
         result = function(train.features.copy(), train.targets.copy(), **args)
-    try:
-        with plugin_calls("its result failed", raises=DataError, fix=f"return {_RETURNS}"):
-            if isinstance(result, list | tuple) and all(np.ndim(rows) == 1 for rows in result):
-                result = dict(enumerate(result))
-            values = _of_mapping(result, len(train)) if isinstance(result, Mapping) else result
-            return _of_values(np.asarray(values), len(train), settings.num_clients)
-    except DataError as error:
-        raise DataError(f"{where}: {error}") from error
+    fix = f"return {_RETURNS}"
+    with (
+        raised_as(DataError, f"{where}: "),
+        plugin_calls("its result failed", raises=DataError, fix=fix),
+    ):
+        if isinstance(result, list | tuple) and all(np.ndim(rows) == 1 for rows in result):
+            result = dict(enumerate(result))
+        values = _of_mapping(result, len(train)) if isinstance(result, Mapping) else result
+        return _of_values(np.asarray(values), len(train), settings.num_clients)
 
 
 def _takes(function: Any, name: str) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.core.errors import raised_as
 from fedsim.core.limits import MAX_REPORTED
 from fedsim.data.conversion import Dataset, to_dataset
 from fedsim.data.examples import DataError
@@ -185,15 +186,9 @@ def read_tables(
     if group is not None:
         groups[group] = tuple(cell for part in parts for cell in part.texts[group])
     x = np.concatenate([part.features for part in parts])
-    n = len(x)
-    try:
-        data = (
-            to_dataset(x, y, tokens=tokens)
-            if own_test is None
-            else to_dataset(x, y[:n], own_test.features, y[n:], tokens=tokens)
-        )
-    except DataError as error:
-        raise DataError(f"{next(iter(paths.values()))}: {error}") from error
+    tests = () if own_test is None else (own_test.features, y[len(x) :])
+    with raised_as(DataError, f"{tables[0].path}: "):
+        data = to_dataset(x, y[: len(x)], *tests, tokens=tokens)
     return data._replace(class_names=names or data.class_names, groups=groups, columns=features)
 
 

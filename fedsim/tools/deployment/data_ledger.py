@@ -33,7 +33,7 @@ from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.events import Adjacency
 from fedsim.accountant.ledger.journal import JournalError
 from fedsim.core.durable import GENESIS, append, digest_of, sync_directory
-from fedsim.core.settings import Settings
+from fedsim.core.settings import Settings, first_mistake
 from fedsim.data.settings import FileDataset
 from fedsim.experiment import LoadedExperiment
 from fedsim.tools.deployment.data_budget import Releases, Trust, counted_releases
@@ -195,9 +195,7 @@ class DataLedger:
             declared, previous = fields.pop("hash"), fields["previous"]
             charge = DataCharge(**{name: fields[name] for name in fields if name != "previous"})
         except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(map(str, first["loc"]))
-            raise JournalError(f"{where}: not a record: {place}: {first['msg']}") from error
+            raise JournalError(f"{where}: not a record: {first_mistake(error)}") from error
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise JournalError(f"{where}: not a record: {error!r}") from error
         if digest_of(fields) != declared or previous != self._head:
