@@ -2,7 +2,7 @@
 
 import re
 from calendar import isleap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.data.examples import DataError
 from fedsim.data.file_names import closest_name, quoted
 from fedsim.data.tables.settings import ColumnSettings, as_text
 
@@ -19,6 +18,7 @@ _FIX = "fix the cell or remove the row"
 _MAX_KNOWN = 1 << 16  # most cells of a column whose numbers are cached
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
+_WHOLE = re.compile(r"\d+", re.ASCII)
 _DATE = re.compile(r"\d{1,4}[-./]\d{1,2}[-./]\d{1,4}")
 _MAX_CHARS = 60  # of a cell in a message
 
@@ -75,9 +75,7 @@ class Column:
     def _numbers(self, cells: Cells) -> NDArray[np.float64]:
         if isinstance(cells, np.ndarray) and self.settings.classes is None:
             return self._of_array(cells)
-        texts = (
-            [as_text(cell) for cell in cells.tolist()] if isinstance(cells, np.ndarray) else cells
-        )
+        texts = texts_of(cells)
         if self._is_plain:  # several times as fast for a column of numbers
             values = [as_number(text, self.decimal) for text in texts]
             if None not in values:
@@ -92,6 +90,44 @@ class Column:
                     known.clear()
             result[row] = value
         return result
+
+    def targets(self, cells: Cells) -> NDArray[Any] | list[str]:
+        """Return the targets (n,) that the cells of the target column stand for.
+
+        | cells                                           | targets                          |
+        |-------------------------------------------------|----------------------------------|
+        | any, if the experiment lists the classes        | class numbers, in listed order   |
+        | all text                                        | the text                         |
+        | all whole numbers from 0, without decimal point | classes with these numbers       |
+        | other numbers                                   | real numbers for regression      |
+
+        Typed values (from a .parquet file) keep their type.
+
+        Raises:
+            CellError: a cell is missing, or is not a number while others are.
+        """
+        if self.is_listed:
+            return self.numbers(cells).astype(np.int64)
+        if isinstance(cells, np.ndarray):
+            absent = np.isnan(cells) if cells.dtype.kind == "f" else np.zeros(0, bool)
+            if absent.any():
+                raise CellError(int(absent.argmax()), f"the cell is empty; {_FIX}")
+            return cells
+        if "" in cells:
+            raise CellError(cells.index(""), f"the cell is empty; {_FIX}")
+        values = [as_number(cell, self.decimal) for cell in cells]
+        text = [row for row, value in enumerate(values) if value is None]
+        if len(text) == len(cells):
+            return list(cells)
+        if text:  # a stray "NA" must not turn every number into a class name
+            raise CellError(
+                text[0],
+                f"{cells[text[0]]!r} is not a finite number but other targets are; fix or remove "
+                "the row, or write every class as text",
+            )
+        if all(_WHOLE.fullmatch(cell) and len(cell) <= 18 for cell in cells):
+            return np.array([int(cell) for cell in cells], dtype=np.int64)
+        return np.array(values, dtype=np.float64)
 
     def features(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the features (n, k) of n cells, given the numbers (n,) that `numbers` returned."""
@@ -213,6 +249,11 @@ def _logged(numbers: NDArray[np.float64], settings: ColumnSettings) -> NDArray[n
     return np.sign(numbers) * np.log1p(np.abs(numbers)) if settings.log else numbers
 
 
+def texts_of(cells: Cells) -> Sequence[str]:
+    """Return the cells as text; typed values become the text of a .csv cell."""
+    return [as_text(cell) for cell in cells.tolist()] if isinstance(cells, np.ndarray) else cells
+
+
 def as_number(cell: str, decimal: str = ".") -> float | None:
     """Return the number in a cell; None if the text is not a float32 number.
 
@@ -255,78 +296,3 @@ def years_of_array(dates: NDArray[Any]) -> NDArray[np.float64]:
 
 def _shown(cell: str) -> str:
     return repr(cell if len(cell) <= _MAX_CHARS else f"{cell[:_MAX_CHARS]}...")
-
-
-_WHOLE = re.compile(r"\d+", re.ASCII)
-
-
-@dataclass(frozen=True)
-class TargetCells:
-    """The cells of the target column of one table, or of several tables, concatenated.
-
-    Attributes:
-        name: name of the column.
-        cells: n cells as text, or n typed values.
-        where: function that returns the file and line (or row) for a row index, for messages.
-        decimal: the decimal mark of numbers.
-    """
-
-    name: str
-    cells: Cells
-    where: Callable[[int], str]
-    decimal: str = "."
-
-    def values(self, column: Column | None = None) -> NDArray[Any] | list[str]:
-        """Return the targets (n,) that the cells stand for.
-
-        | cells                                           | targets                          |
-        |-------------------------------------------------|----------------------------------|
-        | any, if `column` lists the classes              | class numbers, in listed order   |
-        | all text                                        | the text                         |
-        | all whole numbers from 0, without decimal point | classes with these numbers       |
-        | other numbers                                   | real numbers for regression      |
-
-        Typed values (from a .parquet file) keep their type.
-
-        Args:
-            column: the target's column, whose settings list the classes; None without a list.
-
-        Raises:
-            DataError: a cell is missing, or is not a number while others are.
-        """
-        if column is not None:
-            try:
-                return column.numbers(self.cells).astype(np.int64)
-            except CellError as error:
-                raise self._mistake(error.row, str(error)) from error
-        return self._of_array(self.cells) if isinstance(self.cells, np.ndarray) else self._of_text()
-
-    def _of_array(self, cells: NDArray[Any]) -> NDArray[Any]:
-        missing = np.flatnonzero(np.isnan(cells)) if cells.dtype.kind == "f" else np.array([])
-        if missing.size:
-            raise self._mistake(
-                int(missing[0]), "the cell is empty; fix the cell or remove the row"
-            )
-        return cells
-
-    def _of_text(self) -> NDArray[Any] | list[str]:
-        cells = list(self.cells)
-        if "" in cells:
-            fix = "the cell is empty; fix the cell or remove the row"
-            raise self._mistake(cells.index(""), fix)
-        values = [as_number(cell, self.decimal) for cell in cells]
-        text = [row for row, value in enumerate(values) if value is None]
-        if len(text) == len(cells):
-            return cells
-        if text:  # a stray "NA" must not turn every number into a class name
-            raise self._mistake(
-                text[0],
-                f"{cells[text[0]]!r} is not a finite number but other targets are; fix or remove "
-                "the row, or write every class as text",
-            )
-        if all(_WHOLE.fullmatch(cell) and len(cell) <= 18 for cell in cells):
-            return np.array([int(cell) for cell in cells], dtype=np.int64)
-        return np.array(values, dtype=np.float64)
-
-    def _mistake(self, row: int, problem: str) -> DataError:
-        return DataError(f"{self.where(row)}: column {self.name!r}: {problem}")

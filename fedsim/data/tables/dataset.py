@@ -14,9 +14,8 @@ from fedsim.data.conversion import Dataset, to_dataset
 from fedsim.data.examples import DataError
 from fedsim.data.file_names import unknown_name
 from fedsim.data.settings import FILE_GROUP, FileDataset
-from fedsim.data.tables.column import CellError, Cells, Column, TargetCells
+from fedsim.data.tables.column import CellError, Cells, Column, texts_of
 from fedsim.data.tables.draft import ColumnDraft, draft_column, draft_target, redraft
-from fedsim.data.tables.settings import ColumnSettings, as_text
 from fedsim.data.tables.summary import has_decimal_commas, summarise
 from fedsim.data.tables.table import CsvTable, ParquetTable, Table, TableBlock
 
@@ -118,7 +117,7 @@ def read_part(
             parts.append(block.cells[name])
     return TablePart(
         features=np.concatenate(rows),
-        texts={name: _texts(others[name]) for name in texts},
+        texts={name: [c for cells in others[name] for c in texts_of(cells)] for name in texts},
         targets=_joined(others[settings.target]) if target else None,
         where=lambda row: table.where(places[row]),
         mistakes=mistakes,
@@ -132,11 +131,10 @@ def column_of(name: str, settings: FileDataset) -> Column:
         name: name of the column.
         settings: the setting `data.dataset`.
     """
-    constants, is_listed = settings.constants_of(name), settings.columns.get(name) is not None
     return Column(
         name,
-        constants,
-        is_listed=is_listed,
+        settings.constants_of(name),
+        is_listed=name in settings.columns,
         decimal=settings.decimal,
         is_target=name == settings.target,
     )
@@ -165,9 +163,9 @@ def read_tables(
             each column that has a mistake.
     """
     tables = [open_table(path, settings) for path in paths.values()]
-    test_table = None if test is None else open_table(test, settings)
+    test_tables = [] if test is None else [open_table(test, settings)]
     features = feature_columns(tables[0], settings, group)
-    every = (*tables, *([] if test_table is None else [test_table]))
+    every = (*tables, *test_tables)
     for table in every:
         _check_same_columns(table, tables[0], settings, group)
     present = list(dict.fromkeys(name for table in every for name in table.names))
@@ -177,18 +175,17 @@ def read_tables(
             raise DataError(f"data.dataset.columns: {problem}")
     texts = () if group is None else (group,)
     parts = [_filled(table, settings, features, texts=texts, tokens=tokens) for table in tables]
-    own_test = None
-    if test_table is not None:
-        own_test = _filled(test_table, settings, features, tokens=tokens)
-    all_parts, drafted = [*parts, *([own_test] if own_test else [])], () if tokens else every
-    y, names = _checked_targets(all_parts, drafted, settings, group)
-    groups = {FILE_GROUP: _repeated(list(paths), parts)}
+    tests = [_filled(table, settings, features, tokens=tokens) for table in test_tables]
+    drafted = () if tokens else every
+    y, names = _checked_targets([*parts, *tests], drafted, settings, group)
+    files = [[name] * len(part.features) for name, part in zip(paths, parts, strict=True)]
+    groups = {FILE_GROUP: tuple(name for names in files for name in names)}
     if group is not None:
         groups[group] = tuple(cell for part in parts for cell in part.texts[group])
     x = np.concatenate([part.features for part in parts])
-    tests = () if own_test is None else (own_test.features, y[len(x) :])
+    of_test = (tests[0].features, y[len(x) :]) if tests else ()
     with raised_as(DataError, f"{tables[0].path}: "):
-        data = to_dataset(x, y[: len(x)], *tests, tokens=tokens)
+        data = to_dataset(x, y[: len(x)], *of_test, tokens=tokens)
     return data._replace(class_names=names or data.class_names, groups=groups, columns=features)
 
 
@@ -282,12 +279,11 @@ def targets_of(
             f"data.dataset.target: {settings.target!r} is text in one file and numbers in another; "
             "write the files in one format"
         )
-    listed = settings.columns.get(settings.target)
-    column = column_of(settings.target, settings) if isinstance(listed, ColumnSettings) else None
-    values = TargetCells(settings.target, _joined(cells), where, settings.decimal).values(column)
-    if column is None:
-        return values, None
-    return values, column.settings.class_names
+    column = column_of(settings.target, settings)
+    try:
+        return column.targets(_joined(cells)), column.settings.class_names
+    except CellError as error:
+        raise DataError(f"{where(error.row)}: column {column.name!r}: {error}") from error
 
 
 def _check_same_columns(
@@ -335,18 +331,6 @@ def _features(
             mistakes.setdefault(column.name, f"{place}: column {column.name!r}: {error}")
             features.append(np.full((len(block.places), len(column.feature_names)), np.nan))
     return np.concatenate(features, axis=1)
-
-
-def _repeated(names: Sequence[str], parts: Sequence[TablePart]) -> tuple[str, ...]:
-    return tuple(name for name, part in zip(names, parts, strict=True) for _ in part.features)
-
-
-def _texts(blocks: Sequence[Cells]) -> list[str]:
-    return [
-        as_text(cell)
-        for part in blocks
-        for cell in (part.tolist() if isinstance(part, np.ndarray) else part)
-    ]
 
 
 def _joined(blocks: Sequence[Cells]) -> Cells:

@@ -6,7 +6,7 @@ point. Before an ε is published, public knowledge must replace every constant o
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from math import ceil, expm1, floor, log1p
 from typing import Any, Literal
@@ -108,7 +108,8 @@ def draft_column(name: str, summary: ColumnSummary) -> ColumnDraft:
         return _draft_dates(name, summary, form)
     if summary.is_number:
         return _draft_numbers(name, summary)
-    if known >= _FEW_ROWS and _are_different(summary, known):
+    hardly_repeated = len(summary.texts) >= min(0.9 * known, MAX_DISTINCT)
+    if known >= _FEW_ROWS and hardly_repeated:
         has_spaces = any(" " in cell for cell in islice(summary.texts, 100))
         return ColumnDraft(name, "drop", "free text" if has_spaces else "an identifier")
     cells = summary.cells
@@ -128,11 +129,6 @@ def draft_target(name: str, summary: ColumnSummary) -> ColumnDraft:
         settings = ColumnSettings(classes=[_as_yaml(cell) for cell in cells])
         return ColumnDraft(name, settings, "classes", _CODE_BOOK)
     return ColumnDraft(name, None, "numbers" if summary.is_number else "text")
-
-
-def _are_different(summary: ColumnSummary, known: int) -> bool:
-    """Whether hardly any text of a column comes twice."""
-    return len(summary.texts) >= min(0.9 * known, MAX_DISTINCT)
 
 
 def _draft_dates(name: str, summary: ColumnSummary, form: str) -> ColumnDraft:
@@ -255,4 +251,4 @@ def redraft(draft: ColumnDraft, listed: ColumnSettings) -> ColumnDraft:
         settings = ColumnSettings.model_validate(merged)
     except ValueError:  # the rows are of another kind than the file says
         settings = draft.settings
-    return ColumnDraft(draft.name, settings, draft.reason, draft.check)
+    return replace(draft, settings=settings)

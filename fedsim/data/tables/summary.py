@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.data.tables.column import MISSING, Cells, as_number, as_years, years_of_array
+from fedsim.data.tables.column import MISSING, Cells, as_number, as_years, texts_of, years_of_array
 from fedsim.data.tables.settings import as_text
 from fedsim.data.tables.table import Table
 
@@ -51,10 +51,8 @@ class ColumnSummary:
         if isinstance(cells, np.ndarray) and cells.dtype.kind != "b":
             self._add_array(cells)
             return
-        if isinstance(cells, np.ndarray):
-            cells = [as_text(cell) for cell in cells.tolist()]
         values = list[float]()
-        for cell, count in Counter(cells).items():
+        for cell, count in Counter(texts_of(cells)).items():
             value = as_number(cell, self._decimal)
             if cell.lower() in MISSING:
                 self.gaps += count

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,32 +29,6 @@ class TableBlock:
 
     cells: Mapping[str, Cells]
     places: Sequence[int]
-
-
-class Table(Protocol):
-    """Interface of a table file with named columns."""
-
-    @property
-    def path(self) -> Path:
-        """Path of the table's file."""
-        ...
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the columns in order, without repetitions."""
-        ...
-
-    def blocks(self, columns: Sequence[str]) -> Iterator[TableBlock]:
-        """Yield the cells of the given columns, one block of rows after the other.
-
-        Raises:
-            DataError: the file cannot be read.
-        """
-        ...
-
-    def where(self, place: int) -> str:
-        """Return file and line (or row) as text, given a row's entry in `TableBlock.places`."""
-        ...
 
 
 def check_names(path: Path, header: Sequence[str]) -> None:
@@ -234,6 +208,10 @@ class ParquetTable:
             f"{self.path}: column {name!r} must be numbers, text, truth values or dates, got "
             f"{kind}; convert the column, or set data.dataset.columns: {{{name}: drop}}"
         )
+
+
+Table = CsvTable | ParquetTable
+"""A table file with named columns."""
 
 
 def _numbers(column: Any) -> NDArray[Any]:
