@@ -5,7 +5,7 @@ import math
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -30,7 +30,7 @@ _SPLIT_FORMS = ("{name}_{split}", "{split}_{name}")
 
 def read_npz(
     path: Path,
-    target: str,
+    target: str | None,
     *,
     tokens: bool = False,
     images: ImageSettings | None = None,
@@ -48,7 +48,8 @@ def read_npz(
 
     Args:
         path: the archive.
-        target: name of the array of targets, without the prefix or suffix `train` or `test`.
+        target: name of the array of targets, without the prefix or suffix `train` or `test`. None
+            reads the features only, and all targets are 0.
         tokens: whether features are tokens (see `to_dataset`).
         images: the setting `data.images`.
         group: name of the array (n,) with the client of each training example; None if no array
@@ -58,13 +59,16 @@ def read_npz(
         DataError: the archive is damaged, a name is missing or ambiguous, or an array cannot be
             used.
     """
-
-    def choose(names: list[str]) -> list[str | None]:
+    with _opened(path) as (archive, names):
         if group is not None and group not in names:
             raise DataError(unknown_name(path, "array", group, names))
-        return [*_choose_arrays(path, target, [name for name in names if name != group]), group]
-
-    *arrays, clients = _read_arrays(path, choose)
+        left = [name for name in names if name != group]
+        chosen = _choose_arrays(path, target, left) if target else [_feature_array(path, left)]
+        _check_sizes(path, archive, [*chosen, group])
+        arrays = [None if name is None else _read(archive, name) for name in chosen]
+        clients = None if group is None else _read(archive, group)
+    if target is None and arrays[0] is not None:
+        arrays.append(np.zeros(arrays[0].shape[:1], np.int64))
     with raised_as(DataError, f"{path}: "):
         data = to_dataset(*arrays, tokens=tokens, images=images)
     if group is None or clients is None:
@@ -77,47 +81,23 @@ def read_npz(
     return data._replace(groups={group: tuple(as_text(client) for client in clients.tolist())})
 
 
-def read_npz_features(
-    path: Path, *, tokens: bool = False, images: ImageSettings | None = None
-) -> NDArray[np.float32] | NDArray[np.int64]:
-    """Return the features (n, ...) of an archive that has no targets.
-
-    Args:
-        path: the archive.
-        tokens: whether features are tokens (see `to_dataset`).
-        images: the setting `data.images`.
-
-    Raises:
-        DataError: the archive is damaged, or the features are missing, ambiguous or unusable.
-    """
-    (features,) = _read_arrays(path, lambda names: [_feature_array(path, names)])
-    blank = np.zeros(0 if features is None else len(features), np.int64)
-    with raised_as(DataError, f"{path}: "):
-        return to_dataset(features, blank, tokens=tokens, images=images).train.features
-
-
 def array_names(path: Path) -> list[str]:
     """Return the names of the arrays in an archive.
 
     Raises:
         DataError: the file is not an archive.
     """
-    names: list[str] = []
-    _read_arrays(path, lambda present: names.extend(present) or [])
-    return names
+    with _opened(path) as (_, names):
+        return names
 
 
-def _read_arrays(
-    path: Path, choose: Callable[[list[str]], list[str | None]]
-) -> list[NDArray[np.generic] | None]:
-    """Return the arrays that `choose` selects from the names in the archive."""
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[zipfile.ZipFile, list[str]]]:
+    """Context manager that opens an archive, and gives it with the names of its arrays."""
     if not zipfile.is_zipfile(path):  # np.load also accepts a single array
         raise DataError(f"{path}: is not an .npz archive; write one with numpy.savez")
     with readable(path, " as .npz without pickle"), zipfile.ZipFile(path) as archive:
-        names = [n.removesuffix(".npy") for n in archive.namelist() if n.endswith(".npy")]
-        chosen = choose(names)
-        _check_sizes(path, archive, chosen)
-        return [None if name is None else _read(archive, name) for name in chosen]
+        yield archive, [n.removesuffix(".npy") for n in archive.namelist() if n.endswith(".npy")]
 
 
 @contextmanager
@@ -195,10 +175,8 @@ def _feature_array(path: Path, names: list[str]) -> str:
 def _check_sizes(path: Path, archive: zipfile.ZipFile, names: list[str | None]) -> None:
     """Check by headers only that the arrays have their declared size and fit into memory."""
     total = 0
-    for name in names:
-        if name is None:
-            continue
-        with _open(archive, name) as member:
+    for name in filter(None, names):
+        with archive.open(f"{name}.npy") as member:
             shape, dtype = _header(member)
             declared = math.prod(shape) * dtype.itemsize
             start = member.tell()
@@ -226,12 +204,8 @@ def _header(member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
 
 
 def _read(archive: zipfile.ZipFile, name: str) -> NDArray[np.generic]:
-    with _open(archive, name) as member:
+    with archive.open(f"{name}.npy") as member:
         return npy.read_array(member, allow_pickle=False)
-
-
-def _open(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
-    return archive.open(f"{name}.npy")
 
 
 TABLE_SUFFIXES = (".csv", ".parquet")

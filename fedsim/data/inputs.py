@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fedsim.data.conversion import to_dataset
 from fedsim.data.examples import DataError
 from fedsim.data.file_names import quoted
-from fedsim.data.files import TABLE_SUFFIXES, array_names, check_file, read_npz, read_npz_features
+from fedsim.data.files import TABLE_SUFFIXES, array_names, check_file, read_npz
 from fedsim.data.settings import DataSettings, FileDataset
 from fedsim.data.sources import data_paths
 from fedsim.data.tables.dataset import feature_columns, open_table, read_part, targets_of
@@ -66,11 +66,9 @@ def read_inputs(
         dataset = FileDataset(target=DEFAULT_TARGET)
     if path.suffix.lower() not in TABLE_SUFFIXES:
         target = dataset.target
-        if not {target, f"{target}_train", f"train_{target}"} & set(array_names(path)):
-            features = read_npz_features(path, tokens=tokens, images=settings.images)
-            return Inputs(features, None)
-        data = read_npz(path, target, tokens=tokens, images=settings.images)
-        return Inputs(data.train.features, data.train.targets)
+        has_target = {target, f"{target}_train", f"train_{target}"} & set(array_names(path))
+        data = read_npz(path, target if has_target else None, tokens=tokens, images=settings.images)
+        return Inputs(data.train.features, data.train.targets if has_target else None)
     return _table_inputs(settings, dataset, path, base, columns, class_names)
 
 

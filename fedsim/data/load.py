@@ -315,8 +315,8 @@ def load_federated_data(
     train, test = hold_out(dataset._replace(train=source), settings.test_fraction, seed=seed)
     if dataset.test is not None or later is not None:
         test = test.transformed(transform)
-    division = divide(dataset, train, settings.partition, seed=seed, base=base)
-    rows, held_out = _split_clients(division.rows, holdout, seed=seed)
+    parts, client_names = divide(dataset, train, settings.partition, seed=seed, base=base)
+    rows, held_out = _split_clients(parts, holdout, seed=seed)
     raw_shape = dataset.train.input_shape
     shape = raw_shape if transform is None else transform.output_shape(raw_shape)
     return FederatedData(
@@ -328,7 +328,7 @@ def load_federated_data(
         raw_input_shape=raw_shape,
         class_names=dataset.class_names,
         columns=dataset.columns,
-        client_names=division.names,
+        client_names=client_names,
         test_groups=None if group is None else _test_groups(dataset, train, group),
     )
 

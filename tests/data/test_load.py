@@ -35,7 +35,7 @@ def test_digits():
 @pytest.mark.parametrize("in_its_place", [True, False])
 def test_digits_are_scikit_learns(in_its_place: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not in_its_place:
-        monkeypatch.setattr(scikit, "find_spec", lambda name: None)
+        monkeypatch.setattr(scikit, "installed_file", lambda package, path: None)
     images, classes = map(np.asarray, sklearn_digits(return_X_y=True))
     digits = load_digits().train
     assert np.array_equal(digits.features.reshape(1797, 64), np.float32(images) / 16)

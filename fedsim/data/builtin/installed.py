@@ -12,6 +12,19 @@ from pathlib import Path
 from fedsim.data.examples import DataError
 
 
+def installed_file(package: str, path: str) -> Path | None:
+    """Return the path of a file in a package; None if there is no such package or file.
+
+    Args:
+        package: name of the package, for imports.
+        path: path of the file inside the package's folder, with `/`.
+    """
+    spec = find_spec(package)
+    folders = [] if spec is None else spec.submodule_search_locations or []
+    paths = (Path(folder, *path.split("/")) for folder in folders)
+    return next((path for path in paths if path.is_file()), None)
+
+
 @dataclass(frozen=True)
 class InstalledFile:
     """A published data file that an installed package contains.
@@ -30,10 +43,7 @@ class InstalledFile:
 
     def find(self) -> Path | None:
         """Return the path of the file; None if the package is not installed or lacks the file."""
-        spec = find_spec(self.package)
-        folders = [] if spec is None else spec.submodule_search_locations or []
-        paths = (Path(folder, *self.path.split("/")) for folder in folders)
-        return next((path for path in paths if path.is_file()), None)
+        return installed_file(self.package, self.path)
 
     def read(self, dataset: str) -> bytes:
         """Return the content of the file, after a check that it has the published hash.

@@ -1,15 +1,14 @@
 """Loading of the small datasets that scikit-learn contains, without files or network."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.data.builtin.context import LoadContext
+from fedsim.data.builtin.installed import installed_file
 from fedsim.data.builtin.settings import NoArgs, TableArgs
 from fedsim.data.conversion import Dataset
 from fedsim.data.examples import Examples
@@ -73,12 +72,13 @@ def load_digits(args: NoArgs | None = None, context: LoadContext | None = None) 
     return Dataset(Examples(pixels, np.asarray(y, dtype=np.int64)))
 
 
-def load_table(name: str, args: TableArgs) -> Dataset:
+def load_table(name: str, args: TableArgs, context: LoadContext | None = None) -> Dataset:
     """Return one of scikit-learn's small tables, with features scaled to about [0, 1] by default.
 
     Args:
         name: iris, wine, breast_cancer, diabetes or linnerud.
         args: the setting `data.args`.
+        context: not used.
     """
     from sklearn import datasets
 
@@ -95,15 +95,11 @@ def load_table(name: str, args: TableArgs) -> Dataset:
     return Dataset(Examples(features, targets[:, 0].copy() if is_single else targets))
 
 
-def _loader(name: str) -> Callable[[TableArgs, LoadContext], Dataset]:
-    return lambda args, context: load_table(name, args)
-
-
-load_iris = _loader("iris")
-load_wine = _loader("wine")
-load_breast_cancer = _loader("breast_cancer")
-load_diabetes = _loader("diabetes")
-load_linnerud = _loader("linnerud")
+load_iris = partial(load_table, "iris")
+load_wine = partial(load_table, "wine")
+load_breast_cancer = partial(load_table, "breast_cancer")
+load_diabetes = partial(load_table, "diabetes")
+load_linnerud = partial(load_table, "linnerud")
 
 
 def _scale(table: Any, ranges: Ranges, args: TableArgs) -> NDArray[np.float32]:
@@ -120,13 +116,10 @@ def _digits() -> tuple[np.ndarray, np.ndarray]:
     Importing that function takes longer than the rounds of a first experiment. Its file is read
     directly if it is in the usual place.
     """
-    spec = find_spec("sklearn")
-    folders = [] if spec is None else spec.submodule_search_locations or []
-    for folder in folders:
-        file = Path(folder, "datasets", "data", "digits.csv.gz")
-        if file.is_file():
-            table = np.loadtxt(file, delimiter=",")
-            return table[:, :-1], table[:, -1].astype(np.int64)
+    file = installed_file("sklearn", "datasets/data/digits.csv.gz")
+    if file is not None:
+        table = np.loadtxt(file, delimiter=",")
+        return table[:, :-1], table[:, -1].astype(np.int64)
     from sklearn.datasets import load_digits as load
 
     pixels, classes = load(return_X_y=True)

@@ -10,8 +10,7 @@ References:
         `classes_per_client` classes on each client.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -72,8 +71,12 @@ def partition(
     groups = _groups(targets, settings)
     sizes = np.array([len(group) for group in groups])
     rng = stream(seed, Purpose.PARTITION)
-    counts = _draw_until_enough(_counts_of(settings, sizes, rng), settings)
-    return _deal([rng.permutation(group) for group in groups], counts)
+    counts = _draw_until_enough(settings, sizes, rng)
+    dealt = [
+        np.split(rng.permutation(group), np.cumsum(row)[:-1])
+        for group, row in zip(groups, counts, strict=True)
+    ]
+    return [np.sort(np.concatenate(parts)) for parts in zip(*dealt, strict=True)]
 
 
 def _groups(targets: NDArray[np.generic], settings: DrawnPartition) -> list[Indices]:
@@ -89,23 +92,23 @@ def _groups(targets: NDArray[np.generic], settings: DrawnPartition) -> list[Indi
     return np.split(order, np.cumsum(np.bincount(codes))[:-1])
 
 
-def _counts_of(
-    settings: DrawnPartition, sizes: CountTable, rng: np.random.Generator
-) -> Callable[[], CountTable]:
-    """Return the function that draws one table of counts."""
+def _counts(settings: DrawnPartition, sizes: CountTable, rng: np.random.Generator) -> CountTable:
+    """Return one draw of the table of counts."""
     if isinstance(settings, IidPartition):
-        return lambda: _even(sizes[0], settings.num_clients)[None]
+        return _even(sizes[0], settings.num_clients)[None]
     if isinstance(settings, ShardsPartition):
-        return lambda: _shards(sizes, settings, rng)
+        return _shards(sizes, settings, rng)
     if isinstance(settings, QuantityPartition):
         reserved = settings.num_clients * settings.min_examples
-        return lambda: settings.min_examples + _dirichlet(sizes - reserved, settings, rng)
-    return lambda: _dirichlet(sizes, settings, rng)
+        return settings.min_examples + _dirichlet(sizes - reserved, settings, rng)
+    return _dirichlet(sizes, settings, rng)
 
 
-def _draw_until_enough(draw: Callable[[], CountTable], settings: DrawnPartition) -> CountTable:
+def _draw_until_enough(
+    settings: DrawnPartition, sizes: CountTable, rng: np.random.Generator
+) -> CountTable:
     for _ in range(MAX_DRAWS):
-        counts = draw()
+        counts = _counts(settings, sizes, rng)
         if counts.sum(axis=0).min() >= settings.min_examples:
             return counts
     fix = "lower num_clients or min_examples"
@@ -166,11 +169,8 @@ def _holders(sizes: CountTable, settings: ShardsPartition, rng: np.random.Genera
 
 
 def _check_shards(limits: CountTable, settings: ShardsPartition) -> None:
-    per_client, num_clients, classes = (
-        settings.classes_per_client,
-        settings.num_clients,
-        len(limits),
-    )
+    per_client, num_clients = settings.classes_per_client, settings.num_clients
+    classes = len(limits)
     if per_client > classes:
         raise DataError(
             f"data.partition: classes_per_client must be at most the number of classes, "
@@ -189,31 +189,13 @@ def _check_shards(limits: CountTable, settings: ShardsPartition) -> None:
         )
 
 
-def _deal(groups: list[Indices], counts: CountTable) -> list[Indices]:
-    dealt = [
-        np.split(group, np.cumsum(row)[:-1]) for group, row in zip(groups, counts, strict=True)
-    ]
-    return [np.sort(np.concatenate(parts)) for parts in zip(*dealt, strict=True)]
-
-
-@dataclass(frozen=True, eq=False)
-class Division:
-    """The result of a partition: which training examples each client has.
-
-    Attributes:
-        rows: row numbers of each client's training examples in the dataset, sorted.
-        names: public name of each client, such as a hospital; None if clients have only
-            numbers.
-    """
-
-    rows: tuple[Indices, ...]
-    names: tuple[str, ...] | None = None
-
-
 def divide(
     dataset: Dataset, rows: Indices, settings: PartitionSettings, *, seed: int, base: Path
-) -> Division:
-    """Divide the training examples among clients and return the result.
+) -> tuple[list[Indices], tuple[str, ...] | None]:
+    """Divide the training examples among clients.
+
+    The result is the row numbers of each client's examples, sorted, and the clients' public names,
+    such as hospitals. The names are None if clients have only numbers.
 
     Args:
         dataset: the dataset.
@@ -231,29 +213,27 @@ def divide(
     """
     if not isinstance(settings, NaturalPartition):
         parts = partition(dataset.train.targets[rows], settings, seed)
-        return Division(tuple(rows[part] for part in parts))
+        return [rows[part] for part in parts], None
     assignment = _assignment(dataset, rows, settings, seed=seed, base=base)
     _check_number(assignment, settings)
     order = np.argsort(assignment.clients, kind="stable")
     counts = np.bincount(assignment.clients - LEFT_OUT, minlength=assignment.num_clients + 1)
     parts = np.split(rows[order], np.cumsum(counts)[:-1])[1:]  # the first part is left out
-    division = Division(tuple(np.sort(part) for part in parts), assignment.names)
-    _check_sizes(division, settings.min_examples)
-    return division
+    parts = [np.sort(part) for part in parts]
+    _check_sizes(parts, assignment.names, settings.min_examples)
+    return parts, assignment.names
 
 
 def _assignment(
     dataset: Dataset, rows: Indices, settings: NaturalPartition, *, seed: int, base: Path
 ) -> Assignment:
-    train = dataset.train.rows(rows) if isinstance(settings, FunctionPartition) else dataset.train
     if isinstance(settings, FunctionPartition):
-        return assign_by_function(train, settings, seed=seed, base=base)
+        return assign_by_function(dataset.train.rows(rows), settings, seed=seed, base=base)
     if isinstance(settings, FlwrPartition):
-        groups = {name: _taken(values, rows) for name, values in dataset.groups.items()}
+        taken = rows.tolist()
+        groups = {name: [str(v[row]) for row in taken] for name, v in dataset.groups.items()}
         return assign_by_flower(dataset.train.targets[rows], groups, settings, seed=seed)
-    column = FILE_GROUP
-    if isinstance(settings, ColumnPartition):
-        column = settings.column
+    column = settings.column if isinstance(settings, ColumnPartition) else FILE_GROUP
     if column not in dataset.groups:
         known = [name for name in dataset.groups if name != FILE_GROUP]
         has = f"it has {quoted(known)}" if known else "columns divide tables and archives"
@@ -264,10 +244,6 @@ def _assignment(
     values = dataset.groups[column]
     named = Assignment.by_name(values, order=isinstance(settings, ColumnPartition))
     return Assignment(named.clients[rows], named.names, named.num_clients)
-
-
-def _taken(values: Sequence[str], rows: Indices) -> list[str]:
-    return [str(values[row]) for row in rows.tolist()]
 
 
 def _check_number(assignment: Assignment, settings: NaturalPartition) -> None:
@@ -285,14 +261,14 @@ def _check_number(assignment: Assignment, settings: NaturalPartition) -> None:
         )
 
 
-def _check_sizes(division: Division, least: int) -> None:
-    small = [client for client, rows in enumerate(division.rows) if len(rows) < least]
+def _check_sizes(parts: Sequence[Indices], names: Sequence[str] | None, least: int) -> None:
+    small = [client for client, rows in enumerate(parts) if len(rows) < least]
     if not small:
         return
     first = small[0]
-    name = first if division.names is None else repr(division.names[first])
-    others = f" ({len(small)} of {len(division.rows)} clients have so few)" if small[1:] else ""
+    name = first if names is None else repr(names[first])
+    others = f" ({len(small)} of {len(parts)} clients have so few)" if small[1:] else ""
     raise DataError(
-        f"data.partition: client {name} has {len(division.rows[first])} training examples, fewer "
+        f"data.partition: client {name} has {len(parts[first])} training examples, fewer "
         f"than min_examples {least}{others}; lower min_examples, or merge or remove such clients"
     )
