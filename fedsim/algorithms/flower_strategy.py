@@ -68,7 +68,9 @@ class FlowerAlgorithm(Algorithm):
         nodes = [contribution.client + 1 for contribution in update.contributions]
         with server_identity(run_id=1), _without_progress():
             asked = list(
-                strategy.configure_train(number, state.arrays, ConfigRecord(), _grid(nodes))
+                strategy.configure_train(
+                    number, state.arrays, ConfigRecord(), cast(Grid, _Nodes(nodes))
+                )
             )
             _check_requests(asked)
             replies = list(_replies(update, nodes))
@@ -134,10 +136,6 @@ def _without_progress() -> Iterator[None]:
         yield
     finally:
         flower.setLevel(before)
-
-
-def _grid(nodes: list[int]) -> Grid:
-    return cast(Grid, _Nodes(nodes))
 
 
 def _check_requests(asked: list[Message]) -> None:

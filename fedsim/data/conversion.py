@@ -142,15 +142,15 @@ def to_dataset(
     Raises:
         DataError: values are not numeric or do not have these shapes.
     """
-    features = partial(_features, tokens=tokens, images=images)
-    if x_test is None and y_test is None:
-        classes, names = _encode(_array(y, "y"))
-        return Dataset(Examples(features(x, "x"), _targets(classes, "y")), None, names)
-    if x_test is None or y_test is None:
+    if (x_test is None) != (y_test is None):
         raise DataError("a test set must have both features and targets, got only one of them")
-    classes, test_classes, names = _encode_together(_array(y, "y"), _array(y_test, "y_test"))
-    train = Examples(features(x, "x"), _targets(classes, "y"))
-    test = Examples(features(x_test, "x_test"), _targets(test_classes, "y_test"))
+    features = partial(_features, tokens=tokens, images=images)
+    given = {"y": y} if y_test is None else {"y": y, "y_test": y_test}
+    targets, names = _encoded([_array(value, name) for name, value in given.items()])
+    train = Examples(features(x, "x"), _targets(targets[0], "y"))
+    if x_test is None:
+        return Dataset(train, None, names)
+    test = Examples(features(x_test, "x_test"), _targets(targets[1], "y_test"))
     _check_same_form(train, test)
     return Dataset(train, test, names)
 
@@ -221,26 +221,17 @@ def _is_text(array: NDArray[Any]) -> bool:
     return array.dtype.kind in "UST" and array.ndim == 1
 
 
-def _encode(targets: NDArray[Any]) -> tuple[NDArray[Any], tuple[str, ...] | None]:
+def _encoded(targets: list[NDArray[Any]]) -> tuple[list[NDArray[Any]], tuple[str, ...] | None]:
     """Return text targets as class numbers, and the class names; numbers unchanged, and None."""
-    if not _is_text(targets):
+    if len({_is_text(part) for part in targets}) > 1:
+        raise DataError("training and test targets must be both text or both numbers")
+    if not _is_text(targets[0]):
         return targets, None
-    names, codes = np.unique(targets, return_inverse=True)
+    names, codes = np.unique(np.concatenate(targets), return_inverse=True)
     texts = (
         name.decode(errors="replace") if isinstance(name, bytes) else str(name) for name in names
     )
-    return codes.astype(np.int64), tuple(texts)
-
-
-def _encode_together(
-    y: NDArray[Any], y_test: NDArray[Any]
-) -> tuple[NDArray[Any], NDArray[Any], tuple[str, ...] | None]:
-    if _is_text(y) != _is_text(y_test):
-        raise DataError("training and test targets must be both text or both numbers")
-    if not _is_text(y):
-        return y, y_test, None
-    codes, names = _encode(np.concatenate([y, y_test]))
-    return codes[: len(y)], codes[len(y) :], names
+    return np.split(codes.astype(np.int64), [len(targets[0])]), tuple(texts)
 
 
 def _check_same_form(train: Examples, test: Examples) -> None:

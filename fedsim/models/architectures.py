@@ -4,8 +4,9 @@ No model has BatchNorm, because BatchNorm mixes the examples of a batch, so that
 gradient exists. No model has dropout, because dropout draws from torch's global generator.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import prod
+from typing import Any
 
 import torch
 from torch import nn
@@ -31,27 +32,16 @@ def architecture(args: Settings, input_shape: tuple[int, ...], num_outputs: int)
         ModelError: the model does not accept inputs of that shape, or has more than
             `MAX_PARAMETERS` trained values.
     """
+    build = _BUILT_IN[type(args)]
     with torch.device("meta"):  # shapes without memory
-        values = sum(value.numel() for value in _built(args, input_shape, num_outputs).parameters())
+        values = sum(value.numel() for value in build(args, input_shape, num_outputs).parameters())
     if values > MAX_PARAMETERS:
         raise ModelError(
             f"model.args: a model of {values:,} trained values for inputs of shape {input_shape} "
             f"and {num_outputs:,} outputs; built-in models have at most {MAX_PARAMETERS:,}: use "
             "smaller layers, fewer classes or a model of your own"
         )
-    return _built(args, input_shape, num_outputs)
-
-
-def _built(args: Settings, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
-    match args:
-        case LogisticArgs():
-            return logistic(args, input_shape, num_outputs)
-        case MlpArgs():
-            return mlp(args, input_shape, num_outputs)
-        case CnnArgs():
-            return cnn(args, input_shape, num_outputs)
-        case _:
-            raise TypeError(f"no built-in model takes {type(args).__name__}")
+    return build(args, input_shape, num_outputs)
 
 
 def logistic(args: LogisticArgs, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
@@ -132,3 +122,10 @@ def _fix(input_shape: tuple[int, ...]) -> str:
 def _groups(channels: int) -> int:
     """Return the largest number, at most 8, of equal groups with 4 or more channels each."""
     return max(n for n in range(1, max(1, min(8, channels // 4)) + 1) if channels % n == 0)
+
+
+_BUILT_IN: Mapping[type[Settings], Callable[[Any, tuple[int, ...], int], nn.Module]] = {
+    LogisticArgs: logistic,
+    MlpArgs: mlp,
+    CnnArgs: cnn,
+}

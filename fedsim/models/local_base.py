@@ -33,6 +33,7 @@ class LocalBase:
         trained: names of the values that are trained and sent.
         hidden: names of the values that are not sent.
         digest: SHA-256 of the hidden values, uint8 (32,).
+        is_whole: whether `state_dict` returns all values of the model, as inside a `whole` block.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -40,7 +41,7 @@ class LocalBase:
         state = whole_state(model)
         self.hidden = frozenset(state) - frozenset(self.trained)
         self.digest = digest_of({name: state[name] for name in sorted(self.hidden)})
-        self._is_whole = False
+        self.is_whole = False
 
     def to_wire(self, state: dict[str, Tensor]) -> None:
         """Replace the frozen values in a `state_dict` by the digest of these values, in place."""
@@ -74,16 +75,11 @@ class LocalBase:
     @contextmanager
     def whole(self) -> Iterator[None]:
         """Make `state_dict` return all values of the model while the `with` block runs."""
-        before, self._is_whole = self._is_whole, True
+        before, self.is_whole = self.is_whole, True
         try:
             yield
         finally:
-            self._is_whole = before
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether `state_dict` returns all values of the model, as inside a `whole` block."""
-        return self._is_whole
+            self.is_whole = before
 
 
 def trained_names(model: nn.Module) -> tuple[str, ...]:

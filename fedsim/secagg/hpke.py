@@ -140,15 +140,11 @@ def agree(private: bytes, public: bytes, *, owner: int | None = None) -> bytes:
 
 def _suite() -> "Suite":
     if _SUITE is None:
-        raise _missing()
+        raise HpkeMissingError(
+            "secure_aggregation needs HPKE (RFC 9180), which came with cryptography 47; this is "
+            f"{version('cryptography')}: pip install 'flwr>=1.40' 'cryptography>=47'"
+        )
     return _SUITE
-
-
-def _missing() -> HpkeMissingError:
-    return HpkeMissingError(
-        "secure_aggregation needs HPKE (RFC 9180), which came with cryptography 47; this is "
-        f"{version('cryptography')}: pip install 'flwr>=1.40' 'cryptography>=47'"
-    )
 
 
 def _unusable(public: bytes, owner: int | None) -> PublicKeyError:

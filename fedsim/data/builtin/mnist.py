@@ -74,7 +74,8 @@ def load_mnist(args: FolderArgs, context: LoadContext) -> Dataset:
     Raises:
         DataError: a file is missing or damaged.
     """
-    return _load_digits(_MNIST, context.folder(args.path))
+    folder = context.folder(args.path)
+    return _dataset(folder, _read(_MNIST, folder, "train", "t10k"), 10)
 
 
 def load_mnist5k(args: NoArgs, context: LoadContext) -> Dataset:
@@ -102,7 +103,9 @@ def load_fashion_mnist(args: FolderArgs, context: LoadContext) -> Dataset:
     Raises:
         DataError: a file is missing or damaged.
     """
-    return _load_digits(_FASHION, context.folder(args.path))._replace(class_names=_CLOTHES)
+    folder = context.folder(args.path)
+    dataset = _dataset(folder, _read(_FASHION, folder, "train", "t10k"), len(_CLOTHES))
+    return dataset._replace(class_names=_CLOTHES)
 
 
 def load_emnist(args: EmnistArgs, context: LoadContext) -> Dataset:
@@ -120,18 +123,10 @@ def load_emnist(args: EmnistArgs, context: LoadContext) -> Dataset:
     if context.group == WRITER:
         parts, groups[WRITER] = _from_matlab(folder, args.split)
     else:
-        prefix = f"emnist-{args.split}"
-        names = [
-            f"{prefix}-{part}-{kind}-ubyte"
-            for part in ("train", "test")
-            for kind in ("images-idx3", "labels-idx1")
-        ]
-        parts = _EMNIST.read(folder, names, read_idx)
-    x, y, x_test, y_test = parts
+        parts = _read(_EMNIST, folder, f"emnist-{args.split}-train", f"emnist-{args.split}-test")
+    parts[::2] = [images.swapaxes(1, 2) for images in parts[::2]]
     first = 1 if args.split == "letters" else 0  # its labels are 1 to 26
-    for labels in (y, y_test):
-        _check_labels(labels, first, len(characters), folder)
-    dataset = _dataset(folder, x.swapaxes(1, 2), y - first, x_test.swapaxes(1, 2), y_test - first)
+    dataset = _dataset(folder, parts, len(characters), first)
     return dataset._replace(class_names=tuple(characters), groups=groups)
 
 
@@ -172,19 +167,30 @@ def read_idx(file: IO[bytes], where: str) -> Bytes:
     return np.frombuffer(content, np.uint8).reshape(shape)
 
 
-def _load_digits(files: OfficialFiles, folder: Path) -> Dataset:
-    names = [
-        f"{part}-{kind}-ubyte"
-        for part in ("train", "t10k")
-        for kind in ("images-idx3", "labels-idx1")
-    ]
-    x, y, x_test, y_test = files.read(folder, names, read_idx)
+def _read(files: OfficialFiles, folder: Path, *names: str) -> list[Bytes]:
+    """Return the images and labels of each part, such as `train`, one after the other."""
+    kinds = ("images-idx3", "labels-idx1")
+    return files.read(folder, [f"{n}-{kind}-ubyte" for n in names for kind in kinds], read_idx)
+
+
+def _dataset(folder: Path, parts: list[Bytes], classes: int, first: int = 0) -> Dataset:
+    """Return the dataset of training images, labels, test images and labels, after checks.
+
+    Args:
+        folder: the folder of the files, for messages.
+        parts: the four arrays.
+        classes: number of classes.
+        first: the smallest label, which becomes class 0.
+    """
+    x, y, x_test, y_test = parts
     for labels in (y, y_test):
-        _check_labels(labels, 0, 10, folder)
-    return _dataset(folder, x, y, x_test, y_test)
-
-
-def _dataset(folder: Path, x: Bytes, y: Bytes, x_test: Bytes, y_test: Bytes) -> Dataset:
+        wrong = labels[(labels < first) | (labels >= first + classes)]
+        if labels.ndim != 1 or wrong.size:
+            got = f"label {wrong[0]}" if wrong.size else f"labels of shape {labels.shape}"
+            raise DataError(
+                f"{folder}: labels must be {first}, ..., {first + classes - 1}, got {got}; get the "
+                "official files anew"
+            )
     for images in (x, x_test):
         if images.shape[1:] != (_SIDE_PX, _SIDE_PX):
             raise DataError(
@@ -192,17 +198,7 @@ def _dataset(folder: Path, x: Bytes, y: Bytes, x_test: Bytes, y_test: Bytes) -> 
                 f"{images.shape}; get the official files anew"
             )
     with raised_as(DataError, f"{folder}: "):
-        return to_dataset(x, y, x_test, y_test)
-
-
-def _check_labels(labels: Bytes, first: int, classes: int, folder: Path) -> None:
-    wrong = labels[(labels < first) | (labels >= first + classes)]
-    if labels.ndim != 1 or wrong.size:
-        got = f"label {wrong[0]}" if wrong.size else f"labels of shape {labels.shape}"
-        raise DataError(
-            f"{folder}: labels must be {first}, ..., {first + classes - 1}, got {got}; get the "
-            "official files anew"
-        )
+        return to_dataset(x, y - first, x_test, y_test - first)
 
 
 def _from_matlab(folder: Path, split: EmnistSplit) -> tuple[list[Bytes], tuple[str, ...]]:

@@ -49,7 +49,7 @@ def load_movielens100k(args: Movielens100kArgs, context: LoadContext) -> Dataset
         DataError: the file is missing or damaged.
     """
     if args.path is not None:
-        (ratings,) = _OFFICIAL.read(context.folder(args.path), ["u.data"], read_ratings)
+        (ratings,) = _OFFICIAL.read(context.folder(args.path), ["u.data"], _table)
     elif _RECBOLE.find() is not None:
         table = BytesIO(_RECBOLE.read("movielens100k"))
         ratings = _table(table, "ml-100k.inter", header=1)
@@ -80,20 +80,8 @@ def load_movielens_small(args: NoArgs, context: LoadContext) -> Dataset:
     return _dataset(frame["userId"].to_numpy() - 1, films, frame["rating"].to_numpy())
 
 
-def read_ratings(file: IO[bytes], where: str) -> NDArray[np.int64]:
-    """Return users, films and ratings (n, 3) of the official file `u.data`.
-
-    Args:
-        file: the open file.
-        where: the file's name in messages.
-
-    Raises:
-        DataError: the file is not in this format.
-    """
-    return _table(file, where, header=0)
-
-
-def _table(file: IO[bytes], where: str, *, header: int) -> NDArray[np.int64]:
+def _table(file: IO[bytes], where: str, header: int = 0) -> NDArray[np.int64]:
+    """Return users, films and ratings (n, 3) of a file such as `u.data`, below its header lines."""
     rows = file.read(_MOST_BYTES).splitlines()[header:]
     if not rows:
         raise DataError(f"{where}: is empty; get the official file anew")

@@ -31,17 +31,6 @@ Example = NDArray[np.float64]
 Transform = Callable[[Example], Example]
 
 
-def make_transform(name: str, value: Any, shape: tuple[int, ...]) -> Transform:
-    """Return the function that applies a named transform to one example.
-
-    Args:
-        name: name of the transform.
-        value: the argument or the settings of the transform.
-        shape: shape of one example before the transform.
-    """
-    return _TRANSFORMS[name](value, shape)
-
-
 def _center(value: float | list[float] | str, shape: tuple[int, ...]) -> Transform:
     if value == "own":
         return lambda x: x - x.mean()
@@ -207,9 +196,9 @@ class FeaturePipeline:
 
     def _transforms(self, shape: Shape) -> list[Transform]:
         transforms: list[Transform] = []
-        for position, feature in enumerate(self._features):
-            before = shape_after(self._features[:position], shape) or ()
-            transforms.append(make_transform(feature.name, feature.value, before))
+        for feature in self._features:
+            transforms.append(_TRANSFORMS[feature.name](feature.value, shape))
+            shape = shape_after([feature], shape) or ()
         return transforms
 
 

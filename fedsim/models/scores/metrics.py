@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.core.metrics import METRICS, metric_key, wrong_task
@@ -203,22 +202,20 @@ def summarise_scores(
         "by_class": [],
         "metrics": dict(metrics),
     }
-    if isinstance(predictions, ClassPredictions):
-        classes = class_names(predictions.num_classes, names)
-        most = int(predictions.examples.argmax())
-        share = float(predictions.examples[most] / len(predictions.targets))
-        content["classes"] = classes
-        content["majority"] = {"class": classes[most], "share": share}
-        if predictions.num_classes <= MAX_CONFUSION_CLASSES:
-            content["confusion"] = predictions.confusion().tolist()
-        content["by_class"] = _by_class(predictions, classes)
-    elif isinstance(predictions, LabelPredictions):
-        labels = class_names(predictions.targets.shape[1], names)
+    if isinstance(predictions, NumberPredictions):
+        return content
+    labels = class_names(predictions.scores.shape[1], names)
+    content |= {"classes": labels, "by_class": _by_class(predictions, labels)}
+    if isinstance(predictions, LabelPredictions):
         with_label = predictions.targets.mean(axis=0)
         share = float(np.maximum(with_label, 1 - with_label).mean())
-        content["classes"] = labels
         content["majority"] = {"class": None, "share": share}
-        content["by_class"] = _by_class(predictions, labels)
+        return content
+    most = int(predictions.examples.argmax())
+    share = float(predictions.examples[most] / len(predictions.targets))
+    content["majority"] = {"class": labels[most], "share": share}
+    if predictions.num_classes <= MAX_CONFUSION_CLASSES:
+        content["confusion"] = predictions.confusion().tolist()
     return content
 
 
@@ -239,8 +236,8 @@ def _by_class(
     """Return the figures of each class; recall or precision is None if its divisor is 0."""
     rows = zip(
         names,
-        _whole(counted.examples),
-        _whole(counted.predictions),
+        counted.examples.tolist(),
+        counted.predictions.tolist(),
         recall_per_class(counted),
         precision_per_class(counted),
         strict=True,
@@ -255,7 +252,3 @@ def _by_class(
         }
         for name, examples, predicted, recall, precision in rows
     ]
-
-
-def _whole(counts: NDArray[np.int64]) -> list[int]:
-    return [int(count) for count in counts]
