@@ -28,19 +28,6 @@ class AlgorithmError(InputError, ValueError):
     """Raised if an algorithm cannot be used; the message names the fix."""
 
 
-def algorithm_class(name: str, base: Path = Path()) -> type[Algorithm]:
-    """Return the algorithm class that `federation.strategy` names.
-
-    Args:
-        name: a built-in name, package.module:Class, or ./file.py:Class.
-        base: the directory to which relative paths refer.
-
-    Raises:
-        AlgorithmError: there is no such algorithm.
-    """
-    return algorithms().get(name) or _own_class(name, base)
-
-
 def algorithm_for(
     settings: AlgorithmSettings, *, base: Path = Path(), training: Training | None = None
 ) -> Algorithm:
@@ -54,7 +41,7 @@ def algorithm_for(
     Raises:
         AlgorithmError: there is no such algorithm, or it does not accept these settings.
     """
-    kind = algorithm_class(settings.name, base)
+    kind = algorithms().get(settings.name) or _own_class(settings.name, base)
     try:
         kind.Options.model_validate(settings.options)
     except ValidationError as error:

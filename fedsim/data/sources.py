@@ -75,11 +75,12 @@ def load_dataset(settings: DataSettings, *, seed: int, base: Path) -> Dataset:
             )
         from fedsim.data.files import read_files
 
+        column = group_column(settings.partition)
         return read_files(
             data_paths(settings, base),
             dataset,
             test=None if dataset.test is None else base / Path(dataset.test).expanduser(),
-            group=_group_column(settings, dataset),
+            group=None if column == dataset.target else column,
             tokens=tokens,
             images=settings.images,
         )
@@ -152,9 +153,3 @@ def _convert(parts: Sequence[Any], where: str, settings: DataSettings) -> Datase
     ):
         tokens = settings.features == "tokens"
         return to_dataset(*parts, tokens=tokens, images=settings.images)
-
-
-def _group_column(settings: DataSettings, dataset: FileDataset) -> str | None:
-    """Return the column that divides the rows of a table, or None; never the target."""
-    column = group_column(settings.partition)
-    return None if column == dataset.target else column

@@ -157,12 +157,6 @@ class Student:
     seed: int
     queries: Tensor
 
-    @property
-    def _key(self) -> StreamKey:
-        """Key of the student's random streams, which differ from those of all clients."""
-        key = stream_key(self.seed, Purpose.STUDENT)
-        return StreamKey(int.from_bytes(key[:8], "little"), 0, 0)
-
     def arrays(self, labels: NDArray[np.int64]) -> ArrayRecord:
         """Train the student and return its weights; without answers, return the initial weights.
 
@@ -174,7 +168,9 @@ class Student:
             return self.trainer.start
         targets = torch.from_numpy(labels).to(self.queries.device)[rows]
         x = self.queries.index_select(0, rows)
-        self.trainer.train(x, targets, self.local, self._key)
+        key = stream_key(self.seed, Purpose.STUDENT)  # other streams than those of all clients
+        student = StreamKey(int.from_bytes(key[:8], "little"), 0, 0)
+        self.trainer.train(x, targets, self.local, student)
         return _values_of(self.trainer.model)
 
 

@@ -23,16 +23,18 @@ class FedProxOptions(FedAvgOptions):
 
 
 @dataclass(frozen=True)
-class ProximalRule(ClientRule):
-    """Rule that adds the gradient of FedProx's penalty: g ← g + μ (w − w_global).
+class PullRule(ClientRule):
+    """Rule that adds the gradient of a penalty on a distance: g ← g + μ (w − c).
 
-    g is the gradient, w the client's values, and w_global their values at the start of the round.
+    g is the gradient, w the client's values, and c the values towards which w is pulled.
 
     Attributes:
-        weight: the weight μ of the penalty.
+        weight: the weight μ of the penalty μ/2 · ‖w − c‖².
+        to: name of the sent arrays c; "" for the client's values at the start of the round.
     """
 
     weight: float
+    to: str = ""
 
     def change_(
         self,
@@ -41,8 +43,8 @@ class ProximalRule(ClientRule):
         start: "Tensor",
         sent: Mapping[str, "Tensor"],
     ) -> None:
-        """Add the penalty's gradient μ (w − w_global) to `gradient`, in place."""
-        gradient.add_(values - start, alpha=self.weight)
+        """Add the penalty's gradient μ (w − c) to `gradient`, in place."""
+        gradient.add_(values - (sent[self.to] if self.to else start), alpha=self.weight)
 
 
 class FedProx(FedAvg):
@@ -60,4 +62,4 @@ class FedProx(FedAvg):
 
     def client(self) -> ClientRule | None:
         """Return the rule that adds the gradient of the penalty μ/2 ‖w − w_global‖²."""
-        return ProximalRule(self.options.proximal_weight)
+        return PullRule(self.options.proximal_weight)

@@ -1,17 +1,16 @@
 """MR-MTL: each client has a personal model, pulled towards the mean of all clients' models."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
 from fedsim.algorithms.algorithm import Algorithm, ClientRule, Sent, Update
+from fedsim.algorithms.built_in.fedprox import PullRule
 from fedsim.core.settings import Settings
 
 if TYPE_CHECKING:
     import numpy as np
-    from torch import Tensor
 
     from fedsim.algorithms.state import Arrays, ServerState
 
@@ -28,29 +27,6 @@ class MrMtlOptions(Settings):
         description="λ of the penalty λ/2 · ‖own model − mean of all clients' models‖²; 0: "
         "local_only",
     )
-
-
-@dataclass(frozen=True)
-class CenterRule(ClientRule):
-    """Rule that adds the gradient of MR-MTL's penalty: g ← g + λ (w − w̄).
-
-    g is the gradient, w the client's values, and w̄ the mean of the clients' models.
-
-    Attributes:
-        weight: the weight λ of the penalty.
-    """
-
-    weight: float
-
-    def change_(
-        self,
-        gradient: "Tensor",
-        values: "Tensor",
-        start: "Tensor",
-        sent: Mapping[str, "Tensor"],
-    ) -> None:
-        """Add the penalty's gradient λ (w − w̄) to `gradient`, in place."""
-        gradient.add_(values - sent[CENTER], alpha=self.weight)
 
 
 class MrMtl(Algorithm):
@@ -89,7 +65,7 @@ class MrMtl(Algorithm):
 
     def client(self) -> ClientRule | None:
         """Return the rule that adds the gradient of the penalty λ/2 ‖w_k − w̄‖²."""
-        return CenterRule(self.options.mean_weight)
+        return PullRule(self.options.mean_weight, CENTER)
 
     def send(self, state: "ServerState", client: int) -> "Mapping[str, Arrays]":
         """Return the mean model w̄, cast to the dtypes of the global model."""

@@ -53,18 +53,11 @@ class Assignment:
         """
         names = list(dict.fromkeys(values))
         if order:
-            names.sort(key=_number if all(_is_number(name) for name in names) else str)
+            are_numbers = all(name.lstrip("+-").isdecimal() for name in names)
+            names.sort(key=(lambda name: (int(name), name)) if are_numbers else str)
         numbers = {name: number for number, name in enumerate(names)}
         clients = np.array([numbers[value] for value in values], np.int64)
         return cls(clients, tuple(names), len(names))
-
-
-def _is_number(name: str) -> bool:
-    return name.lstrip("+-").isdecimal()
-
-
-def _number(name: str) -> tuple[int, str]:
-    return int(name), name
 
 
 _WHAT = "data.partition.scheme"
@@ -212,7 +205,8 @@ def assign_by_flower(
 
 def _arguments(kind: type, settings: FlwrPartition, seed: int) -> dict[str, Any]:
     """Return the partitioner's arguments, with the experiment's number of clients and seed."""
-    known = list(inspect.signature(kind).parameters)
+    parameters = inspect.signature(kind).parameters
+    known = list(parameters)
     for name in settings.args:
         if name not in known:
             close = closest_name(name, known)
@@ -226,7 +220,7 @@ def _arguments(kind: type, settings: FlwrPartition, seed: int) -> dict[str, Any]
         raise DataError("data.partition.num_clients: missing; number of clients")
     required = [
         name
-        for name, parameter in inspect.signature(kind).parameters.items()
+        for name, parameter in parameters.items()
         if parameter.default is inspect.Parameter.empty and name not in args
     ]
     if required:

@@ -114,11 +114,10 @@ class ColumnSummary:
             return "iso"
         if not self.texts or self.numerals:
             return None
-        forms = (form for form in _DATE_FORMATS if self._are_dates(form))
-        return next(forms, None)
-
-    def _are_dates(self, form: str) -> bool:
-        return all(as_years(cell, form) is not None for cell in self.texts)
+        for form in _DATE_FORMATS:
+            if all(as_years(cell, form) is not None for cell in self.texts):
+                return form
+        return None
 
     def years(self, form: str) -> NDArray[np.float64]:
         """Return the dates in the cells as years with a fraction; equal text dates count once.

@@ -115,20 +115,12 @@ def kappa(predictions: ClassPredictions) -> float:
     return float((accuracy(predictions) - by_chance) / (1 - by_chance)) if by_chance < 1 else _NONE
 
 
-def top_accuracy(k: int) -> Callable[[ClassPredictions], float]:
-    """Return a function that computes top-k accuracy.
-
-    Top-k accuracy is the share of examples whose true class is among the `k` classes with the
-    largest scores.
-    """
-
-    def top_k(predictions: ClassPredictions) -> float:
-        if not np.isfinite(predictions.scores).all():
-            return _NONE
-        best = np.argsort(predictions.scores, axis=1, kind="stable")[:, ::-1][:, :k]
-        return float((best == predictions.targets[:, None]).any(axis=1).mean())
-
-    return top_k
+def top_accuracy(predictions: ClassPredictions, k: int) -> float:
+    """Return the share of examples whose true class is among the `k` classes of largest score."""
+    if not np.isfinite(predictions.scores).all():
+        return _NONE
+    best = np.argsort(predictions.scores, axis=1, kind="stable")[:, ::-1][:, :k]
+    return float((best == predictions.targets[:, None]).any(axis=1).mean())
 
 
 def _ratio(parts: Counts, wholes: Counts, *, empty: float = 0.0) -> Array:

@@ -7,6 +7,7 @@ as means over the columns of the targets.
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +83,8 @@ _FUNCTIONS: dict[str, Callable[[Any], MetricValue]] = {
     "log_loss": classes.log_loss,
     "mcc": classes.matthews,
     "kappa": classes.kappa,
-    "top_3_accuracy": classes.top_accuracy(3),
-    "top_5_accuracy": classes.top_accuracy(5),
+    "top_3_accuracy": partial(classes.top_accuracy, k=3),
+    "top_5_accuracy": partial(classes.top_accuracy, k=5),
     "recall_per_class": classes.recall_per_class,
     "precision_per_class": classes.precision_per_class,
     "f1_per_class": classes.f1_per_class,

@@ -131,14 +131,10 @@ def predictions_of(task: Task, outputs: Tensor, targets: Tensor) -> Predictions:
         )
     columns, actual = to_columns(outputs, targets, "metrics")
     if task.name == "regression":
-        return NumberPredictions(columns.double().numpy(), targets_as_numbers(targets))
+        numbers = targets.double().reshape(len(targets), -1)
+        return NumberPredictions(columns.double().numpy(), numbers.numpy())
     if columns.shape[1] == 1:
         scores = torch.cat([torch.zeros_like(columns), columns], dim=1)
         chosen, true = (columns[:, 0] > 0).long(), (actual[:, 0] > 0.5).long()
         return ClassPredictions(scores.double().numpy(), chosen.numpy(), true.numpy())
     return LabelPredictions(columns.double().numpy(), (columns > 0).numpy(), (actual > 0.5).numpy())
-
-
-def targets_as_numbers(targets: Tensor) -> Array:
-    """Return targets (n,) or (n, k) as an array of float64 (n, k)."""
-    return targets.double().reshape(len(targets), -1).numpy()
