@@ -98,16 +98,13 @@ def verify_helper_key(hello: HelloReply, pin: str, *, params: str, client: int) 
             "keys.helper_fingerprints only if the helper's operator confirms the new key",
             client=client,
         )
-    try:
-        key = Ed25519PublicKey.from_public_bytes(hello.identity)
-        statement = _statement(hello.run_id, hello.helper, params, hello.public_key)
-        key.verify(hello.signature, statement)
-    except (InvalidSignature, ValueError):
+    statement = _statement(hello.run_id, hello.helper, params, hello.public_key)
+    if not _has_signed(hello.identity, statement, hello.signature):
         raise PublicKeyError(
             f"the key of helper {hello.helper} for this run is not signed by its pinned key; the "
             "server may have substituted its own key. Nothing was uploaded",
             client=client,
-        ) from None
+        )
 
 
 def is_from_client(
@@ -122,11 +119,14 @@ def is_from_client(
         signature: the client's signature, as forwarded by the server.
         pin: the fingerprint of the client's lasting key.
     """
-    if key_fingerprint(identity) != pin:
-        return False
+    content = pack([_ENVELOPE_PURPOSE, info, envelope])
+    return key_fingerprint(identity) == pin and _has_signed(identity, content, signature)
+
+
+def _has_signed(identity: bytes, content: bytes, signature: bytes) -> bool:
+    """Whether the owner of a lasting public key signed the content."""
     try:
-        key = Ed25519PublicKey.from_public_bytes(identity)
-        key.verify(signature, pack([_ENVELOPE_PURPOSE, info, envelope]))
+        Ed25519PublicKey.from_public_bytes(identity).verify(signature, content)
     except (InvalidSignature, ValueError):
         return False
     return True

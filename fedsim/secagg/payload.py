@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
 from typing import Self
 
 import numpy as np
@@ -98,13 +99,15 @@ class TensorLayout:
         got = TensorLayout.from_arrays(arrays)
         if got == self:
             return
-        for expected, actual in zip(self.tensors, got.tensors, strict=False):
-            if expected != actual:
-                raise self._mismatch(str(expected), str(actual), got, client)
-        longer = max(self, got, key=lambda layout: len(layout.tensors))
-        extra = str(longer.tensors[min(len(self.tensors), len(got.tensors))])
-        sides = (extra, "nothing") if longer is self else ("nothing", extra)
-        raise self._mismatch(*sides, got, client)
+        pairs = zip_longest(self.tensors, got.tensors, fillvalue="nothing")
+        expected, actual = next(pair for pair in pairs if pair[0] != pair[1])
+        raise LayoutMismatchError(
+            f"the arrays differ from the announced layout: expected {expected}, got {actual}; "
+            "all parties must build the same model",
+            client=client,
+            expected=self.digest,
+            got=got.digest,
+        )
 
     def slices(self) -> Iterator[tuple[TensorSpec, slice]]:
         """Yield each tensor's specification with the slice of the flat vector that holds it."""
@@ -139,17 +142,6 @@ class TensorLayout:
             whole = np.dtype(spec.dtype).kind != "f"
             result[spec.name] = (np.rint(value) if whole else value).astype(spec.dtype)
         return result
-
-    def _mismatch(
-        self, expected: str, actual: str, got: "TensorLayout", client: int | None
-    ) -> LayoutMismatchError:
-        return LayoutMismatchError(
-            f"the arrays differ from the announced layout: expected {expected}, got {actual}; "
-            "all parties must build the same model",
-            client=client,
-            expected=self.digest,
-            got=got.digest,
-        )
 
 
 MAX_LENGTH = MAX_PARAMETERS + 1000
