@@ -111,64 +111,57 @@ def _on_its_own(test: Examples) -> Examples:
 Rows = NDArray[np.int64] | slice
 
 
+@dataclass(frozen=True, eq=False)
 class ClientExamples(Sequence[Examples]):
     """The examples of all clients, as a sequence in the order of client numbers.
 
     Each access gathers a client's examples from the dataset. A process may hold the examples of
     some clients only.
 
-    Args:
+    Attributes:
         source: a dataset that contains the examples of all clients in `rows`.
         rows: row numbers in `source` of each client that this process holds.
         num_clients: number of clients of the federation; None if `rows` has all of them.
         transform: transform of the features, applied on each access (for a dataset on disk).
     """
 
-    def __init__(
-        self,
-        source: Examples,
-        rows: Mapping[int, Rows],
-        *,
-        num_clients: int | None = None,
-        transform: ExampleTransform | None = None,
-    ) -> None:
-        self._source = source
-        self._rows = dict(rows)
-        self._transform = transform
-        self._num_clients = len(rows) if num_clients is None else num_clients
+    source: Examples
+    rows: Mapping[int, Rows]
+    num_clients: int | None = None
+    transform: ExampleTransform | None = None
 
     @property
     def is_in_memory(self) -> bool:
         """Whether the examples are in memory, not in a memory-mapped file."""
-        return self._source.is_in_memory
+        return self.source.is_in_memory
 
     @property
     def is_transformed_on_access(self) -> bool:
         """Whether each access to a client's examples transforms their features again."""
-        return self._transform is not None
+        return self.transform is not None
 
     @property
     def nbytes(self) -> int:
         """Size in bytes of the features and targets of the clients that this process holds."""
-        row_bytes = [array[:1].nbytes for array in (self._source.features, self._source.targets)]
+        row_bytes = [array[:1].nbytes for array in (self.source.features, self.source.targets)]
         return sum(self.sizes) * sum(row_bytes)
 
     @property
     def sizes(self) -> list[int]:
         """Numbers of examples of the clients in this process, in the order of client numbers."""
-        return [self.size(client) for client in sorted(self._rows)]
+        return [self.size(client) for client in sorted(self.rows)]
 
     def size(self, client: int) -> int:
         """Return the number of examples of one client, whose examples this process must hold."""
-        rows = self._rows[client]
+        rows = self.rows[client]
         return rows.stop - rows.start if isinstance(rows, slice) else len(rows)
 
     def targets(self, client: int) -> NDArray[np.generic]:
         """Return the targets (n,) or (n, k) of a client, whose examples this process must hold."""
-        return self._source.targets[self._rows[client]]
+        return self.source.targets[self.rows[client]]
 
     def __len__(self) -> int:
-        return self._num_clients
+        return len(self.rows) if self.num_clients is None else self.num_clients
 
     @overload
     def __getitem__(self, index: int) -> Examples: ...
@@ -182,37 +175,32 @@ class ClientExamples(Sequence[Examples]):
             KeyError: the client is in another process.
         """
         if isinstance(index, slice):
-            return [self[client] for client in range(self._num_clients)[index]]
-        client = range(self._num_clients)[index]
-        if client not in self._rows:
+            return [self[client] for client in range(len(self))[index]]
+        client = range(len(self))[index]
+        if client not in self.rows:
             raise KeyError(f"the examples of client {client} are in another process")
-        return self._source.rows(self._rows[client]).transformed(self._transform)
+        return self.source.rows(self.rows[client]).transformed(self.transform)
 
     def __iter__(self) -> Iterator[Examples]:
         """Yield the examples of each client of this process."""
-        return (self[client] for client in sorted(self._rows))
+        return (self[client] for client in sorted(self.rows))
 
     def select(self, clients: Iterable[int]) -> Self:
         """Return a new sequence that holds copies of the given clients' examples only."""
         chosen = list(clients)
-        indices = [_indices(self._rows[client]) for client in chosen]
+        every = np.arange(len(self.source))
+        indices = [every[self.rows[client]] for client in chosen]
         ends = np.cumsum([len(rows_of_client) for rows_of_client in indices]).tolist()
         starts = [0, *ends[:-1]]
-        packed = self._source.rows(np.concatenate([*indices, np.empty(0, np.int64)]))
-        packed = packed.transformed(self._transform)
+        packed = self.source.rows(np.concatenate([*indices, np.empty(0, np.int64)]))
+        packed = packed.transformed(self.transform)
         rows = {c: slice(a, b) for c, a, b in zip(chosen, starts, ends, strict=False)}
-        return type(self)(packed, rows, num_clients=self._num_clients)
+        return type(self)(packed, rows, num_clients=len(self))
 
     def copy(self) -> Self:
         """Return a new sequence with the same clients and a copy of the dataset."""
-        source = Examples(self._source.features.copy(), self._source.targets.copy())
-        return type(self)(
-            source, self._rows, num_clients=self._num_clients, transform=self._transform
-        )
-
-
-def _indices(rows: Rows) -> NDArray[np.int64]:
-    return np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
+        source = Examples(self.source.features.copy(), self.source.targets.copy())
+        return replace(self, source=source)
 
 
 @dataclass(frozen=True)

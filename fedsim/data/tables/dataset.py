@@ -174,8 +174,11 @@ def read_tables(
             problem = unknown_name(tables[0].path, "column", listed, present)
             raise DataError(f"data.dataset.columns: {problem}")
     texts = () if group is None else (group,)
-    parts = [_filled(table, settings, features, texts=texts, tokens=tokens) for table in tables]
-    tests = [_filled(table, settings, features, tokens=tokens) for table in test_tables]
+    parts = [read_part(table, settings, features, texts=texts, tokens=tokens) for table in tables]
+    tests = [read_part(table, settings, features, tokens=tokens) for table in test_tables]
+    for table, part in zip(every, [*parts, *tests], strict=True):
+        if not len(part.features):
+            raise DataError(f"{table.path}: the table has no rows; add the examples")
     drafted = () if tokens else every
     y, names = _checked_targets([*parts, *tests], drafted, settings, group)
     files = [[name] * len(part.features) for name, part in zip(paths, parts, strict=True)]
@@ -301,21 +304,6 @@ def _check_same_columns(
                 f"{table.path}: column {name!r} is not in {first.path}; add it there, or set "
                 f"data.dataset.columns: {{{name}: drop}}"
             )
-
-
-def _filled(
-    table: Table,
-    settings: FileDataset,
-    features: Sequence[str],
-    *,
-    texts: Sequence[str] = (),
-    tokens: bool,
-) -> TablePart:
-    """Read the rows of a table and check that there are any."""
-    part = read_part(table, settings, features, texts=texts, tokens=tokens)
-    if not len(part.features):
-        raise DataError(f"{table.path}: the table has no rows; add the examples")
-    return part
 
 
 def _features(
