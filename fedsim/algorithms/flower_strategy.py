@@ -161,12 +161,7 @@ def _replies(update: Update, nodes: list[int]) -> Iterator[Message]:
 def _kept(strategy: Strategy, first: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return the strategy's attributes that are arrays or numbers, as arrays by name.
 
-    Args:
-        strategy: the strategy after a round.
-        first: the attributes of the strategy before its first round.
-
-    Raises:
-        ValueError: an attribute changed that is neither an array nor a number.
+    Another attribute must be as in `first`, the attributes before the first round.
     """
     kept: dict[str, np.ndarray] = {}
     for name, value in vars(strategy).items():

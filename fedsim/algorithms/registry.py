@@ -93,15 +93,7 @@ def check_algorithm(
 
 @contextmanager
 def _memory_hints(algorithm: Algorithm, names: Collection[str]) -> Iterator[None]:
-    """Add to the error of a missing name the method that puts it into memory or update.
-
-    Args:
-        algorithm: the algorithm.
-        names: the names of the model's arrays.
-
-    Raises:
-        AlgorithmError: the block raised it.
-    """
+    """Add to the error of a missing name the method that puts it into memory or update."""
     try:
         yield
     except AlgorithmError as error:
@@ -119,11 +111,7 @@ def _memory_hints(algorithm: Algorithm, names: Collection[str]) -> Iterator[None
 
 
 def _check_sent(algorithm: Algorithm, state: ServerState, client: int) -> None:
-    """Check that an algorithm sends the declared arrays, each for every trained parameter.
-
-    Raises:
-        ValueError: names differ from the declared ones, or an array is missing or misshapen.
-    """
+    """Check that an algorithm sends the declared arrays, each for every trained parameter."""
     sent, declared = algorithm.send(state, client), algorithm.sent_arrays()
     shapes = {name: value.shape for name, value in algorithm.trained(state)}
     if set(sent) != set(declared):
@@ -134,11 +122,7 @@ def _check_sent(algorithm: Algorithm, state: ServerState, client: int) -> None:
 
 
 def _check_layout(values: Mapping[str, np.ndarray], reference: Arrays, name: str) -> None:
-    """Check that a new global model has the layout of the model, and finite values.
-
-    Raises:
-        AlgorithmError: names, shapes or dtypes differ, or a value is not finite.
-    """
+    """Check that a new global model has the layout of the model, and finite values."""
     layouts = [{k: (v.shape, v.dtype) for k, v in arrays.items()} for arrays in (values, reference)]
     if list(values) != list(reference) or layouts[0] != layouts[1]:
         raise AlgorithmError(

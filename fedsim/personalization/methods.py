@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from copy import deepcopy
-from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +11,8 @@ from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.training.optimizers import LocalOptimizer
 from fedsim.clients.training.plain import train_by_torch
 from fedsim.clients.training.streams import StreamKey
-from fedsim.core.errors import InputError
+from fedsim.core.errors import InputError, raised_as
+from fedsim.models.adapters import matching
 from fedsim.personalization.settings import (
     DittoSettings,
     FineTuneSettings,
@@ -101,21 +101,12 @@ class ProximalDescent(LocalOptimizer):
 
 
 def _train_only(model: nn.Module, patterns: Sequence[str]) -> None:
-    """Freeze all trained parameters except those that match a pattern.
-
-    Raises:
-        PersonalizationError: a pattern matches no parameter that the federation trains.
-    """
+    """Freeze all trained parameters except those that match a pattern."""
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in trained):
-            known = ", ".join(trained)
-            raise PersonalizationError(
-                f"personalization.parameters: {pattern!r} is no trainable parameter of the model; "
-                f"it has {known}"
-            )
+    with raised_as(PersonalizationError):
+        names = matching(patterns, trained, "personalization.parameters", "trainable parameter")
     for name, parameter in trained.items():
-        parameter.requires_grad_(any(fnmatchcase(name, pattern) for pattern in patterns))
+        parameter.requires_grad_(name in names)
 
 
 class ShiftedLogits(nn.Module):

@@ -1,15 +1,16 @@
 """FedMedian: the median of the clients' models, value by value."""
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from fedsim.algorithms.algorithm import Algorithm, Update
+from fedsim.algorithms.built_in.trimmed_mean import TrimmedMean
+from fedsim.algorithms.settings import NoOptions
+from fedsim.core.settings import Settings
 
-if TYPE_CHECKING:
-    from fedsim.algorithms.state import ServerState
 
-
-class FedMedian(Algorithm):
+class FedMedian(TrimmedMean):
     """Aggregation by the median: each value of the next model is the median over the clients.
+
+    It is the trimmed mean that leaves out all but the middle value, or the two middle ones.
 
     Source: Yin et al. 2018, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical
     Rates", Algorithm 1, option I.
@@ -17,14 +18,8 @@ class FedMedian(Algorithm):
 
     name: ClassVar[str] = "fedmedian"
     description: ClassVar[str] = "median of the models, value by value (Yin et al. 2018)"
-    takes_weights: ClassVar[bool] = False
-    uses_each_update: ClassVar[bool] = True
+    Options: ClassVar[type[Settings]] = NoOptions
 
-    def server(self, state: "ServerState", update: Update) -> "ServerState":
-        """Return the state with the medians of trained parameters and the means of other arrays."""
-        model, n = dict(update.mean), len(update.contributions)
-        for name, _ in self.trained(state):
-            ordered = update.models[name].astype("float64")
-            ordered.sort(axis=0)
-            model[name] = ordered[(n - 1) // 2 : n // 2 + 1].mean(0)
-        return state.with_model(model)
+    def left_out(self, n: int) -> int:
+        """Return the number of values, of n, on each side of the middle."""
+        return (n - 1) // 2

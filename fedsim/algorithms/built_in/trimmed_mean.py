@@ -1,6 +1,6 @@
 """Trimmed mean: the mean over clients without the largest and the smallest values."""
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
@@ -36,12 +36,16 @@ class TrimmedMean(Algorithm):
     Options: ClassVar[type[Settings]] = TrimmedMeanOptions
     takes_weights: ClassVar[bool] = False
     uses_each_update: ClassVar[bool] = True
-    options: TrimmedMeanOptions
+    options: Any
+
+    def left_out(self, n: int) -> int:
+        """Return the number of values, of n, that are left out at each end."""
+        return int(self.options.trimmed_share * n)
 
     def server(self, state: "ServerState", update: Update) -> "ServerState":
         """Return the state with trimmed means of trained parameters, and means of other arrays."""
         model, n = dict(update.mean), len(update.contributions)
-        left_out = int(self.options.trimmed_share * n)
+        left_out = self.left_out(n)
         for name, _ in self.trained(state):
             ordered = update.models[name].astype("float64")
             ordered.sort(axis=0)

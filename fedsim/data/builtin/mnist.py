@@ -174,14 +174,7 @@ def _read(files: OfficialFiles, folder: Path, *names: str) -> list[Bytes]:
 
 
 def _dataset(folder: Path, parts: list[Bytes], classes: int, first: int = 0) -> Dataset:
-    """Return the dataset of training images, labels, test images and labels, after checks.
-
-    Args:
-        folder: the folder of the files, for messages.
-        parts: the four arrays.
-        classes: number of classes.
-        first: the smallest label, which becomes class 0.
-    """
+    """Return the dataset of four arrays, after checks; the label `first` becomes class 0."""
     x, y, x_test, y_test = parts
     for labels in (y, y_test):
         wrong = labels[(labels < first) | (labels >= first + classes)]

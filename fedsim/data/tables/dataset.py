@@ -195,16 +195,9 @@ def read_tables(
 def _checked_targets(
     parts: Sequence[TablePart], tables: Sequence[Table], settings: FileDataset, group: str | None
 ) -> tuple[NDArray[Any] | list[str], tuple[str, ...] | None]:
-    """Return `targets_of` the parts, if no column has a mistake.
+    """Return `targets_of` the parts, or raise one error with the mistakes of all columns.
 
-    Args:
-        parts: the rows of each table.
-        tables: the tables from which settings are drafted; none for tokens, which have none.
-        settings: the setting `data.dataset`.
-        group: the column that divides the rows among clients, or None.
-
-    Raises:
-        DataError: columns have mistakes; the message has those of all columns.
+    From `tables` settings are drafted for the message; none for tokens, which have no settings.
     """
     mistakes = dict[str, str]()
     for part in parts:
