@@ -139,7 +139,7 @@ def resolve_loss(name: str, base: Path) -> PerExampleLoss:
     Example:
         >>> from pathlib import Path
         >>> import torch
-        >>> from fedsim.models import resolve_loss
+        >>> from fedsim.models.losses import resolve_loss
         >>> loss = resolve_loss("cross_entropy", base=Path())
         >>> loss(torch.zeros(2, 4), torch.tensor([0, 3])).round(decimals=3).tolist()
         [1.3860000371932983, 1.3860000371932983]

@@ -174,7 +174,7 @@ def task_for(loss_name: str, targets: Targets, *, num_classes: int | None = None
 
     Example:
         >>> import numpy as np
-        >>> from fedsim.models import task_for
+        >>> from fedsim.models.tasks import task_for
         >>> task_for("cross_entropy", np.array([0, 2, 1])).num_outputs
         3
     """

@@ -5,8 +5,8 @@ import sys
 
 PROGRAM = """
 import sys
-import fedsim, fedsim.clients, fedsim.data, fedsim.models
-packages = [fedsim, fedsim.clients, fedsim.data, fedsim.models]
+import fedsim, fedsim.clients, fedsim.data
+packages = [fedsim, fedsim.clients, fedsim.data]
 for package in packages:
     names = dir(package)
     assert 'torch' not in sys.modules, package

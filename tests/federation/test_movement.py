@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from fedsim.federation.first_checks import still_parameters, still_warnings
-from fedsim.models import ModelError
 from fedsim.models.adapters import add_adapters, train_only
+from fedsim.models.catalog import ModelError
 from fedsim.models.settings import LoraSettings
 
 

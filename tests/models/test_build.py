@@ -5,9 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim.models import ModelError, build_model
-from fedsim.models.build import _seed_torch
-from fedsim.models.catalog import MODELS
+from fedsim.models.build import _seed_torch, build_model
+from fedsim.models.catalog import MODELS, ModelError
 from fedsim.models.settings import ModelSettings
 
 HEAD = "import torch\nfrom torch import nn\n"

@@ -6,7 +6,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedsim.models import ModelError, build_model
+from fedsim.models.build import build_model
+from fedsim.models.catalog import ModelError
 from fedsim.models.settings import ModelSettings
 
 

@@ -2,9 +2,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fedsim.models import ModelError, check_loss, resolve_loss
-from fedsim.models.catalog import LOSSES
-from fedsim.models.losses import bce, cross_entropy, mse
+from fedsim.models.catalog import LOSSES, ModelError
+from fedsim.models.losses import bce, check_loss, cross_entropy, mse, resolve_loss
 
 N = 6
 

@@ -5,9 +5,9 @@ from sklearn.metrics import accuracy_score, log_loss, mean_squared_error, r2_sco
 from torch import nn
 
 from fedsim.data import Examples
-from fedsim.models import ModelError, evaluate, task_for
+from fedsim.models.catalog import ModelError
 from fedsim.models.losses import bce, cross_entropy, mse
-from fedsim.models.tasks import Classification, Labels, Regression, Targets
+from fedsim.models.tasks import Classification, Labels, Regression, Targets, evaluate, task_for
 
 N = 101
 RNG = np.random.default_rng(0)

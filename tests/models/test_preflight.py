@@ -8,11 +8,11 @@ from torch.nn import functional as F
 
 from fedsim.data import Examples
 from fedsim.data.builtin.scikit import load_digits
-from fedsim.models import ModelError, build_model, resolve_loss, task_for
-from fedsim.models.build import preflight
-from fedsim.models.catalog import MODELS
-from fedsim.models.losses import cross_entropy, mse
+from fedsim.models.build import build_model, preflight
+from fedsim.models.catalog import MODELS, ModelError
+from fedsim.models.losses import cross_entropy, mse, resolve_loss
 from fedsim.models.settings import ModelSettings
+from fedsim.models.tasks import task_for
 
 DIGITS = load_digits().train
 TASK = task_for("cross_entropy", DIGITS.targets)

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 import fedsim
 from fedsim.experiment.errors import ExperimentError
-from fedsim.models import ModelError
+from fedsim.models.catalog import ModelError
 from fedsim.models.local_base import BASE_DIGEST
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.runner import run_experiment

@@ -11,7 +11,6 @@ from torch import nn
 from fedsim.clients.gradients.choice import gradients_for
 from fedsim.clients.gradients.fallback import OneAtATime
 from fedsim.clients.gradients.rule_gradients import RuleGradients
-from fedsim.models import ModelError, build_model
 from fedsim.models.adapters import (
     AdaptedLayer,
     add_adapters,
@@ -19,6 +18,8 @@ from fedsim.models.adapters import (
     merge_adapters,
     train_only,
 )
+from fedsim.models.build import build_model
+from fedsim.models.catalog import ModelError
 from fedsim.models.local_base import BASE_DIGEST, LocalBase, OtherBaseError, whole_state
 from fedsim.models.settings import LoraSettings, ModelSettings
 
