@@ -36,13 +36,11 @@ def load_hugging_face(args: HuggingFaceArgs, context: LoadContext) -> Dataset:
         groups[context.group] = tuple(map(str, clients.tolist()))
     features = _feature_columns(args, train, context.group)
     columns = _columns(train, [*features, args.target], args.train)
-    x, y = _stack(columns, features), columns[args.target]
-    if args.test is None:
-        dataset = to_dataset(x, y, images=context.images)
-    else:
+    parts = [_stack(columns, features), columns[args.target]]
+    if args.test is not None:
         test = _columns(_split(args, context, args.test), [*features, args.target], args.test)
-        parts = (x, y, _stack(test, features), test[args.target])
-        dataset = to_dataset(*parts, images=context.images)
+        parts += [_stack(test, features), test[args.target]]
+    dataset = to_dataset(*parts, images=context.images)
     names = getattr(train.features[args.target], "names", None)
     if names is not None:
         dataset = dataset._replace(class_names=tuple(map(str, names)))
