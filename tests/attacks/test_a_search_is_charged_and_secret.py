@@ -22,7 +22,7 @@ from fedsim.core.durable import GENESIS
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.files import SchemaError
 from fedsim.runs.manifest import write_manifest
-from fedsim.tools.search import perform
+from fedsim.tools.search import ledger, perform
 from fedsim.tools.search.ledger import (
     PATH,
     RECORDS,
@@ -31,11 +31,12 @@ from fedsim.tools.search.ledger import (
     Search,
     SearchLedger,
     SearchLedgerError,
+    SearchPlan,
     line_of,
 )
 from fedsim.tools.search.outputs import figures_of
 from fedsim.tools.search.perform import SearchResult, SearchWithdrawnError, search
-from fedsim.tools.search.plan import SearchError, SearchPlan, common_charges
+from fedsim.tools.search.plan import SearchCandidate, SearchError, common_charges
 from fedsim.tools.search.verify import verify_search
 
 EVENT, DELTA, MEAN = Gaussian(4.0), 1e-5, 3.0
@@ -96,10 +97,22 @@ def best_is_first(run: int, variant: str) -> float:
     return 1.0 - run / 8
 
 
-def plan(digest: str = "1" * 64, data: str = "0" * 16 + ":" + "2" * 64) -> SearchPlan:
+def plan(
+    digest: str = "1" * 64, data: str = "0" * 16 + ":" + "2" * 64, shape: float | None = 1.0
+) -> SearchPlan:
     ledger = PrivacyLedger().record(EVENT).to_list()
     charge = ClientCharge(client=0, delta=DELTA, ledger=ledger)
-    return SearchPlan(digest, data, "zero_out", 100, (charge,))
+    return SearchPlan(
+        digest=digest,
+        data=data,
+        candidates=["a", "b", "c"],
+        metric="test_accuracy",
+        mean=MEAN,
+        shape=shape,
+        adjacency="zero_out",
+        draws=100,
+        clients=[charge],
+    )
 
 
 @pytest.fixture
@@ -118,7 +131,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[int]], None]:
     """Lets the operating system draw these configurations."""
 
     def draw(configurations: list[int]) -> None:
-        monkeypatch.setattr(perform.RunCountDistribution, "draw", lambda self: len(configurations))
+        monkeypatch.setattr(ledger.RunCountDistribution, "draw", lambda self: len(configurations))
         left = iter(configurations)
         monkeypatch.setattr(perform.secrets, "randbelow", lambda number: next(left))
 
@@ -306,10 +319,10 @@ def test_no_file_is_left_but_the_declared_ones(
             assert lost not in content, name
 
 
-def test_no_run_drawn_selects_nothing(file: Path, drawn: Callable[[list[int]], None]) -> None:
-    (file.parent / "compare.yaml").write_text(
-        FILE.replace("mean: 3", "mean: 3, distribution: poisson")
-    )
+def test_no_run_drawn_selects_nothing(
+    file: Path, drawn: Callable[[list[int]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(perform, "plan_search", lambda *_: plan(shape=None))
     drawn([])
     result = perform_search(file)
     assert result.variant is None
@@ -558,10 +571,9 @@ def test_a_ledger_of_another_schema_is_refused(
         verify_search(out)
 
 
-def candidate(name: str, ledger: PrivacyLedger, *, delta: float = DELTA) -> Any:
-    from fedsim.tools.search.plan import SearchCandidate
-
-    return SearchCandidate(name, "2" * 64, "zero_out", (delta,), (ledger,), 100)
+def candidate(name: str, ledger: PrivacyLedger, *, delta: float = DELTA) -> SearchCandidate:
+    charge = ClientCharge(client=0, delta=delta, ledger=ledger.to_list())
+    return SearchCandidate(name, "2" * 64, "zero_out", (charge,), 100)
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,12 @@ import fedsim
 from fedsim.accountant import PldAccountant
 from fedsim.accountant.sampler_slack import MAX_DRAWS, epsilon_with_slack
 from fedsim.cli import cli
-from fedsim.comparison.load import LoadedComparison, load_comparison
+from fedsim.comparison.load import load_comparison
 from fedsim.core.errors import FedsimError
 from fedsim.experiment import ExperimentError
 from fedsim.runs.directory import RunDirectoryError
 from fedsim.tools.search.ledger import SearchLedger
-from fedsim.tools.search.plan import SearchError, SearchPlan, plan_search
+from fedsim.tools.search.plan import SearchError, plan_search
 from fedsim.tools.search.verify import verify_search
 
 BASE = """\
@@ -125,15 +125,8 @@ def test_a_search_is_not_compared_and_a_comparison_is_not_searched(file: Path) -
     ]
 
 
-def planned(comparison: LoadedComparison) -> SearchPlan:
-    select = comparison.settings.select
-    assert select is not None
-    assert select.search is not None
-    return plan_search(comparison, select, select.search)
-
-
 def test_the_charge_of_a_run_is_the_plan_of_every_client(file: Path) -> None:
-    plan = planned(load_comparison(file, search=True))
+    plan = plan_search(load_comparison(file, search=True))
     assert [charge.client for charge in plan.clients] == [0, 1, 2]
     for charge in plan.clients:
         ((_, count),) = charge.events.entries
@@ -164,13 +157,13 @@ def slow(change: str, message: str) -> Any:
 def test_a_candidate_with_another_event_is_refused(file: Path, change: str, message: str) -> None:
     file.write_text(SEARCH.replace("local.optimizer.lr: 1.0", change))
     with pytest.raises(SearchError, match=message):
-        planned(load_comparison(file, search=True))
+        plan_search(load_comparison(file, search=True))
 
 
 def test_a_metric_that_no_run_has_is_refused(file: Path) -> None:
     file.write_text(SEARCH.replace("test_accuracy", "test_r2"))
     with pytest.raises(SearchError, match=r"select\.metric: candidate 'slow' has no test_r2"):
-        planned(load_comparison(file, search=True))
+        plan_search(load_comparison(file, search=True))
 
 
 def test_more_noise_than_the_proof_covers_is_refused(
@@ -178,14 +171,14 @@ def test_more_noise_than_the_proof_covers_is_refused(
 ) -> None:
     monkeypatch.setattr("fedsim.tools.search.plan.MAX_DRAWS", MAX_DRAWS // 10**7)
     with pytest.raises(SearchError, match=r"values of noise \(up to"):
-        planned(load_comparison(file, search=True))
+        plan_search(load_comparison(file, search=True))
 
 
 @pytest.mark.slow
 def test_a_search_selects_a_model_and_verify_recomputes_both_figures(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedsim.tools.search.perform.RunCountDistribution.draw", lambda self: 3)
+    monkeypatch.setattr("fedsim.tools.search.ledger.RunCountDistribution.draw", lambda self: 3)
     out = file.parent / "out"
     runner = CliRunner()
     arguments = ["compare", str(file), "--select", "--out", str(out), "--workers", "2", "--json"]
@@ -219,7 +212,7 @@ def test_a_search_selects_a_model_and_verify_recomputes_both_figures(
 
 @pytest.mark.slow
 def test_a_run_that_fails_ends_the_search(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedsim.tools.search.perform.RunCountDistribution.draw", lambda self: 1)
+    monkeypatch.setattr("fedsim.tools.search.ledger.RunCountDistribution.draw", lambda self: 1)
     text = SEARCH.replace("slow: {}", "slow: {faults: [{kind: dropout_after, clients: [0, 1, 2]}]}")
     only = text.replace("on: public_test", "on: public_test, among: [slow]")
     file.write_text(only)

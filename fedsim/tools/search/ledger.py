@@ -60,15 +60,12 @@ class ClientCharge(Settings):
         return PrivacyLedger.from_list(self.ledger)
 
 
-class Drawn(Settings):
-    """The first record of a search; it charges all runs before the first one starts.
+class SearchPlan(Settings):
+    """What every run of a search charges, with digests of what the runs depend on.
 
     Attributes:
-        search: number of the search in its directory, from 1.
-        fedsim: version of fedsim that drew the search.
         digest: SHA-256 of everything that the runs depend on.
         data: keyed digest of the clients' examples and the test set.
-        nonce: random text, so that the record's hash does not reveal the number of runs.
         candidates: names of the variants; each run draws one of them.
         metric: metric on the public test set by which the best run is selected.
         mean: expected number of runs.
@@ -77,6 +74,31 @@ class Drawn(Settings):
         adjacency: adjacency of the guarantees.
         draws: maximum number of noise values that a client draws in one run.
         clients: the charge to each client for one run, the same for every candidate.
+    """
+
+    digest: _Hash
+    data: str = Field(pattern=PATTERN)
+    candidates: list[str] = Field(min_length=1)
+    metric: str
+    mean: float = Field(ge=1)
+    shape: float | None = Field(ge=0)
+    adjacency: Adjacency
+    draws: int = Field(ge=0)
+    clients: list[ClientCharge] = Field(min_length=1)
+
+    @property
+    def run_counts(self) -> RunCountDistribution:
+        """The distribution from which the number of runs is drawn."""
+        return RunCountDistribution(self.mean, self.shape)
+
+
+class Drawn(SearchPlan):
+    """The first record of a search; it charges all runs before the first one starts.
+
+    Attributes:
+        search: number of the search in its directory, from 1.
+        fedsim: version of fedsim that drew the search.
+        nonce: random text, so that the record's hash does not reveal the number of runs.
         configurations: for each run, the index of its drawn candidate in `candidates`; the length
             is the number of runs.
     """
@@ -85,27 +107,13 @@ class Drawn(Settings):
     schema_number: int = Field(default=SCHEMAS[FILE], alias="schema")
     search: int = Field(ge=1)
     fedsim: str
-    digest: _Hash
-    data: str = Field(pattern=PATTERN)
     nonce: _Hash
-    candidates: list[str] = Field(min_length=1)
-    metric: str
-    mean: float = Field(ge=1)
-    shape: float | None = Field(ge=0)
-    adjacency: Adjacency
-    draws: int = Field(ge=0)
-    clients: list[ClientCharge] = Field(min_length=1)
     configurations: list[Annotated[int, Field(ge=0)]]
 
     @property
     def runs(self) -> int:
         """The drawn number of runs."""
         return len(self.configurations)
-
-    @property
-    def run_counts(self) -> RunCountDistribution:
-        """The distribution from which the number of runs was drawn."""
-        return RunCountDistribution(self.mean, self.shape)
 
 
 class Begun(Settings):

@@ -21,10 +21,8 @@ from typing import Any
 
 import fedsim
 from fedsim.accountant.ledger.journal import FileJournal, total_of
-from fedsim.accountant.rdp.selection import RunCountDistribution
 from fedsim.comparison.jobs import FINISHED, default_workers, execute, lock_directory
 from fedsim.comparison.load import LoadedComparison, load_comparison
-from fedsim.comparison.settings import SearchSettings, SelectSettings
 from fedsim.core.errors import ExitCode, FedsimError
 from fedsim.core.metrics import metric_entry
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
@@ -36,6 +34,7 @@ from fedsim.tools.search.ledger import (
     Drawn,
     Search,
     SearchLedger,
+    SearchPlan,
     Selected,
     Withdrawn,
     check_search_directory,
@@ -45,7 +44,7 @@ from fedsim.tools.search.ledger import (
     write_marker,
 )
 from fedsim.tools.search.outputs import account_json, digests_of, write_account, write_selected
-from fedsim.tools.search.plan import SearchError, SearchPlan, is_within, plan_search
+from fedsim.tools.search.plan import SearchError, is_within, plan_search
 
 
 class SearchWithdrawnError(FedsimError, RuntimeError):
@@ -126,18 +125,13 @@ class _SearchRun:
         workers: int,
         locks: tuple[int, ...],
     ) -> None:
-        select = comparison.settings.select
-        if select is None or select.search is None:
-            raise ValueError("the file describes no search")
         self._comparison, self._out = comparison, out
-        self._select: SelectSettings = select
-        self._settings: SearchSettings = select.search
         self._workers, self._locks = workers, locks
         self._ledger = SearchLedger(out)
 
     def perform(self) -> SearchResult:
         """Continue an unfinished search, return a finished one, or start a search."""
-        plan = plan_search(self._comparison, self._select, self._settings)
+        plan = plan_search(self._comparison)
         before = self._ledger.searches
         if before and before[-1].end is None:
             self._refuse_other(before[-1], plan)
@@ -171,22 +165,14 @@ class _SearchRun:
                 f"{self._out} holds searches of other data, or whose digests have another user's "
                 "key, with which this one cannot add up; choose another --out"
             )
-        names = [candidate.name for candidate in self._comparison.candidates]
-        runs = RunCountDistribution(self._settings.mean, self._settings.eta).draw()
         drawn = Drawn(
+            **dict(plan),
             search=number,
             fedsim=fedsim.__version__,
-            digest=plan.digest,
-            data=plan.data,
             nonce=secrets.token_hex(32),
-            candidates=names,
-            metric=self._select.metric,
-            mean=self._settings.mean,
-            shape=self._settings.eta,
-            adjacency=plan.adjacency,
-            draws=plan.draws,
-            clients=list(plan.clients),
-            configurations=[secrets.randbelow(len(names)) for _ in range(runs)],
+            configurations=[
+                secrets.randbelow(len(plan.candidates)) for _ in range(plan.run_counts.draw())
+            ],
         )
         self._ledger.append(drawn)
 

@@ -12,17 +12,15 @@ from typing import Any
 
 from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.events import Adjacency, to_dict
-from fedsim.accountant.rdp.selection import RunCountDistribution
 from fedsim.accountant.sampler_slack import MAX_DRAWS
 from fedsim.comparison.differences import pair_digests
 from fedsim.comparison.jobs import run_fingerprint
 from fedsim.comparison.load import LoadedComparison
-from fedsim.comparison.settings import SearchSettings, SelectSettings
 from fedsim.core.errors import InputError
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.federation.plan_checks import refuse_overspending
-from fedsim.tools.search.ledger import ClientCharge
+from fedsim.tools.search.ledger import ClientCharge, SearchPlan
 
 GRID_SHARE = 1e-3  # relative: what the grid of models of different sizes leaves of the same noise
 
@@ -38,27 +36,6 @@ class OtherEventError(ValueError):
 
 
 @dataclass(frozen=True)
-class SearchPlan:
-    """Privacy cost that every run of a search charges, with digests of what the runs depend on.
-
-    The digests show whether a later search has the same data and candidates.
-
-    Attributes:
-        digest: SHA-256 of everything that the runs depend on.
-        data: keyed digest of the clients' examples and the test set.
-        adjacency: adjacency of the guarantees.
-        draws: maximum number of noise values that a client draws in one run.
-        clients: the charge to each client for one run.
-    """
-
-    digest: str
-    data: str
-    adjacency: Adjacency
-    draws: int
-    clients: tuple[ClientCharge, ...]
-
-
-@dataclass(frozen=True)
 class SearchCandidate:
     """The planned releases of one candidate of a search.
 
@@ -66,36 +43,33 @@ class SearchCandidate:
         name: name of the candidate.
         data: keyed digest of the clients' examples and the test set.
         adjacency: adjacency of the guarantees.
-        deltas: δ of each client.
-        ledgers: planned events of each client.
+        clients: the planned charge to each client for one run.
         draws: maximum number of noise values that a client draws in one run.
     """
 
     name: str
     data: str
     adjacency: Adjacency
-    deltas: tuple[float, ...]
-    ledgers: tuple[PrivacyLedger, ...]
+    clients: tuple[ClientCharge, ...]
     draws: int
 
 
-def plan_search(
-    comparison: LoadedComparison, select: SelectSettings, search: SearchSettings
-) -> SearchPlan:
+def plan_search(comparison: LoadedComparison) -> SearchPlan:
     """Return the plan of a search: the charge for each run.
 
     Guarantee: for every client, the releases of one run of any candidate are post-processing of the
     charged events: they have the same sampling and counts, and at least the charged noise.
 
     Args:
-        comparison: the loaded comparison file.
-        select: the `select` section of the file.
-        search: the `select.search` section of the file.
+        comparison: the loaded comparison file, with `select.search`.
 
     Raises:
         SearchError: a candidate differs in events, data or metric, or has no finite ε.
         PrivacyBudgetError: a candidate exceeds a client's budget.
     """
+    select = comparison.settings.select
+    if select is None or select.search is None:
+        raise ValueError("the file describes no search")
     candidates: list[SearchCandidate] = []
     prints: dict[str, str] = {}
     for variant in comparison.candidates:
@@ -105,41 +79,40 @@ def plan_search(
         _check_metric(variant.name, federation, select.metric)
         candidates.append(_candidate(variant.name, federation))
         prints[variant.name] = run_fingerprint(loaded)
-    first, *others = candidates
-    for other in others:
-        if other.data != first.data:
-            raise SearchError(f"candidates {first.name!r} and {other.name!r} have other data")
+    mean, shape = select.search.mean, select.search.eta
+    content = {"candidates": prints, "metric": select.metric, "distribution": [mean, shape]}
     clients = common_charges(candidates)
-    draws = max(candidate.draws for candidate in candidates)
-    _check_draws(draws, RunCountDistribution(search.mean, search.eta))
-    content = {
-        "candidates": prints,
-        "metric": select.metric,
-        "distribution": [search.mean, search.eta],
-    }
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    return SearchPlan(digest, first.data, first.adjacency, draws, clients)
+    plan = SearchPlan(
+        digest=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(),
+        data=candidates[0].data,
+        candidates=list(prints),
+        metric=select.metric,
+        mean=mean,
+        shape=shape,
+        adjacency=candidates[0].adjacency,
+        draws=max(candidate.draws for candidate in candidates),
+        clients=clients,
+    )
+    _check_draws(plan)
+    return plan
 
 
 def _candidate(name: str, federation: Federation) -> SearchCandidate:
     privacy, plans = federation.experiment.privacy, federation.plan.clients
     if privacy is None or plans is None:
         raise SearchError(f"candidate {name!r} has no privacy")
-    ledgers = []
-    for plan in plans:
-        ledger = PrivacyLedger()
-        for event, count in plan.release.charges(0, plan.steps_to_take):
-            ledger.record(event, count)
+    clients = []
+    for client, plan in enumerate(plans):
+        ledger = PrivacyLedger.of(plan.release.charges(0, plan.steps_to_take))
         if ledger.epsilon(plan.delta, "rdp", privacy.adjacency.name) == float("inf"):
             raise SearchError(f"candidate {name!r} has no finite ε, so its runs cannot be charged")
-        ledgers.append(ledger)
+        clients.append(ClientCharge(client=client, delta=plan.delta, ledger=ledger.to_list()))
     values = federation.model.shared.parameters.size
     return SearchCandidate(
         name=name,
         data=pair_digests(federation)["data"],
         adjacency=privacy.adjacency.name,
-        deltas=tuple(plan.delta for plan in plans),
-        ledgers=tuple(ledgers),
+        clients=tuple(clients),
         draws=max(plan.steps_to_take for plan in plans) * (values + 1),
     )
 
@@ -152,36 +125,49 @@ def _check_metric(name: str, federation: Federation, metric: str) -> None:
         )
 
 
-def _check_draws(draws: int, run_counts: RunCountDistribution) -> None:
+def _check_draws(plan: SearchPlan) -> None:
     """Refuse a search in which a client may draw more noise than the sampler's slack covers."""
-    if run_counts.most_runs * draws > MAX_DRAWS // 2:
+    most_runs = plan.run_counts.most_runs
+    if most_runs * plan.draws > MAX_DRAWS // 2:
         raise SearchError(
-            f"a client would draw up to {run_counts.most_runs * draws:.2g} values of noise (up to "
-            f"{run_counts.most_runs:,} runs of {draws:.2g}), and the proof covers "
+            f"a client would draw up to {most_runs * plan.draws:.2g} values of noise (up to "
+            f"{most_runs:,} runs of {plan.draws:.2g}), and the proof covers "
             f"{MAX_DRAWS // 2:.0e}: lower select.search.mean, the rounds or the size of the model"
         )
 
 
-def common_charges(candidates: Sequence[SearchCandidate]) -> tuple[ClientCharge, ...]:
+def common_charges(candidates: Sequence[SearchCandidate]) -> list[ClientCharge]:
     """Return the charge to each client for one run, with the least noise of any candidate."""
-    first = candidates[0]
-    charges = [
-        ClientCharge(client=client, delta=delta, ledger=ledger.to_list())
-        for client, (delta, ledger) in enumerate(zip(first.deltas, first.ledgers, strict=True))
-    ]
-    for other in candidates[1:]:
-        if other.adjacency != first.adjacency or other.deltas != first.deltas:
+    first, *others = candidates
+    charges = list(first.clients)
+    for other in others:
+        both = f"candidates {first.name!r} and {other.name!r}"
+        if other.data != first.data:
+            raise SearchError(f"{both} have other data")
+        deltas = [[charge.delta for charge in given.clients] for given in (first, other)]
+        if other.adjacency != first.adjacency or deltas[0] != deltas[1]:
             raise SearchError(
-                f"candidates {first.name!r} and {other.name!r} have another adjacency or δ: a "
-                "search needs one guarantee for all; set both in the base"
+                f"{both} have another adjacency or δ: a search needs one guarantee for all; set "
+                "both in the base"
             )
-        for charge, ledger in zip(charges, other.ledgers, strict=True):
+        for client, planned in enumerate(other.clients):
             try:
-                common = least_noise(charge.ledger, ledger.to_list())
+                ledger = least_noise(charges[client].ledger, planned.ledger)
             except OtherEventError:
-                raise SearchError(_other_event(first, other, charge.client)) from None
-            charges[charge.client] = charge.model_copy(update={"ledger": common})
-    return tuple(charges)
+                raise SearchError(
+                    f"{both} have other events: client {client} would be charged "
+                    f"{_events_text(first.clients[client])} for the one and "
+                    f"{_events_text(planned)} for the other; a search needs one event, so give "
+                    "all candidates the same sampling rate, steps, rounds and noise"
+                ) from None
+            charges[client] = charges[client].model_copy(update={"ledger": ledger})
+    return charges
+
+
+def _events_text(charge: ClientCharge) -> str:
+    return (
+        " and ".join(f"{count} x {event!r}" for event, count in charge.events.entries) or "nothing"
+    )
 
 
 def least_noise(first: Any, second: Any, key: str = "") -> Any:
@@ -203,30 +189,12 @@ def least_noise(first: Any, second: Any, key: str = "") -> Any:
     if isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
         return [least_noise(*pair, key) for pair in zip(first, second, strict=True)]
     if isinstance(first, float) and isinstance(second, float) and key in _NOISE:
-        return _least(first, second)
+        if abs(first - second) > GRID_SHARE * max(first, second):
+            raise OtherEventError
+        return min(first, second)
     if first != second:
         raise OtherEventError
     return first
-
-
-def _least(noise: float, other: float) -> float:
-    """Return the smaller of two noise multipliers that are equal up to the grid."""
-    if abs(noise - other) > GRID_SHARE * max(noise, other):
-        raise OtherEventError
-    return min(noise, other)
-
-
-def _other_event(first: SearchCandidate, other: SearchCandidate, client: int) -> str:
-    return (
-        f"candidates {first.name!r} and {other.name!r} have other events: client {client} would be "
-        f"charged {_events_text(first.ledgers[client])} for the one and "
-        f"{_events_text(other.ledgers[client])} for the other; a search needs one event, so give "
-        "all candidates the same sampling rate, steps, rounds and noise"
-    )
-
-
-def _events_text(ledger: PrivacyLedger) -> str:
-    return " and ".join(f"{count} x {event!r}" for event, count in ledger.entries) or "nothing"
 
 
 def is_within(spent: PrivacyLedger, charge: ClientCharge) -> bool:
