@@ -335,7 +335,10 @@ def line_of(record: Record, previous: str) -> tuple[str, str]:
     """
     content = {**record.model_dump(mode="json", by_alias=True), "previous": previous}
     digest = digest_of(content)
-    return _text({**content, "hash": digest}) + "\n", digest
+    text = json.dumps(
+        {**content, "hash": digest}, sort_keys=True, separators=(",", ":"), allow_nan=False
+    )
+    return f"{text}\n", digest
 
 
 def _record_of(line: str, head: str, where: str, path: Path) -> tuple[Record, str]:
@@ -360,10 +363,6 @@ def _record_of(line: str, head: str, where: str, path: Path) -> tuple[Record, st
     if previous != head:
         raise SearchLedgerError(f"{where}: the record does not continue the chain")
     return record, digest
-
-
-def _text(content: object) -> str:
-    return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 MARKER = "search.yaml"
@@ -405,8 +404,7 @@ def write_marker(comparison: LoadedComparison, out: Path) -> None:
         "select": None if select is None else select.model_dump(),
         "variants": {variant.name: dict(variant.changes) for variant in comparison.candidates},
     }
-    text = yaml_text(content)
-    RunDirectory(out).write_text(MARKER, text)
+    RunDirectory(out).write_text(MARKER, yaml_text(content))
 
 
 def public_folder(out: Path, search: int) -> Path:

@@ -32,14 +32,7 @@ from fedsim.core.text_formats import finite_or_none
 from fedsim.report.html import render_page
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.files import SCHEMAS
-from fedsim.tools.search.ledger import (
-    ACCOUNT,
-    ClientCharge,
-    Search,
-    Selected,
-    Withdrawn,
-    public_folder,
-)
+from fedsim.tools.search.ledger import ACCOUNT, Search, Selected, Withdrawn, public_folder
 
 
 @dataclass(frozen=True)
@@ -95,70 +88,37 @@ def figures_of(searches: Sequence[Search]) -> Figures:
     the charge of a run bounds it. For `every_run`, all runs compose. For `selected`, the bound is
     Theorem 2 or 6 of Papernot, Steinke 2022 (arXiv:2110.03620).
     """
-    by_runs = [_Part(search, search.charged_runs, is_selection=False) for search in searches]
-    seen = [
-        _Part(search, search.drawn.run_counts.most_runs, is_selection=True)
-        if search.is_selection
-        else part
-        for search, part in zip(searches, by_runs, strict=True)
-    ]
     return Figures(
-        every_run=_figure(by_runs, "pld"),
-        selected=_figure(seen, "rdp"),
-        runs=sum(part.runs for part in by_runs),
+        every_run=_figure(searches, "pld", sees_runs=True),
+        selected=_figure(searches, "rdp", sees_runs=False),
+        runs=sum(search.charged_runs for search in searches),
     )
 
 
-@dataclass(frozen=True)
-class _Part:
-    """A search from the point of view of an observer.
-
-    Attributes:
-        search: the search.
-        runs: number of charged runs; for a selection, a bound on it (`most_runs`).
-        is_selection: whether the observer sees only the selected model.
-    """
-
-    search: Search
-    runs: int
-    is_selection: bool
-
-    @property
-    def draws(self) -> int:
-        """Maximum number of noise values that a client draws."""
-        return self.runs * self.search.drawn.draws
-
-    def releases(self, charge: ClientCharge) -> tuple[tuple[Event, int], ...]:
-        """Return the charged events of a client as pairs (event, count)."""
-        entries = charge.events.entries
-        if not self.is_selection:
-            return tuple((event, count * self.runs) for event, count in entries)
-        if not entries:
-            return ()
-        run = Composed(tuple(SelfComposed(event, count) for event, count in entries))
-        drawn = self.search.drawn
-        return ((RepeatAndSelect(run, drawn.mean, drawn.shape), 1),)
-
-
-def _figure(parts: Sequence[_Part], accountant: AccountantName) -> Figure:
-    """Return the joint guarantee of all parts.
+def _figure(searches: Sequence[Search], accountant: AccountantName, *, sees_runs: bool) -> Figure:
+    """Return the joint guarantee of all searches, against an observer that sees runs or not.
 
     The slack of the sampler is proven for `MAX_DRAWS` values of noise. Half of them are kept for
     the case that a selection has more runs than `most_runs`, whose probability is far below what
     the other half may add to δ.
     """
-    is_proven = sum(part.draws for part in parts) <= MAX_DRAWS // 2
-    adjacency = parts[-1].search.drawn.adjacency
+    alone = [search.is_selection and not sees_runs for search in searches]
+    draws = sum(
+        (search.drawn.run_counts.most_runs if selected else search.charged_runs)
+        * search.drawn.draws
+        for search, selected in zip(searches, alone, strict=True)
+    )
     clients = []
-    for client in range(len(parts[-1].search.drawn.clients)):
-        charges = [part.search.drawn.clients[client] for part in parts]
-        delta = max(charge.delta for charge in charges)
+    for client in range(len(searches[-1].drawn.clients)):
+        delta = max(search.drawn.clients[client].delta for search in searches)
         entries = tuple(
             entry
-            for part, charge in zip(parts, charges, strict=True)
-            for entry in part.releases(charge)
+            for search, selected in zip(searches, alone, strict=True)
+            for entry in _releases(search, client, is_selection=selected)
         )
-        epsilon = _epsilon(entries, delta, accountant, adjacency) if is_proven else math.inf
+        epsilon = math.inf
+        if draws <= MAX_DRAWS // 2:
+            epsilon = _epsilon(entries, delta, accountant, searches[-1].drawn.adjacency)
         clients.append((client, epsilon, delta))
     return Figure(
         epsilon=max(epsilon for _, epsilon, _ in clients),
@@ -166,6 +126,17 @@ def _figure(parts: Sequence[_Part], accountant: AccountantName) -> Figure:
         accountant=accountant,
         clients=tuple(clients),
     )
+
+
+def _releases(search: Search, client: int, *, is_selection: bool) -> tuple[tuple[Event, int], ...]:
+    """Return what a search charges a client, as pairs (event, count)."""
+    drawn, entries = search.drawn, search.drawn.clients[client].events.entries
+    if not is_selection:
+        return tuple((event, count * search.charged_runs) for event, count in entries)
+    if not entries:
+        return ()
+    run = Composed(tuple(SelfComposed(event, count) for event, count in entries))
+    return ((RepeatAndSelect(run, drawn.mean, drawn.shape), 1),)
 
 
 @lru_cache(maxsize=4096)  # clients of one size are charged alike
@@ -204,12 +175,13 @@ def every_run_sentence(figures: Figures) -> str:
     """Return a sentence on the guarantee of all runs together, against those who see all runs."""
     figure = figures.every_run
     method = {"pld": "PLD composition", "rdp": "Rényi composition"}.get(figure.accountant, "")
-    runs = "the one charged run is" if figures.runs == 1 else f"all {figures.runs} charged runs are"
-    together = "" if figures.runs == 1 else ", together,"
+    runs = f"all {figures.runs} charged runs are, together,"
+    if figures.runs == 1:
+        runs = "the one charged run is"
     if figures.runs == 0:
         return f"Against {OBSERVER_OF_RUNS}: no run was drawn, so nothing was spent: ε = 0."
     return (
-        f"Against {OBSERVER_OF_RUNS}: {runs}{together} {_pair(figure)} for each training example "
+        f"Against {OBSERVER_OF_RUNS}: {runs} {_pair(figure)} for each training example "
         f"of every client ({method}). An attempt that a crash cut short counts as a run."
     )
 

@@ -134,7 +134,12 @@ class _SearchRun:
         plan = plan_search(self._comparison)
         before = self._ledger.searches
         if before and before[-1].end is None:
-            self._refuse_other(before[-1], plan)
+            if before[-1].drawn.digest != plan.digest:
+                raise SearchError(
+                    f"{self._out} holds search {len(before)}, which has not ended, and the file, "
+                    "its data, a plug-in or the version of fedsim changed since: restore what it "
+                    "began with and run it again, or choose another --out; its runs stay charged"
+                )
         elif before and before[-1].drawn.digest == plan.digest:
             return self._conclude()
         else:
@@ -149,14 +154,6 @@ class _SearchRun:
     @property
     def _current(self) -> Search:
         return self._ledger.searches[-1]
-
-    def _refuse_other(self, current: Search, plan: SearchPlan) -> None:
-        if current.drawn.digest != plan.digest:
-            raise SearchError(
-                f"{self._out} holds search {current.drawn.search}, which has not ended, and the "
-                "file, its data, a plug-in or the version of fedsim changed since: restore what it "
-                "began with and run it again, or choose another --out; its runs stay charged"
-            )
 
     def _draw(self, plan: SearchPlan, number: int) -> None:
         """Draw the number of runs and their configurations, and charge all of them."""
@@ -186,7 +183,8 @@ class _SearchRun:
         for run, folder in zip(runs, folders, strict=True):
             attempt = current.attempts.get(run, 0) + 1
             self._ledger.append(Begun(search=number, run=run, attempt=attempt))
-            _remove(folder)
+            if folder.exists():
+                shutil.rmtree(folder)
         failures: list[str] = []
 
         def on_message(index: int, message: Mapping[str, Any]) -> None:
@@ -286,11 +284,6 @@ class _SearchRun:
         return SearchResult(
             self._out, public_folder(self._out, len(searches)), end.variant, content
         )
-
-
-def _remove(folder: Path) -> None:
-    if folder.exists():
-        shutil.rmtree(folder)
 
 
 def _is_unchanged(folder: Path, root: str) -> bool:

@@ -5,11 +5,11 @@ from rich.console import Console
 
 from fedsim.cli.options import print_json
 from fedsim.report.terminal import print_sentence
-from fedsim.tools.search.perform import SearchResult, search
+from fedsim.tools.search.perform import search
 
 
 def perform(file: str, *, out: str | None, workers: int | None, quiet: bool, as_json: bool) -> None:
-    """Perform the search of a comparison file and print the result."""
+    """Perform the search of a comparison file; print the result and what may be published."""
     if not quiet:
         click.echo("searching; the number of runs is secret, so no progress is shown", err=True)
     try:
@@ -20,18 +20,8 @@ def perform(file: str, *, out: str | None, workers: int | None, quiet: bool, as_
     if as_json:
         content = {**result.account, "path": str(result.path), "folder": str(result.selected)}
         print_json(content)
-    else:
-        print_search(result)
-
-
-def print_search(result: SearchResult, console: Console | None = None) -> None:
-    """Print the selected candidate, both guarantees, and which folder may be published.
-
-    Args:
-        result: the result of the search.
-        console: console to print to; None means stdout.
-    """
-    console = console or Console()
+        return
+    console = Console()
     chosen = "no run was drawn, so nothing is selected"
     if result.variant is not None:
         chosen = f"selected: {result.variant}"
