@@ -11,36 +11,34 @@ from fedsim.tools.totals.sources import Source, SourceError, renamed
 _MOST_CHOICES = 1000
 
 
-def same_clients(sources: Sequence[Source]) -> bool:
-    """Whether clients' names or numbers show which clients of several sources are the same.
+def matched(sources: Sequence[Source]) -> tuple[list[Source], bool]:
+    """Return the sources such that equal client keys mean the same client, and whether they do.
+
+    If several runs all have unique names for their clients, the keys are these names. Otherwise the
+    keys stay as they are (clients' numbers, or the keys of a file), if equal numbers have the same
+    examples in all runs. Otherwise it is not known which clients are the same: the result is
+    `every_choice` and False.
 
     Args:
         sources: the sources, without repetitions.
     """
-    runs = [source.terms for source in sources if source.terms is not None]
-    return len(runs) < 2 or _have_names(sources) or len({run.assignment for run in runs}) == 1
+    runs = [source for source in sources if source.is_run]
+    if len(runs) < 2:
+        return list(sources), True
+    if all(_has_names(run) for run in runs):
+        return [
+            renamed(s, {name: client for client, name in s.names.items()}) if s.is_run else s
+            for s in sources
+        ], True
+    if len({run.assignment for run in runs}) == 1:
+        return list(sources), True
+    return every_choice(sources), False
 
 
-def aligned(sources: Sequence[Source]) -> list[Source]:
-    """Return the sources such that equal client keys mean the same client in all of them.
-
-    If several runs all have unique names for their clients, the keys are these names. Otherwise the
-    keys stay as they are: clients' numbers, or the keys of a file.
-    """
-    several = sum(source.terms is not None for source in sources) > 1
-    if not several or not _have_names(sources):
-        return list(sources)
-    return [
-        s if s.terms is None else renamed(s, {name: client for client, name in s.names.items()})
-        for s in sources
-    ]
-
-
-def _have_names(sources: Sequence[Source]) -> bool:
-    """Whether every client of every run has a name that no other client of the run has."""
-    runs = [source for source in sources if source.terms is not None]
-    is_unique = all(len(set(run.names.values())) == len(run.names) for run in runs)
-    return is_unique and all(run.ledgers.keys() <= run.names.keys() for run in runs)
+def _has_names(run: Source) -> bool:
+    """Whether every client of a run has a name that no other client of the run has."""
+    is_unique = len(set(run.names.values())) == len(run.names)
+    return is_unique and run.ledgers.keys() <= run.names.keys()
 
 
 def every_choice(sources: Sequence[Source]) -> list[Source]:
@@ -60,7 +58,7 @@ def every_choice(sources: Sequence[Source]) -> list[Source]:
         "use one seed and secure noise, a partition by a column or files, or --clients FILE where "
         "you know which clients are the same"
     )
-    if any(source.terms is not None and protects_client(source.terms.unit) for source in sources):
+    if any(protects_client(source.unit or "") for source in sources):
         raise SourceError(
             f"{sources[0].name} and {sources[1].name} divide the data among clients by another "
             f"draw, so no client of one is a client of the other, and none has a total; {way_out}"
@@ -93,7 +91,7 @@ def _largest(source: Source) -> list[str]:
 
 def _covers(source: Source, client: str, other: str) -> bool:
     """Return whether `client` spent at least as much as `other`, at every δ."""
-    if source.terms is not None and source.terms.deltas[client] != source.terms.deltas[other]:
+    if source.deltas.get(client) != source.deltas.get(other):
         return False
     views = [source.ledgers, *([source.against_server] if source.against_server else [])]
     return all(_dominates(view[client], view[other]) for view in views)

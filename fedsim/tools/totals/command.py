@@ -86,9 +86,9 @@ def account_command(
         independent_noise=independent_noise,
     )
     if registry is not None:
-        from fedsim.tools.totals.registry_entry import facts_of, registry_entry
+        from fedsim.tools.totals.registry_entry import registry_entry
 
-        Path(registry).write_text(registry_entry(facts_of(account, read)))
+        Path(registry).write_text(registry_entry(account, read))
     files = [(source.name, source.training) for source in read if source.training is not None]
     reports = [report_of(name, file, accountants) for name, file in files]
     if as_json:

@@ -5,8 +5,7 @@ in; facts that only people know stay empty.
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,40 +13,22 @@ import yaml
 
 from fedsim.accountant.trust import CLAIMED_AGAINST
 from fedsim.core.formatting import epsilon_text
-from fedsim.runs.directory import RunDirectory
+from fedsim.runs.directory import RunDirectory, RunFiles
 from fedsim.tools.totals.sources import Source, SourceError
 from fedsim.tools.totals.totals import Totals
 
 _OF_ONE_RUN = frozenset(("guarantee", "result", "delta", "budget", "limit", "mechanism"))
+_UNITS = {"example": "Example-level", "client": "Client-level"}
+_MODELS = {observer: trust.title() for trust, observer in CLAIMED_AGAINST.items()}
 
 
-@dataclass(frozen=True)
-class RegistryFacts:
-    """The facts about a deployment that an entry of the registry states.
+def registry_entry(account: Totals, sources: Sequence[Source]) -> str:
+    """Return an entry of the registry as YAML, for a person to complete.
 
-    Attributes:
-        name: name of the experiment.
-        account: privacy totals of the clients.
-        points: sentences of the privacy statement, by topic.
-        releases: text with the numbers of training runs and of noisy releases.
-        utility: text with the test metrics of the final model.
-        is_simulation: whether a run had seeded noise.
-    """
+    It has the privacy totals, and facts on the last finished run.
 
-    name: str
-    account: Totals
-    points: Mapping[str, str]
-    releases: str
-    utility: str
-    is_simulation: bool
-
-    def text(self, *points: str) -> str:
-        """Return the privacy statement's sentences on some topics, joined; "" if there are none."""
-        return " ".join(self.points[point] for point in points if point in self.points)
-
-
-def facts_of(account: Totals, sources: Sequence[Source]) -> RegistryFacts:
-    """Return the facts for a registry entry: privacy totals, and facts on the last finished run.
+    Guarantee: ε is rounded up and δ is the accounted one, so the entry claims no more than the
+    total does.
 
     Args:
         account: the privacy totals.
@@ -56,94 +37,22 @@ def facts_of(account: Totals, sources: Sequence[Source]) -> RegistryFacts:
     Raises:
         SourceError: no source is a finished run, or a client has an infinite ε.
     """
-    runs = [source for source in sources if source.terms is not None and source.is_finished]
+    runs = [source for source in sources if source.is_run and source.is_finished]
     if not runs:
         raise SourceError("--registry needs the directory of a run that has ended")
     if account.to_json()["system_epsilon"] is None:
         raise SourceError("--registry: the largest ε is infinite, which is nothing to register")
-    last = RunDirectory.open(Path(runs[-1].name))
-    privacy, summary = last.read_json("privacy.json"), last.read_json("summary.json")
-    releases = sum(count for _, count in account.largest.ledger.entries)
-    name = "" if runs[-1].terms is None else runs[-1].terms.name
-    return RegistryFacts(
-        name,
-        account,
-        _points(privacy.get("statement_points") or [], of_one_run=len(account.sources) == 1),
-        f"{len(account.sources)} training runs; up to {releases} noisy releases of one client",
-        ", ".join(
-            f"{key.replace('_', ' ')} {value:.4g}"
-            for key, value in summary.items()
-            if key.startswith("test_") and isinstance(value, float)
-        ),
-        any(source.terms is not None and source.terms.seed is not None for source in sources),
-    )
-
-
-def _points(points: Sequence[Mapping[str, Any]], *, of_one_run: bool) -> dict[str, str]:
-    """Return the sentences by topic; those with numbers of one run only if there is one run."""
-    sentences: dict[str, str] = {}
-    for point in points:
-        name = point["point"]
-        if name in _OF_ONE_RUN and not of_one_run:
-            continue
-        sentences[name] = (
-            f"{sentences[name]} {point['text']}" if name in sentences else point["text"]
-        )
-    return sentences
-
-
-_UNITS = {"example": "Example-level", "client": "Client-level"}
-_MODELS = {observer: trust.title() for trust, observer in CLAIMED_AGAINST.items()}
-
-
-def registry_entry(facts: RegistryFacts) -> str:
-    """Return an entry of the registry as YAML, for a person to complete.
-
-    Guarantee: ε is rounded up and δ is the accounted one, so the entry claims no more than the
-    total does.
-    """
+    last = RunFiles(RunDirectory.open(Path(runs[-1].name)))
+    name = last.experiment.name
     entry = {
-        "url_slug": _slug(facts.name),
-        "deployment": {
-            "basic": {
-                "name": facts.name,
-                "data_curators": [{"data_curator_name": "", "data_curator_type": ""}],
-                "description": "",
-                "intended_use": "",
-                "data_product_type": "Machine learning model",
-                "data_product_region": "",
-                "data_product_sector": "",
-                "publication_date": "",
-            },
-            "dp_variant": {
-                "variant_name": "Approximate DP",
-                "data_domain": "",
-                "unprotected_quantities": facts.text("adjacency", "data access"),
-            },
-            "privacy_loss": _privacy_loss(facts),
-            "deployment_model": _deployment_model(facts),
-            "implementation": {
-                "preprocessing_and_hyperparameter_tuning": "",
-                "mechanisms": facts.text("mechanism", "sampling"),
-                "composition": facts.text("accounting", "budget"),
-                "post_processing": "",
-                "justification": "",
-                "utility": facts.utility,
-                "additional_information": facts.text("recomputation", "limit"),
-            },
-            "administrative": {
-                "evidence_sources": {},
-                "status": "Draft",
-                "registry_authors": [""],
-                "tier": 2,
-            },
-        },
+        "url_slug": re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "deployment",
+        "deployment": _deployment(account, last),
     }
     head = (
         "# A draft for https://registry.opendp.org, written by fedsim totals.\n"
         "# Fill in the empty fields, and check each sentence.\n"
     )
-    if facts.is_simulation:
+    if any(source.seed is not None for source in sources):
         head += (
             "# The noise was seeded: this was a simulation, not a deployment. Register a run with\n"
             "# privacy.noise: secure.\n"
@@ -151,9 +60,63 @@ def registry_entry(facts: RegistryFacts) -> str:
     return head + yaml.safe_dump(entry, sort_keys=False, allow_unicode=True, width=100)
 
 
-def _privacy_loss(facts: RegistryFacts) -> dict[str, Any]:
-    account, largest = facts.account, facts.account.largest
-    unit = account.unit or "example"
+def _deployment(account: Totals, run: RunFiles) -> dict[str, Any]:
+    text = _sentences(run, of_one_run=len(account.sources) == 1)
+    metrics = [
+        f"{key.replace('_', ' ')} {value:.4g}"
+        for key, value in run.summary.items()
+        if key.startswith("test_") and isinstance(value, float)
+    ]
+    return {
+        "basic": {
+            "name": run.experiment.name,
+            "data_curators": [{"data_curator_name": "", "data_curator_type": ""}],
+            "description": "",
+            "intended_use": "",
+            "data_product_type": "Machine learning model",
+            "data_product_region": "",
+            "data_product_sector": "",
+            "publication_date": "",
+        },
+        "dp_variant": {
+            "variant_name": "Approximate DP",
+            "data_domain": "",
+            "unprotected_quantities": text("adjacency", "data access"),
+        },
+        "privacy_loss": _privacy_loss(account, text),
+        "deployment_model": _deployment_model(account, text),
+        "implementation": {
+            "preprocessing_and_hyperparameter_tuning": "",
+            "mechanisms": text("mechanism", "sampling"),
+            "composition": text("accounting", "budget"),
+            "post_processing": "",
+            "justification": "",
+            "utility": ", ".join(metrics),
+            "additional_information": text("recomputation", "limit"),
+        },
+        "administrative": {
+            "evidence_sources": {},
+            "status": "Draft",
+            "registry_authors": [""],
+            "tier": 2,
+        },
+    }
+
+
+def _sentences(run: RunFiles, *, of_one_run: bool) -> Callable[..., str]:
+    """Return a function from topics of a run's privacy statement to their sentences, joined.
+
+    Sentences with numbers of one run are left out if there are several runs.
+    """
+    sentences: dict[str, list[str]] = {}
+    for point in run.privacy.get("statement_points") or []:
+        if of_one_run or point["point"] not in _OF_ONE_RUN:
+            sentences.setdefault(point["point"], []).append(point["text"])
+    return lambda *topics: " ".join(text for topic in topics for text in sentences.get(topic, []))
+
+
+def _privacy_loss(account: Totals, text: Callable[..., str]) -> dict[str, Any]:
+    largest, unit = account.largest, account.unit or "example"
     details = (
         f"ε of the client with the largest one, of {len(account.clients)}, over "
         f"{len(account.sources)} training runs; by fedsim's {next(iter(largest.epsilons))} "
@@ -161,30 +124,28 @@ def _privacy_loss(facts: RegistryFacts) -> dict[str, Any]:
     )
     return {
         "privacy_unit": _UNITS.get(unit, unit),
-        "privacy_unit_details": facts.text("unit", "adjacency"),
+        "privacy_unit_details": text("unit", "adjacency"),
         "number_of_privacy_units": 1,
         "privacy_parameters": {
             "epsilon": float(epsilon_text(largest.epsilon)),
             "delta": largest.delta,
         },
-        "privacy_parameters_details": f"{details}. {facts.text('result', 'delta')}".strip(),
+        "privacy_parameters_details": f"{details}. {text('result', 'delta')}".strip(),
     }
 
 
-def _deployment_model(facts: RegistryFacts) -> dict[str, Any]:
+def _deployment_model(account: Totals, text: Callable[..., str]) -> dict[str, Any]:
+    releases = sum(count for _, count in account.largest.ledger.entries)
     return {
-        "model_name": _MODELS.get(facts.account.observer or "server", ""),
-        "model_name_details": facts.text("guarantee"),
-        "trust_assumptions": facts.text("threat model"),
-        "actors": f"{len(facts.account.clients)} clients, which hold the data, and a server",
+        "model_name": _MODELS.get(account.observer or "server", ""),
+        "model_name_details": text("guarantee"),
+        "trust_assumptions": text("threat model"),
+        "actors": f"{len(account.clients)} clients, which hold the data, and a server",
         "release_type": "Many releases",
-        "release_type_details": facts.releases,
+        "release_type_details": f"{len(account.sources)} training runs; up to {releases} noisy "
+        "releases of one client",
         "data_source_type": "Static",
         "data_source_type_details": "",
         "access_type": "Non-interactive",
         "access_type_details": "",
     }
-
-
-def _slug(name: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "deployment"

@@ -171,17 +171,25 @@ EVERYONE = ""
 
 
 @dataclass(frozen=True)
-class SourceTerms:
-    """The conditions of the ε of a fedsim run, and facts that show whether two runs are equal.
+class Source:
+    """The privacy ledgers of one run or file, and what it tells of their guarantee.
 
     Attributes:
-        name: name of the experiment.
-        unit: the privacy unit that ε protects.
-        adjacency: adjacency of the guarantee.
-        observer: the strongest adversary against whom the run's ledgers give a guarantee.
-        accountant: accountant of the run, with its Rényi orders if it uses them.
-        deltas: δ by client; None if the run has not ended and has no δ yet.
-        seed: seed of all noise; None for noise from the operating system.
+        name: path of the run or file as the user gave it.
+        ledgers: the ledger of each client, by client key.
+        names: the name of each client that has one, by client key.
+        is_run: whether the source is a run of fedsim.
+        is_finished: whether the run has ended.
+        training: content of a training file; None for all other sources.
+        unit: the privacy unit that ε protects; None if the source names none.
+        adjacency: adjacency of the guarantee; None if the source names none.
+        deltas: δ by client, for runs and training files; None if the run has not ended and has no δ
+            yet.
+        observer: the strongest adversary against whom a run's ledgers give a guarantee.
+        accountant: accountant of a run, with its Rényi orders if it uses them.
+        against_server: ledgers of the guarantee against a server that sees single uploads, by
+            client key, under distributed trust; else None.
+        seed: seed of all noise of a run; None for noise from the operating system.
         chains: hashes of the ledger records by client; equal hashes mean the same charges.
         releases: a text that describes the releases of each finished round, to compare runs.
         charged_rounds: number of the last round that a client was charged for.
@@ -193,41 +201,23 @@ class SourceTerms:
     """
 
     name: str
-    unit: str
-    adjacency: Adjacency
-    observer: Observer
-    accountant: AccountantChoice
-    deltas: Mapping[str, float | None]
-    seed: int | None
-    chains: Mapping[str, tuple[str, ...]]
+    ledgers: Mapping[str, PrivacyLedger]
+    names: Mapping[str, str] = field(default_factory=dict[str, str])
+    is_run: bool = False
+    is_finished: bool = True
+    training: TrainingFile | None = None
+    unit: str | None = None
+    adjacency: Adjacency | None = None
+    deltas: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
+    observer: Observer | None = None
+    accountant: AccountantChoice | None = None
+    against_server: Mapping[str, PrivacyLedger] | None = None
+    seed: int | None = None
+    chains: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     releases: tuple[str, ...] = ()
     charged_rounds: int = 0
     assignment: str = ""
     follows_request: bool = False
-
-
-@dataclass(frozen=True)
-class Source:
-    """The privacy ledgers of one run or file.
-
-    Attributes:
-        name: path of the run or file as the user gave it.
-        ledgers: the ledger of each client, by client key.
-        names: the name of each client that has one, by client key.
-        terms: the conditions of the guarantee of a fedsim run; None for a file.
-        against_server: ledgers of the guarantee against a server that sees single uploads, by
-            client key, under distributed trust; else None.
-        is_finished: whether the run has ended.
-        training: content of a training file; None for all other sources.
-    """
-
-    name: str
-    ledgers: Mapping[str, PrivacyLedger]
-    names: Mapping[str, str] = field(default_factory=dict[str, str])
-    terms: SourceTerms | None = None
-    against_server: Mapping[str, PrivacyLedger] | None = None
-    is_finished: bool = True
-    training: TrainingFile | None = None
 
 
 def read_source(name: str) -> Source:
@@ -257,7 +247,14 @@ def read_source(name: str) -> Source:
         raise SourceError(f"{name}: neither JSON nor YAML: {error}") from error
     if is_training(content):
         file = read_training(name)
-        return Source(name, {EVERYONE: file.training.ledger()}, training=file)
+        return Source(
+            name,
+            {EVERYONE: file.training.ledger()},
+            training=file,
+            unit=file.training.unit,
+            adjacency=file.training.adjacency,
+            deltas={EVERYONE: file.training.delta},
+        )
     try:
         return Source(name, *_ledgers(content))
     except EventError as error:
@@ -281,17 +278,25 @@ def _read_run(name: str, directory: RunDirectory) -> Source:
             ledger.record(NonPrivate())
     if not ledgers:
         raise SourceError(f"{name}: no client of the run has spent anything")
-    server = {client: total_against_server(charges) for client, charges in histories.items()}
     deltas = {client: rows[client]["delta"] if client in rows else None for client in ledgers}
     trust, is_seeded = privacy.trust.name, privacy.noise == "seeded"
     delta = None if privacy.delta == "auto" else privacy.delta  # which the end of the run tells
-    terms = SourceTerms(
-        name=experiment.name,
+    server = {
+        client: total_against_server(charges) or PrivacyLedger()
+        for client, charges in histories.items()
+    }
+    return Source(
+        name,
+        ledgers,
+        {client: row["name"] for client, row in rows.items() if row.get("name")},
+        is_run=True,
+        is_finished=bool(rows),
         unit=privacy.unit,
         adjacency=privacy.adjacency.name,
+        deltas={c: delta if d is None else d for c, d in deltas.items()},
         observer=CLAIMED_AGAINST[trust],
         accountant=privacy.accounting,
-        deltas={c: delta if d is None else d for c, d in deltas.items()},
+        against_server=server if trust == "distributed" else None,
         seed=experiment.seed if is_seeded else None,
         chains={c: tuple(charge.hash for charge in charges) for c, charges in histories.items()},
         releases=tuple(
@@ -303,16 +308,6 @@ def _read_run(name: str, directory: RunDirectory) -> Source:
         ),
         assignment=_assignment(experiment),
         follows_request=is_seeded and trust == "local",
-    )
-    return Source(
-        name,
-        ledgers,
-        {client: row["name"] for client, row in rows.items() if row.get("name")},
-        terms,
-        {c: ledger or PrivacyLedger() for c, ledger in server.items()}
-        if trust == "distributed"
-        else None,
-        bool(rows),
     )
 
 
@@ -399,21 +394,20 @@ def repeats(first: Source, second: Source) -> bool:
     enough: under secure noise, or if clients are drawn in secret, charges do not depend on the
     examples, and a secure sum depends on other clients, too. If a charged
     round has no record of its releases, equal charges suffice, but only where they imply equal
-    releases (`SourceTerms.follows_request`).
+    releases (`Source.follows_request`).
 
     Args:
         first: the run whose releases are looked up in `second`.
         second: the run that may have all releases of `first`.
     """
-    if first.terms is None or second.terms is None or not first.terms.chains:
+    if not (first.is_run and second.is_run and first.chains):
         return False
-    releases, known = first.terms.releases, second.terms.releases
-    is_recorded = first.terms.charged_rounds <= len(releases)
-    if releases != known[: len(releases)] or not (is_recorded or first.terms.follows_request):
+    is_recorded = first.charged_rounds <= len(first.releases)
+    if first.releases != second.releases[: len(first.releases)]:
         return False
-    return all(
-        second.terms.chains.get(client, ())[: len(chain)] == chain
-        for client, chain in first.terms.chains.items()
+    return (is_recorded or first.follows_request) and all(
+        second.chains.get(client, ())[: len(chain)] == chain
+        for client, chain in first.chains.items()
     )
 
 
@@ -428,14 +422,12 @@ def renamed(source: Source, clients: Mapping[str, str]) -> Source:
     def moved(values: Mapping[str, Any]) -> dict[str, Any]:
         return {new: values[old] for new, old in clients.items() if old in values}
 
-    terms = source.terms
-    if terms is not None:
-        terms = replace(terms, deltas=moved(terms.deltas), chains=moved(terms.chains))
     server = source.against_server
     return replace(
         source,
         ledgers=moved(source.ledgers),
         names={},
-        terms=terms,
+        deltas=moved(source.deltas),
+        chains=moved(source.chains),
         against_server=None if server is None else moved(server),
     )

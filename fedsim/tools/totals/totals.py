@@ -13,7 +13,7 @@ from fedsim.accountant.events import Adjacency
 from fedsim.accountant.sampler_slack import epsilon_with_slack
 from fedsim.accountant.trust import Observer
 from fedsim.core.text_formats import finite_or_none
-from fedsim.tools.totals.assignment import aligned, every_choice, same_clients
+from fedsim.tools.totals.assignment import matched
 from fedsim.tools.totals.sources import (
     EVERYONE,
     Source,
@@ -22,7 +22,6 @@ from fedsim.tools.totals.sources import (
     repeats,
     without_repetitions,
 )
-from fedsim.tools.totals.training import TrainingSection
 
 
 @dataclass(frozen=True)
@@ -161,9 +160,9 @@ def account_of(
     if not independent_noise:
         _refuse_common_noise(kept)
     _refuse_mixture(kept)
-    known = clients is not None or same_clients(kept)
+    is_known = True
     if clients is None:
-        kept = aligned(kept) if known else every_choice(kept)
+        kept, is_known = matched(kept)
     keys = sorted({key for source in kept for key in source.ledgers}, key=_by_number)
     totals = tuple(_total(key, kept, delta, names, chosen) for key in keys)
     return Totals(
@@ -174,7 +173,7 @@ def account_of(
         chosen,
         observer,
         totals,
-        not known,
+        not is_known,
     )
 
 
@@ -191,7 +190,7 @@ def _total(
     for source in counted:
         total.merge(source.ledgers[key])
         server.merge((source.against_server or {}).get(key, PrivacyLedger()))
-    runs = sum(source.terms is not None for source in counted)
+    runs = sum(source.is_run for source in counted)
     has_server = bool(counted) and all(source.against_server is not None for source in counted)
     who = f"client {key}" if key else "the ledger"
     epsilons = {
@@ -237,8 +236,7 @@ def _epsilon(
 
 
 def _delta(key: str, sources: Sequence[Source]) -> float:
-    deltas = [source.terms.deltas[key] for source in sources if source.terms is not None]
-    deltas += [source.training.training.delta for source in sources if source.training is not None]
+    deltas = [source.deltas[key] for source in sources if source.deltas]
     known = {delta for delta in deltas if delta is not None}
     if len(known) != 1 or None in deltas:
         given = "no δ" if not known else "several δ: " + ", ".join(f"{d:g}" for d in sorted(known))
@@ -251,29 +249,26 @@ def _terms(
     sources: Sequence[Source], adjacency: Adjacency | None, accountants: Sequence[AccountantChoice]
 ) -> tuple[str | None, Adjacency, Observer | None, Sequence[AccountantChoice]]:
     """Return (unit, adjacency, observer, accountants) that all runs and training files share."""
-    runs = [(source.name, source.terms) for source in sources if source.terms is not None]
-    files = [(s.name, s.training.training) for s in sources if s.training is not None]
-    if not runs and not files:
+    known = sorted((s for s in sources if s.unit is not None), key=lambda s: not s.is_run)
+    if not known:
         return None, adjacency or "zero_out", None, accountants or ("pld",)
-    first_name, first = [*runs, *files][0]
-    for name, terms in [*runs, *files][1:]:
-        is_file = isinstance(terms, TrainingSection)
-        for key in ("unit", "adjacency", *["observer"] * (not is_file)):
-            value, other = getattr(first, key), getattr(terms, key)
+    first = known[0]
+    for source in known[1:]:
+        for key in ("unit", "adjacency", *["observer"] * source.is_run):
+            value, other = getattr(first, key), getattr(source, key)
             if value != other:
                 raise SourceError(
-                    f"{first_name} has {key} {value!r} and {name} {other!r}: an ε of both together "
-                    f"has no meaning; account for the runs of each {key} apart"
+                    f"{first.name} has {key} {value!r} and {source.name} {other!r}: an ε of both "
+                    f"together has no meaning; account for the runs of each {key} apart"
                 )
     if adjacency not in (None, first.adjacency):
         raise SourceError(
-            f"--adjacency {adjacency}: {first_name} holds under {first.adjacency} adjacency only"
+            f"--adjacency {adjacency}: {first.name} holds under {first.adjacency} adjacency only"
         )
-    if isinstance(first, TrainingSection):
-        return first.unit, first.adjacency, None, accountants or ("pld",)
-    used = {terms.accountant for _, terms in runs}
-    default: AccountantChoice = first.accountant if len(used) == 1 else "pld"
-    return first.unit, first.adjacency, first.observer, accountants or (default,)
+    used: set[AccountantChoice] = {s.accountant for s in known if s.accountant is not None}
+    if not accountants:
+        accountants = tuple(used) if len(used) == 1 else ("pld",)
+    return first.unit, first.adjacency or "zero_out", first.observer, accountants
 
 
 def _refuse_common_noise(sources: Sequence[Source]) -> None:
@@ -281,16 +276,14 @@ def _refuse_common_noise(sources: Sequence[Source]) -> None:
 
     Noise is keyed by (seed, client, round), so only clients of both runs share it.
     """
-    seeded = [
-        source for source in sources if source.terms is not None and source.terms.seed is not None
-    ]
+    seeded = [source for source in sources if source.seed is not None]
     for run, other in combinations(seeded, 2):
-        if run.terms is None or other.terms is None or run.terms.seed != other.terms.seed:
+        if run.seed != other.seed:
             continue
         if repeats(run, other) or repeats(other, run):
             continue
         raise SourceError(
-            f"{run.name} and {other.name} have seed {run.terms.seed} and seeded noise, so the "
+            f"{run.name} and {other.name} have seed {run.seed} and seeded noise, so the "
             "noise of one is that of the other, and together they have no ε. Give each run a seed "
             "of its own, or use privacy.noise: secure; --independent-noise accounts for what the "
             "two simulate, with noise of their own"

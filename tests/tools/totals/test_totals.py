@@ -23,13 +23,7 @@ from fedsim.accountant import (
     RdpAccountant,
 )
 from fedsim.accountant.sampler_slack import epsilon_with_slack
-from fedsim.tools.totals.sources import (
-    Source,
-    SourceError,
-    SourceTerms,
-    read_source,
-    registry_ledger,
-)
+from fedsim.tools.totals.sources import Source, SourceError, read_source, registry_ledger
 from fedsim.tools.totals.totals import Totals, account_of
 
 STEP = PoissonSampled(0.1, Gaussian(1.0))
@@ -39,7 +33,7 @@ NAMES = {"0": "Mainz"}
 def run(name: str, counts: dict[str, int], *, seed: int | None = None, **terms: Any) -> Source:
     """A run in which each client took so many steps."""
     chosen: dict[str, Any] = {
-        "name": name,
+        "is_run": True,
         "unit": "example",
         "adjacency": "zero_out",
         "observer": "server",
@@ -49,7 +43,7 @@ def run(name: str, counts: dict[str, int], *, seed: int | None = None, **terms: 
         "chains": {client: (f"{name}-{client}",) for client in counts},
     }
     ledgers = {client: PrivacyLedger().record(STEP, n) for client, n in counts.items()}
-    return Source(name, ledgers, NAMES, SourceTerms(**(chosen | terms)))
+    return Source(name, ledgers, NAMES, **(chosen | terms))
 
 
 def epsilons(account: Totals) -> dict[str, float]:
