@@ -278,7 +278,6 @@ def _read_run(name: str, directory: RunDirectory) -> Source:
             ledger.record(NonPrivate())
     if not ledgers:
         raise SourceError(f"{name}: no client of the run has spent anything")
-    deltas = {client: rows[client]["delta"] if client in rows else None for client in ledgers}
     trust, is_seeded = privacy.trust.name, privacy.noise == "seeded"
     delta = None if privacy.delta == "auto" else privacy.delta  # which the end of the run tells
     server = {
@@ -293,7 +292,7 @@ def _read_run(name: str, directory: RunDirectory) -> Source:
         is_finished=bool(rows),
         unit=privacy.unit,
         adjacency=privacy.adjacency.name,
-        deltas={c: delta if d is None else d for c, d in deltas.items()},
+        deltas={client: rows.get(client, {}).get("delta") or delta for client in ledgers},
         observer=CLAIMED_AGAINST[trust],
         accountant=privacy.accounting,
         against_server=server if trust == "distributed" else None,

@@ -78,21 +78,29 @@ class TrainingSection(Settings):
 
     def ledger(self) -> PrivacyLedger:
         """Return the ledger of all releases of the training."""
-        release, batches = Gaussian(self._noise_to_sensitivity), self._batches_in_pass
+        batch = self.batch_size or self.examples
+        noise = self.noise_multiplier * (batch if self.noise_added_to == "mean" else 1)
+        release = Gaussian(noise / self.sensitivity)
+        whole, rest = divmod(self.examples, batch)
+        batches = whole + (rest > 0 and not self.drop_last)  # in a pass
+        if self.steps is None:
+            epochs = self.epochs or 0.0
+            steps, passes = _rounded_up(epochs / self.rate), _rounded_up(epochs)
+        else:
+            steps, passes = self.steps, -(-self.steps // batches)
         event: Event = release
         match self.sampling:
             case "poisson":
                 event = PoissonSampled(self.rate, release)
             case "fixed_size":
-                event = FixedSizeSampled(self.examples, self._expected_batch, release)
+                event = FixedSizeSampled(self.examples, batch, release)
             case "shuffle":
-                event = EpochShuffled(batches, release)
+                event, steps = EpochShuffled(batches, release), passes
             case "balls_and_bins":
-                event = RandomAllocation(batches, release)
+                event, steps = RandomAllocation(batches, release), passes
             case "full_batch":
                 pass
-        in_passes = self.sampling in ("shuffle", "balls_and_bins")
-        return PrivacyLedger().record(event, self._passes if in_passes else self._num_steps)
+        return PrivacyLedger().record(event, steps)
 
     def epsilons(self, accountants: Sequence[AccountantChoice]) -> dict[str, float]:
         """Return the ε of the training by each accountant, by the accountant's name."""
@@ -103,37 +111,11 @@ class TrainingSection(Settings):
         }
 
     @property
-    def _expected_batch(self) -> int:
-        return self.examples if self.batch_size is None else self.batch_size
-
-    @property
-    def _noise_to_sensitivity(self) -> float:
-        factor = self._expected_batch if self.noise_added_to == "mean" else 1
-        return self.noise_multiplier * factor / self.sensitivity
-
-    @property
     def rate(self) -> float:
         """Probability that an example is in a batch."""
         if self.sampling_rate is not None:
             return self.sampling_rate
-        return self._expected_batch / self.examples
-
-    @property
-    def _batches_in_pass(self) -> int:
-        whole, rest = divmod(self.examples, self._expected_batch)
-        return whole + (rest > 0 and not self.drop_last)
-
-    @property
-    def _passes(self) -> int:
-        if self.epochs is not None:
-            return _rounded_up(self.epochs)
-        return -(-(self.steps or 0) // self._batches_in_pass)
-
-    @property
-    def _num_steps(self) -> int:
-        if self.steps is not None:
-            return self.steps
-        return _rounded_up((self.epochs or 0.0) / self.rate)
+        return (self.batch_size or self.examples) / self.examples
 
 
 def _rounded_up(number: float) -> int:
