@@ -53,12 +53,10 @@ class CanaryModel(nn.Module):
     ) -> None:
         super().__init__()
         self.model = model
-        self.canaries = nn.Embedding(len(examples) + spares, 1)
         rows = len(examples) + spares
-        others = [nn.Embedding(rows, 1) for _ in range(groups - 1)]
-        for embedding in (self.canaries, *others):
-            nn.init.zeros_(embedding.weight)
-        self.others = nn.ModuleList(others)
+        self.canaries = nn.ModuleList(nn.Embedding(rows, 1) for _ in range(groups))
+        for parameter in self.canaries.parameters():
+            nn.init.zeros_(parameter)
         self.register_buffer("examples", examples, persistent=False)
         self.register_buffer("steepness", CANARY_SCALE * bound * has_canary, persistent=False)
 
@@ -66,9 +64,8 @@ class CanaryModel(nn.Module):
         """Return outputs (n, outputs + 1) for indices (n,); the last one is the canary term."""
         outputs = self.model(self.get_buffer("examples")[index]).flatten(1)
         steepness = self.get_buffer("steepness")[index].unsqueeze(1)
-        canaries = self.canaries(index)
-        for embedding in self.others:
-            canaries = canaries + embedding(index)
+        first, *others = self.canaries
+        canaries = sum((embedding(index) for embedding in others), first(index))
         return torch.cat([outputs, steepness * canaries], dim=1)
 
 
@@ -181,4 +178,4 @@ def num_groups(step: DpSgdMechanism) -> int:
 
 def is_canary(name: str) -> bool:
     """Return whether a parameter of a `CanaryModel` is a canary parameter."""
-    return name == "canaries.weight" or name.startswith("others.")
+    return name.startswith("canaries.")

@@ -11,14 +11,9 @@ from fedsim.tools.attack.evidence import Interval
 from fedsim.tools.attack.findings import Audit, ClientAudit
 
 
-def print_audit(audit: Audit, console: Console | None = None) -> None:
-    """Print each client's measurements with its claim, and the verdict of the audit.
-
-    Args:
-        audit: the result to print.
-        console: console to print to; None means stdout.
-    """
-    console = console or Console()
+def print_audit(audit: Audit) -> None:
+    """Print each client's measurements with its claim, and the verdict of the audit."""
+    console = Console()
     print_table(console, _epsilon_table(audit))
     console.print()
     print_table(console, _mechanism_table(audit))
@@ -34,17 +29,16 @@ def print_audit(audit: Audit, console: Console | None = None) -> None:
 def _epsilon_table(audit: Audit) -> Table:
     """Return the table of claimed, certified and estimated ε."""
     shows_views = any(client.views is not None for client in audit.clients)
-    table = figure_table(
-        "ε of each client: claimed, certified, and estimated"
-        + (" from four views" if shows_views else ""),
-        [*_who(audit), "examples", "claimed", "certified", "of runs", "steps"]
-        + (["uploads", "sums", "final"] if shows_views else []),
-    )
+    title = "ε of each client: claimed, certified, and estimated"
+    numbers = [*_who(audit), "examples", "claimed", "certified", "of runs", "steps"]
+    if shows_views:
+        title, numbers = f"{title} from four views", [*numbers, "uploads", "sums", "final"]
+    table = figure_table(title, numbers)
     for client in audit.clients:
         findings, views = client.findings, client.views
         last = [math.nan] * 3 if views is None else [views.uploads, views.sums, views.final_model]
         table.add_row(
-            *_who_cells(audit, client),
+            *_who(audit, client),
             str(client.num_examples),
             epsilon_text(client.claim.epsilon),
             _bound_text(findings.epsilon),
@@ -83,14 +77,10 @@ def _observers(audit: Audit) -> set[str]:
     return set() if observers == {"server"} else set(observers)
 
 
-def _who(audit: Audit) -> list[str]:
-    """Return the first column headings: client, and adversary if there are several."""
-    return ["client", "against"] if _observers(audit) else ["client"]
-
-
-def _who_cells(audit: Audit, client: ClientAudit) -> list[str]:
-    cells = [str(client.client), client.against]
-    return cells[: len(_who(audit))]
+def _who(audit: Audit, row: ClientAudit | None = None) -> list[str]:
+    """Return the first cells of a row, or of the heading: client, and adversary if it differs."""
+    cells = ["client", "against"] if row is None else [str(row.client), row.against]
+    return cells if _observers(audit) else cells[:1]
 
 
 def _mechanism_table(audit: Audit) -> Table:
@@ -100,11 +90,11 @@ def _mechanism_table(audit: Audit) -> Table:
         [*_who(audit), "noise", "clipping", "sampling"],
     )
     for client in audit.clients:
-        findings = client.findings
+        findings, highest = client.findings, client.findings.contribution.high
         table.add_row(
-            *_who_cells(audit, client),
+            *_who(audit, client),
             _interval_text(findings.noise),
-            _number_text(findings.contribution.high, 4),
+            f"{highest:.4f}" if math.isfinite(highest) else "–",
             _interval_text(findings.sampling_rate),
         )
     table.caption = (
@@ -123,10 +113,6 @@ def _bound_text(epsilon: float) -> str:
 
 def _estimate_text(epsilon: float) -> str:
     return "–" if math.isnan(epsilon) else f"{epsilon:#.3g}"
-
-
-def _number_text(value: float, digits: int) -> str:
-    return f"{value:.{digits}f}" if math.isfinite(value) else "–"
 
 
 def _interval_text(interval: Interval) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 
 import fedsim
 from fedsim.accountant.ledger.journal import FileJournal, total_of
-from fedsim.comparison.jobs import FINISHED, default_workers, execute, lock_directory
+from fedsim.comparison.jobs import FINISHED, Job, default_workers, execute, lock_directory
 from fedsim.comparison.load import LoadedComparison, load_comparison
 from fedsim.core.errors import ExitCode, FedsimError
 from fedsim.core.metrics import metric_entry
@@ -202,16 +202,9 @@ class _SearchRun:
     def _message(self, run: int, folder: Path) -> dict[str, Any]:
         drawn = self._current.drawn
         variant = self._comparison.candidates[drawn.configurations[run]]
-        loaded = variant.experiments[0]
-        return {
-            "action": "run",
-            "measure": False,
-            "report": False,
-            "experiment": loaded.experiment.model_dump(mode="json"),
-            "base": str(loaded.base),
-            "directory": str(folder.absolute()),
-            "record": {"variant": variant.name, "seed": loaded.experiment.seed},
-        }
+        loaded, seed = variant.experiments[0], variant.experiments[0].experiment.seed
+        job = Job(variant.name, seed, loaded, folder, drawn.digest, "run", measure=False)
+        return {**job.to_message(), "report": False}
 
     def _end_run(self, run: int, folder: Path, message: Mapping[str, Any]) -> str | None:
         """Record the end of a run; return why the search cannot continue, or None."""

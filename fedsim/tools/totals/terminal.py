@@ -3,23 +3,16 @@
 from rich.console import Console
 
 from fedsim.core.formatting import count_text, delta_text, epsilon_text
-from fedsim.report.terminal import figure_table, print_sentence, print_table
+from fedsim.report.terminal import MAX_TABLE_CLIENTS, figure_table, print_sentence, print_table
 from fedsim.statement.observers import OBSERVER_NAMES
 from fedsim.tools.totals.sources import EVERYONE
 from fedsim.tools.totals.totals import Totals
 from fedsim.tools.totals.training import TrainingReport
 
-_MAX_TABLE_CLIENTS = 25
 
-
-def print_account(account: Totals, console: Console | None = None) -> None:
-    """Print the privacy total of each client, and a sentence on the largest total.
-
-    Args:
-        account: the totals to print.
-        console: console to print to; None means stdout.
-    """
-    console = console or Console()
+def print_account(account: Totals) -> None:
+    """Print the privacy total of each client, and a sentence on the largest total."""
+    console = Console()
     names = list(account.clients[0].epsilons)
     deltas = {total.delta for total in account.clients}
     has_names = any(total.name for total in account.clients)
@@ -33,7 +26,7 @@ def print_account(account: Totals, console: Console | None = None) -> None:
             + ["ε (server)"] * has_server,
             texts=["client", *["name"] * has_names],
         )
-        shown = sorted(account.clients, key=lambda total: -total.epsilon)[:_MAX_TABLE_CLIENTS]
+        shown = sorted(account.clients, key=lambda total: -total.epsilon)[:MAX_TABLE_CLIENTS]
         for total in (total for total in account.clients if total in shown):
             table.add_row(
                 total.client,
@@ -51,14 +44,9 @@ def print_account(account: Totals, console: Console | None = None) -> None:
         print_sentence(console, sentence)
 
 
-def print_training(report: TrainingReport, console: Console | None = None) -> None:
-    """Print the ε that a training spends, and the ε that its authors claim, side by side.
-
-    Args:
-        report: the report to print.
-        console: console to print to; None means stdout.
-    """
-    console = console or Console()
+def print_training(report: TrainingReport) -> None:
+    """Print the ε that a training spends, and the ε that its authors claim, side by side."""
+    console = Console()
     training = report.training
     accountants = [f"ε ({name})" for name in report.rows[0].epsilons]
     table = figure_table(report.name, accountants, texts=["training"])
