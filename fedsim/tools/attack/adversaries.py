@@ -108,7 +108,6 @@ class OtherNoise:
         loss: the loss of that model.
 
     Attributes:
-        part: the audited client's share of the noise of the sum.
         step_length: size of one unit of the integers that are summed, divided by the audited
             client's sensitivity.
     """
@@ -122,7 +121,7 @@ class OtherNoise:
         model: SharedModel,
         loss: PerExampleLoss,
     ) -> None:
-        self.part, self.step_length = view.part, view.step_length
+        self.step_length = view.step_length
         self._federation, self._view, self._gradients = federation, view, gradients
         self._model, self._loss, self._targets = model, loss, targets[:0]
         self._index = torch.arange(0, device=targets.device)
@@ -161,4 +160,4 @@ class OtherNoise:
         key = StreamKey(self._federation.experiment.seed, client, number)
         none = (self._index, self._targets, key)
         steps = release.steps_of_round(range(1), range(1), has_examples=False)
-        return BlockMember(*none, steps, release, secure, self.part)
+        return BlockMember(*none, steps, release, secure, self._view.part)

@@ -9,9 +9,11 @@ loss, so that the update exceeds its clip norm in this coordinate alone. The coo
 noise, whether the client took part with its data. Here the second run is without data.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -23,9 +25,10 @@ from fedsim.clients.gradients.choice import gradients_for
 from fedsim.clients.gradients.per_example import PerExampleGradients, PerExampleLoss
 from fedsim.clients.gradients.rule_gradients import scaled_loss
 from fedsim.clients.mechanisms.client_update import UpdateMechanism
+from fedsim.clients.mechanisms.contract import Mechanism
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.model_checks.safety import preserve_state
-from fedsim.clients.sampling.sampling import PoissonSampling
+from fedsim.clients.sampling.sampling import PoissonSampling, Sampling
 from fedsim.clients.training.block import block_of
 from fedsim.clients.training.member import BlockMember
 from fedsim.clients.training.shared_model import SharedModel
@@ -97,16 +100,6 @@ class Observations:
         return inserted
 
 
-def num_spares(examples: int, steps: int) -> int:
-    """Return how many spare canary parameters to add; a spare belongs to no example.
-
-    Args:
-        examples: number of canary parameters that belong to examples.
-        steps: number of observed steps.
-    """
-    return max(0, min(MAX_COORDINATES, _MAX_VALUES // max(1, steps)) - examples)
-
-
 @dataclass(frozen=True)
 class _Round:
     """The observations of one round.
@@ -124,33 +117,111 @@ class _Round:
     adapted_clip_norm: AdaptiveClipNorm | None
 
 
-class ExampleRounds:
-    """Runner of rounds of one client, half of whose examples have a canary of their own.
+M = TypeVar("M", bound=Mechanism)
 
-    Rounds are run with and without gradients, to measure what the examples add to a sum. Only the
-    first `MAX_COORDINATES` canary parameters are recorded.
+
+class _Rounds(ABC, Generic[M]):
+    """Runner of rounds of one client, as in a run, whose canaries an adversary observes.
+
+    Some rounds are run again with and without content (gradients, or all data of the client), to
+    measure what the content adds.
+
+    Args:
+        federation: the assembled federation.
+        client: number of the client.
+        steps: minimum number of steps; the count is rounded up to whole rounds.
+        round_steps: number of steps of a round.
+
+    Attributes:
+        sampling: the sampling scheme that the client is charged for.
+        charged_noise: noise multiplier σ / C on a canary's coordinate that the client is charged
+            for, which need not be the one that is added.
+        is_fixed: whether single uploads can be compared, since all rounds have one clip norm.
+    """
+
+    sampling: Sampling
+    charged_noise: float
+    is_fixed: bool
+    _release: M
+    _has_canary: Bools
+    _shared_model: SharedModel
+
+    def __init__(self, federation: Federation, client: int, steps: int, round_steps: int) -> None:
+        experiment, self._plan = federation.experiment, (federation.plan.clients or ())[client]
+        self._federation, self._client, self._round_steps = federation, client, round_steps
+        self._num_rounds = -(-steps // round_steps)
+        # Without other views of an example, which is an index in a model with canaries.
+        self._local = experiment.local.without_schedule().with_equal_views()
+
+    def observe(self) -> Observations:
+        """Train the client round after round, and return what the adversary sees."""
+        canaries, secure = self._has_canary, self._plan.secure_noise
+        observed: list[_Round] = []
+        pairs: list[tuple[_Round, _Round]] = []
+        for number in range(1, self._num_rounds + 1):
+            seen = self._run(number, secure=secure)
+            observed.append(seen)
+            if number <= _MAX_PAIRED_ROUNDS:
+                noise, whole = self._run(number, has_content=False), seen
+                if secure or not seen.drawn.any():
+                    whole = self._run(number, has_content=True)
+                pairs.append((whole, noise))
+            self._release = self._release.resume(seen.adapted_clip_norm)
+        count = canaries.size
+        moved = [
+            (whole.released[0] - noise.released[0])[:count][whole.drawn[0] & canaries]
+            for whole, noise in pairs
+        ]
+        signals = [(whole.upload - noise.upload)[:count][canaries] for whole, noise in pairs]
+        # A difference of two values has their rounding errors.
+        largest = max(float(np.abs(whole.released[0]).max()) for whole, _ in pairs)
+        eps = torch.finfo(self._shared_model.parameters.data.dtype).eps
+        return Observations(
+            released=np.concatenate([seen.released for seen in observed]),
+            drawn=np.concatenate([seen.drawn for seen in observed]),
+            has_canary=canaries,
+            contributions=np.concatenate(moved),
+            contribution_error=4.0 * eps * largest,
+            uploads=np.stack([seen.upload for seen in observed]),
+            signals=np.stack(signals),
+            round_steps=self._round_steps,
+        )
+
+    @abstractmethod
+    def _run(self, number: int, *, has_content: bool | None = None, secure: bool = False) -> _Round:
+        """Train one round and return its observations.
+
+        Args:
+            number: number of the round.
+            has_content: whether there is more than noise; None for as in a run.
+            secure: whether batches and noise come from the operating system's random source.
+        """
+
+    def _key(self, number: int) -> StreamKey:
+        return StreamKey(self._federation.experiment.seed, self._client, number)
+
+
+class ExampleRounds(_Rounds[DpSgdMechanism]):
+    """Rounds of one client, half of whose examples have a canary of their own.
+
+    Only the first `MAX_COORDINATES` canary parameters are recorded.
 
     Args:
         federation: the assembled federation, whose privacy unit is the example.
         client: number of the client.
         view: the secure sum in which the adversary sees the client's releases; None if it sees the
             releases themselves.
-        steps: minimum number of steps; the count is rounded up to whole rounds.
+        steps: minimum number of steps.
 
     Raises:
         TypeError: the charged event is not Gaussian noise.
-
-    Attributes:
-        sampling: how the client draws batches.
-        charged_noise: noise multiplier σ / C on a canary's coordinate that the client is charged
-            for, which need not be the one that is added.
-        is_fixed: whether all rounds have one clip norm.
     """
 
     def __init__(
         self, federation: Federation, client: int, view: SumView | None, steps: int
     ) -> None:
         plan, experiment = (federation.plan.clients or ())[client], federation.experiment
+        super().__init__(federation, client, steps, plan.round_steps)
         release, size = plan.release_as(DpSgdMechanism), federation.data.clients.size(client)
         order = stream(experiment.seed, Purpose.CANARIES, client=client).permutation(size)
         has_canary = order < (size + 1) // 2
@@ -158,79 +229,27 @@ class ExampleRounds:
             federation,
             client,
             has_canary,
-            spares=num_spares(size, steps),
+            # Spare canaries belong to no example.
+            spares=max(0, min(MAX_COORDINATES, _MAX_VALUES // max(1, steps)) - size),
             groups=num_groups(release),
         )
-        self._plan, self._seed, self._client, self._steps = plan, experiment.seed, client, steps
         self._gradients = gradients
         self._without = copy(gradients)  # the same noise, and nothing of the examples
         self._without.loss = scaled_loss(gradients.loss, 0.0)
         self._index = torch.arange(size, device=self._targets.device)
-        # Without other views of an example, which is an index here.
-        self._local = experiment.local.without_schedule().with_equal_views()
         self._shared_model = SharedModel(gradients.model, parameters=gradients.parameters)
-        self._step = with_canaries(release, gradients.parameters)
-        self._view = CanaryView.of(self._step, gradients.parameters, MAX_COORDINATES)
+        self._release = with_canaries(release, gradients.parameters)
+        self._view = CanaryView.of(self._release, gradients.parameters, MAX_COORDINATES)
         self._place = self._view.places[0]  # of sums, whose clients have one group
         self._has_canary = has_canary[: self._view.coordinates]
         self._others = view and OtherNoise(
             federation, view, gradients, self._targets, self._shared_model, gradients.loss
         )
-        self.sampling, self.charged_noise = (
-            self._step.sampling,
-            self._view.charged_noise(self._step),
-        )
-        self.is_fixed = self._step.clipping.adapted_clip_norm is None
+        self.sampling = self._release.sampling
+        self.charged_noise = self._view.charged_noise(self._release)
+        self.is_fixed = self._release.clipping.adapted_clip_norm is None
 
-    def observe(self) -> Observations:
-        """Train the client round after round, as in a run, and return what the adversary sees."""
-        canaries, step = self._has_canary, self._step
-        observed: list[_Round] = []
-        pairs: list[tuple[_Round, _Round]] = []
-        for number, start in enumerate(range(0, self._steps, self._plan.round_steps), start=1):
-            steps = range(start, start + self._plan.round_steps)
-            seen = self._run(number, steps, step, secure=self._plan.secure_noise)
-            observed.append(seen)
-            if number <= _MAX_PAIRED_ROUNDS:
-                noise = self._run(number, steps, step, has_gradients=False)
-                with_sums = self._run(number, steps, step) if self._plan.secure_noise else seen
-                pairs.append((with_sums, noise))
-            step = step.resume(seen.adapted_clip_norm)
-        count = canaries.size
-        moved = [
-            (seen.released[0] - noise.released[0])[:count][seen.drawn[0] & canaries]
-            for seen, noise in pairs
-        ]
-        signals = [(seen.upload - noise.upload)[:count][canaries] for seen, noise in pairs]
-        return Observations(
-            released=np.concatenate([seen.released for seen in observed]),
-            drawn=np.concatenate([seen.drawn for seen in observed]),
-            has_canary=canaries,
-            contributions=np.concatenate(moved),
-            contribution_error=_rounding(self._shared_model, [s.released[0] for s, _ in pairs]),
-            uploads=np.stack([seen.upload for seen in observed]),
-            signals=np.stack(signals),
-            round_steps=self._plan.round_steps,
-        )
-
-    def _run(
-        self,
-        number: int,
-        steps: range,
-        step: DpSgdMechanism,
-        *,
-        has_gradients: bool = True,
-        secure: bool = False,
-    ) -> _Round:
-        """Train one round and return its observations.
-
-        Args:
-            number: number of the round.
-            steps: numbers of the round's steps, counted over all rounds of the client.
-            step: the mechanism at the first step of the round.
-            has_gradients: whether there is more than noise.
-            secure: whether batches and noise come from the operating system's random source.
-        """
+    def _run(self, number: int, *, has_content: bool | None = None, secure: bool = False) -> _Round:
         rows: list[tuple[Floats, Bools]] = []
         others = self._others
         added = None if others is None else others.of_round(number, secure=secure)[self._place]
@@ -253,18 +272,25 @@ class ExampleRounds:
                 seen = (released[0, self._place].double() + added) * others.step_length
             rows.append((seen.cpu().numpy(), drawn[: self._view.coordinates]))
 
-        gradients = self._gradients if has_gradients else self._without
-        key = StreamKey(self._seed, self._client, number)
-        part = None if others is None else others.part
-        member = BlockMember(self._index, self._targets, key, steps, step, secure, part)
+        first = (number - 1) * self._round_steps
+        member = BlockMember(
+            self._index,
+            self._targets,
+            self._key(number),
+            range(first, first + self._round_steps),
+            self._release,
+            secure,
+            self._plan.part,
+        )
+        gradients = self._without if has_content is False else self._gradients
         block = block_of(self._shared_model, gradients.loss, gradients, self._local, [member])
         result = block.train(record)
         released, drawn = (np.array(column) for column in zip(*rows, strict=True))
         if others is not None:  # the integers are the upload
             return _Round(released, drawn, released[0], None)
         moved = self._shared_model.start_values - result.values[0]
-        bounds = step.groups(self._gradients.parameters).bounds
-        upload = self._view.read(moved, step, bounds).cpu().numpy()
+        bounds = self._release.groups(self._gradients.parameters).bounds
+        upload = self._view.read(moved, self._release, bounds).cpu().numpy()
         return _Round(released, drawn, upload, result.adapted_clip_norm[0])
 
 
@@ -303,12 +329,6 @@ def _network_and_loss(federation: Federation, features: Tensor) -> tuple[nn.Modu
     return network, add_canary_loss(federation.model.loss, shape)
 
 
-def _rounding(model: SharedModel, seen: Sequence[Floats]) -> float:
-    """Return the largest rounding error of a difference of values that were seen."""
-    largest = max(float(np.abs(values).max()) for values in seen)
-    return 4.0 * torch.finfo(model.parameters.data.dtype).eps * largest
-
-
 class CanaryClient(nn.Module):
     """A model with an extra canary parameter, which is in the loss of all examples of a client.
 
@@ -329,10 +349,11 @@ class CanaryClient(nn.Module):
         return torch.cat([outputs, canary], dim=1)
 
 
-class UpdateRounds:
-    """Runner of rounds of one client under client-level DP; the client's whole data are one canary.
+class UpdateRounds(_Rounds[UpdateMechanism]):
+    """Rounds of one client under client-level DP; the client's whole data are one canary.
 
-    Rounds are run with and without the data, to measure what the data add to an upload.
+    The charge assumes that clients are drawn by Poisson lots. No estimate is made for single
+    uploads.
 
     Args:
         federation: the assembled federation, whose privacy unit is the client.
@@ -340,11 +361,6 @@ class UpdateRounds:
         view: the secure sum in which the adversary sees the client's upload; None if it sees the
             upload itself.
         steps: number of rounds, each of which is one step.
-
-    Attributes:
-        sampling: how the client is drawn, charged as if it were by Poisson lots.
-        charged_noise: noise multiplier that the client is charged for.
-        is_fixed: False: no estimate is made for single uploads.
     """
 
     is_fixed = False
@@ -352,76 +368,42 @@ class UpdateRounds:
     def __init__(
         self, federation: Federation, client: int, view: SumView | None, steps: int
     ) -> None:
-        plan = (federation.plan.clients or ())[client]
-        release = plan.release_as(UpdateMechanism)
-        self._federation, self._client, self._plan, self._rounds = federation, client, plan, steps
+        super().__init__(federation, client, steps, 1)
+        release = self._plan.release_as(UpdateMechanism)
+        self._has_canary = np.ones(1, dtype=bool)
         self._data = to_tensors(federation.data.clients[client], federation.model.device)
         rate = federation.experiment.local.optimizer.lr
         network, self._loss = _network_and_loss(federation, self._data[0])
         model = CanaryClient(network, CANARY_SCALE * release.max_update_norm / rate)
         self._shared_model = SharedModel(model.to(federation.model.device))
         parameters = self._shared_model.parameters
-        self._update = release.for_model(parameters)
+        self._release = release.for_model(parameters)
         (self._place,) = parameters.slices([parameters.names.index("canaries")])
         self._others = view and OtherNoise(
             federation, view, None, self._data[1], self._shared_model, self._loss
         )
-        self.sampling = PoissonSampling(plan.release.sampling_rate)
-        self.charged_noise = self._update.charged_multipliers[0]
+        self.sampling = PoissonSampling(self._plan.release.sampling_rate)
+        self.charged_noise = self._release.charged_multipliers[0]
 
-    def observe(self) -> Observations:
-        """Run all rounds and return what the adversary sees of the client's canary."""
-        secure, numbers = self._plan.secure_noise, range(1, self._rounds + 1)
-        draws = self._federation.plan.participation
-        drawn = np.array(
-            [not draws.is_secret or self._client in draws.draw(number) for number in numbers]
-        )
-        released = np.stack(
-            [
-                self._release(number, secure=secure, has_data=bool(present))
-                for number, present in zip(numbers, drawn, strict=True)
-            ]
-        )
-        pairs = [
-            (self._release(n, has_data=True), self._release(n, has_data=False))
-            for n in numbers[:_MAX_PAIRED_ROUNDS]
-        ]
-        moved = np.array([seen[0] - noise[0] for seen, noise in pairs])
-        return Observations(
-            released=released,
-            drawn=drawn[:, np.newaxis],
-            has_canary=np.ones(1, dtype=bool),
-            contributions=moved,
-            contribution_error=_rounding(self._shared_model, [seen for seen, _ in pairs]),
-            uploads=released,
-            signals=moved[:, np.newaxis],
-            round_steps=1,
-        )
-
-    def _release(self, number: int, *, has_data: bool, secure: bool = False) -> Floats:
-        """Return a round's canary coordinates in units of the clip norm, with the canary's sign.
-
-        Args:
-            number: the round.
-            has_data: whether the client has its examples or no examples.
-            secure: whether noise comes from the operating system's random source.
-        """
-        federation = self._federation
-        features, targets = self._data if has_data else (part[:0] for part in self._data)
+    def _run(self, number: int, *, has_content: bool | None = None, secure: bool = False) -> _Round:
+        federation, draws = self._federation, self._federation.plan.participation
+        if has_content is None:
+            has_content = not draws.is_secret or self._client in draws.draw(number)
+        features, targets = self._data if has_content else (part[:0] for part in self._data)
         member = BlockMember(
             features,
             targets,
-            StreamKey(federation.experiment.seed, self._client, number),
-            range(federation.plan.steps.whole_rounds[self._client] if has_data else 0),
+            self._key(number),
+            range(federation.plan.steps.whole_rounds[self._client] if has_content else 0),
             secure=secure,
             part=self._plan.part,
-            release=self._update,
+            release=self._release,
         )
-        local = federation.experiment.local.without_schedule().with_equal_views()
-        result = block_of(self._shared_model, self._loss, None, local, [member]).train()
+        result = block_of(self._shared_model, self._loss, None, self._local, [member]).train()
         seen = result.values[0].double()
         if self._others is None:
-            seen = (seen - self._shared_model.start_values) / self._update.max_update_norm
+            seen = (seen - self._shared_model.start_values) / self._release.max_update_norm
         else:
             seen = (seen + self._others.of_round(number, secure=secure)) * self._others.step_length
-        return -seen[self._place].cpu().numpy()
+        upload = -seen[self._place].cpu().numpy()
+        return _Round(upload[np.newaxis], np.array([[has_content]]), upload, None)
