@@ -10,7 +10,7 @@ since a better attack may learn more.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -64,10 +64,8 @@ def _delta(shift: float, p: float, q: float, epsilon: float) -> float:
     a = 0.5 / q**2 - 0.5 / p**2
     b = -shift / q**2
     c = 0.5 * (shift / q) ** 2 + math.log(q / p) - epsilon
-    edges = _roots(a, b, c)
-    ends = [-math.inf, *edges, math.inf]
     total = 0.0
-    for low, high in pairwise(ends):
+    for low, high in pairwise([-math.inf, *_roots(a, b, c), math.inf]):
         inner = _between(low, high)
         if (a * inner + b) * inner + c > 0.0:
             total += _mass(low, high, shift, p, q, epsilon)
@@ -123,10 +121,8 @@ class UploadDistribution:
     @classmethod
     def of(cls, seen: Observations) -> "UploadDistribution | None":
         """Return the measured distribution; None if too few values were measured."""
-        if seen.signals.size < 2:
-            return None
         outside = seen.uploads[:, ~seen.is_member]
-        if outside.size == 0:
+        if seen.signals.size < 2 or outside.size == 0:
             return None
         return cls(
             shift=float(seen.signals.mean()),
@@ -249,50 +245,29 @@ def views_of(
         for client, distribution in distributions.items()
         if distribution is not None
     }
-    plans = federation.plan.clients
+    plans, participation = federation.plan.clients, federation.plan.participation
     if plans is None or not known:
         return {}
     weights = [float(weight) for weight in federation.plan.weights.values]
-    own_rounds = [_rounds(federation, client, plan) for client, plan in enumerate(plans)]
-    rounds = noise_of_rounds(
-        _participants(own_rounds, federation.plan.participation.rounds),
-        _noise(federation, plans, known),
-        weights,
-    )
-    views = {
-        client: estimate_views(
-            distribution,
-            [number - 1 for number in own_rounds[client]],
-            weights[client],
-            rounds,
-            delta=plans[client].delta,
-        )
-        for client, distribution in known.items()
-    }
-    if _is_sum_of_rounds(federation):
-        return views
-    return {client: replace(view, final_model=math.nan) for client, view in views.items()}
-
-
-def _is_sum_of_rounds(federation: Federation) -> bool:
-    """Return whether the final model is the sum of all rounds' mean updates."""
-    settings = federation.experiment.federation
-    return settings.algorithm.name == "fedavg" and settings.ema_decay is None
-
-
-def _rounds(federation: Federation, client: int, plan: PrivacyPlan) -> tuple[int, ...]:
-    """Return the numbers of the rounds that a client's budget affords."""
-    count = federation.plan.steps.rounds_in(client, plan.steps_to_take)
-    return federation.plan.participation.rounds_of(client)[:count]
-
-
-def _participants(own_rounds: Sequence[Sequence[int]], rounds: int) -> Iterator[list[int]]:
-    """Yield the participants of each round."""
-    participants: list[list[int]] = [[] for _ in range(rounds)]
+    own_rounds = [  # those that the client's budget affords
+        participation.rounds_of(client)[
+            : federation.plan.steps.rounds_in(client, plan.steps_to_take)
+        ]
+        for client, plan in enumerate(plans)
+    ]
+    participants: list[list[int]] = [[] for _ in range(participation.rounds)]
     for client, numbers in enumerate(own_rounds):
         for number in numbers:
             participants[number - 1].append(client)
-    yield from participants
+    rounds = noise_of_rounds(participants, _noise(federation, plans, known), weights)
+    settings = federation.experiment.federation
+    is_sum_of_rounds = settings.algorithm.name == "fedavg" and settings.ema_decay is None
+    views: dict[int, ObservedViews] = {}
+    for client, distribution in known.items():
+        own, delta = [number - 1 for number in own_rounds[client]], plans[client].delta
+        view = estimate_views(distribution, own, weights[client], rounds, delta=delta)
+        views[client] = view if is_sum_of_rounds else replace(view, final_model=math.nan)
+    return views
 
 
 def _noise(
@@ -305,6 +280,6 @@ def _noise(
         for plan, client in zip(plans, terms, strict=True)
         for release in (plan.release_as(DpSgdMechanism),)
     ]
-    ratio = float(np.mean([uploads.noise / charged[client] for client, uploads in known.items()]))
     measured = {client: distribution.noise for client, distribution in known.items()}
+    ratio = float(np.mean([noise / charged[client] for client, noise in measured.items()]))
     return {client: ratio * variance for client, variance in enumerate(charged)} | measured
