@@ -59,7 +59,10 @@ def verify_command(
         raise click.BadParameter(
             f"must be 64 hexadecimal digits, got {root!r}", param_hint="--root"
         )
-    if OPTIONS["verify of a search"](directory, root=root, replay=replay, as_json=as_json):
+    search = OPTIONS["verify of a search"](Path(directory), root=root, replay=replay)
+    if search is not None:
+        lines = [f"{directory}: sound", *search.statement, f"root: {search.root}"]
+        _show(directory, search, lines, as_json=as_json, statement=search.statement)
         return
     run_directory = RunDirectory.open(Path(directory))
     refuse_in_use(run_directory.path)
@@ -72,30 +75,45 @@ def verify_command(
             replayed = OPTIONS["verify --replay"](run_directory, base=place, phases=phases)
             numbers = {name: getattr(replayed, name) for name in _REPLAYED}
             verification = replace(verification, problems=replayed.problems)
+    lines = [f"{directory}: sound ({_spend_in_words(verification)})"]
+    if verification.root is not None:
+        lines.append(f"root: {verification.root}")
+    if numbers is not None:
+        repeated = ", ".join(f"{n} {name}" for name, n in numbers.items())
+        lines.append(f"replayed: {repeated}, all as recorded")
+    more = {} if numbers is None else {"replayed": numbers}
+    _show(directory, verification, lines, as_json=as_json, **more)
+
+
+def _show(
+    directory: str, found: "Verification", lines: list[str], *, as_json: bool, **more: object
+) -> None:
+    """Print the result of a check; the process exits with code 1 if there are problems.
+
+    Args:
+        directory: the checked directory.
+        found: the result; that of a search has the same fields.
+        lines: what is printed if there are no problems.
+        as_json: whether to print JSON.
+        more: further keys of the JSON.
+    """
     if as_json:
         print_json(
             {
-                "sound": not verification.problems,
-                "problems": list(verification.problems),
-                "unchecked": list(verification.unchecked),
-                "root": verification.root,
-                **({} if numbers is None else {"replayed": numbers}),
+                "sound": not found.problems,
+                "problems": list(found.problems),
+                "unchecked": list(found.unchecked),
+                "root": found.root,
+                **more,
             }
         )
-    elif not verification.problems:
-        click.echo(f"{directory}: sound ({_spend_in_words(verification)})")
-        if verification.root is not None:
-            click.echo(f"root: {verification.root}")
-        if numbers is not None:
-            repeated = ", ".join(f"{n} {name}" for name, n in numbers.items())
-            click.echo(f"replayed: {repeated}, all as recorded")
+    elif found.problems:
+        click.echo("\n".join(f"{directory}: {problem}" for problem in found.problems), err=True)
     else:
-        click.echo(
-            "\n".join(f"{directory}: {problem}" for problem in verification.problems), err=True
-        )
-    for item in verification.unchecked:
+        click.echo("\n".join(lines))
+    for item in found.unchecked:
         click.echo(f"{directory}: not checked: {item}", err=True)
-    if verification.problems:
+    if found.problems:
         sys.exit(ExitCode.FAILED)
 
 

@@ -1,6 +1,5 @@
 """Checks of a directory of searches: ledger, recomputed guarantees and public folders."""
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,8 +7,6 @@ from typing import Any
 
 import click
 
-from fedsim.cli.options import print_json
-from fedsim.core.errors import ExitCode
 from fedsim.runs.files import alike, find_object
 from fedsim.tools.search.ledger import (
     ACCOUNT,
@@ -59,9 +56,19 @@ class SearchVerification:
     statement: tuple[str, ...]
 
 
-def is_search(path: Path) -> bool:
-    """Return whether a path is a directory of searches."""
-    return (path / PATH).is_file() or (path / MARKER).is_file()
+def verify_if_search(
+    directory: Path, *, root: str | None, replay: bool
+) -> SearchVerification | None:
+    """Check a directory of searches; return None for any other path.
+
+    Raises:
+        BadParameter: a replay was requested.
+    """
+    if not ((directory / PATH).is_file() or (directory / MARKER).is_file()):
+        return None
+    if replay:
+        raise click.BadParameter("the runs of a search are destroyed", param_hint="--replay")
+    return verify_search(directory, root=root)
 
 
 def verify_search(out: Path, *, root: str | None = None) -> SearchVerification:
@@ -149,32 +156,3 @@ def _differing(content: Any, expected: Any) -> list[str]:
     return [
         key for key in keys if not alike(content.get(key), expected.get(key), relative=_RELATIVE)
     ]
-
-
-def check_command(directory: str, *, root: str | None, replay: bool, as_json: bool) -> bool:
-    """Check a directory of searches and print the result; return False for any other path.
-
-    The process exits with code 1 if a check fails.
-
-    Raises:
-        BadParameter: a replay was requested.
-    """
-    if not is_search(Path(directory)):
-        return False
-    if replay:
-        raise click.BadParameter("the runs of a search are destroyed", param_hint="--replay")
-    verified = verify_search(Path(directory), root=root)
-    if as_json:
-        content = {name: value for name, value in vars(verified).items() if name != "problems"}
-        print_json({"sound": not verified.problems, "problems": list(verified.problems), **content})
-    elif verified.problems:
-        click.echo("\n".join(f"{directory}: {problem}" for problem in verified.problems), err=True)
-    else:
-        click.echo(f"{directory}: sound")
-        click.echo("\n".join(verified.statement))
-        click.echo(f"root: {verified.root}")
-    for item in verified.unchecked:
-        click.echo(f"{directory}: not checked: {item}", err=True)
-    if verified.problems:
-        sys.exit(ExitCode.FAILED)
-    return True
