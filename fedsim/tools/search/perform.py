@@ -119,11 +119,7 @@ class _SearchRun:
     """One call of `search` in its locked directory."""
 
     def __init__(
-        self,
-        comparison: LoadedComparison,
-        out: Path,
-        workers: int,
-        locks: tuple[int, ...],
+        self, comparison: LoadedComparison, out: Path, workers: int, locks: tuple[int, ...]
     ) -> None:
         self._comparison, self._out = comparison, out
         self._workers, self._locks = workers, locks

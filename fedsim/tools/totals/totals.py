@@ -185,54 +185,44 @@ def _total(
     adjacency: Adjacency,
 ) -> ClientTotal:
     counted = [source for source in sources if key in source.ledgers]
-    delta = _delta(key, counted) if delta is None else delta
+    chosen = _delta(key, counted) if delta is None else delta
     total, server = PrivacyLedger(), PrivacyLedger()
     for source in counted:
         total.merge(source.ledgers[key])
         server.merge((source.against_server or {}).get(key, PrivacyLedger()))
-    runs = sum(source.is_run for source in counted)
+
+    def epsilon(ledger: PrivacyLedger, accountant: AccountantChoice) -> float:
+        """Return ε of a ledger, with the noise sampler's slack once for each fedsim run.
+
+        The slack of a run covers the values that the run may draw. Replacing the noise of one run
+        after another by what was drawn adds it each time.
+        """
+        try:
+            account = ledger.compose_into(make_accountant(accountant, adjacency=adjacency))
+        except UnsupportedEventError as error:
+            raise SourceError(
+                f"{_whose(key)}: {error}; under {adjacency} adjacency there is no ε. Pass the "
+                "--adjacency that the events hold under"
+            ) from error
+        get_epsilon: Callable[[float], float] = account.get_epsilon
+        for _ in range(sum(source.is_run for source in counted)):
+            get_epsilon = partial(epsilon_with_slack, get_epsilon)
+        return get_epsilon(chosen)
+
     has_server = bool(counted) and all(source.against_server is not None for source in counted)
-    who = f"client {key}" if key else "the ledger"
-    epsilons = {
-        accountant_name(accountant): _epsilon(total, delta, accountant, adjacency, runs, who=who)
-        for accountant in accountants
-    }
     return ClientTotal(
         key,
         next((source.names[key] for source in counted if key in source.names), None),
         tuple(source.name for source in counted),
         total,
-        delta,
-        epsilons,
-        _epsilon(server, delta, accountants[0], adjacency, runs, who=who) if has_server else None,
+        chosen,
+        {accountant_name(accountant): epsilon(total, accountant) for accountant in accountants},
+        epsilon(server, accountants[0]) if has_server else None,
     )
 
 
-def _epsilon(
-    ledger: PrivacyLedger,
-    delta: float,
-    accountant: AccountantChoice,
-    adjacency: Adjacency,
-    runs: int,
-    *,
-    who: str,
-) -> float:
-    """Return ε of a ledger, with the noise sampler's slack once for each fedsim run.
-
-    The slack of a run covers the values that the run may draw. Replacing the noise of one run after
-    another by what was drawn adds it each time.
-    """
-    try:
-        account = ledger.compose_into(make_accountant(accountant, adjacency=adjacency))
-    except UnsupportedEventError as error:
-        raise SourceError(
-            f"{who}: {error}; under {adjacency} adjacency there is no ε. Pass the --adjacency that "
-            "the events hold under"
-        ) from error
-    get_epsilon: Callable[[float], float] = account.get_epsilon
-    for _ in range(runs):
-        get_epsilon = partial(epsilon_with_slack, get_epsilon)
-    return get_epsilon(delta)
+def _whose(key: str) -> str:
+    return f"client {key}" if key else "the ledger"
 
 
 def _delta(key: str, sources: Sequence[Source]) -> float:
@@ -240,8 +230,7 @@ def _delta(key: str, sources: Sequence[Source]) -> float:
     known = {delta for delta in deltas if delta is not None}
     if len(known) != 1 or None in deltas:
         given = "no δ" if not known else "several δ: " + ", ".join(f"{d:g}" for d in sorted(known))
-        who = f"client {key}" if key else "the ledger"
-        raise SourceError(f"{who} has {given}; pass the δ of the total with --delta")
+        raise SourceError(f"{_whose(key)} has {given}; pass the δ of the total with --delta")
     return known.pop()
 
 
