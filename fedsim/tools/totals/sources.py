@@ -271,7 +271,8 @@ def _read_run(name: str, directory: RunDirectory) -> Source:
         )
     histories = {str(client): charges for client, charges in files.histories.items()}
     ledgers = {client: total_of(charges) for client, charges in histories.items()}
-    rows = _rows(files)
+    recorded = files.optional("privacy.json") or {"clients": []}  # none before the run has ended
+    rows: dict[str, Any] = {str(row["client"]): row for row in recorded["clients"]}
     for client, row in rows.items():
         ledger = ledgers.setdefault(client, PrivacyLedger())
         if row["epsilon"] is None:  # a condition of the claim failed
@@ -316,12 +317,6 @@ def _assignment(experiment: Experiment) -> str:
     is_natural = data.partition.scheme in ("column", "files")
     content = [data.model_dump(mode="json"), None if is_natural else experiment.seed]
     return json.dumps(content, sort_keys=True)
-
-
-def _rows(files: RunFiles) -> dict[str, Any]:
-    """Return the clients of `privacy.json` by number; empty before the run has ended."""
-    privacy = files.optional("privacy.json") or {"clients": []}
-    return {str(row["client"]): row for row in privacy["clients"]}
 
 
 def _read_journal(name: str, path: Path) -> Source:
