@@ -198,7 +198,8 @@ class _SearchRun:
     def _message(self, run: int, folder: Path) -> dict[str, Any]:
         drawn = self._current.drawn
         variant = self._comparison.candidates[drawn.configurations[run]]
-        loaded, seed = variant.experiments[0], variant.experiments[0].experiment.seed
+        (loaded,) = variant.experiments  # a search has one seed
+        seed = loaded.experiment.seed
         job = Job(variant.name, seed, loaded, folder, drawn.digest, "run", measure=False)
         return {**job.to_message(), "report": False}
 
