@@ -12,16 +12,17 @@ from typing import Any
 
 from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.trust import CLAIMED_AGAINST
-from fedsim.clients.mechanisms.plan import PrivacyPlan
+from fedsim.clients.mechanisms.plan import PrivacyPlan, PrivacyPlanError
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.clients.sampling.sampling import Charges
 from fedsim.core.errors import InputError
 from fedsim.core.text_formats import finite_or_none
-from fedsim.experiment import ExperimentError, LoadedExperiment, load_experiment
+from fedsim.experiment import Experiment, ExperimentError, LoadedExperiment, load_experiment
 from fedsim.experiment.errors import path_text
 from fedsim.federation.assembly import with_plans
 from fedsim.federation.federation import Federation
 from fedsim.federation.plan_checks import refuse_overspending
+from fedsim.planning import NOTHING_TO_PLAN
 from fedsim.statement.observers import OBSERVER_NAMES
 
 OBSERVERS = tuple(OBSERVER_NAMES)
@@ -116,6 +117,17 @@ class PlannedCell:
         }
 
 
+def privacy_of(experiment: Experiment) -> PrivacySettings:
+    """Return the section `privacy` of an experiment.
+
+    Raises:
+        PrivacyPlanError: the experiment has no such section.
+    """
+    if experiment.privacy is None:
+        raise PrivacyPlanError(NOTHING_TO_PLAN)
+    return experiment.privacy
+
+
 def plan_cells(loaded: LoadedExperiment, federation: Federation) -> tuple[PlannedCell, ...]:
     """Return the plans of an experiment under every trust model and privacy unit, without training.
 
@@ -123,19 +135,16 @@ def plan_cells(loaded: LoadedExperiment, federation: Federation) -> tuple[Planne
     model and the unit of the file.
 
     Args:
-        loaded: the experiment; the result is empty if it has no section `privacy`.
+        loaded: the experiment, which has privacy.
         federation: the experiment's assembled federation.
     """
-    privacy = loaded.experiment.privacy
-    if privacy is None:
-        return ()
-    if privacy.release_kind.local_trust_only:  # its proof holds in its own cell only
-        return (_planned(federation, is_own=True),)
+    privacy = privacy_of(loaded.experiment)
+    own = privacy.trust.name, privacy.unit
     return tuple(
         _planned(federation, is_own=True)
-        if (trust, unit) == (privacy.trust.name, privacy.unit)
+        if (trust, unit) == own
         else plan_cell(loaded, federation, trust, unit)
-        for trust, unit in CELLS
+        for trust, unit in ((own,) if privacy.release_kind.local_trust_only else CELLS)
     )
 
 
@@ -158,11 +167,9 @@ def plan_cell(
         unit: the privacy unit: example or client.
         also: further settings to change, as `{"key.path": value}`; None for no others.
     """
-    experiment = loaded.experiment
-    content = experiment.model_dump(mode="json", exclude_unset=True)
-    changes = {} if experiment.privacy is None else _changes(experiment.privacy, trust, unit)
+    content = loaded.experiment.model_dump(mode="json", exclude_unset=True)
+    changes = {**(also or {}), **_changes(privacy_of(loaded.experiment), trust, unit)}
     try:
-        changes = {**(also or {}), **changes}
         cell = load_experiment(content, changes, base=loaded.base)
         planned = with_plans(federation, cell)
         refuse_overspending(planned)
@@ -190,17 +197,17 @@ def _changes(privacy: PrivacySettings, trust: str, unit: str) -> dict[str, Any]:
 
 
 def _planned(federation: Federation, *, is_own: bool) -> PlannedCell:
-    plans, terms = list(federation.plan.clients or ()), list(federation.plan.client_privacy or ())
-    trust, unit = terms[0].privacy.trust.name, terms[0].privacy.unit
+    plans, privacy = federation.plan.clients or (), privacy_of(federation.experiment)
+    trust = privacy.trust.name
     clients = tuple(
-        CellClient(number, plan.release.noise_multiplier, _epsilons(plan, client_terms.privacy))
-        for number, (plan, client_terms) in enumerate(zip(plans, terms, strict=True))
+        CellClient(number, plan.release.noise_multiplier, _epsilons(plan, privacy))
+        for number, plan in enumerate(plans)
         if plan.planned_steps
     )
     parts = [plan.part for plan in plans if plan.part is not None]
     return PlannedCell(
         trust=trust,
-        unit=unit,
+        unit=privacy.unit,
         is_own=is_own,
         clients=clients,
         delta=max(plan.delta for plan in plans),
@@ -226,7 +233,7 @@ def planned_epsilon(plan: PrivacyPlan, privacy: PrivacySettings, charges: Charge
 
     Args:
         plan: privacy plan of the client.
-        privacy: privacy settings of the client.
+        privacy: the section `privacy`, whose accountant and adjacency are those of all clients.
         charges: pairs (privacy event, number of releases), as one observer sees them.
     """
     return _epsilon(tuple(charges), plan.delta, privacy.accounting, privacy.adjacency.name)
@@ -234,12 +241,8 @@ def planned_epsilon(plan: PrivacyPlan, privacy: PrivacySettings, charges: Charge
 
 @lru_cache(maxsize=4096)  # clients of equal size and budget share the result
 def _epsilon(charges: Any, delta: float, accountant: Any, adjacency: Any) -> float:
-    if not any(count for _, count in charges):
-        return 0.0
-    ledger = PrivacyLedger()
-    for event, count in charges:
-        ledger.record(event, count)
-    return ledger.epsilon_with_slack(delta, accountant, adjacency)
+    ledger = PrivacyLedger.of(charges)
+    return ledger.epsilon_with_slack(delta, accountant, adjacency) if len(ledger) else 0.0
 
 
 def _strictest(federation: Federation, clients: tuple[CellClient, ...]) -> tuple[int, ...]:

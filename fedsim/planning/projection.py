@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median_low
 from typing import Any
@@ -10,7 +10,6 @@ from typing import Any
 from fedsim.accountant import zcdp_rho
 from fedsim.accountant.search import largest_count
 from fedsim.accountant.textbook.bounds import choose_bounds
-from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.plan import (
     PlanRequest,
     PrivacyBudgetError,
@@ -26,10 +25,9 @@ from fedsim.experiment import LoadedExperiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.federation.plan_checks import full_batch_note, last_round, refuse_overspending
-from fedsim.planning import NOTHING_TO_PLAN
 from fedsim.planning.bounds import BoundCurve, CurveSchedule, bound_curve, even_numbers
-from fedsim.planning.cells import PlannedCell, plan_cells, planned_epsilon
-from fedsim.planning.round_noise import PlannedCorrelation, correlations_json, plan_correlations
+from fedsim.planning.cells import PlannedCell, plan_cells, planned_epsilon, privacy_of
+from fedsim.planning.round_noise import PlannedCorrelation, plan_correlations
 
 
 def experiment_curves(
@@ -54,8 +52,7 @@ def experiment_curves(
         PrivacyPlanError: the experiment has no `privacy` section, or no noise meets its target.
         ValueError: there is no such bound, or the experiment cannot be assembled.
     """
-    privacy = _planned_privacy(loaded)
-    bounds = choose_bounds(names, orders=privacy.accountant.orders)
+    bounds = choose_bounds(names, orders=privacy_of(loaded.experiment).accountant.orders)
     phases = phases or Phases()
     federation = assemble(loaded, ledger=None, phases=phases)
     phases.begin("bounding ε")
@@ -67,12 +64,6 @@ def experiment_curves(
     return curves
 
 
-def _planned_privacy(loaded: LoadedExperiment) -> PrivacySettings:
-    if loaded.experiment.privacy is None:
-        raise PrivacyPlanError(NOTHING_TO_PLAN)
-    return loaded.experiment.privacy
-
-
 def client_kinds(federation: Federation) -> tuple[CurveSchedule, ...]:
     """Return one schedule of steps for each group of clients with equal privacy settings.
 
@@ -82,7 +73,7 @@ def client_kinds(federation: Federation) -> tuple[CurveSchedule, ...]:
     Args:
         federation: the federation, which has privacy.
     """
-    plans, terms = federation.plan.clients or (), federation.plan.client_privacy or ()
+    plans = federation.plan.clients or ()
     members: dict[tuple[object, ...], list[int]] = {}
     for client, plan in enumerate(plans):
         if plan.steps_to_take:
@@ -92,7 +83,7 @@ def client_kinds(federation: Federation) -> tuple[CurveSchedule, ...]:
     kinds = []
     for clients in members.values():
         least = min(clients, key=lambda member: plans[member].release.effective_noise_multiplier)
-        plan, privacy = plans[least], terms[least].privacy
+        plan = plans[least]
         kinds.append(
             CurveSchedule(
                 sampling_rate=plan.release.sampling_rate,
@@ -100,7 +91,7 @@ def client_kinds(federation: Federation) -> tuple[CurveSchedule, ...]:
                 delta=plan.delta,
                 steps=plan.steps_to_take,
                 charges=lambda count, plan=plan: tuple(plan.charges(0, count)),
-                adjacency=privacy.adjacency.name,
+                adjacency=privacy_of(federation.experiment).adjacency.name,
                 clients=tuple(clients),
             )
         )
@@ -109,6 +100,7 @@ def client_kinds(federation: Federation) -> tuple[CurveSchedule, ...]:
 
 _MAX_CURVE_POINTS = 12  # points of each client's curve
 _MAX_PLANNED_RUNS = 100  # a budget that affords this many runs counts as unlimited
+_FACTORS = ((0.5, "half"), (2, "double"))  # of the batch and of the rounds
 
 
 @dataclass(frozen=True)
@@ -211,15 +203,14 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as a JSON value; an infinite ε is null."""
-        hidden = () if self.clients[0].name is not None else ("name",)
-        return {
+        content = {
             "delta": self.delta,
             "target_epsilon": self.target_epsilon,
             "system_epsilon": finite_or_none(self.system_epsilon),
-            **({} if self.rho is None else {"rho": self.rho}),
+            "rho": self.rho,
             "clients": [
                 {
-                    **{key: value for key, value in vars(client).items() if key not in hidden},
+                    **{key: x for key, x in vars(client).items() if key != "name" or x is not None},
                     "epsilon": finite_or_none(client.epsilon),
                     "curve": [[rounds, finite_or_none(value)] for rounds, value in client.curve],
                 }
@@ -229,17 +220,15 @@ class Plan:
             "refusal": self.refusal,
             "note": self.note,
             "cells": [cell.to_json() for cell in self.cells],
-            **correlations_json(self.correlations),
-            **(
-                {}
-                if self.bounds is None
-                else {"bounds": [curve.to_json() for curve in self.bounds]}
-            ),
+            "correlations": [vars(row) for row in self.correlations] or None,
+            "bounds": None if self.bounds is None else [curve.to_json() for curve in self.bounds],
             "variations": [
                 {**vars(variation), "epsilon": finite_or_none(variation.epsilon)}
                 for variation in self.variations
             ],
         }
+        left_out = ("rho", "correlations", "bounds")  # where they are unknown
+        return {key: x for key, x in content.items() if key not in left_out or x is not None}
 
 
 def plan_experiment(
@@ -264,24 +253,23 @@ def plan_experiment(
         PrivacyPlanError: the experiment has no `privacy` section, or no noise meets its target.
         ValueError: there is no such bound, or the experiment cannot be assembled (see `assemble`).
     """
-    privacy = _planned_privacy(loaded)
+    privacy = privacy_of(loaded.experiment)
     further = None if bounds is None else choose_bounds(bounds, orders=privacy.accountant.orders)
     phases = phases or Phases()
     federation = assemble(loaded, ledger=None, phases=phases)
     phases.begin("projecting ε")
     rounds = federation.plan.participation.planned_rounds()
-    plans, terms = federation.plan.clients or (), federation.plan.client_privacy or ()
     clients = tuple(
-        _plan_client(federation, client, rounds[client], curve=curves)
-        for client in range(len(plans))
+        _plan_client(federation, client, planned, curve=curves)
+        for client, planned in enumerate(rounds)
     )
-    middle = median_low(plan.examples for plan in plans)
-    median = next(client.client for client in clients if client.examples == middle)
+    middle = median_low(client.examples for client in clients)
+    median = next(client for client in clients if client.examples == middle)
     plan = Plan(
         target_epsilon=privacy.target_epsilon,
         clients=clients,
-        median_client=median,
-        variations=tuple(_variations(federation, terms[median].privacy, middle, rounds[median])),
+        median_client=median.client,
+        variations=tuple(_variations(federation, median)),
         refusal=budget_refusal(federation),
         note=full_batch_note(loaded.experiment, federation.data.clients.sizes),
         cells=plan_cells(loaded, federation),
@@ -289,7 +277,7 @@ def plan_experiment(
         if further is None
         else tuple(bound_curve(kind, further) for kind in client_kinds(federation)),
         correlations=plan_correlations(federation),
-        rho=None if privacy.accountant.target_rho is None else _largest_rho(federation),
+        rho=_largest_rho(federation, privacy),
     )
     phases.end()
     return plan
@@ -305,13 +293,13 @@ def budget_refusal(federation: Federation) -> str | None:
 
 
 def _plan_client(federation: Federation, client: int, rounds: int, *, curve: bool) -> PlannedClient:
-    plans, terms = federation.plan.clients or (), federation.plan.client_privacy or ()
-    plan, client_terms = plans[client], terms[client]
+    plan = (federation.plan.clients or ())[client]
+    privacy = privacy_of(federation.experiment)
     parts = range(1, _MAX_CURVE_POINTS + 1) if curve else (_MAX_CURVE_POINTS,)
     marks = sorted({max(1, round(rounds * k / _MAX_CURVE_POINTS)) for k in parts})
     steps_after = partial(federation.plan.steps.steps_after, client)
     points = tuple(
-        (mark, _epsilon(plan, client_terms.privacy, min(steps_after(mark), plan.steps_to_take)))
+        (mark, _epsilon(plan, privacy, min(steps_after(mark), plan.steps_to_take)))
         for mark in marks
         if mark <= rounds
     )
@@ -324,20 +312,21 @@ def _plan_client(federation: Federation, client: int, rounds: int, *, curve: boo
         delta=plan.delta,
         target_epsilon=plan.target_epsilon,
         steps=plan.steps_to_take,
-        affordable_rounds=_affordable_rounds(federation, client, client_terms.privacy),
+        affordable_rounds=_affordable_rounds(federation, client, privacy),
         last_round=last_round(federation, client),
         epsilon=points[-1][1] if points else 0.0,
         curve=points,
-        group=client_terms.group,
+        group=(federation.plan.client_privacy or ())[client].group,
         name=None if (names := federation.data.client_names) is None else names[client],
     )
 
 
-def _largest_rho(federation: Federation) -> float:
-    plans, terms = federation.plan.clients or (), federation.plan.client_privacy or ()
+def _largest_rho(federation: Federation, privacy: PrivacySettings) -> float | None:
+    if privacy.accountant.target_rho is None:
+        return None
     return max(
-        zcdp_rho(plan.charges(0, plan.steps_to_take), client_terms.privacy.adjacency.name)
-        for plan, client_terms in zip(plans, terms, strict=True)
+        zcdp_rho(plan.charges(0, plan.steps_to_take), privacy.adjacency.name)
+        for plan in federation.plan.clients or ()
     )
 
 
@@ -365,71 +354,61 @@ def _epsilon(plan: PrivacyPlan, privacy: PrivacySettings, steps: int) -> float:
     return planned_epsilon(plan, privacy, plan.charges(0, steps))
 
 
-def _variations(
-    federation: Federation, privacy: PrivacySettings, examples: int, rounds: int
-) -> Iterator[Variation]:
-    """Yield projections of the median client, each with one setting changed."""
-    local, turns = federation.experiment.local, federation.plan.participation.separation
-    for change, other_local, other_privacy, other_rounds in _changes(local, privacy, rounds):
+def _variations(federation: Federation, client: PlannedClient) -> Iterator[Variation]:
+    """Yield projections of a client, each with one setting changed."""
+    rounds, turns = client.rounds, federation.plan.participation.separation
+    request = PlanRequest(
+        (federation.plan.client_privacy or ())[client.client].privacy,
+        federation.experiment.local,
+        examples=client.examples,
+        planned_rounds=rounds,
+        drawn=federation.plan.participation.secret_rate,
+    )
+    for change, other in _changes(request):
+        apart = turns and turns.scaled(other.planned_rounds / max(1, rounds))
         try:
-            plan = plan_privacy(
-                PlanRequest(
-                    other_privacy,
-                    other_local,
-                    examples=examples,
-                    planned_rounds=other_rounds,
-                    drawn=federation.plan.participation.secret_rate,
-                    separation=turns and turns.scaled(other_rounds / max(1, rounds)),
-                )
-            )
+            plan = plan_privacy(replace(other, separation=apart))
         except PrivacyPlanError:
             continue  # without a guarantee there is nothing to compare
-        epsilon = _epsilon(plan, other_privacy, plan.steps_to_take)
+        epsilon = _epsilon(plan, other.privacy, plan.steps_to_take)
         yield Variation(change, plan.release.noise_multiplier, plan.steps_to_take, epsilon)
 
 
-def _changes(
-    local: LocalSettings, privacy: PrivacySettings, rounds: int
-) -> Iterator[tuple[str, LocalSettings, PrivacySettings, int]]:
-    yield "as planned", local, privacy, rounds
-    if privacy.release_kind.draws_batches:
-        yield from _batches(local, privacy, rounds)
+def _changes(request: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:
+    """Yield the changed setting in words, and the request for a plan with it."""
+    privacy, draws_batches = request.privacy, request.privacy.release_kind.draws_batches
+    yield "as planned", request
+    if draws_batches:
+        yield from _batches(request)
     if privacy.accountant.orders is not None:
         other = privacy.with_choice("accountant", orders=None)
-        yield "the accountant's orders: privacy.accountant.orders=null", local, other, rounds
-    for factor, name in ((0.5, "half"), (2, "double")):
-        yield f"{name} the rounds", local, privacy, max(1, round(rounds * factor))
-    if (
-        privacy.release_kind.draws_batches and privacy.trust.name == "local"
-    ):  # one sampling elsewhere
-        yield from _samplings(local, privacy, rounds)
+        change = "the accountant's orders: privacy.accountant.orders=null"
+        yield change, replace(request, privacy=other)
+    for factor, name in _FACTORS:
+        rounds = max(1, round(request.planned_rounds * factor))
+        yield f"{name} the rounds", replace(request, planned_rounds=rounds)
+    if draws_batches and privacy.trust.name == "local":  # one sampling elsewhere
+        key = "privacy.sampling" if privacy.sampling.rate is None else "privacy.sampling.name"
+        for sampling in sorted(SAMPLING_SCHEMES):
+            if sampling != privacy.sampling.name and not SAMPLING_SCHEMES[sampling].is_cyclic:
+                other = privacy.with_choice("sampling", name=sampling)
+                yield f"{key}={sampling}", replace(request, privacy=other)
 
 
-def _batches(
-    local: LocalSettings, privacy: PrivacySettings, rounds: int
-) -> Iterator[tuple[str, LocalSettings, PrivacySettings, int]]:
-    for factor, name in ((0.5, "half"), (2, "double")):
+def _batches(request: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:
+    privacy, local = request.privacy, request.local
+    for factor, name in _FACTORS:
         if privacy.sampling.rate is not None:
             rate = min(1.0, privacy.sampling.rate * factor)
-            other = privacy.with_choice("sampling", rate=rate)
-            yield f"{name} the batch: privacy.sampling.rate={rate:g}", local, other, rounds
+            change = f"privacy.sampling.rate={rate:g}"
+            other = replace(request, privacy=privacy.with_choice("sampling", rate=rate))
+        elif local.batch_size != "full":
+            batch = max(1, round(local.batch_size * factor))
+            change = f"local.batch_size={batch}"
+            other = replace(request, local=local.model_copy(update={"batch_size": batch}))
+        elif factor < 1:
+            change = f"a number for local.batch_size, sampling.rate={factor:g}"
+            other = replace(request, privacy=privacy.with_choice("sampling", rate=factor))
+        else:
             continue
-        if local.batch_size == "full":
-            if factor < 1:
-                other = privacy.with_choice("sampling", rate=factor)
-                change = f"half the batch: a number for local.batch_size, sampling.rate={factor:g}"
-                yield change, local, other, rounds
-            continue
-        batch = max(1, round(local.batch_size * factor))
-        changed = local.model_copy(update={"batch_size": batch})
-        yield f"{name} the batch: local.batch_size={batch}", changed, privacy, rounds
-
-
-def _samplings(
-    local: LocalSettings, privacy: PrivacySettings, rounds: int
-) -> Iterator[tuple[str, LocalSettings, PrivacySettings, int]]:
-    key = "privacy.sampling" if privacy.sampling.rate is None else "privacy.sampling.name"
-    for sampling in sorted(SAMPLING_SCHEMES):
-        if sampling != privacy.sampling.name and not SAMPLING_SCHEMES[sampling].is_cyclic:
-            other = privacy.with_choice("sampling", name=sampling)
-            yield f"{key}={sampling}", local, other, rounds
+        yield f"{name} the batch: {change}", other

@@ -5,9 +5,9 @@ rounds so far; with `fedavgm`, the server's momentum is applied to the releases 
 trained, and no data are read.
 """
 
+import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from fedsim.accountant.accountants import AccountantChoice
 from fedsim.accountant.events import Adjacency
@@ -17,7 +17,7 @@ from fedsim.federation.federation import Federation
 from fedsim.noise.correlated.participation import SCHEME
 from fedsim.noise.correlated.run import strategies_for
 from fedsim.noise.correlated.strategies import INDEPENDENT, NoiseStrategy
-from fedsim.planning.cells import planned_epsilon
+from fedsim.planning.cells import planned_epsilon, privacy_of
 from fedsim.server.participation.schedules import SeparatedSchedule
 
 
@@ -50,30 +50,29 @@ def plan_correlations(federation: Federation) -> tuple[PlannedCorrelation, ...]:
     target ε of any client. For a target ρ, it is the smallest ε of the planned releases.
 
     Args:
-        federation: the assembled federation.
+        federation: the assembled federation, which has privacy.
     """
-    terms, plans = federation.plan.client_privacy or (), federation.plan.clients or ()
-    privacy = federation.experiment.privacy
-    if privacy is None or privacy.trust.name != "central" or privacy.max_update_norm is None:
+    plans, privacy = federation.plan.clients or (), privacy_of(federation.experiment)
+    if privacy.trust.name != "central" or privacy.max_update_norm is None:
         return ()
     targets = [plan.target_epsilon for plan in plans if plan.target_epsilon is not None]
     if privacy.accountant.target_rho is not None:
         targets = [
-            planned_epsilon(plan, client_terms.privacy, plan.charges(0, plan.planned_steps))
-            for plan, client_terms in zip(plans, terms, strict=True)
+            planned_epsilon(plan, privacy, plan.charges(0, plan.planned_steps))
+            for plan in plans
             if plan.planned_steps
         ]
     if not targets:
         return ()
-    strictest = min(range(len(plans)), key=lambda client: plans[client].target_epsilon or 1e300)
+    strictest = min(plans, key=lambda plan: plan.target_epsilon or math.inf)
     participation = federation.plan.participation
     return compare_correlations(
         rounds=participation.rounds,
         clients=participation.num_clients,
         clients_per_round=participation.clients_per_round,
         target_epsilon=min(targets),
-        delta=plans[strictest].delta,
-        accountant=terms[strictest].privacy.accounting,
+        delta=strictest.delta,
+        accountant=privacy.accounting,
         adjacency=privacy.adjacency.name,
         momentum=federation.experiment.federation.algorithm.momentum,
     )
@@ -138,8 +137,3 @@ def compare_correlations(
         )
         for name, scheme, noise, strategy in planned()
     )
-
-
-def correlations_json(planned: tuple[PlannedCorrelation, ...]) -> dict[str, Any]:
-    """Return {"correlations": rows as JSON values}; an empty mapping if `planned` is empty."""
-    return {"correlations": [asdict(row) for row in planned]} if planned else {}
