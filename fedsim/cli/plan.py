@@ -86,8 +86,8 @@ def _advise(file: str, overrides: tuple[str, ...], *, as_json: bool) -> None:
 
     loaded = load_experiment(file, overrides)
     with shown_phases() as phases:
-        advice, print_advice = advise(loaded, phases=phases)
-    _show(advice, print_advice, as_json=as_json)
+        advice = advise(loaded, phases=phases)
+    _show(advice, OPTIONS["print of plan --advise"], as_json=as_json)
 
 
 def _show(result: Any, print_tables: Callable[[Any], None], *, as_json: bool) -> None:

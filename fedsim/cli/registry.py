@@ -26,7 +26,8 @@ COMMANDS = {
 
 OPTIONS = ByName[Callable[..., Any]](
     {
-        "plan --advise": "fedsim.tools.advice.advice:advise",
+        "plan --advise": "fedsim.tools.advice.advice:advise_experiment",
+        "print of plan --advise": "fedsim.tools.advice.advice:print_advice",
         "why not plan --advise": "fedsim.tools.advice.conditions:why_not_advised",
         "compare --select": "fedsim.tools.search.terminal:perform",
         "verify --replay": "fedsim.tools.replay:replay_run",

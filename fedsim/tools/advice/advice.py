@@ -1,6 +1,6 @@
 """Advice on an experiment: candidate settings, ranked by predicted error, with notes."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +65,7 @@ def _fewer_values(ranking: Ranking, best: Ranked) -> Iterator[str]:
     linear = (facts.inputs + 1) * facts.outputs
     if linear >= facts.trained_values:
         return
-    ratio = ranking.with_values(best, linear) / best.error
+    ratio = ranking.error_with(best, trained_values=linear) / best.error
     if ratio < _WORTH_SAYING:
         yield (
             f"fewer trained values: noise grows with their number, {facts.trained_values:,} here; "
@@ -90,7 +90,7 @@ def _trust(
         return
     shares = {client.client: client.noise_multiplier for client in cell.clients}
     noise = np.array([shares[int(client)] for client in ranking.facts.members])
-    ratio = ranking.with_noise(row, noise) / row.error
+    ratio = ranking.error_with(row, noise=noise) / row.error
     limits = [cell.epsilon(observer) for observer in ("sums", "server")]
     sums, server = ("infinite" if limit is None else epsilon_text(limit) for limit in limits)
     lines = yaml_lines({"privacy.trust": "distributed", **_sums(federation)}).splitlines()
@@ -223,16 +223,6 @@ def advise_experiment(loaded: LoadedExperiment, *, phases: Phases | None = None)
     )
     phases.end()
     return advice
-
-
-def advise(loaded: LoadedExperiment, *, phases: Phases) -> tuple[Advice, Callable[[Advice], None]]:
-    """Return the pair (advice on an experiment, function that prints the advice).
-
-    Args:
-        loaded: the loaded experiment.
-        phases: object to which the phases of the work are reported.
-    """
-    return advise_experiment(loaded, phases=phases), print_advice
 
 
 def print_advice(advice: Advice, console: Console | None = None) -> None:

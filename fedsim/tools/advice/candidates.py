@@ -4,10 +4,10 @@ Guarantee: the facts use no features and no targets of examples, only numbers of
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,13 +15,53 @@ from numpy.typing import NDArray
 from fedsim.accountant import calibrate_noise_multiplier
 from fedsim.clients.local_settings import SgdSettings
 from fedsim.clients.mechanisms.plan import PrivacyPlan
-from fedsim.clients.mechanisms.planner import epsilon_of_steps
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.data.settings import DirichletPartition, ShardsPartition
 from fedsim.experiment import Experiment
 from fedsim.federation.federation import Federation
+from fedsim.planning.cells import planned_epsilon, privacy_of
 
 Floats = NDArray[np.float64]
+
+FULL: Literal["full"] = "full"
+Rate = float | Literal["full"] | None
+RATES: tuple[Rate, ...] = (0.1, 0.25, 0.5, FULL)
+_ROUNDS = (5, 10, 15, 20, 25, 30, 40, 60, 100, 150, 200, 300, 500, 1000)
+_STEPS = (1, 5)
+# lr · rounds · steps, the length of the path, over that of the file. A longer path is for a person
+# to try who knows the scale of the data.
+_PATHS = (0.125, 0.18, 0.25, 0.35, 0.5, 0.7, 1.0)
+_FIGURES = 2  # significant digits of a learning rate
+
+
+@dataclass(frozen=True)
+class AdviceCandidate:
+    """A training schedule that the advice compares with the schedule of the experiment file.
+
+    Attributes:
+        rounds: number of rounds.
+        steps: local steps per round.
+        rate: sampling rate of all clients, or "full" (all examples in every batch); None keeps the
+            batches of the file.
+        weighting: value of `federation.weighting`, a name or a mapping.
+        learning_rate: learning rate of the local optimizer.
+        sampling: a new value of `privacy.sampling`; None keeps the value of the file.
+        correlation: a new value of `privacy.noise_correlation`; None keeps the value of the file.
+    """
+
+    rounds: int
+    steps: int
+    rate: Rate
+    weighting: Any = field(hash=False)
+    learning_rate: float
+    sampling: str | None = None
+    correlation: Any = field(default=None, hash=False)
+
+    @property
+    def local_steps(self) -> int:
+        """Total number of local steps of a client that takes part in every round."""
+        return self.rounds * self.steps
+
 
 _UNKNOWN_LABEL_SKEW = 0.1  # of a partition that the file does not describe
 
@@ -35,15 +75,12 @@ class PublicFacts:
         rates: sampling rate of each client under the file's settings, (K,).
         noise: planned noise multiplier of each client under the file's settings, (K,).
         epsilons: ε that each client may spend, (K,).
-        deltas: δ of each client, (K,).
         clip_norms: clip norm C of each client for an example's gradient, (K,).
         unit_mu: Gaussian-DP parameter μ of each client's budget, (K,). One release with noise
             multiplier 1/μ spends the whole budget.
         clients_per_round: number of clients that train in a round.
-        rounds: number of rounds in the experiment file; no candidate has more.
-        steps: local steps per round in the experiment file; with `local.epochs`, the median over
-            clients.
-        learning_rate: learning rate of the local optimizer in the experiment file.
+        given: the schedule of the experiment file. With `local.epochs`, its steps are the median
+            over clients.
         stride: largest length of the step of the local optimizer at learning rate 1.
         trained_values: number of trained parameters.
         inputs: number of features of an example.
@@ -59,13 +96,10 @@ class PublicFacts:
     rates: Floats
     noise: Floats
     epsilons: Floats
-    deltas: Floats
     clip_norms: Floats
     unit_mu: Floats
     clients_per_round: int
-    rounds: int
-    steps: int
-    learning_rate: float
+    given: AdviceCandidate
     stride: float
     trained_values: int
     inputs: int
@@ -73,11 +107,6 @@ class PublicFacts:
     label_skew: float
     members: NDArray[np.int64]
     given_noise_epsilon: float | None
-
-    @property
-    def typical_examples(self) -> float:
-        """Median number of examples of a client."""
-        return float(np.median(self.examples))
 
     @property
     def median_place(self) -> int:
@@ -99,7 +128,7 @@ def public_facts(federation: Federation) -> PublicFacts:
     experiment, data = federation.experiment, federation.data
     every = [terms.privacy for terms in federation.plan.client_privacy or ()]
     planned = federation.plan.clients or ()
-    spends = [planned_epsilon(plan, terms) for plan, terms in zip(planned, every, strict=True)]
+    spends = [budget_of(plan, terms) for plan, terms in zip(planned, every, strict=True)]
     members = [client for client, epsilon in enumerate(spends) if epsilon > 0.0]
     plans = [planned[client] for client in members]
     settings = [every[client] for client in members]
@@ -115,13 +144,16 @@ def public_facts(federation: Federation) -> PublicFacts:
         rates=np.array([plan.release.sampling_rate for plan in plans]),
         noise=np.array([plan.release.noise_multiplier for plan in plans]),
         epsilons=np.array(spent),
-        deltas=np.array([plan.delta for plan in plans]),
         clip_norms=clip_norms,
         unit_mu=np.array(mus),
         clients_per_round=min(federation.plan.participation.round_sizes[1], len(members)),
-        rounds=experiment.federation.rounds,
-        steps=int(np.median([federation.plan.steps.whole_rounds[client] for client in members])),
-        learning_rate=experiment.local.optimizer.lr,
+        given=AdviceCandidate(
+            rounds=experiment.federation.rounds,
+            steps=int(np.median([federation.plan.steps.whole_rounds[k] for k in members])),
+            rate=None,
+            weighting=experiment.model_dump(mode="json")["federation"]["weighting"],
+            learning_rate=experiment.local.optimizer.lr,
+        ),
         stride=_stride(federation, float(clip_norms.mean()), values),
         trained_values=values,
         inputs=math.prod(data.test.features.shape[1:]),
@@ -132,7 +164,7 @@ def public_facts(federation: Federation) -> PublicFacts:
     )
 
 
-def planned_epsilon(plan: PrivacyPlan, privacy: PrivacySettings) -> float:
+def budget_of(plan: PrivacyPlan, privacy: PrivacySettings) -> float:
     """Return the ε that a client is planned to spend.
 
     If the noise or the number of steps is calibrated to the client's target ε, the result is this
@@ -147,13 +179,7 @@ def planned_epsilon(plan: PrivacyPlan, privacy: PrivacySettings) -> float:
     exhausted = plan.steps_to_take < plan.planned_steps
     if plan.target_epsilon is not None and (not privacy.gives_noise or exhausted):
         return plan.target_epsilon
-    return epsilon_of_steps(
-        plan.release,
-        plan.steps_to_take,
-        delta=plan.delta,
-        accountant=privacy.accounting,
-        adjacency=privacy.adjacency.name,
-    )
+    return planned_epsilon(plan, privacy, plan.charges(0, plan.steps_to_take))
 
 
 def _rounded_down(epsilon: float) -> float:
@@ -199,92 +225,26 @@ def _label_skew(federation: Federation) -> float:
     return 0.0 if partition.scheme in ("iid", "quantity") else _UNKNOWN_LABEL_SKEW
 
 
-FULL = "full"
-RATES: tuple[object, ...] = (0.1, 0.25, 0.5, FULL)
-_ROUNDS = (5, 10, 15, 20, 25, 30, 40, 60, 100, 150, 200, 300, 500, 1000)
-_STEPS = (1, 5)
-# lr · rounds · steps, the length of the path, over that of the file. A longer path is for a person
-# to try who knows the scale of the data.
-_PATHS = (0.125, 0.18, 0.25, 0.35, 0.5, 0.7, 1.0)
-_FIGURES = 2  # significant digits of a learning rate
-
-
-@dataclass(frozen=True)
-class AdviceCandidate:
-    """A training schedule that the advice compares with the schedule of the experiment file.
-
-    Attributes:
-        rounds: number of rounds.
-        steps: local steps per round.
-        rate: sampling rate of all clients, or "full" (all examples in every batch); None keeps the
-            batches of the file.
-        weighting: value of `federation.weighting`, a name or a mapping.
-        learning_rate: learning rate of the local optimizer.
-        sampling: a new value of `privacy.sampling`; None keeps the value of the file.
-        correlation: a new value of `privacy.noise_correlation`; None keeps the value of the file.
-    """
-
-    rounds: int
-    steps: int
-    rate: float | str | None
-    weighting: Any = field(hash=False)
-    learning_rate: float
-    sampling: str | None = None
-    correlation: Any = field(default=None, hash=False)
-
-    @property
-    def local_steps(self) -> int:
-        """Total number of local steps of a client that takes part in every round."""
-        return self.rounds * self.steps
-
-
-def file_candidate(experiment: Experiment, facts: PublicFacts) -> AdviceCandidate:
-    """Return the schedule of the experiment file as a candidate.
-
-    With `local.epochs`, the steps per round are the median over clients.
-
-    Args:
-        experiment: the file's settings.
-        facts: public facts of the federation.
-    """
-    return AdviceCandidate(
-        rounds=experiment.federation.rounds,
-        steps=facts.steps,
-        rate=None,
-        weighting=weighting_of(experiment),
-        learning_rate=experiment.local.optimizer.lr,
-    )
-
-
-def weighting_of(experiment: Experiment) -> Any:
-    """Return the value of `federation.weighting`, a name or a mapping."""
-    return experiment.model_dump(mode="json")["federation"]["weighting"]
-
-
 def candidate_grid(
-    facts: PublicFacts,
-    given: AdviceCandidate,
-    *,
-    rates: Sequence[object],
-    weightings: Sequence[object],
+    given: AdviceCandidate, *, rates: Sequence[Rate], weightings: Sequence[object]
 ) -> list[AdviceCandidate]:
     """Return all candidate schedules: first that of the file, then all combinations of values.
 
     Args:
-        facts: public facts of the federation.
         given: the schedule of the file.
         rates: sampling rates to try; the batches of the file are always tried as well.
         weightings: values of `federation.weighting` to try.
     """
-    rounds = sorted({r for r in _ROUNDS if r < facts.rounds} | {facts.rounds})
-    steps = sorted({*_STEPS, facts.steps})
+    rounds = sorted({r for r in _ROUNDS if r < given.rounds} | {given.rounds})
+    steps = sorted({*_STEPS, given.steps})
     grid = [given]
     for number, local, rate, weighting in product(rounds, steps, (None, *rates), weightings):
-        grid += [
-            AdviceCandidate(number, local, rate, weighting, lr)  # type: ignore[arg-type]
+        candidates = (
+            AdviceCandidate(number, local, rate, weighting, lr)
             for lr in _learning_rates(given, number * local)
-        ]
-    return list(_unique(grid))
+        )
+        grid += [candidate for candidate in candidates if candidate != given]
+    return grid
 
 
 def _learning_rates(given: AdviceCandidate, steps: int) -> list[float]:
@@ -292,15 +252,6 @@ def _learning_rates(given: AdviceCandidate, steps: int) -> list[float]:
     path = given.learning_rate * given.local_steps
     rates = {float(f"{path * share / steps:.{_FIGURES}g}") for share in _PATHS}
     return sorted(rates | {given.learning_rate})
-
-
-def _unique(candidates: Sequence[AdviceCandidate]) -> Iterator[AdviceCandidate]:
-    seen: set[str] = set()
-    for candidate in candidates:
-        key = repr(candidate)
-        if key not in seen:
-            seen.add(key)
-            yield candidate
 
 
 def changes_of(
@@ -313,7 +264,7 @@ def changes_of(
         experiment: the file's settings.
         facts: public facts of the federation.
     """
-    given, changes = file_candidate(experiment, facts), dict[str, Any]()
+    given, changes = facts.given, dict[str, Any]()
     if candidate.rounds != given.rounds:
         changes["federation.rounds"] = candidate.rounds
     if candidate.weighting != given.weighting:
@@ -322,38 +273,41 @@ def changes_of(
         changes["local.steps"] = candidate.steps
         if experiment.local.epochs is not None:
             changes["local.epochs"] = None
-    changes |= _batch_changes(candidate, experiment, facts)
+    changes |= batch_changes(candidate, experiment, facts)
     if candidate.learning_rate != given.learning_rate:
         optimizer = experiment.local.optimizer.model_dump(mode="json", exclude_defaults=True)
         changes["local.optimizer"] = {**optimizer, "lr": candidate.learning_rate}
     if candidate.correlation is not None:
         changes["privacy.noise_correlation"] = candidate.correlation
-    privacy = experiment.privacy
-    if changes and privacy is not None and privacy.noise_multiplier is not None:
+    if changes and privacy_of(experiment).noise_multiplier is not None:
         # The same ε by calibrated noise: given noise would spend another ε on another schedule.
         changes["privacy.noise_multiplier"] = None
         changes["privacy.target_epsilon"] = facts.given_noise_epsilon
     return changes
 
 
-def _batch_changes(
+def batch_changes(
     candidate: AdviceCandidate, experiment: Experiment, facts: PublicFacts
 ) -> dict[str, Any]:
-    """Return a candidate's changes of the batch size, the sampling scheme and its rate."""
-    privacy, batch_size, rate = experiment.privacy, experiment.local.batch_size, candidate.rate
-    changes = dict[str, Any]()
+    """Return a candidate's changes of the batch size, the sampling scheme and its rate.
+
+    Args:
+        candidate: the candidate schedule.
+        experiment: the file's settings.
+        facts: public facts of the federation.
+    """
+    batch_size, rate = experiment.local.batch_size, candidate.rate
+    before, changes = privacy_of(experiment).sampling, dict[str, Any]()
     if rate == FULL and batch_size != FULL:
         changes["local.batch_size"] = FULL
-    elif rate not in (None, FULL) and batch_size == FULL:
-        changes["local.batch_size"] = max(1, round(float(str(rate)) * facts.typical_examples))
-    if privacy is None:
-        return changes
-    sampling = privacy.sampling
+    elif isinstance(rate, float) and batch_size == FULL:
+        changes["local.batch_size"] = max(1, round(rate * float(np.median(facts.examples))))
+    sampling = before
     if candidate.sampling is not None:
         sampling = sampling.model_copy(update={"name": candidate.sampling})
     if rate is not None:
         sampling = sampling.model_copy(update={"rate": None if rate == FULL else rate})
-    if sampling != privacy.sampling:
+    if sampling != before:
         written = sampling.model_dump(mode="json")
         changes["privacy.sampling"] = sampling.name if sampling.rate is None else written
     return changes

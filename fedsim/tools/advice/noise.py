@@ -39,7 +39,8 @@ from fedsim.federation.client_plans import client_plans
 from fedsim.federation.federation import Federation
 from fedsim.federation.plan import schedule_of
 from fedsim.noise.correlated.strategies import BandedStrategy
-from fedsim.tools.advice.candidates import FULL, AdviceCandidate, PublicFacts, file_candidate
+from fedsim.planning.cells import privacy_of
+from fedsim.tools.advice.candidates import FULL, AdviceCandidate, PublicFacts
 
 Floats = NDArray[np.float64]
 
@@ -67,9 +68,7 @@ def screening_noise(candidates: Sequence[AdviceCandidate], facts: PublicFacts) -
     steps = np.array([[max(1.0, c.local_steps * share)] for c in candidates])
     rates = sampling_rates(candidates, facts)
     noise = _closed_form(steps, rates, facts.unit_mu)
-    reference = _closed_form(
-        max(1.0, facts.rounds * facts.steps * share), facts.rates, facts.unit_mu
-    )
+    reference = _closed_form(max(1.0, facts.given.local_steps * share), facts.rates, facts.unit_mu)
     same_batches = np.array([[c.rate is None] for c in candidates])
     scale = facts.noise / np.maximum(reference, 1e-12)
     return np.where(same_batches & (reference > 0.0), noise * scale, noise)
@@ -119,28 +118,20 @@ def sampling_noise_ratio(
     place = facts.median_place
     client = int(facts.members[place])
     privacy = (federation.plan.client_privacy or ())[client].privacy
-    rounds = federation.plan.participation.planned_rounds()[client]
     accountant = privacy.accountant
     by_rdp = accountant if accountant.name == "rdp" else RenyiAccountantSettings(name="rdp")
-    multipliers = []
-    for name in (sampling, privacy.sampling.name):
-        other = privacy.with_choice("sampling", name=name).model_copy(
-            update={
-                "accountant": by_rdp,
-                "noise_multiplier": None,
-                "target_epsilon": float(facts.epsilons[place]),
-            }
-        )
-        plan = plan_privacy(
-            PlanRequest(
-                other,
-                federation.experiment.local,
-                examples=int(facts.examples[place]),
-                planned_rounds=max(1, rounds),
-            )
-        )
-        multipliers.append(plan.release.noise_multiplier)
-    return multipliers[0] / multipliers[1]
+    target = {"noise_multiplier": None, "target_epsilon": float(facts.epsilons[place])}
+    request = PlanRequest(
+        privacy.model_copy(update={"accountant": by_rdp, **target}),
+        federation.experiment.local,
+        examples=int(facts.examples[place]),
+        planned_rounds=max(1, federation.plan.participation.planned_rounds()[client]),
+    )
+    other, given = (
+        plan_privacy(replace(request, privacy=request.privacy.with_choice("sampling", name=name)))
+        for name in (sampling, privacy.sampling.name)
+    )
+    return other.release.noise_multiplier / given.release.noise_multiplier
 
 
 @dataclass(frozen=True)
@@ -257,14 +248,13 @@ def noise_to_signal(schedules: Schedules, task: NoiseTask) -> Floats:
     return error / np.square(signal)
 
 
-def predicted_errors(schedules: Schedules, tasks: Sequence[NoiseTask]) -> Floats:
-    """Return the noise-to-signal ratio of each candidate for each task, (tasks, candidates).
+def predicted_errors(schedules: Schedules) -> Floats:
+    """Return the noise-to-signal ratio of each candidate for plausible tasks (tasks, candidates).
 
     Args:
         schedules: the quantities of the candidates.
-        tasks: properties of plausible learning tasks.
     """
-    return np.stack([noise_to_signal(schedules, task) for task in tasks])
+    return np.stack([noise_to_signal(schedules, task) for task in plausible_tasks()])
 
 
 def mean_errors(errors: Floats) -> Floats:
@@ -276,7 +266,7 @@ def mean_errors(errors: Floats) -> Floats:
     return np.exp(np.log(errors + 1e-3).mean(axis=0))
 
 
-SAMPLING = "cyclic_poisson"
+CYCLIC = "cyclic_poisson"
 _BANDS = (5, 10, 25)
 
 
@@ -293,13 +283,13 @@ def correlated_candidates(
         federation: the federation of the experiment file.
         facts: public facts of the federation.
     """
-    privacy = federation.experiment.privacy
-    if privacy is None or privacy.noise_correlation != "none":
+    if privacy_of(federation.experiment).noise_correlation != "none":
         return
     place = facts.median_place
-    rounds = federation.plan.participation.planned_rounds()[facts.members[place]]
-    size, steps = int(facts.examples[place]), max(1, rounds) * facts.steps
-    batch, delta = max(1, round(size * facts.rates[place])), facts.deltas[place]
+    client = int(facts.members[place])
+    rounds = federation.plan.participation.planned_rounds()[client]
+    size, steps = int(facts.examples[place]), max(1, rounds) * facts.given.steps
+    batch = max(1, round(size * facts.rates[place]))
     for bands in _BANDS:
         if bands * batch > size:
             continue
@@ -310,8 +300,8 @@ def correlated_candidates(
                     batch_size=batch,
                     steps=steps,
                     target_epsilon=float(facts.epsilons[place]),
-                    delta=float(delta),
-                    sampling="poisson" if b == 1 else SAMPLING,
+                    delta=(federation.plan.clients or ())[client].delta,
+                    sampling="poisson" if b == 1 else CYCLIC,
                     bands=b,
                     accountant="rdp",
                 )
@@ -319,11 +309,8 @@ def correlated_candidates(
             )
         except ValueError:  # no such bands, or no noise for the target
             continue
-        candidate = replace(
-            file_candidate(federation.experiment, facts),
-            sampling=SAMPLING,
-            correlation={"name": "toeplitz", "bands": bands},
-        )
+        correlation = {"name": "toeplitz", "bands": bands}
+        candidate = replace(facts.given, sampling=CYCLIC, correlation=correlation)
         yield candidate, correlated.prefix / white.prefix
 
 

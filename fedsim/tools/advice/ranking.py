@@ -9,8 +9,6 @@ over plausible tasks. The other is the largest factor by which any candidate is 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
-from operator import eq
 from typing import Any, cast
 
 import numpy as np
@@ -21,6 +19,7 @@ from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES, SamplingName
 from fedsim.experiment import ExperimentError, ExperimentWithClients, load_experiment
 from fedsim.experiment.load import with_clients
 from fedsim.federation.federation import Federation
+from fedsim.planning.cells import privacy_of
 from fedsim.server.aggregation.weights import PlanValues, WeightingError, plan_weights
 from fedsim.server.settings import WeightingSettings
 from fedsim.tools.advice.candidates import (
@@ -28,18 +27,18 @@ from fedsim.tools.advice.candidates import (
     RATES,
     AdviceCandidate,
     PublicFacts,
+    Rate,
+    batch_changes,
+    budget_of,
     candidate_grid,
     changes_of,
-    file_candidate,
-    planned_epsilon,
 )
-from fedsim.tools.advice.noise import SAMPLING as CYCLIC
 from fedsim.tools.advice.noise import (
+    CYCLIC,
     Schedules,
     correlated_candidates,
     mean_errors,
     planned_clients,
-    plausible_tasks,
     predicted_errors,
     sampling_noise_ratio,
     sampling_rates,
@@ -49,7 +48,6 @@ from fedsim.tools.advice.noise import (
 Floats = NDArray[np.float64]
 
 FILE, PROPOSAL = "the file", "proposal"
-_BATCH_PATHS = ("local.batch_size", "privacy.sampling")
 _NEAR_BEST = 1.1  # candidates within this factor of the best count as equal
 _SLACK = 1.0 + 1e-6  # of an ε against the file's, for rounding
 
@@ -98,18 +96,14 @@ class Ranking:
 
     def __init__(self, federation: Federation, facts: PublicFacts) -> None:
         self._federation, self.facts = federation, facts
-        self._experiment = federation.experiment
-        self._given = file_candidate(self._experiment, facts)
-        self._tasks = plausible_tasks()
+        self._experiment, self._given = federation.experiment, facts.given
         self._weightings = self._usable_weightings()
-        rates = [rate for rate in RATES if self._adds_rate(rate)]
-        self.candidates = candidate_grid(
-            facts, self._given, rates=rates, weightings=self._weightings
-        )
+        rates: list[Rate] = [rate for rate in RATES if self._adds_rate(rate)]
+        self.candidates = candidate_grid(facts.given, rates=rates, weightings=self._weightings)
         noise = screening_noise(self.candidates, facts)
-        self._task_errors = self._errors(self.candidates, noise)
+        self._task_errors = predicted_errors(schedules_of(self.candidates, noise, facts))
         self.errors = mean_errors(self._task_errors)
-        self._file_errors = self._errors([self._given], facts.noise[None, :])[:, 0]
+        self._file_errors = self._errors(self._given, facts.noise)
 
     def ranked(self) -> list[Ranked]:
         """Return the ranked candidates to show: the file's schedule, the proposal, then others."""
@@ -121,26 +115,18 @@ class Ranking:
                 rows += self._finalist(name, candidate)
         return rows + list(self._other_samplings()) + self._correlated()
 
-    def with_values(self, row: Ranked, trained_values: int) -> float:
-        """Return the predicted error of a candidate if the model had fewer trained parameters.
+    def error_with(
+        self, row: Ranked, *, noise: Floats | None = None, trained_values: int | None = None
+    ) -> float:
+        """Return the predicted error of a candidate with other noise or another model.
 
         Args:
             row: the candidate.
-            trained_values: number of trained parameters of the other model.
+            noise: noise multiplier of each client, (K,); None keeps those of the candidate.
+            trained_values: number of trained parameters of the model; None keeps that of the file.
         """
-        facts = replace(self.facts, trained_values=trained_values)
-        schedules = schedules_of([row.candidate], row.all_noise[None, :], facts)
-        return float(mean_errors(predicted_errors(schedules, self._tasks))[0])
-
-    def with_noise(self, row: Ranked, noise: Floats) -> float:
-        """Return the predicted error of a candidate if its noise multipliers were `noise`.
-
-        Args:
-            row: the candidate.
-            noise: noise multiplier of each client, (K,).
-        """
-        errors = self._errors([row.candidate], noise[None, :])
-        return float(mean_errors(errors)[0])
+        noise = row.all_noise if noise is None else noise
+        return _mean(self._errors(row.candidate, noise, trained_values=trained_values))
 
     def _finalist(self, name: str, candidate: AdviceCandidate) -> list[Ranked]:
         """Return [finalist with the noise of a planned run], or [] if a run would refuse it."""
@@ -157,20 +143,20 @@ class Ranking:
         members = [planned[client] for client in self.facts.members]
         for (plan, privacy), epsilon in zip(members, self.facts.epsilons, strict=True):
             overspends = plan.steps_to_take < plan.planned_steps
-            if overspends or planned_epsilon(plan, privacy) > epsilon * _SLACK:
+            if overspends or budget_of(plan, privacy) > epsilon * _SLACK:
                 return []  # noise that is given for a client alone may cost it more
         noise = np.array([plan.release.noise_multiplier for plan, _ in members])
         return [self._rank(name, candidate, noise, exact=True)]
 
     def _other_samplings(self) -> Iterator[Ranked]:
         """Yield the file's schedule with other sampling schemes, unless batches are full."""
-        privacy = self._experiment.privacy
-        if privacy is None or bool((self.facts.rates == 1.0).all()):
+        if bool((self.facts.rates == 1.0).all()):
             return
+        used = privacy_of(self._experiment).sampling.name
         for name in SAMPLING_SCHEMES:
             other = replace(self._given, sampling=name)
             changes = changes_of(other, self._experiment, self.facts)
-            if name in (privacy.sampling.name, CYCLIC) or self._load(changes) is None:
+            if name in (used, CYCLIC) or self._load(changes) is None:
                 continue  # cyclic batches are for correlated noise
             try:
                 ratio = sampling_noise_ratio(self._federation, self.facts, cast(SamplingName, name))
@@ -189,10 +175,9 @@ class Ranking:
         return sorted(rows, key=lambda row: row.error)[:1]
 
     def _rank(self, name: str, candidate: AdviceCandidate, noise: Floats, *, exact: bool) -> Ranked:
-        errors = self._errors([candidate], noise[None, :])[:, 0]
-        ratios = errors / self._file_errors
+        errors = self._errors(candidate, noise)
+        ratios, error = errors / self._file_errors, _mean(errors)
         rates = sampling_rates([candidate], self.facts)[0]
-        error, file_error = (float(mean_errors(e[:, None])[0]) for e in (errors, self._file_errors))
         return Ranked(
             name=name,
             candidate=candidate,
@@ -201,7 +186,7 @@ class Ranking:
             all_noise=noise,
             exact=exact,
             error=error,
-            ratio=error / file_error,
+            ratio=error / _mean(self._file_errors),
             ratio_range=(float(ratios.min()), float(ratios.max())),
         )
 
@@ -213,26 +198,17 @@ class Ranking:
             schedule = (given.rounds, given.steps, given.learning_rate)
             return (c.rounds, c.steps, c.learning_rate) == schedule
 
+        def same_weights(c: AdviceCandidate) -> bool:
+            return c.weighting == given.weighting
+
         yield PROPOSAL, self._best(lambda c: True)
         yield "weights only", self._best(lambda c: c.rate is None and same_steps(c))
-        same_weights = partial(eq, given.weighting)
-        yield (
-            "sampling rate only",
-            self._best(lambda c: same_weights(c.weighting) and same_steps(c)),
-        )
-        yield (
-            "schedule only",
-            self._best(lambda c: same_weights(c.weighting) and c.rate is None),
-        )
+        yield "sampling rate only", self._best(lambda c: same_weights(c) and same_steps(c))
+        yield "schedule only", self._best(lambda c: same_weights(c) and c.rate is None)
         for weighting in self._weightings:
-            yield (
-                f"best with {weighting_text(weighting)}",
-                self._best(lambda c, w=weighting: c.weighting == w),
-            )
-        yield (
-            "best with drawn batches",
-            self._best(lambda c: c.rate is not None and c.rate != FULL),
-        )
+            name = f"best with {weighting_text(weighting)}"
+            yield name, self._best(lambda c, w=weighting: c.weighting == w)
+        yield "best with drawn batches", self._best(lambda c: c.rate not in (None, FULL))
 
     def _best(self, admitted: Callable[[AdviceCandidate], bool]) -> AdviceCandidate:
         """Return the shortest admitted schedule near the best one, on average and at worst."""
@@ -249,9 +225,13 @@ class Ranking:
         ]
         return self.candidates[min(order)[-1]]
 
-    def _errors(self, candidates: Sequence[AdviceCandidate], noise: Floats) -> Floats:
-        """Return predicted errors, (tasks, candidates), from noise multipliers (candidates, K)."""
-        return predicted_errors(schedules_of(candidates, noise, self.facts), self._tasks)
+    def _errors(
+        self, candidate: AdviceCandidate, noise: Floats, *, trained_values: int | None = None
+    ) -> Floats:
+        """Return the predicted error of a candidate for each task, (tasks,)."""
+        values = self.facts.trained_values if trained_values is None else trained_values
+        facts = replace(self.facts, trained_values=values)
+        return predicted_errors(schedules_of([candidate], noise[None, :], facts))[:, 0]
 
     def _usable_weightings(self) -> list[Any]:
         """Return the file's weighting, then the other weightings that the file allows."""
@@ -264,13 +244,11 @@ class Ranking:
                 weightings.append(weighting)
         return weightings
 
-    def _adds_rate(self, rate: object) -> bool:
+    def _adds_rate(self, rate: Rate) -> bool:
         if rate == FULL and bool((self.facts.rates == 1.0).all()):
             return False  # the file's batches are full already
-        candidate = AdviceCandidate(1, 1, rate, self._given.weighting, 1.0)  # type: ignore[arg-type]
-        changes = changes_of(candidate, self._experiment, self.facts)
-        batches = {path: value for path, value in changes.items() if path in _BATCH_PATHS}
-        return self._load(batches) is not None
+        candidate = replace(self._given, rate=rate)
+        return self._load(batch_changes(candidate, self._experiment, self.facts)) is not None
 
     def _load(self, changes: Mapping[str, Any]) -> ExperimentWithClients | None:
         content, federation = self._experiment.model_dump(mode="json"), self._federation
@@ -279,6 +257,10 @@ class Ranking:
             return with_clients(loaded, len(federation.data.clients))
         except ExperimentError:
             return None
+
+
+def _mean(errors: Floats) -> float:
+    return float(mean_errors(errors[:, None])[0])
 
 
 def schedules_of(
