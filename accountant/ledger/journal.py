@@ -194,10 +194,6 @@ class Journal(Protocol):
         """Return the charges of a client, oldest first, but skip the first `after` charges."""
         ...
 
-    def append(self, charge: Charge) -> None:
-        """Write a charge; when this returns, the charge survives a crash."""
-        ...
-
     def append_all(self, charges: Sequence[Charge]) -> None:
         """Write charges in order; when this returns, all of them survive a crash."""
         ...

@@ -106,10 +106,6 @@ class MemoryJournal:
         """Return the charges of a client, oldest first, without the first `after` charges."""
         return tuple(self.charges.get(client, [])[after:])
 
-    def append(self, charge: Charge) -> None:
-        """Append a charge to the ledger in memory."""
-        self.append_all([charge])
-
     def append_all(self, charges: Sequence[Charge]) -> None:
         """Append charges to the ledger in memory."""
         for charge in charges:

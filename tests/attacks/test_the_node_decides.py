@@ -53,6 +53,7 @@ from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.plan import PlanRequest
 from fedsim.clients.mechanisms.planner import plan_privacy
 from fedsim.clients.privacy_settings import PrivacySettings
+from fedsim.experiment import load_experiment
 from fedsim.tools.deployment.node_journal import NodeJournal
 from fedsim.tools.deployment.policy import NodePolicy
 from fedsim.tools.deployment.policy_rules import PolicyRefusalError
@@ -66,20 +67,18 @@ def child(seed, start, results):
     own = FileJournal(home / f"own-{seed}.jsonl")
     journal = NodeJournal(
         run_journal=own,
+        state=home / "state",
         data=home / "state" / "data" / "code",
         policy=NodePolicy(max_epsilon=2.0, delta=1e-5),
         plan=plan,
-        experiment="raced",
-        seed=seed,
-        adjacency="zero_out",
-        claim=lambda: None,
+        experiment=load_experiment(eval(sys.argv[2]), {"seed": seed}).experiment,
     )
     os.read(start, 1)
     granted = 0
     for number in range(1, 21):
         event = PrivacyLedger().record(*plan.release.charges(number - 1, 1)[0])
         try:
-            journal.append(Charge(0, number, "", 1, event, own.head(0)))
+            journal.append_all([Charge(0, number, "", 1, event, own.head(0))])
         except PolicyRefusalError:
             break
         granted += 1
@@ -485,7 +484,7 @@ def test_mixed_adjacencies_count_at_the_larger_cost(attacker: Attacker) -> None:
 @pytest.mark.skipif(os.name != "posix", reason="starts processes with fork")
 def test_processes_that_charge_at_once_share_one_budget(tmp_path: Path) -> None:
     """Check and charge are one step, under one lock: six processes, each with its own seed."""
-    command = [sys.executable, "-c", RACE, str(tmp_path)]
+    command = [sys.executable, "-c", RACE, str(tmp_path), repr(EXPERIMENT)]
     ended = subprocess.run(command, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     granted = [int(line) for line in ended.stdout.split()]

@@ -6,7 +6,7 @@ server's copy. The original stays on the node, and is the one that counts.
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -35,12 +35,7 @@ from fedsim.protocol.node_registration import PARTITION
 from fedsim.simulation.virtual_grid import failure
 from fedsim.tools.deployment.data_ledger import data_directory
 from fedsim.tools.deployment.node_journal import NodeJournal, record_without_privacy
-from fedsim.tools.deployment.node_state import (
-    claim_seed,
-    client_ledger,
-    record_release,
-    state_directory,
-)
+from fedsim.tools.deployment.node_state import client_ledger, record_release, state_directory
 from fedsim.tools.deployment.policy import NodePolicy, policy_of_node
 from fedsim.tools.deployment.policy_rules import (
     PolicyRefusalError,
@@ -162,8 +157,8 @@ class NodeClient(ClientApp):
         ledger = client_ledger(state, loaded.experiment, client)
         if message.metadata.message_type == LEDGER_TYPE:
             return ledger_reply(ledger, message)
-        tasks = _GuardedTasks(policy, state, loaded, ledger, context.node_config)
-        return BatchClientApp(tasks)(message, context)
+        task = partial(_guarded_task, policy, state, loaded, ledger, context.node_config)
+        return BatchClientApp(task)(message, context)
 
 
 def _public_text(error: Exception) -> str:
@@ -178,52 +173,30 @@ def _public_text(error: Exception) -> str:
     return f"{name}: this node cannot answer; its own log says why"
 
 
-@dataclass(frozen=True)
-class _GuardedTasks:
-    """The tasks of the node's client, charged only if the node's policy allows it."""
-
-    policy: NodePolicy
-    state: Path
-    loaded: LoadedExperiment
-    ledger: Path
-    node_config: Mapping[str, object]
-
-    def __call__(self, client: int) -> ClientTask:
-        experiment = self.loaded.experiment
-        source = TaskSource(experiment.model_dump_json(), self.loaded.base, self.ledger)
-        task = self._with_own_key(source(client))
-        data = data_directory(self.state, self.policy, self.loaded)
-        if task.privacy is None or task.journal is None or experiment.privacy is None:
-            record_without_privacy(
-                data, experiment=experiment.name, seed=experiment.seed, client=client
-            )
-            return task
-        trust = experiment.privacy.trust.name
-        check_plan(self.policy, task.privacy, trust=trust, digest=task.run.plan_digest)
-        journal = NodeJournal(
-            run_journal=task.journal,
-            data=data,
-            policy=self.policy,
-            plan=task.privacy,
-            experiment=experiment.name,
-            seed=experiment.seed,
-            adjacency=experiment.privacy.adjacency.name,
-            claim=partial(claim_seed, self.state, experiment, client),
-            trust=trust,
-        )
-        return replace(task, journal=journal)
-
-    def _with_own_key(self, task: ClientTask) -> ClientTask:
-        """Return the task with the long-term key that the node's configuration names."""
-        if task.secure is None:
-            return task
+def _guarded_task(
+    policy: NodePolicy,
+    state: Path,
+    loaded: LoadedExperiment,
+    ledger: Path,
+    node_config: Mapping[str, object],
+    client: int,
+) -> ClientTask:
+    """Return the task of the node's client, charged only if the node's policy allows it."""
+    experiment = loaded.experiment
+    task = TaskSource(experiment.model_dump_json(), loaded.base, ledger)(client)
+    if task.secure is not None:  # with the long-term key that the node's configuration names
         identity_of = partial(
-            identity_of_client,
-            task.secure.settings,
-            base=self.loaded.base,
-            node_config=self.node_config,
+            identity_of_client, task.secure.settings, base=loaded.base, node_config=node_config
         )
-        return replace(task, secure=replace(task.secure, identity_of=identity_of))
+        task = replace(task, secure=replace(task.secure, identity_of=identity_of))
+    data = data_directory(state, policy, loaded)
+    if task.privacy is None or task.journal is None or experiment.privacy is None:
+        record_without_privacy(data, experiment, client)
+        return task
+    trust = experiment.privacy.trust.name
+    check_plan(policy, task.privacy, trust=trust, digest=task.run.plan_digest)
+    journal = NodeJournal(task.journal, state, data, policy, task.privacy, experiment)
+    return replace(task, journal=journal)
 
 
 def _helper(

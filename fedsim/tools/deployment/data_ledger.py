@@ -25,17 +25,17 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Self, cast
 
 from pydantic import ConfigDict, Field, PlainSerializer, PlainValidator, ValidationError
 
 from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.events import Adjacency
-from fedsim.accountant.ledger.journal import JournalError
+from fedsim.accountant.ledger.journal import Charge, JournalError
 from fedsim.core.durable import GENESIS, append, digest_of, sync_directory
 from fedsim.core.settings import Settings, first_mistake
 from fedsim.data.settings import FileDataset
-from fedsim.experiment import LoadedExperiment
+from fedsim.experiment import Experiment, LoadedExperiment
 from fedsim.tools.deployment.data_budget import Releases, Trust, counted_releases
 from fedsim.tools.deployment.policy import NodePolicy
 from fedsim.tools.deployment.private_files import (
@@ -112,6 +112,22 @@ class DataCharge(Settings):
     trust: Trust = "local"
     against_server: _Ledger | None = None
 
+    @classmethod
+    def of(cls, charge: Charge, experiment: Experiment) -> Self:
+        """Return the charge to the data that a client's charge of an experiment stands for."""
+        privacy = experiment.privacy
+        return cls(
+            experiment=experiment.name,
+            seed=experiment.seed,
+            client=charge.client,
+            round_number=charge.round_number,
+            request=charge.request,
+            adjacency=adjacency_of(experiment),
+            ledger=charge.ledger,
+            trust="local" if privacy is None else privacy.trust.name,
+            against_server=charge.against_server,
+        )
+
     @property
     def place(self) -> tuple[int, int, int]:
         """The triple (seed, client, round); equal triples mean the same seeded noise."""
@@ -131,6 +147,11 @@ class DataCharge(Settings):
         )
 
 
+def adjacency_of(experiment: Experiment) -> Adjacency:
+    """Return the adjacency of an experiment; zero_out without privacy."""
+    return "zero_out" if experiment.privacy is None else experiment.privacy.adjacency.name
+
+
 class DataLedger:
     """The ledger of all charges to one data set; open it by `open_data_ledger`, which locks it.
 
@@ -141,6 +162,9 @@ class DataLedger:
         path: path of the ledger file.
         count: path of the file with the number of records and the hash of the last one.
 
+    Attributes:
+        charges: all charges in the ledger, oldest first; only `append` adds to them.
+
     Raises:
         JournalError: a record was changed or is missing.
     """
@@ -148,20 +172,14 @@ class DataLedger:
     def __init__(self, path: Path, count: Path) -> None:
         self._path, self._count = path, count
         self._head = GENESIS
-        charges, heads = [], [GENESIS]
+        self.charges, heads = list[DataCharge](), [GENESIS]
         *lines, unfinished = path.read_bytes().split(b"\n")
         for number, line in enumerate(lines, start=1):
-            charges.append(self._read(line, f"{path}, record {number}"))
+            self.charges.append(self._read(line, f"{path}, record {number}"))
             heads.append(self._head)
-        self._charges = charges
         self._check_count(heads)
         if unfinished:
             os.truncate(path, path.stat().st_size - len(unfinished))
-
-    @property
-    def charges(self) -> Sequence[DataCharge]:
-        """All charges in the ledger, oldest first."""
-        return tuple(self._charges)
 
     def append(self, charge: DataCharge) -> None:
         """Append a charge to the ledger and force it to disk."""
@@ -171,7 +189,7 @@ class DataLedger:
         with self._path.open("ab") as file:
             append(file, (json.dumps({**fields, "hash": digest}) + "\n").encode())
         self._head = digest
-        self._charges.append(charge)
+        self.charges.append(charge)
         self._write_count()
 
     def _check_count(self, heads: Sequence[str]) -> None:
@@ -187,7 +205,7 @@ class DataLedger:
             )
 
     def _write_count(self) -> None:
-        write_whole(self._count, _counted(len(self._charges), self._head).decode())
+        write_whole(self._count, _counted(len(self.charges), self._head).decode())
 
     def _read(self, line: bytes, where: str) -> DataCharge:
         try:

@@ -6,17 +6,24 @@ of the experiment. A crash between the two leaves one charge too many, never one
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedsim.accountant import Event, NonPrivate, PrivacyLedger, UnsupportedEventError
-from fedsim.accountant.events import Adjacency
 from fedsim.accountant.ledger.journal import Charge, Journal
 from fedsim.clients.account import ChargeRefusedError, NoiseReuseError
 from fedsim.clients.mechanisms.plan import PrivacyPlan
+from fedsim.core.durable import GENESIS
+from fedsim.experiment import Experiment
 from fedsim.tools.deployment.data_budget import Releases, Trust, count_affordable, counted_releases
-from fedsim.tools.deployment.data_ledger import DataCharge, DataLedger, open_data_ledger
+from fedsim.tools.deployment.data_ledger import (
+    DataCharge,
+    DataLedger,
+    adjacency_of,
+    open_data_ledger,
+)
+from fedsim.tools.deployment.node_state import claim_seed
 from fedsim.tools.deployment.policy import NodePolicy
 from fedsim.tools.deployment.policy_rules import PolicyRefusalError
 from fedsim.tools.deployment.private_files import DeploymentError
@@ -37,40 +44,23 @@ class NodeJournal:
 
     Attributes:
         run_journal: the client's ledger of the experiment.
+        state: the node's state directory.
         data: directory of the ledger of the data.
         policy: the node's policy.
         plan: the client's privacy plan.
-        experiment: name of the experiment.
-        seed: seed of the experiment.
-        adjacency: adjacency of the experiment.
-        trust: `privacy.trust` of the experiment.
-        claim: function that reserves the seed for the experiment, called before the first charge.
+        experiment: the experiment, which has privacy.
     """
 
     run_journal: Journal
+    state: Path
     data: Path
     policy: NodePolicy
     plan: PrivacyPlan
-    experiment: str
-    seed: int
-    adjacency: Adjacency
-    claim: Callable[[], None]
-    trust: Trust = "local"
+    experiment: Experiment
 
     def history(self, client: int, *, after: int = 0) -> tuple[Charge, ...]:
         """Return the charges of a client, oldest first, without the first `after` charges."""
         return self.run_journal.history(client, after=after)
-
-    def append(self, charge: Charge) -> None:
-        """Append a charge to both ledgers, if the policy allows it.
-
-        Raises:
-            PolicyRefusalError: the policy forbids the charge.
-            NoiseReuseError: the noise of the round was already used for another answer.
-            ChargeRefusedError: the ledger of the data cannot be used.
-            JournalError: a ledger cannot be trusted.
-        """
-        self.append_all([charge])
 
     def append_all(self, charges: Sequence[Charge]) -> None:
         """Append charges to both ledgers, in their order, if the policy allows all of them.
@@ -96,27 +86,23 @@ class NodeJournal:
         history = self.run_journal.history(charge.client)
         self._check_plan(charge, history)
         self._add_missing(history, ledger)
-        new = self._data_charge(charge)
+        new = DataCharge.of(charge, self.experiment)
         repeated = not self.plan.secure_noise and self._is_repeated(new, ledger)
-        if not history and not repeated:
-            whole = self._planned_releases()
-            self._check_budget(whole, ledger, f"all rounds of {self.experiment!r}")
         if not repeated:
+            if not history:
+                whole = self._planned_releases(new.trust)
+                self._check_budget(whole, ledger, f"all rounds of {self.experiment.name!r}")
             wanted = new.counted(self.policy.trust)
             self._check_budget(wanted, ledger, f"round {charge.round_number}")
-        self.claim()
+        claim_seed(self.state, self.experiment, charge.client)
         if not repeated:
             ledger.append(new)
 
-    def _planned_releases(self) -> Releases:
+    def _planned_releases(self, needed: Trust) -> Releases:
         """Return all releases of the plan that count against the node's budget."""
         steps = self.plan.steps_to_take
-        return counted_releases(
-            self.plan.charges(0, steps),
-            self.plan.server_charges(0, steps),
-            given=self.policy.trust,
-            needed=self.trust,
-        )
+        claimed, own = self.plan.charges(0, steps), self.plan.server_charges(0, steps)
+        return counted_releases(claimed, own, given=self.policy.trust, needed=needed)
 
     def _check_plan(self, charge: Charge, history: Sequence[Charge]) -> None:
         """Check that a charge continues the client's history and stays within the plan."""
@@ -129,8 +115,9 @@ class NodeJournal:
         taken = sum(charge.steps for charge in history)
         if taken + charge.steps > self.plan.planned_steps:
             raise PolicyRefusalError(
-                f"round {charge.round_number} needs {charge.steps} steps, and {self.experiment!r} "
-                f"plans {self.plan.planned_steps} for this client, of which {taken} are taken"
+                f"round {charge.round_number} needs {charge.steps} steps, and "
+                f"{self.experiment.name!r} plans {self.plan.planned_steps} for this client, of "
+                f"which {taken} are taken"
             )
 
     def _add_missing(self, history: Iterable[Charge], ledger: DataLedger) -> None:
@@ -139,25 +126,13 @@ class NodeJournal:
         If the data file changed, rows may be in both versions, so both ledgers get the charges.
         """
         known = Counter((charge.place, charge.request) for charge in ledger.charges)
-        for charge in map(self._data_charge, history):
+        for past in history:
+            charge = DataCharge.of(past, self.experiment)
             key = charge.place, charge.request
             if known[key]:
                 known[key] -= 1
             else:
                 ledger.append(charge)
-
-    def _data_charge(self, charge: Charge) -> DataCharge:
-        return DataCharge(
-            experiment=self.experiment,
-            seed=self.seed,
-            client=charge.client,
-            round_number=charge.round_number,
-            request=charge.request,
-            adjacency=self.adjacency,
-            ledger=charge.ledger,
-            trust=self.trust,
-            against_server=charge.against_server,
-        )
 
     @staticmethod
     def _is_repeated(new: DataCharge, ledger: DataLedger) -> bool:
@@ -171,79 +146,48 @@ class NodeJournal:
         return bool(before)
 
     def _check_budget(self, wanted: Releases, ledger: DataLedger, subject: str) -> None:
-        check_budget(self.policy, ledger.charges, wanted, adjacency=self.adjacency, subject=subject)
+        """Check that the budget of the policy covers releases (`data_budget.py`).
+
+        If any charge is under the adjacency replace_one, all are composed under it: its guarantee
+        implies the one for zero_out.
+        """
+        max_epsilon, delta = self.policy.max_epsilon, self.policy.delta
+        if max_epsilon is None or delta is None:
+            return
+        limit = f"max_epsilon is {max_epsilon:g} at δ = {delta:g} for all experiments"
+        counts: Counter[Event] = Counter()
+        adjacencies = {adjacency_of(self.experiment)}
+        for charge in ledger.charges:
+            adjacencies.add(charge.adjacency)
+            for event, count in charge.counted(self.policy.trust):
+                counts[event] += count
+        adjacency = "replace_one" if "replace_one" in adjacencies else "zero_out"
+        try:
+            fit = count_affordable(
+                counts, wanted, epsilon=max_epsilon, delta=delta, adjacency=adjacency
+            )
+        except UnsupportedEventError as error:
+            raise PolicyRefusalError(
+                f"{limit}, and {subject} has no rule for them: {error}"
+            ) from error
+        needed = sum(count for _, count in wanted)
+        if fit < needed:
+            raise PolicyRefusalError(
+                f"{limit}, and {subject} would exceed it: of {needed} releases {fit} fit; plan "
+                "fewer steps or more noise, or let the node's operator raise max_epsilon"
+            )
 
 
-def check_budget(
-    policy: NodePolicy,
-    spent: Iterable[DataCharge],
-    wanted: Releases,
-    *,
-    adjacency: Adjacency,
-    subject: str,
-) -> None:
-    """Check that the budget of a policy covers the wanted releases (`data_budget.py`).
-
-    If all charges are under the adjacency zero_out, they are composed under zero_out. If any charge
-    is under replace_one, all are composed under replace_one, whose guarantee implies the one for
-    zero_out.
-
-    Args:
-        policy: the node's policy.
-        spent: all earlier charges to the data.
-        wanted: pairs (event, number of releases).
-        adjacency: adjacency of the wanted releases.
-        subject: name of the wanted releases for the error message.
-
-    Raises:
-        PolicyRefusalError: the releases exceed the budget, or have no privacy bound under the
-            common adjacency.
-    """
-    if policy.max_epsilon is None or policy.delta is None:
-        return
-    limit = f"max_epsilon is {policy.max_epsilon:g} at δ = {policy.delta:g} for all experiments"
-    counts: Counter[Event] = Counter()
-    adjacencies = {adjacency}
-    for charge in spent:
-        adjacencies.add(charge.adjacency)
-        for event, count in charge.counted(policy.trust):
-            counts[event] += count
-    try:
-        fit = count_affordable(
-            counts,
-            wanted,
-            epsilon=policy.max_epsilon,
-            delta=policy.delta,
-            adjacency="replace_one" if "replace_one" in adjacencies else "zero_out",
-        )
-    except UnsupportedEventError as error:
-        raise PolicyRefusalError(f"{limit}, and {subject} has no rule for them: {error}") from error
-    needed = sum(count for _, count in wanted)
-    if fit < needed:
-        raise PolicyRefusalError(
-            f"{limit}, and {subject} would exceed it: of {needed} releases {fit} fit; plan fewer "
-            "steps or more noise, or let the node's operator raise max_epsilon"
-        )
-
-
-def record_without_privacy(data: Path, *, experiment: str, seed: int, client: int) -> None:
+def record_without_privacy(data: Path, experiment: Experiment, client: int) -> None:
     """Record that a node answered an experiment without privacy, which exceeds any budget.
 
     Args:
         data: directory of the ledger of the data.
-        experiment: name of the experiment.
-        seed: seed of the experiment.
+        experiment: the experiment.
         client: number of the client.
     """
-    release = DataCharge(
-        experiment=experiment,
-        seed=seed,
-        client=client,
-        round_number=0,
-        request="",
-        adjacency="zero_out",
-        ledger=PrivacyLedger().record(NonPrivate()),
-    )
+    charge = Charge(client, 0, "", 0, PrivacyLedger().record(NonPrivate()), GENESIS)
+    release = DataCharge.of(charge, experiment)
     with open_data_ledger(data) as ledger:
         if release not in ledger.charges:
             ledger.append(release)

@@ -123,7 +123,14 @@ def _check_stored(path: Path, experiment: Experiment) -> bool:
         return False
     refuse_open(path, "600")
     before = _read(path)
-    changed = [key for key in changed_keys(before, experiment) if not _may_grow(key, before)]
+    calibrated = before.privacy is not None and before.privacy.target_epsilon is not None
+    old, new = (settings.model_dump(mode="json") for settings in (before, experiment))
+    changed = [
+        key
+        for key in differences(old, new, "")
+        if not key.startswith("runtime.")
+        and (key != "federation.rounds" or calibrated)  # noise is calibrated to their number
+    ]
     if changed:
         raise DeploymentError(
             f"{path.parent}: this client answered {before.name!r} with seed {before.seed}, and "
@@ -165,23 +172,6 @@ def _damaged(path: Path) -> DeploymentError:
         else "no charge was recorded beside it: delete it"
     )
     return DeploymentError(f"{path} is empty or damaged, as a crash can leave it; {way_out}")
-
-
-def changed_keys(before: Experiment, after: Experiment) -> list[str]:
-    """Return the keys whose values differ between two experiments, except those of `runtime`.
-
-    Args:
-        before: the stored experiment.
-        after: the new experiment.
-    """
-    changed = differences(before.model_dump(mode="json"), after.model_dump(mode="json"), "")
-    return [key for key in changed if not key.startswith("runtime.")]
-
-
-def _may_grow(key: str, before: Experiment) -> bool:
-    """Return whether a key may change: rounds may, unless noise was calibrated to their number."""
-    calibrated = before.privacy is not None and before.privacy.target_epsilon is not None
-    return key == "federation.rounds" and not calibrated
 
 
 def record_release(state: Path, helper: int, release: HelperRelease) -> None:
