@@ -83,8 +83,7 @@ def replay_run(
     federation = _federation(directory, base, phases)
     rounds = read_recorded(directory)
     _refuse_other_conditions(directory, federation, rounds)
-    comparison = _Comparison(directory, federation, rounds, phases)
-    return comparison.run()
+    return _Comparison(directory, federation, rounds, phases).run()
 
 
 def _federation(directory: RunDirectory, base: Path | None, phases: Phases) -> Federation:
@@ -221,19 +220,13 @@ class _Comparison:
             ledgers=None,
         )
         grid = partial(
-            ReplayGrid,
-            rounds=self._rounds,
-            failures=self._failures,
-            is_secure=federation.secure is not None,
-            is_secret=federation.plan.participation.is_secret,
+            ReplayGrid, federation=federation, rounds=self._rounds, failures=self._failures
         )
         app = client_app(federation, in_process=True, ledger=None, block_of=self._block_of)
         LocalEngine(grid).execute(server, app, federation.num_nodes)
 
     def _block_of(self, round_number: int, client: int) -> tuple[int, ...]:
-        known = [
-            round_.releases for round_ in self._rounds[:round_number] if round_.releases is not None
-        ]
+        known = [recorded.releases for recorded in self._rounds[:round_number] if recorded.releases]
         if known and known[-1].blocks == "alone":
             return (client,)
         return self._federation.blocks.plan.block_of(round_number, client)
@@ -276,11 +269,10 @@ class _Comparison:
         checkpoint = self._directory.read_checkpoint()
         if checkpoint is None or checkpoint.state.round_number != state.round_number:
             return
-        recorded = checkpoint.state
-        if (digest(recorded.arrays), digest(recorded.model)) != (
-            digest(state.arrays),
-            digest(state.model),
-        ):
+        recorded, replayed = (
+            (digest(known.arrays), digest(known.model)) for known in (checkpoint.state, state)
+        )
+        if recorded != replayed:
             yield "the final model is not the one of the last round that was computed again"
         elif not self._federation.goal.averages:
             student = to_numpy(self._federation.final_model(state))

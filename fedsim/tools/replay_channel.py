@@ -1,6 +1,6 @@
-"""The channel of a replay, which trains again only the clients that trained in the recorded run.
+"""The grid of a replay, which trains again only the clients that trained in the recorded run.
 
-For all other clients, the channel repeats the recorded failure or withdrawal. Which clients failed
+For all other clients, the grid repeats the recorded failure or withdrawal. Which clients failed
 may have depended on the machine (a worker that died, an interrupt), so it is taken from the
 records.
 """
@@ -8,12 +8,13 @@ records.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 from flwr.clientapp import ClientApp
 
 from fedsim.accountant.ledger.journal import Charge
-from fedsim.protocol.channel import ClientChannel, ClientError, MessageChannel, TrainAnswer
+from fedsim.federation.federation import Federation
+from fedsim.protocol.channel import ClientError, MessageChannel, TrainAnswer
 from fedsim.protocol.messages import SealedReply, TrainReply, TrainRequest, Withdrawal
 from fedsim.runs.directory import RunDirectory, RunFiles
 from fedsim.runs.records import Releases
@@ -54,16 +55,16 @@ class RecordedRound:
         return frozenset(self.charges) | frozenset(self.uploads) | self.participants
 
     @cached_property
-    def withdrawals(self) -> Mapping[int, str]:
-        """Reason of each withdrawal of a client in the round, by client number."""
-        rows = () if self.row is None else self.row["withdrawn"]
-        return {row["client"]: str(row["reason"]) for row in rows}
+    def _answers(self) -> Mapping[int, TrainAnswer]:
+        if self.row is None:
+            return {}
+        failed = {row["client"]: ClientError(str(row["reason"])) for row in self.row["failed"]}
+        reasons = {row["client"]: str(row["reason"]) for row in self.row["withdrawn"]}
+        return failed | {client: Withdrawal(client, text) for client, text in reasons.items()}
 
-    @cached_property
-    def failures(self) -> Mapping[int, str]:
-        """Error message of each client that failed in the round, by client number."""
-        rows = () if self.row is None else self.row["failed"]
-        return {row["client"]: str(row["reason"]) for row in rows}
+    def answer(self, client: int) -> TrainAnswer:
+        """Return the recorded failure or withdrawal of a client without a recorded release."""
+        return self._answers.get(client, ClientError("nothing of this client was recorded"))
 
 
 def read_recorded(directory: RunDirectory) -> Sequence[RecordedRound]:
@@ -87,9 +88,6 @@ def read_recorded(directory: RunDirectory) -> Sequence[RecordedRound]:
         RecordedRound(n, rows.get(n), releases.get(n), charges.get(n, {}))
         for n in range(1, last + 1)
     ]
-
-
-NOT_RECORDED = "nothing of this client was recorded"
 
 
 @dataclass
@@ -117,65 +115,16 @@ class MemoryJournal:
         return {k: charge for k, charge in last.items() if charge.round_number == round_number}
 
 
-@dataclass(frozen=True)
-class ReplayChannel:
-    """A channel that sends training requests only to the clients that trained in the run.
-
-    Attributes:
-        channel: the channel to all clients.
-        rounds: the recorded rounds, from round 1.
-        failures: mapping for the errors of the current round's clients that train again, by client
-            number; `train` clears and fills it.
-        is_secret: whether the record names no participants, so that every drawn client trains.
-    """
-
-    channel: ClientChannel
-    rounds: Sequence[RecordedRound]
-    failures: dict[int, str]
-    is_secret: bool = False
-
-    def train(
-        self, requests: Mapping[int, TrainRequest], *, timeout: float | None
-    ) -> Iterator[tuple[int, TrainAnswer]]:
-        """Yield (node id, answer) for each request: a new answer, or the recorded failure."""
-        self.failures.clear()
-        if not requests:
-            return
-        recorded = self.rounds[next(iter(requests.values())).round_number - 1]
-        asked = {
-            node: request
-            for node, request in requests.items()
-            if node - FIRST_NODE in recorded.asked
-        }
-        for node in requests.keys() - asked.keys():
-            yield node, _recorded_answer(recorded, node - FIRST_NODE)
-        for node, answer in self.channel.train(asked, timeout=timeout):
-            client = node - FIRST_NODE
-            if isinstance(answer, ClientError):
-                self.failures[client] = answer.reason
-            released = recorded.uploads if isinstance(answer, TrainReply) else ()
-            came = client in (released or recorded.participants) or self.is_secret
-            yield node, answer if came else _recorded_answer(recorded, client)
-
-
-def _recorded_answer(recorded: RecordedRound, client: int) -> TrainAnswer:
-    """Return the recorded failure or withdrawal of a client without a recorded release."""
-    if client in recorded.withdrawals:
-        return Withdrawal(client, recorded.withdrawals[client])
-    return ClientError(recorded.failures.get(client, NOT_RECORDED))
-
-
 class ReplayGrid(LocalGrid):
-    """A local Flower grid that sends requests through a `ReplayChannel`.
+    """A local Flower grid that sends training requests only to the clients that trained in the run.
 
     Args:
         client_app: the ClientApp of every node.
         num_clients: number of nodes.
+        federation: the federation of the replay.
         rounds: the recorded rounds, from round 1.
         failures: mapping for the errors of the current round's clients that train again, by client
-            number.
-        is_secure: whether updates are summed by secure aggregation.
-        is_secret: whether the record names no participants, so that every drawn client trains.
+            number; `train` clears and fills it.
         options: the other arguments of `LocalGrid`.
     """
 
@@ -184,18 +133,41 @@ class ReplayGrid(LocalGrid):
         client_app: ClientApp,
         num_clients: int,
         *,
+        federation: Federation,
         rounds: Sequence[RecordedRound],
         failures: dict[int, str],
-        is_secure: bool,
-        is_secret: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(client_app, num_clients, **options)
         self._rounds, self._failures = rounds, failures
-        self._reply_type = SealedReply if is_secure else TrainReply
-        self._is_secret = is_secret
+        self._reply_type = TrainReply if federation.secure is None else SealedReply
+        # In secret participation the record names no participants, so every drawn client trains.
+        self._is_secret = federation.plan.participation.is_secret
 
-    def direct_channel(self) -> ReplayChannel:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return the channel that sends requests only to clients that trained in the run."""
+    def direct_channel(self) -> Self:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return this grid, which is the channel of its training requests."""
+        return self
+
+    def train(
+        self, requests: Mapping[int, TrainRequest], *, timeout: float | None
+    ) -> Iterator[tuple[int, TrainAnswer]]:
+        """Yield (node id, answer) for each request: a new answer, or the recorded failure."""
+        self._failures.clear()
+        if not requests:
+            return
+        recorded = self._rounds[next(iter(requests.values())).round_number - 1]
+        asked = {
+            node: request
+            for node, request in requests.items()
+            if node - FIRST_NODE in recorded.asked
+        }
+        for node in requests.keys() - asked.keys():
+            yield node, recorded.answer(node - FIRST_NODE)
         channel = super().direct_channel() or MessageChannel(self, self._reply_type)
-        return ReplayChannel(channel, self._rounds, self._failures, self._is_secret)
+        for node, answer in channel.train(asked, timeout=timeout):
+            client = node - FIRST_NODE
+            if isinstance(answer, ClientError):
+                self._failures[client] = answer.reason
+            released = recorded.uploads if isinstance(answer, TrainReply) else ()
+            came = client in (released or recorded.participants) or self._is_secret
+            yield node, answer if came else recorded.answer(client)
