@@ -1,8 +1,7 @@
 """The command `fedsim plan`."""
 
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -46,52 +45,28 @@ def plan_command(
 
     Exit code 3 if a privacy budget forbids the run.
     """
+    if advise and plot is not None:
+        raise click.UsageError("--plot draws the plan of FILE; call it without --advise")
+    if advise and bounds is not None:
+        raise click.UsageError("--bounds belongs to the plan of FILE; call it without --advise")
     with command_imports():
         from fedsim.experiment import load_experiment
-
-    if advise:
-        if plot is not None:
-            raise click.UsageError("--plot draws the plan of FILE; call it without --advise")
-        if bounds is not None:
-            raise click.UsageError("--bounds belongs to the plan of FILE; call it without --advise")
-        _advise(file, overrides, as_json=as_json)
-        return
-    with command_imports():
         from fedsim.planning.projection import plan_experiment
+        from fedsim.report.drawing import check_chart_path, write_chart
         from fedsim.report.plan_terminal import print_plan
         from fedsim.report.progress import shown_phases
 
-    path = None
-    if plot is not None:
-        from fedsim.report.drawing import check_chart_path
-
-        path = check_chart_path(Path(plot))
+    path = None if plot is None else check_chart_path(Path(plot))
     loaded, curves = load_experiment(file, overrides), as_json or path is not None
+    perform, print_tables = partial(plan_experiment, curves=curves, bounds=bounds), print_plan
+    if advise:
+        perform, print_tables = OPTIONS["plan --advise"], OPTIONS["print of plan --advise"]
     with shown_phases() as phases:
-        planned = plan_experiment(loaded, curves=curves, bounds=bounds, phases=phases)
+        result = perform(loaded, phases=phases)
     if path is not None:
-        from fedsim.report.drawing import write_chart
         from fedsim.report.plots import plan_chart
 
-        write_chart(plan_chart(planned), path)
-    _show(planned, print_plan, as_json=as_json)
-
-
-def _advise(file: str, overrides: tuple[str, ...], *, as_json: bool) -> None:
-    with command_imports():
-        from fedsim.experiment import load_experiment
-        from fedsim.report.progress import shown_phases
-
-        advise = OPTIONS["plan --advise"]
-
-    loaded = load_experiment(file, overrides)
-    with shown_phases() as phases:
-        advice = advise(loaded, phases=phases)
-    _show(advice, OPTIONS["print of plan --advise"], as_json=as_json)
-
-
-def _show(result: Any, print_tables: Callable[[Any], None], *, as_json: bool) -> None:
-    """Print a plan or advice, and exit if a privacy budget forbids the run."""
+        write_chart(plan_chart(result), path)
     if as_json:
         print_json(result.to_json())
     else:

@@ -10,8 +10,6 @@ from fedsim.accountant.events import Adjacency
 from fedsim.accountant.textbook.bounds import Bound, Charges
 from fedsim.core.text_formats import finite_or_none
 
-_TICKS = (1, 2, 5)  # marks in each decade of a range of steps
-
 
 @dataclass(frozen=True)
 class CurveSchedule:
@@ -60,7 +58,7 @@ class BoundCurve:
     @property
     def last(self) -> tuple[float | None, ...]:
         """Values of ε after all steps, one for each bound, in the order of `bounds`."""
-        return self.points[-1][1] if self.points else tuple(0.0 for _ in self.bounds)
+        return self.points[-1][1]
 
     @property
     def smallest(self) -> float:
@@ -143,18 +141,6 @@ def bound_curve(
         for number in numbers
     )
     return BoundCurve(schedule, tuple(bounds), tuple(points))
-
-
-def round_numbers(first: int, last: int) -> tuple[int, ...]:
-    """Return `first`, `last` and all numbers 1, 2, 5, 10, 20, ... between them, ascending.
-
-    Args:
-        first: first number, at least 1.
-        last: last number, at least `first`.
-    """
-    decades = range(len(str(last)))
-    ticks = (tick * 10**power for power in decades for tick in _TICKS)
-    return tuple(sorted({first, last, *(tick for tick in ticks if first < tick < last)}))
 
 
 def even_numbers(first: int, last: int, count: int) -> tuple[int, ...]:

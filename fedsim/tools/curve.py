@@ -1,6 +1,6 @@
 """The command `fedsim curve`, which compares bounds on ε over the steps of DP-SGD."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,48 +30,47 @@ _SETTINGS = {
 }
 
 
-class StepNumbers(click.ParamType):
-    """Click type of numbers of steps: `1000`, `10,100,1000`, `10..1000` or `..1000`."""
-
-    name = "steps"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        """Return ascending numbers of steps; a range gives 1, 2, 5, 10, 20, ... inside it."""
-        if isinstance(value, tuple):
-            return value
-        first, dots, last = value.partition("..")
-        try:
-            ends = (int(first or 1), int(last)) if dots else ()
-            numbers = ends or tuple(int(part) for part in value.split(","))
-        except ValueError:
-            self.fail(f"{value!r} must be a number, numbers such as 10,100, or a range 10..1000")
-        if not all(1 <= number <= _MAX_STEPS for number in numbers):
-            self.fail(f"{value!r} must be numbers of steps from 1 to {_MAX_STEPS:,}")
-        if not ends:
-            return tuple(sorted(set(numbers)))
-        if ends[0] > ends[1]:
-            self.fail(f"{value!r} must be a range from the smaller to the larger number")
-        with command_imports():
-            from fedsim.planning.bounds import round_numbers
-
-        return round_numbers(*ends)
+def _step_numbers(
+    context: click.Context, parameter: click.Parameter, text: str | None
+) -> tuple[int, ...] | None:
+    """Return ascending numbers of steps; a range gives 1, 2, 5, 10, 20, ... inside it."""
+    if text is None:
+        return None
+    first, dots, last = text.partition("..")
+    try:
+        numbers = [int(first or 1), int(last)] if dots else list(map(int, text.split(",")))
+    except ValueError:
+        raise click.BadParameter(
+            f"{text!r} must be a number, numbers such as 10,100, or a range 10..1000"
+        ) from None
+    if not all(1 <= number <= _MAX_STEPS for number in numbers):
+        raise click.BadParameter(f"{text!r} must be numbers of steps from 1 to {_MAX_STEPS:,}")
+    if not dots:
+        return tuple(sorted(set(numbers)))
+    if numbers[0] > numbers[1]:
+        raise click.BadParameter(f"{text!r} must be a range from the smaller to the larger number")
+    return round_numbers(*numbers)
 
 
-class Orders(click.ParamType):
-    """Click type of Rényi orders, such as `2,4,8`."""
+def round_numbers(first: int, last: int) -> tuple[int, ...]:
+    """Return `first`, `last` and all numbers 1, 2, 5, 10, 20, ... between them, ascending.
 
-    name = "orders"
+    Args:
+        first: first number, at least 1.
+        last: last number, at least `first`.
+    """
+    ticks = (tick * 10**power for power in range(len(str(last))) for tick in (1, 2, 5))
+    return tuple(sorted({first, last, *(tick for tick in ticks if first < tick < last)}))
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[float, ...]:
-        """Return the orders as numbers; the accountant checks their range later."""
-        try:
-            return tuple(float(part) for part in value.split(","))
-        except ValueError:
-            self.fail(f"{value!r} must be numbers above 1, such as 2,4,8")
+
+def _orders(
+    context: click.Context, parameter: click.Parameter, text: str | None
+) -> tuple[float, ...] | None:
+    """Return Rényi orders as numbers; the accountant checks their range later."""
+    try:
+        return None if text is None else tuple(map(float, text.split(",")))
+    except ValueError:
+        raise click.BadParameter(f"{text!r} must be numbers above 1, such as 2,4,8") from None
 
 
 @click.command("curve", short_help="Compare bounds on ε over the steps of DP-SGD.")
@@ -82,12 +81,12 @@ class Orders(click.ParamType):
 @click.option(
     "-T",
     "--steps",
-    type=StepNumbers(),
+    callback=_step_numbers,
     metavar="N | N,N | N..N",
     help="Numbers of steps; ..N is 1, 2, 5, 10, 20, ... up to N.",
 )
 @click.option("--delta", type=float, help="δ of every ε.  [default: 1e-5]")
-@click.option("--orders", type=Orders(), metavar="A,A", help="Rényi orders of the bound rdp.")
+@click.option("--orders", callback=_orders, metavar="A,A", help="Rényi orders of the bound rdp.")
 @bounds_option(is_always=True, words="Bounds to compare")
 @click.option("--csv", "csv_path", type=click.Path(), help="Write the numbers to a .csv file.")
 @click.option("--plot", type=click.Path(), help="Write the curves to a .svg, .png or .pdf file.")
@@ -113,23 +112,24 @@ def curve_command(
     z. With FILE, q, z, T and δ are those of each kind of clients of the experiment.
     """  # noqa: D301  click keeps the lines after \b
     with command_imports():
-        from fedsim.report.drawing import check_chart_path
-        from fedsim.report.plan_terminal import print_bound_curve, print_client_kinds
+        from fedsim.report.drawing import check_chart_path, write_chart
+        from fedsim.report.plan_terminal import bounds_csv, print_bound_curve, print_client_kinds
 
     path = None if plot is None else check_chart_path(Path(plot))
-    if file is None:
-        with _usage_errors():
+    marks, whose = None, ""
+    with _usage_errors():
+        if file is None:
             curve, drawn = _of_settings(settings, bounds, orders, is_drawn=path is not None)
-        curves, marks, whose = [curve], [steps for steps, _ in curve.points], ""
-    else:
-        _refuse_settings({**settings, "orders": orders})
-        curves = _of_experiment(file, overrides, bounds, is_whole=as_json or bool(csv_path or path))
-        drawn = max(curves, key=lambda curve: curve.smallest, default=None)
-        marks, whose = None, "" if drawn is None else _clients(drawn, len(curves))
+            curves, marks = (curve,), [steps for steps, _ in curve.points]
+        else:
+            _refuse_settings({**settings, "orders": orders})
+            is_whole = as_json or bool(csv_path or path)
+            curves = _of_experiment(file, overrides, bounds, is_whole=is_whole)
+            drawn = max(curves, key=lambda curve: curve.smallest, default=None)
+            whose = "" if drawn is None else _clients(drawn, len(curves))
     if csv_path is not None:
-        _write_csv(curves, Path(csv_path))
+        Path(csv_path).write_text(bounds_csv(curves), encoding="utf-8")
     if path is not None and drawn is not None:
-        from fedsim.report.drawing import write_chart
         from fedsim.report.plots import bounds_chart
 
         write_chart(bounds_chart(drawn, dotted=marks, whose=whose), path)
@@ -197,7 +197,7 @@ def _of_experiment(
         from fedsim.report.progress import shown_phases
 
     loaded = load_experiment(file, overrides)
-    with shown_phases() as phases, _usage_errors():
+    with shown_phases() as phases:
         return experiment_curves(
             loaded, bounds, points=_KIND_POINTS if is_whole else 1, phases=phases
         )
@@ -222,9 +222,3 @@ def _clients(curve: "BoundCurve", kinds: int) -> str:
     clients = curve.schedule.clients
     who = f"client {clients[0]}" if len(clients) == 1 else f"{len(clients):,} clients"
     return f"{who} with the largest ε" if kinds > 1 else who
-
-
-def _write_csv(curves: "Sequence[BoundCurve]", path: Path) -> None:
-    from fedsim.report.plan_terminal import bounds_csv
-
-    path.write_text(bounds_csv(curves), encoding="utf-8")

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from fedsim.cli import main
-from fedsim.planning.bounds import even_numbers, round_numbers
+from fedsim.planning.bounds import even_numbers
+from fedsim.tools.curve import round_numbers
 
 EXPERIMENT: dict[str, Any] = {
     "name": "curve",
