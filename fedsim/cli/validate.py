@@ -14,7 +14,6 @@ from fedsim.cli.options import (
 
 if TYPE_CHECKING:
     from fedsim.experiment import Experiment, LoadedExperiment
-    from fedsim.planning.validation import DataFindings
 
 
 @click.command("validate", short_help="Check the experiment in FILE without running it.")
@@ -39,49 +38,34 @@ def validate_command(file: str, overrides: tuple[str, ...], with_data: bool, as_
         from fedsim.planning.validation import find_footprint, plugin_digest
 
     loaded = load_experiment(file, overrides)
-    experiment = loaded.experiment
-    findings = _find(loaded) if with_data else None
+    content, lines = loaded.experiment.model_dump(mode="json"), list[str]()
+    if with_data:
+        content, lines = _findings(loaded)
     if as_json:
-        print_json(experiment.model_dump(mode="json") if findings is None else _as_json(findings))
+        print_json(content)
         return
-    click.echo(f"{file}: ok ({experiment.name}, {_privacy_in_words(experiment)})")
+    click.echo(f"{file}: ok ({loaded.experiment.name}, {_privacy_in_words(loaded.experiment)})")
     for line in find_footprint(loaded).lines():
         click.echo(line)
     digest = plugin_digest(loaded)
     if digest is not None:
         click.echo(f"  plugin_digests of a node's policy: {digest}")
-    if findings is not None:
-        _print_findings(findings)
-
-
-def _find(loaded: "LoadedExperiment") -> "DataFindings":
-    with command_imports():
-        from fedsim.planning.validation import check_data
-        from fedsim.report.progress import shown_phases
-
-    with shown_phases() as phases:
-        return check_data(loaded, phases=phases)
-
-
-def _as_json(findings: "DataFindings") -> dict[str, Any]:
-    from fedsim.report.progress import notes, warnings
-
-    federation = findings.federation
-    return {
-        **findings.to_json(),
-        "notes": notes(federation),
-        "warnings": warnings(federation),
-    }
-
-
-def _print_findings(findings: "DataFindings") -> None:
-    from fedsim.report.progress import headline, notes, warnings
-
-    lines = [*headline(findings.federation), *findings.lines()]
-    lines += [f"note: {note}" for note in notes(findings.federation)]
-    lines += [f"warning: {warning}" for warning in warnings(findings.federation)]
     for line in lines:
         click.echo(f"  {line}")
+
+
+def _findings(loaded: "LoadedExperiment") -> tuple[dict[str, Any], list[str]]:
+    """Return the facts about the data of an experiment as a JSON value, and as lines of text."""
+    with command_imports():
+        from fedsim.planning.validation import check_data
+        from fedsim.report.progress import headline, notes, shown_phases, warnings
+
+    with shown_phases() as phases:
+        findings = check_data(loaded, phases=phases)
+    told, warned = notes(findings.federation), warnings(findings.federation)
+    lines = [*headline(findings.federation), *findings.lines()]
+    lines += [*(f"note: {text}" for text in told), *(f"warning: {text}" for text in warned)]
+    return {**findings.to_json(), "notes": told, "warnings": warned}, lines
 
 
 def _privacy_in_words(experiment: "Experiment") -> str:

@@ -248,22 +248,15 @@ def _epsilon(charges: Any, delta: float, accountant: Any, adjacency: Any) -> flo
 def _strictest(federation: Federation, clients: tuple[CellClient, ...]) -> tuple[int, ...]:
     """Return the clients that have no more noise than their own settings ask for."""
     plans, terms = federation.plan.clients or (), federation.plan.client_privacy or ()
-    use = {
-        client.client: _use(plans[client.client], terms[client.client].privacy, client)
-        for client in clients
-    }
-    most = max(use.values(), default=0.0)
-    return tuple(client for client, share in use.items() if share >= _TIGHT * most)
-
-
-def _use(plan: PrivacyPlan, privacy: PrivacySettings, client: CellClient) -> float:
-    """Return the largest share that a client uses of its target ε, noise or fallback ε."""
-    uses = [0.0]
-    limit = privacy.trust.fallback_epsilon
-    if limit is not None:
-        uses.append(client.epsilon["server"] / limit)
-    if privacy.noise_multiplier is not None:
-        uses.append(privacy.noise_multiplier / plan.noise_multiplier)
-    elif privacy.target_epsilon is not None:
-        uses.append(client.epsilon[OBSERVERS[-1]] / privacy.target_epsilon)
-    return max(uses)
+    used = {}  # the largest share that a client uses of its target ε, noise or fallback ε
+    for client in clients:
+        plan, privacy, shares = plans[client.client], terms[client.client].privacy, [0.0]
+        if privacy.trust.fallback_epsilon is not None:
+            shares.append(client.epsilon["server"] / privacy.trust.fallback_epsilon)
+        if privacy.noise_multiplier is not None:
+            shares.append(privacy.noise_multiplier / plan.noise_multiplier)
+        elif privacy.target_epsilon is not None:
+            shares.append(client.epsilon[OBSERVERS[-1]] / privacy.target_epsilon)
+        used[client.client] = max(shares)
+    most = max(used.values(), default=0.0)
+    return tuple(client for client, share in used.items() if share >= _TIGHT * most)

@@ -6,8 +6,8 @@ trained, and no data are read.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from fedsim.accountant.accountants import AccountantChoice
 from fedsim.accountant.events import Adjacency
@@ -16,7 +16,7 @@ from fedsim.clients.sampling.sampling import PoissonSampling
 from fedsim.federation.federation import Federation
 from fedsim.noise.correlated.participation import SCHEME
 from fedsim.noise.correlated.run import strategies_for
-from fedsim.noise.correlated.strategies import INDEPENDENT, NoiseStrategy
+from fedsim.noise.correlated.strategies import INDEPENDENT
 from fedsim.planning.cells import planned_epsilon, privacy_of
 from fedsim.server.participation.schedules import SeparatedSchedule
 
@@ -112,28 +112,26 @@ def compare_correlations(
         'toeplitz, 50 bands'
     """
     turns = SeparatedSchedule(0, clients, clients_per_round).separation(rounds)
-
-    def noise_of(rate: float, releases: int) -> float:
-        return calibrate_noise(
-            PoissonSampling(rate),
-            releases,
-            target_epsilon=target_epsilon,
-            delta=delta,
-            accountant=accountant,
-            adjacency=adjacency,
-        )
-
-    def planned() -> Iterator[tuple[str, str, float, NoiseStrategy]]:
-        drawn = noise_of(min(1.0, clients_per_round / clients), rounds)
-        yield "none", "poisson", drawn, INDEPENDENT
-        yield "none", SCHEME, noise_of(1.0, turns.max_rounds), INDEPENDENT
-        whole = noise_of(1.0, 1)
-        for name, strategy in strategies_for(turns, momentum):
-            yield name, SCHEME, whole * strategy.sensitivity(turns), strategy
-
+    noise_of = partial(
+        calibrate_noise,
+        target_epsilon=target_epsilon,
+        delta=delta,
+        accountant=accountant,
+        adjacency=adjacency,
+    )
+    drawn, always = PoissonSampling(min(1.0, clients_per_round / clients)), PoissonSampling(1.0)
+    whole = noise_of(always, 1)
+    rows = [
+        ("none", "poisson", noise_of(drawn, rounds), INDEPENDENT),
+        ("none", SCHEME, noise_of(always, turns.max_rounds), INDEPENDENT),
+        *(
+            (name, SCHEME, whole * strategy.sensitivity(turns), strategy)
+            for name, strategy in strategies_for(turns, momentum)
+        ),
+    ]
     return tuple(
         PlannedCorrelation(
             name, scheme, noise, noise * strategy.prefix_error(rounds, momentum).rms, momentum
         )
-        for name, scheme, noise, strategy in planned()
+        for name, scheme, noise, strategy in rows
     )

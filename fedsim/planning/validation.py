@@ -11,8 +11,8 @@ number of examples is used, and it is shown only if it is public.
 
 import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -114,58 +114,80 @@ class DataFindings:
 
     Attributes:
         federation: the federation of the experiment, assembled and checked.
-        clients: number of clients.
-        client_examples: public number of examples of each client; None if it is private.
-        test_examples: number of examples of the public test set.
-        input_shape: shape of one example, as the model gets it.
-        test_range: smallest and largest value of any feature in the test set.
-        test_classes: pair (name, number of test examples) for each class; None if the targets are
-            not classes.
-        trained_values: number of values that the model trains.
     """
 
     federation: "Federation"
-    clients: int
-    client_examples: tuple[int, ...] | None
-    test_examples: int
-    input_shape: tuple[int, ...]
-    test_range: tuple[float, float]
-    test_classes: tuple[tuple[str, int], ...] | None
-    trained_values: int
+
+    @property
+    def client_examples(self) -> tuple[int, ...] | None:
+        """Public number of examples of each client; None if it is private."""
+        plans = self.federation.plan.clients
+        if plans is None:
+            return tuple(self.federation.data.clients.sizes)
+        if self.federation.experiment.release_kind.protects_client:
+            return None
+        return tuple(plan.examples for plan in plans)
+
+    @property
+    def test_range(self) -> tuple[float, float]:
+        """Smallest and largest value of any feature in the test set."""
+        features = self.federation.data.test.features
+        return float(features.min()), float(features.max())
+
+    @property
+    def test_classes(self) -> dict[str, int] | None:
+        """Number of test examples of each class; None if the targets are not classes."""
+        data = self.federation.data
+        if data.num_classes is None:
+            return None
+        names = data.class_names or tuple(map(str, range(data.num_classes)))
+        counts = np.bincount(data.test.targets, minlength=len(names))
+        return dict(zip(names, counts.tolist(), strict=True))
 
     @property
     def hints(self) -> list[str]:
         """Warnings about data that a run accepts, but that harm its training or its scores."""
-        return list(_hints(self))
+        hints, (low, high) = list[str](), self.test_range
+        absent = [name for name, count in (self.test_classes or {}).items() if count == 0]
+        if absent:
+            more = f" and {len(absent) - 5} more" if len(absent) > 5 else ""
+            hints.append(
+                f"the test set has no example of class {', '.join(absent[:5])}{more}, so no score "
+                "tells how well it is learned; raise data.test_fraction or bring a test set"
+            )
+        if low == high:
+            hints.append(
+                f"all features are {low:g} in the test set, and nothing can be learned "
+                "from them; check the columns and the scale"
+            )
+        return hints
 
     def lines(self) -> list[str]:
         """Return the facts about the data as lines of text."""
         low, high = self.test_range
-        shape = " x ".join(map(str, self.input_shape))
-        lines = [
-            f"an example has {shape} values, from {low:.4g} to {high:.4g} in the test set",
-            f"the model trains {self.trained_values:,} values",
-        ]
-        if self.test_classes is not None:
-            shown = [f"{name}: {count:,}" for name, count in self.test_classes[:_MAX_CLASSES]]
-            more = len(self.test_classes) - len(shown)
+        shape = " x ".join(map(str, self.federation.data.input_shape))
+        lines = [f"an example has {shape} values, from {low:.4g} to {high:.4g} in the test set"]
+        if (classes := self.test_classes) is not None:
+            shown = [f"{name}: {n:,}" for name, n in islice(classes.items(), _MAX_CLASSES)]
+            more = len(classes) - len(shown)
             rest = f" and {more} more" if more > 0 else ""
-            lines.insert(1, f"classes of the test set: {', '.join(shown)}{rest}")
+            lines.append(f"classes of the test set: {', '.join(shown)}{rest}")
+        lines.append(f"the model trains {self.federation.sizes['trained_parameters']:,} values")
         return [*lines, *(f"hint: {hint}" for hint in self.hints)]
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts about the data as a JSON value."""
-        classes = self.test_classes
+        data, classes = self.federation.data, self.test_classes
         return {
-            "clients": self.clients,
-            "client_examples": None if self.client_examples is None else [*self.client_examples],
-            "test_examples": self.test_examples,
-            "input_shape": [*self.input_shape],
-            "test_range": [*self.test_range],
+            "clients": self.federation.num_clients,
+            "client_examples": self.client_examples,
+            "test_examples": len(data.test),
+            "input_shape": data.input_shape,
+            "test_range": self.test_range,
             "test_classes": None
             if classes is None
-            else [{"class": name, "examples": count} for name, count in classes],
-            "trained_values": self.trained_values,
+            else [{"class": name, "examples": count} for name, count in classes.items()],
+            "trained_values": self.federation.sizes["trained_parameters"],
             "hints": self.hints,
         }
 
@@ -193,47 +215,4 @@ def check_data(loaded: LoadedExperiment, *, phases: Phases | None = None) -> Dat
     refuse_overspending(federation)
     federation.blocks.check_round(1)
     probe_mechanisms(federation)
-    test = federation.data.test
-    return DataFindings(
-        federation=federation,
-        clients=federation.num_clients,
-        client_examples=_public_sizes(federation),
-        test_examples=len(test),
-        input_shape=federation.data.input_shape,
-        test_range=(float(test.features.min()), float(test.features.max())),
-        test_classes=_classes(federation),
-        trained_values=federation.sizes["trained_parameters"],
-    )
-
-
-def _public_sizes(federation: "Federation") -> tuple[int, ...] | None:
-    if federation.plan.clients is None:
-        return tuple(federation.data.clients.sizes)
-    if federation.experiment.release_kind.protects_client:
-        return None
-    return tuple(plan.examples for plan in federation.plan.clients)
-
-
-def _classes(federation: "Federation") -> tuple[tuple[str, int], ...] | None:
-    data = federation.data
-    if data.num_classes is None:
-        return None
-    names = data.class_names or tuple(map(str, range(data.num_classes)))
-    counts = np.bincount(data.test.targets, minlength=len(names))
-    return tuple(zip(names, counts.tolist(), strict=True))
-
-
-def _hints(findings: DataFindings) -> Iterator[str]:
-    absent = [name for name, count in findings.test_classes or () if count == 0]
-    if absent:
-        more = f" and {len(absent) - 5} more" if len(absent) > 5 else ""
-        yield (
-            f"the test set has no example of class {', '.join(absent[:5])}{more}, so no score "
-            "tells how well it is learned; raise data.test_fraction or bring a test set"
-        )
-    low, high = findings.test_range
-    if low == high:
-        yield (
-            f"all features are {low:g} in the test set, and nothing can be learned "
-            "from them; check the columns and the scale"
-        )
+    return DataFindings(federation)

@@ -9,7 +9,7 @@ plug-ins you trust.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -83,7 +83,9 @@ def replay_run(
     federation = _federation(directory, base, phases)
     rounds = read_recorded(directory)
     _refuse_other_conditions(directory, federation, rounds)
-    return _Comparison(directory, federation, rounds, phases).run()
+    journal = MemoryJournal()
+    federation = replace(federation, journal=cast("Any", journal))
+    return _Comparison(directory, federation, journal, rounds, phases).run()
 
 
 def _federation(directory: RunDirectory, base: Path | None, phases: Phases) -> Federation:
@@ -158,60 +160,60 @@ class _EndOfRecordError(Exception):
     """Raised to end the replay: after the last recorded round, or at the first difference."""
 
 
+@dataclass
 class _Comparison:
     """A replay in progress: it runs the federation again and compares each round.
 
-    Args:
+    Attributes:
         directory: directory of the run.
-        federation: the federation assembled from the run's experiment.
+        federation: the federation assembled from the run's experiment, which charges `journal`.
+        journal: the charges of the replay.
         rounds: the recorded rounds.
         phases: progress phases; each round is a phase.
+        failures: the errors of the current round's clients, by client number.
+        finished: number of rounds that were compared.
+        problems: a message for each difference.
     """
 
-    def __init__(
-        self,
-        directory: RunDirectory,
-        federation: Federation,
-        rounds: Sequence[RecordedRound],
-        phases: Phases,
-    ) -> None:
-        self._directory, self._rounds, self._phases = directory, rounds, phases
-        self._journal = MemoryJournal()
-        self._federation = replace(federation, journal=cast("Any", self._journal))
-        self._failures: dict[int, str] = {}
-        self._finished = 0
-        self._problems: list[str] = []
+    directory: RunDirectory
+    federation: Federation
+    journal: MemoryJournal
+    rounds: Sequence[RecordedRound]
+    phases: Phases
+    failures: dict[int, str] = field(default_factory=dict)
+    finished: int = 0
+    problems: list[str] = field(default_factory=list)
 
     def run(self) -> Replay:
         """Run the replay and return its result."""
-        if self._rounds:
+        if self.rounds:
             self._begin_round()
+            reason = "it has no further round"
             try:
                 self._execute()
-                reason = "it has no further round"
             except _EndOfRecordError:
-                reason = ""
+                pass
             except RoundError as error:
                 reason = str(error)
-                self._problems += self._differences(error.report)
-                self._finished += 1
+                self.problems += self._differences(error.report)
+                self.finished += 1
             except FedsimError as error:
                 reason = str(error)
-            if self._finished < len(self._rounds) and not self._problems:
-                self._problems.append(f"the replay ended after round {self._finished}: {reason}")
-        done = self._rounds[: self._finished]
+            if self.finished < len(self.rounds) and not self.problems:
+                self.problems.append(f"the replay ended after round {self.finished}: {reason}")
+        done = self.rounds[: self.finished]
         return Replay(
             rounds=len(done),
             uploads=sum(len(round_.uploads) for round_ in done),
             charges=sum(len(round_.charges) for round_ in done),
-            problems=tuple(self._problems),
+            problems=tuple(self.problems),
         )
 
     def _begin_round(self) -> None:
-        self._phases.begin(f"replaying round {self._finished + 1} of {len(self._rounds)}")
+        self.phases.begin(f"replaying round {self.finished + 1} of {len(self.rounds)}")
 
     def _execute(self) -> None:
-        federation = self._federation
+        federation = self.federation
         server = server_app(
             federation,
             start=ServerState(federation.initial_arrays()),
@@ -220,45 +222,45 @@ class _Comparison:
             ledgers=None,
         )
         grid = partial(
-            ReplayGrid, federation=federation, rounds=self._rounds, failures=self._failures
+            ReplayGrid, federation=federation, rounds=self.rounds, failures=self.failures
         )
         app = client_app(federation, in_process=True, ledger=None, block_of=self._block_of)
         LocalEngine(grid).execute(server, app, federation.num_nodes)
 
     def _block_of(self, round_number: int, client: int) -> tuple[int, ...]:
-        known = [recorded.releases for recorded in self._rounds[:round_number] if recorded.releases]
+        known = [recorded.releases for recorded in self.rounds[:round_number] if recorded.releases]
         if known and known[-1].blocks == "alone":
             return (client,)
-        return self._federation.blocks.plan.block_of(round_number, client)
+        return self.federation.blocks.plan.block_of(round_number, client)
 
     def _on_round(self, state: ServerState, report: RoundReport) -> None:
-        self._problems += self._differences(report)
-        self._finished += 1
-        is_last = self._finished == len(self._rounds)
-        if is_last and not self._problems:
-            self._problems += self._final_difference(state)
-        if is_last or self._problems:
+        self.problems += self._differences(report)
+        self.finished += 1
+        is_last = self.finished == len(self.rounds)
+        if is_last and not self.problems:
+            self.problems += self._final_difference(state)
+        if is_last or self.problems:
             raise _EndOfRecordError
         self._begin_round()
 
     def _differences(self, report: RoundReport) -> Iterator[str]:
         """Yield the differences between a replayed round and its record."""
-        recorded = self._rounds[report.round_number - 1]
+        recorded = self.rounds[report.round_number - 1]
         where = f"round {recorded.number}"
-        charges = self._journal.in_round(recorded.number)
+        charges = self.journal.in_round(recorded.number)
         for client in sorted(recorded.asked | charges.keys()):
             difference = _charge_difference(recorded.charges.get(client), charges.get(client))
             replayed, expected = report.clients.uploads.get(client), recorded.uploads.get(client)
             if difference is None and replayed != expected:
                 difference = "its upload is not the one that its charge, its seed and its data give"
             if difference is not None:
-                failed = self._failures.get(client)
+                failed = self.failures.get(client)
                 because = "" if failed is None else f" (it failed in the replay: {failed})"
                 yield f"client {client}, {where}: {difference}{because}"
         if recorded.row is not None and set(report.clients.participants) != recorded.participants:
             yield f"{where}: the replay has other participants than rounds.jsonl"
         if recorded.releases is not None and report.model.digest != recorded.releases.model:
-            secret = self._federation.plan.participation.is_secret
+            secret = self.federation.plan.participation.is_secret
             because = ", or a client failed: the record names none" if secret else ""
             yield (
                 f"{where}: the global model is not the mean of the uploads computed again{because}"
@@ -266,7 +268,7 @@ class _Comparison:
 
     def _final_difference(self, state: ServerState) -> Iterator[str]:
         """Yield a message if the last finished round's model differs from the checkpoint's."""
-        checkpoint = self._directory.read_checkpoint()
+        checkpoint = self.directory.read_checkpoint()
         if checkpoint is None or checkpoint.state.round_number != state.round_number:
             return
         recorded, replayed = (
@@ -274,9 +276,9 @@ class _Comparison:
         )
         if recorded != replayed:
             yield "the final model is not the one of the last round that was computed again"
-        elif not self._federation.goal.averages:
-            student = to_numpy(self._federation.final_model(state))
-            if not same_arrays(self._directory.read_model(), student):
+        elif not self.federation.goal.averages:
+            student = to_numpy(self.federation.final_model(state))
+            if not same_arrays(self.directory.read_model(), student):
                 yield "model.safetensors is not the student that is trained on these answers"
 
 

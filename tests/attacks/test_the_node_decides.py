@@ -162,7 +162,7 @@ class Attacker:
     def data_charges(self, name: str = "code") -> list[tuple[int, int]]:
         """Return (seed, round) of every charge in the ledger of some data."""
         with open_data_ledger(self.state / "data" / name) as ledger:
-            return sorted((one.seed, one.round_number) for one in ledger.charges)
+            return sorted((one.seed, one.round) for one in ledger.charges)
 
     def spent(self, name: str = "code", delta: float = 1e-5) -> float:
         """Return the ε of everything in the ledger of some data, by the tightest accountant."""
@@ -732,14 +732,14 @@ def test_a_budget_counts_what_holds_without_trust(given: Any, needed: Any) -> No
         experiment="e",
         seed=0,
         client=0,
-        round_number=1,
+        round=1,
         request="",
         adjacency="zero_out",
         ledger=claimed,
         trust=needed,
         against_server=own if needed == "distributed" else None,
     )
-    content = charge.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    content = charge.model_dump(mode="json", exclude_defaults=True)
     assert DataCharge(**content) == charge
     order = ["local", "distributed", "central"]
     (counted,) = charge.counted(given)

@@ -49,11 +49,14 @@ def write(tmp_path: Path) -> Write:
 
 def test_findings_describe_the_data(write: Write) -> None:
     found = check_data(load_experiment(write()))
-    assert found.input_shape == (3, 8, 8)
-    assert (found.clients, found.client_examples, found.test_examples) == (2, (24, 24), 12)
+    facts = found.to_json()
+    assert facts["input_shape"] == (3, 8, 8)
+    assert (facts["clients"], facts["client_examples"]) == (2, (24, 24))
+    assert facts["test_examples"] == 12
     assert 0 <= found.test_range[0] < 0.1 < 0.9 < found.test_range[1] <= 1
-    assert [name for name, _ in found.test_classes or ()] == ["0", "1", "2"]
-    assert sum(count for _, count in found.test_classes or ()) == 12
+    assert found.test_classes is not None
+    assert [*found.test_classes] == ["0", "1", "2"]
+    assert sum(found.test_classes.values()) == 12
     assert found.hints == []
     assert any(line.startswith("an example has 3 x 8 x 8 values, from 0") for line in found.lines())
 

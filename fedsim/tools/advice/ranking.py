@@ -263,6 +263,12 @@ def _mean(errors: Floats) -> float:
     return float(mean_errors(errors[:, None])[0])
 
 
+def _weights_key(candidate: AdviceCandidate) -> str:
+    """Return what the weights of a candidate depend on; the learning rate does not change them."""
+    c = candidate
+    return repr((c.weighting, c.rate, c.local_steps, c.sampling))
+
+
 def schedules_of(
     candidates: Sequence[AdviceCandidate], noise: Floats, facts: PublicFacts
 ) -> Schedules:
@@ -273,9 +279,13 @@ def schedules_of(
         noise: noise multipliers of each client, (candidates, K).
         facts: public facts of the federation.
     """
-    rates = sampling_rates(candidates, facts)
+    rates, known = sampling_rates(candidates, facts), dict[str, Floats]()
+    for c, z, q in zip(candidates, noise, rates, strict=True):
+        key = _weights_key(c)
+        if key not in known:
+            known[key] = shares_of(c.weighting, z / q, facts)
+    weights = np.stack([known[_weights_key(c)] for c in candidates])
     batches = rates * facts.examples
-    weights = client_shares(candidates, noise, rates, facts)
     absent = facts.num_clients / facts.clients_per_round  # fewer clients share the noise
     clip_norm = facts.clip_norms.mean()
     deviations = noise * facts.clip_norms / clip_norm / batches
@@ -291,30 +301,6 @@ def schedules_of(
         weight_skew=np.square(weights - shares).sum(axis=1),
         label_skew=facts.label_skew,
     )
-
-
-def client_shares(
-    candidates: Sequence[AdviceCandidate], noise: Floats, rates: Floats, facts: PublicFacts
-) -> Floats:
-    """Return shares of K clients in the weighted average, (candidates, K); each row sums to 1.
-
-    Args:
-        candidates: the candidate schedules; the learning rate does not change the weights.
-        noise: noise multipliers z, (candidates, K).
-        rates: sampling rates q, (candidates, K).
-        facts: public facts of the federation.
-
-    Raises:
-        WeightingError: the plans' values do not determine weights.
-    """
-    known: dict[str, Floats] = {}
-    rows = []
-    for candidate, z, q in zip(candidates, noise, rates, strict=True):
-        key = repr((candidate.weighting, candidate.rate, candidate.local_steps, candidate.sampling))
-        if key not in known:
-            known[key] = shares_of(candidate.weighting, z / q, facts)
-        rows.append(known[key])
-    return np.stack(rows)
 
 
 def shares_of(weighting: str | Mapping[str, Any], noise: Floats, facts: PublicFacts) -> Floats:

@@ -145,10 +145,7 @@ class NodeClient(ClientApp):
         asked = LoadedExperiment(settings, path, self._directory.absolute())
         client = _node_number(settings, context)
         if client >= settings.num_clients:
-            loaded = load_experiment(path)
-            return _helper(
-                with_clients(loaded, settings.num_clients), loaded.base, message, context
-            )
+            return _helper(load_experiment(path), settings.num_clients, message, context)
         state = state_directory(context.node_config)
         policy = policy_of_node(context.node_config, state)
         check_experiment(policy, asked)  # first: a refused experiment reads, keeps and runs nothing
@@ -200,14 +197,14 @@ def _guarded_task(
 
 
 def _helper(
-    experiment: ExperimentWithClients, base: Path, message: Message, context: Context
+    loaded: LoadedExperiment, num_clients: int, message: Message, context: Context
 ) -> Message:
     """Answer as a helper, which has no data, model or ledger, only a record of its sums."""
     if message.metadata.message_type == LEDGER_TYPE:
         return ledger_reply(None, message)
     record = partial(record_release, state_directory(context.node_config))
-    app = make_node_app(ClientApp(), experiment, base, record)
-    return app(message, context)
+    experiment = with_clients(loaded, num_clients)
+    return make_node_app(ClientApp(), experiment, loaded.base, record)(message, context)
 
 
 def _node_number(experiment: ExperimentWithClients, context: Context) -> int:

@@ -22,11 +22,12 @@ trust than the node has, the node counts the ε that the client's own noise give
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from typing import get_args
 
 from fedsim.accountant import Event, NonPrivate, PrivacyFilter
 from fedsim.accountant.events import Adjacency
 from fedsim.accountant.sampler_slack import target_without_slack
+from fedsim.accountant.trust import Trust
 
 Releases = Sequence[tuple[Event, int]]
 
@@ -62,9 +63,7 @@ def count_affordable(
     filters = list(_renyi_filters(epsilon, delta, adjacency))
     if len(events) == 1:
         filters.append(PrivacyFilter(epsilon, delta / 2, adjacency=adjacency))
-    return max(
-        (_count_granted(privacy_filter, spent, wanted) for privacy_filter in filters), default=0
-    )
+    return max((_count_granted(budget, spent, wanted) for budget in filters), default=0)
 
 
 def affords_anything(epsilon: float, delta: float) -> bool:
@@ -106,10 +105,6 @@ def _count_granted(budget: PrivacyFilter, spent: Mapping[Event, int], wanted: Re
     return total
 
 
-Trust = Literal["local", "distributed", "central"]
-_ORDER: tuple[Trust, ...] = ("local", "distributed", "central")
-
-
 def suffices(given: Trust, needed: Trust) -> bool:
     """Return whether a node trusts all parties that an experiment's ε relies on.
 
@@ -117,7 +112,8 @@ def suffices(given: Trust, needed: Trust) -> bool:
         given: `trust` of the node's policy.
         needed: `privacy.trust` of the experiment.
     """
-    return _ORDER.index(given) >= _ORDER.index(needed)
+    order = get_args(Trust)  # from the least trust
+    return order.index(given) >= order.index(needed)
 
 
 def counted_releases(

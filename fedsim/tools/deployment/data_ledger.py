@@ -27,16 +27,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Self, cast
 
-from pydantic import ConfigDict, Field, PlainSerializer, PlainValidator, ValidationError
+from pydantic import PlainSerializer, PlainValidator, ValidationError
 
 from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.events import Adjacency
 from fedsim.accountant.ledger.journal import Charge, JournalError
+from fedsim.accountant.trust import Trust
 from fedsim.core.durable import GENESIS, append, digest_of, sync_directory
 from fedsim.core.settings import Settings, first_mistake
 from fedsim.data.settings import FileDataset
 from fedsim.experiment import Experiment, LoadedExperiment
-from fedsim.tools.deployment.data_budget import Releases, Trust, counted_releases
+from fedsim.tools.deployment.data_budget import Releases, counted_releases
 from fedsim.tools.deployment.policy import NodePolicy
 from fedsim.tools.deployment.private_files import (
     DeploymentError,
@@ -92,7 +93,7 @@ class DataCharge(Settings):
         experiment: name of the experiment.
         seed: seed of the experiment.
         client: number of the client.
-        round_number: number of the round.
+        round: number of the round.
         request: digest of everything that the client's answer depends on.
         adjacency: adjacency of the experiment.
         ledger: the events that give the experiment's ε, which may rely on `trust`.
@@ -101,11 +102,10 @@ class DataCharge(Settings):
             upload. None if these are the events in `ledger`, or if no noise protects the upload.
     """
 
-    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
     experiment: str
     seed: int
     client: int
-    round_number: int = Field(validation_alias="round", serialization_alias="round")
+    round: int
     request: str
     adjacency: Adjacency
     ledger: _Ledger
@@ -120,7 +120,7 @@ class DataCharge(Settings):
             experiment=experiment.name,
             seed=experiment.seed,
             client=charge.client,
-            round_number=charge.round_number,
+            round=charge.round_number,
             request=charge.request,
             adjacency=adjacency_of(experiment),
             ledger=charge.ledger,
@@ -131,7 +131,7 @@ class DataCharge(Settings):
     @property
     def place(self) -> tuple[int, int, int]:
         """The triple (seed, client, round); equal triples mean the same seeded noise."""
-        return self.seed, self.client, self.round_number
+        return self.seed, self.client, self.round
 
     def counted(self, given: Trust) -> Releases:
         """Return pairs (event, number of releases) that count against a node's privacy budget.
@@ -139,12 +139,8 @@ class DataCharge(Settings):
         Args:
             given: `trust` of the node's policy.
         """
-        return counted_releases(
-            self.ledger.entries,
-            None if self.against_server is None else self.against_server.entries,
-            given=given,
-            needed=self.trust,
-        )
+        own = None if self.against_server is None else self.against_server.entries
+        return counted_releases(self.ledger.entries, own, given=given, needed=self.trust)
 
 
 def adjacency_of(experiment: Experiment) -> Adjacency:
@@ -183,7 +179,7 @@ class DataLedger:
 
     def append(self, charge: DataCharge) -> None:
         """Append a charge to the ledger and force it to disk."""
-        content = charge.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+        content = charge.model_dump(mode="json", exclude_defaults=True)
         fields = {**content, "previous": self._head}
         digest = digest_of(fields)
         with self._path.open("ab") as file:

@@ -12,11 +12,12 @@ from pathlib import Path
 
 from fedsim.accountant import Event, NonPrivate, PrivacyLedger, UnsupportedEventError
 from fedsim.accountant.ledger.journal import Charge, Journal
+from fedsim.accountant.trust import Trust
 from fedsim.clients.account import ChargeRefusedError, NoiseReuseError
 from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.core.durable import GENESIS
 from fedsim.experiment import Experiment
-from fedsim.tools.deployment.data_budget import Releases, Trust, count_affordable, counted_releases
+from fedsim.tools.deployment.data_budget import Releases, count_affordable, counted_releases
 from fedsim.tools.deployment.data_ledger import (
     DataCharge,
     DataLedger,
@@ -141,7 +142,7 @@ class NodeJournal:
         if any(request != new.request for request in before):
             raise NoiseReuseError(
                 f"client {new.client} was charged for another answer with seed {new.seed} in round "
-                f"{new.round_number}, and would reuse its noise: start a new run with another seed"
+                f"{new.round}, and would reuse its noise: start a new run with another seed"
             )
         return bool(before)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from flwr.app import Message, MessageType
 
+from fedsim.accountant.trust import Trust
 from fedsim.clients.account import ChargeRefusedError
 from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.data.file_names import data_files
@@ -19,7 +20,7 @@ from fedsim.data.tables.dataset import open_table
 from fedsim.experiment import Experiment, LoadedExperiment
 from fedsim.planning.validation import find_footprint, plugin_digest
 from fedsim.protocol.messages import TrainRequest
-from fedsim.tools.deployment.data_budget import Trust, suffices
+from fedsim.tools.deployment.data_budget import suffices
 from fedsim.tools.deployment.policy import NodePolicy
 
 logger = logging.getLogger("flwr")
