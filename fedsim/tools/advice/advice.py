@@ -89,7 +89,8 @@ def _trust(
         yield f"distributed trust cannot run here: {cell.reason.partition(';')[0]}"
         return
     shares = {client.client: client.noise_multiplier for client in cell.clients}
-    noise = np.array([shares[int(client)] for client in ranking.facts.members])
+    clients = zip(ranking.facts.members.tolist(), row.all_noise, strict=True)
+    noise = np.array([shares.get(client, own) for client, own in clients])  # own: no round
     ratio = ranking.error_with(row, noise=noise) / row.error
     limits = [cell.epsilon(observer) for observer in ("sums", "server")]
     sums, server = ("infinite" if limit is None else epsilon_text(limit) for limit in limits)

@@ -314,6 +314,17 @@ def test_distributed_trust_is_named_with_its_gain_and_what_it_needs() -> None:
     assert any(one.startswith("distributed trust cannot run here") for one in refused)
 
 
+def test_a_shorter_schedule_may_leave_a_client_without_a_round() -> None:
+    advice = advised(
+        data__partition={"scheme": "quantity", "num_clients": 12, "min_examples": 10},
+        federation={"rounds": 60, "clients_per_round": 2},
+        local__steps=1,
+        privacy__target_epsilon=0.5,
+    )
+    assert advice.proposal is not None
+    assert advice.proposal.candidate.rounds < 60
+
+
 def test_clipping_without_noise_has_no_epsilon_to_keep() -> None:
     with pytest.raises(PrivacyPlanError, match="without noise ε is infinite"):
         advised(privacy__target_epsilon=None, privacy__noise_multiplier=0)
