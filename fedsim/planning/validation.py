@@ -62,20 +62,17 @@ def find_footprint(loaded: LoadedExperiment) -> Footprint:
     dataset = experiment.data.dataset
     code = (*experiment.plugins, *(name for name in experiment.runtime.trackers if ":" in name))
     named = [str(path) for path in data_files(experiment.data, loaded.base)]
-    if experiment.data.folder is not None:
-        named.append(experiment.data.folder)
     table = named_table(experiment.federation.participation)
-    named += [] if table is None else [table[1]]
-    if experiment.model.init is not None:
-        named.append(experiment.model.init)
+    single = (experiment.data.folder, table and table[1], experiment.model.init)
+    named += [name for name in single if name is not None]
     if experiment.privacy is not None:
         named += [
             entry.csv for entry in experiment.privacy.clients.values() if entry.csv is not None
         ]
     if experiment.secure_aggregation is not None:
-        named += experiment.secure_aggregation.keys.helper_files
-        named += experiment.secure_aggregation.keys.client_files
-    sources = [name.rpartition(":")[0] for name in code]
+        keys = experiment.secure_aggregation.keys
+        named += [*keys.helper_files, *keys.client_files]
+    sources = (name.rpartition(":")[0] for name in code)
     named += [source for source in sources if source.endswith(".py")]
     files = tuple((loaded.base / Path(name).expanduser()).resolve() for name in named)
     home = loaded.base.resolve()

@@ -138,7 +138,8 @@ def sampling_noise_ratio(
 class NoiseTask:
     """Unknown properties of a learning task; the advice averages over plausible values of them.
 
-    C is the clipping bound, and h the length of a local step times the largest curvature.
+    The defaults are fitted to federations that no test and no page reports. C is the clipping
+    bound, and h the length of a local step times the largest curvature.
 
     Attributes:
         curvature: κ, the largest curvature, in units of 1 / C.
@@ -152,27 +153,16 @@ class NoiseTask:
         sampling: variance of the examples' clipped gradients, divided by ρ² C².
     """
 
-    curvature: float
-    alignment: float
-    spread: float
-    start: float
-    oscillation: float
-    skew: float
-    drift: float
-    sampling: float
+    curvature: float = 0.018
+    alignment: float = 0.6
+    spread: float = 0.1
+    start: float = 0.0015
+    oscillation: float = 80.0
+    skew: float = 0.075
+    drift: float = 0.3
+    sampling: float = 0.0001
 
 
-# Fitted by benchmarks/advice.py --fit to federations that no test and no page reports.
-TYPICAL_TASK = NoiseTask(
-    curvature=0.018,
-    alignment=0.6,
-    spread=0.1,
-    start=0.0015,
-    oscillation=80.0,
-    skew=0.075,
-    drift=0.3,
-    sampling=0.0001,
-)
 _CURVATURES, _ALIGNMENTS = (1 / 3, 1.0, 3.0), (0.4, 1.0, 2.5)
 _NUM_DIRECTIONS = 6
 _LARGEST_GROWTH, _LARGEST_RATIO = 1.2, 1e2  # clipping bounds a step that is too long
@@ -212,11 +202,7 @@ class Schedules:
 def plausible_tasks() -> tuple[NoiseTask, ...]:
     """Return plausible learning tasks; their curvature and alignment are near typical values."""
     return tuple(
-        replace(
-            TYPICAL_TASK,
-            curvature=TYPICAL_TASK.curvature * curvature,
-            alignment=TYPICAL_TASK.alignment * alignment,
-        )
+        NoiseTask(NoiseTask.curvature * curvature, NoiseTask.alignment * alignment)
         for curvature, alignment in product(_CURVATURES, _ALIGNMENTS)
     )
 

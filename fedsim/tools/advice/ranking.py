@@ -96,19 +96,19 @@ class Ranking:
 
     def __init__(self, federation: Federation, facts: PublicFacts) -> None:
         self._federation, self.facts = federation, facts
-        self._experiment, self._given = federation.experiment, facts.given
+        self._experiment = federation.experiment
         self._weightings = self._usable_weightings()
         rates: list[Rate] = [rate for rate in RATES if self._adds_rate(rate)]
         self.candidates = candidate_grid(facts.given, rates=rates, weightings=self._weightings)
         noise = screening_noise(self.candidates, facts)
         self._task_errors = predicted_errors(schedules_of(self.candidates, noise, facts))
         self.errors = mean_errors(self._task_errors)
-        self._file_errors = self._errors(self._given, facts.noise)
+        self._file_errors = self._errors(self.facts.given, facts.noise)
 
     def ranked(self) -> list[Ranked]:
         """Return the ranked candidates to show: the file's schedule, the proposal, then others."""
-        rows = [self._rank(FILE, self._given, self.facts.noise, exact=True)]
-        seen = [self._given]
+        rows = [self._rank(FILE, self.facts.given, self.facts.noise, exact=True)]
+        seen = [self.facts.given]
         for name, candidate in self._finalists():
             if candidate not in seen:
                 seen.append(candidate)
@@ -154,7 +154,7 @@ class Ranking:
             return
         used = privacy_of(self._experiment).sampling.name
         for name in SAMPLING_SCHEMES:
-            other = replace(self._given, sampling=name)
+            other = replace(self.facts.given, sampling=name)
             changes = changes_of(other, self._experiment, self.facts)
             if name in (used, CYCLIC) or self._load(changes) is None:
                 continue  # cyclic batches are for correlated noise
@@ -192,7 +192,7 @@ class Ranking:
 
     def _finalists(self) -> Iterator[tuple[str, AdviceCandidate]]:
         """Yield (name, candidate): the proposal, single changes, and the best of other kinds."""
-        given = self._given
+        given = self.facts.given
 
         def same_steps(c: AdviceCandidate) -> bool:
             schedule = (given.rounds, given.steps, given.learning_rate)
@@ -214,7 +214,7 @@ class Ranking:
         """Return the shortest admitted schedule near the best one, on average and at worst."""
         places = [i for i, c in enumerate(self.candidates) if admitted(c)]
         if not places:
-            return self._given
+            return self.facts.given
         limit = min(self.errors[i] for i in places) * _NEAR_BEST
         near = [i for i in places if self.errors[i] <= limit]
         worst = self._task_errors[:, near] / self._task_errors[:, places].min(axis=1)[:, None]
@@ -235,7 +235,7 @@ class Ranking:
 
     def _usable_weightings(self) -> list[Any]:
         """Return the file's weighting, then the other weightings that the file allows."""
-        weightings = [self._given.weighting]
+        weightings = [self.facts.given.weighting]
         for weighting in ("examples", "examples_over_noise", "uniform"):
             if weighting in weightings or self._load({"federation.weighting": weighting}) is None:
                 continue
@@ -247,7 +247,7 @@ class Ranking:
     def _adds_rate(self, rate: Rate) -> bool:
         if rate == FULL and bool((self.facts.rates == 1.0).all()):
             return False  # the file's batches are full already
-        candidate = replace(self._given, rate=rate)
+        candidate = replace(self.facts.given, rate=rate)
         return self._load(batch_changes(candidate, self._experiment, self.facts)) is not None
 
     def _load(self, changes: Mapping[str, Any]) -> ExperimentWithClients | None:

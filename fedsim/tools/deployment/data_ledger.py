@@ -47,8 +47,6 @@ from fedsim.tools.deployment.private_files import (
     write_whole,
 )
 
-_CODE = "code"
-
 
 def data_directory(state: Path, policy: NodePolicy, loaded: LoadedExperiment) -> Path:
     """Return the directory of the data ledger for an experiment on this node.
@@ -73,7 +71,7 @@ def data_directory(state: Path, policy: NodePolicy, loaded: LoadedExperiment) ->
             reason = getattr(error, "strerror", None) or error
             raise DeploymentError(f"the data file {path} cannot be read: {reason}") from error
     else:
-        name = _CODE
+        name = "code"
     return state / "data" / name
 
 
@@ -236,11 +234,10 @@ def open_data_ledger(directory: Path) -> Iterator[DataLedger]:
         private_directory(path)
     with exclusive(directory):
         path = directory / "ledger.jsonl"
-        if not path.exists():
-            private_file(path)
-            for above in (directory, directory.parent, state):
-                sync_directory(above)
+        is_new = not path.exists()
         private_file(path)
+        for above in (directory, directory.parent, state) if is_new else ():
+            sync_directory(above)
         yield DataLedger(path, counts / directory.name)
 
 

@@ -32,6 +32,7 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 logger = logging.getLogger("flwr")
 
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Digests = Annotated[tuple[Digest, ...], Field(strict=False)]  # a file has lists only
 
 
 class NodePolicy(Settings):
@@ -58,9 +59,8 @@ class NodePolicy(Settings):
     min_noise_multiplier: float | None = Field(
         default=None, gt=0, description="least noise multiplier of the client"
     )
-    plugin_digests: tuple[Digest, ...] | None = Field(
+    plugin_digests: Digests | None = Field(
         default=None,
-        strict=False,  # a file has lists only
         description="allowed digests of plug-ins, as `fedsim deploy` prints them; []: built-in "
         "names only",
     )
@@ -69,15 +69,13 @@ class NodePolicy(Settings):
         description="the only files of the node that experiments may read, by absolute path: the "
         "columns of a table that they may use, or all",
     )
-    helpers: tuple[Digest, ...] | None = Field(
+    helpers: Digests | None = Field(
         default=None,
-        strict=False,
         description="fingerprints of the only helpers to which updates are sent; an update is then "
         "never sent in clear",
     )
-    plan_digests: tuple[Digest, ...] | None = Field(
+    plan_digests: Digests | None = Field(
         default=None,
-        strict=False,
         description="allowed digests of privacy plans, as `fedsim node-policy --plan` prints them",
     )
     data_name: str | None = Field(

@@ -139,10 +139,10 @@ def deployed_server(directory: Path) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        experiment = load_experiment(directory / EXPERIMENT_FILE)
-        out = _run_directory(context.run_config, experiment.experiment.name, context.run_id)
+        experiment = load_experiment(directory / EXPERIMENT_FILE).experiment
+        out = _run_directory(context.run_config, experiment.name, context.run_id)
         resume = (out / "experiment.yaml").is_file()
-        if resume and _is_finished(out, experiment.experiment.federation.rounds):
+        if resume and _is_finished(out, experiment.federation.rounds):
             raise DeploymentError(
                 f"{out} holds a finished run; name a new directory: "
                 f"flwr run . -c '{OUT_KEY}=\"/absolute/path\"'"
@@ -152,7 +152,7 @@ def deployed_server(directory: Path) -> ServerApp:
             directory / EXPERIMENT_FILE,
             out=out,
             resume=resume,
-            callback=_RoundLog(experiment.experiment.federation.rounds),
+            callback=_RoundLog(),
             engine=DeployedEngine(grid, context),
         )
         logger.info("%s: %s, %s", result.path, result.status, dict(result.metrics))
@@ -163,18 +163,15 @@ def deployed_server(directory: Path) -> ServerApp:
 class _RoundLog:
     """Callback that logs one line per round to Flower's log (`flwr run --stream` shows it)."""
 
-    def __init__(self, rounds: int) -> None:
-        self._rounds = rounds
+    _rounds: int
 
     def started(self, federation: Federation, path: Path) -> None:
+        self._rounds = federation.experiment.federation.rounds
         logger.info("waiting for %d SuperNodes", federation.num_nodes)
 
     def round_finished(self, row: Mapping[str, Any]) -> None:
-        metrics = {
-            name: value
-            for name, value in row.items()
-            if name.startswith("test_") or name == "epsilon_max"
-        }
+        shown = [name for name in row if name.startswith("test_") or name == "epsilon_max"]
+        metrics = {name: row[name] for name in shown}
         logger.info("round %d of %d: %s", row["round"], self._rounds, metrics)
         for failed in row["failed"]:
             logger.warning("client %d failed: %s", failed["client"], failed["reason"])
