@@ -123,7 +123,10 @@ def _check_stored(path: Path, experiment: Experiment) -> bool:
         return False
     refuse_open(path, "600")
     before = _read(path)
-    calibrated = before.privacy is not None and before.privacy.target_epsilon is not None
+    privacy = before.privacy
+    calibrated = privacy is not None and (
+        privacy.target_epsilon is not None or privacy.accountant.target_rho is not None
+    )
     old, new = (settings.model_dump(mode="json") for settings in (before, experiment))
     changed = [
         key

@@ -105,10 +105,13 @@ def test_what_changes_no_noise_may_change(tmp_path: Path) -> None:
     first = claimed(tmp_path / "state", experiment(), 0)
     more = experiment(**{"federation.rounds": 5, "runtime.device": "cpu"})
     assert claimed(tmp_path / "state", more, 0) == first
-    calibrated = {"privacy": {"target_epsilon": 8.0, "delta": 1e-3, "max_grad_norm": 0.5}}
-    claimed(tmp_path / "other", experiment(**calibrated), 0)
-    with pytest.raises(DeploymentError, match=r"differs in federation\.rounds"):
-        claimed(tmp_path / "other", experiment(**calibrated, **{"federation.rounds": 5}), 0)
+    for number, target in enumerate(
+        ({"target_epsilon": 8.0}, {"accountant": {"name": "pld", "target_rho": 0.5}})
+    ):
+        calibrated = {"privacy": {"delta": 1e-3, "max_grad_norm": 0.5, **target}}
+        claimed(tmp_path / f"{number}", experiment(**calibrated), 0)
+        with pytest.raises(DeploymentError, match=r"differs in federation\.rounds"):
+            claimed(tmp_path / f"{number}", experiment(**calibrated, **{"federation.rounds": 5}), 0)
 
 
 def test_where_the_state_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
