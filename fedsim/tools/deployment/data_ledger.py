@@ -120,7 +120,7 @@ class DataCharge(Settings):
             client=charge.client,
             round=charge.round_number,
             request=charge.request,
-            adjacency=adjacency_of(experiment),
+            adjacency="zero_out" if privacy is None else privacy.adjacency.name,
             ledger=charge.ledger,
             trust="local" if privacy is None else privacy.trust.name,
             against_server=charge.against_server,
@@ -139,11 +139,6 @@ class DataCharge(Settings):
         """
         own = None if self.against_server is None else self.against_server.entries
         return counted_releases(self.ledger.entries, own, given=given, needed=self.trust)
-
-
-def adjacency_of(experiment: Experiment) -> Adjacency:
-    """Return the adjacency of an experiment; zero_out without privacy."""
-    return "zero_out" if experiment.privacy is None else experiment.privacy.adjacency.name
 
 
 class DataLedger:

@@ -18,12 +18,7 @@ from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.core.durable import GENESIS
 from fedsim.experiment import Experiment
 from fedsim.tools.deployment.data_budget import Releases, count_affordable, counted_releases
-from fedsim.tools.deployment.data_ledger import (
-    DataCharge,
-    DataLedger,
-    adjacency_of,
-    open_data_ledger,
-)
+from fedsim.tools.deployment.data_ledger import DataCharge, DataLedger, open_data_ledger
 from fedsim.tools.deployment.node_state import claim_seed
 from fedsim.tools.deployment.policy import NodePolicy
 from fedsim.tools.deployment.policy_rules import PolicyRefusalError
@@ -92,9 +87,9 @@ class NodeJournal:
         if not repeated:
             if not history:
                 whole = self._planned_releases(new.trust)
-                self._check_budget(whole, ledger, f"all rounds of {self.experiment.name!r}")
+                self._check_budget(new, whole, ledger, f"all rounds of {self.experiment.name!r}")
             wanted = new.counted(self.policy.trust)
-            self._check_budget(wanted, ledger, f"round {charge.round_number}")
+            self._check_budget(new, wanted, ledger, f"round {charge.round_number}")
         claim_seed(self.state, self.experiment, charge.client)
         if not repeated:
             ledger.append(new)
@@ -146,7 +141,9 @@ class NodeJournal:
             )
         return bool(before)
 
-    def _check_budget(self, wanted: Releases, ledger: DataLedger, subject: str) -> None:
+    def _check_budget(
+        self, new: DataCharge, wanted: Releases, ledger: DataLedger, subject: str
+    ) -> None:
         """Check that the budget of the policy covers releases (`data_budget.py`).
 
         If any charge is under the adjacency replace_one, all are composed under it: its guarantee
@@ -157,7 +154,7 @@ class NodeJournal:
             return
         limit = f"max_epsilon is {max_epsilon:g} at δ = {delta:g} for all experiments"
         counts: Counter[Event] = Counter()
-        adjacencies = {adjacency_of(self.experiment)}
+        adjacencies = {new.adjacency}
         for charge in ledger.charges:
             adjacencies.add(charge.adjacency)
             for event, count in charge.counted(self.policy.trust):
