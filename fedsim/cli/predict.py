@@ -74,7 +74,7 @@ def _score_lines(predictions: "Predictions") -> list[str]:
     if predictions.scores is None:
         return []
     from fedsim.core.formatting import metric_text
-    from fedsim.report.contents import Scores, baseline_text, recall_line, warnings_of
+    from fedsim.report.contents import Scores
 
     scores = Scores.from_json(predictions.scores)
     lines = [
@@ -84,9 +84,5 @@ def _score_lines(predictions: "Predictions") -> list[str]:
     ]
     if scores.accuracy is not None:
         accuracy = metric_text("accuracy", scores.accuracy)
-        lines.append(
-            f"accuracy {accuracy} ({baseline_text(scores)}) on {len(predictions):,} examples"
-        )
-    line = recall_line(scores)
-    warnings = [f"warning: {warning}" for warning in warnings_of(scores)]
-    return [*lines, *([] if line is None else [line]), *warnings]
+        lines.append(f"accuracy {accuracy} ({scores.baseline}) on {len(predictions):,} examples")
+    return [*lines, *scores.lines, *(f"warning: {warning}" for warning in scores.warnings)]

@@ -34,7 +34,7 @@ _MAX_ROWS = 500  # rows of a figure: more than pixels would only make the file l
 def client_data_context(contents: RunContents) -> dict[str, Any] | None:
     """Return the template values of the section on private data; None for a report without it."""
     figures = contents.client_data
-    if figures is None or contents.is_private or contents.privacy.get("secure_aggregation"):
+    if figures is None or contents.facts.is_private or contents.privacy.get("secure_aggregation"):
         return None
     rows = _ordered(figures["clients"])
     scored = [row for row in rows if sum(row.get("held_out", ()))]

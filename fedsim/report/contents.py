@@ -23,8 +23,6 @@ from fedsim.statement import Facts, RunFacts, read_facts
 _MAX_LISTED = 4  # classes in a line of a terminal; of more classes, those with the lowest recall
 _NUM_LOWEST = 3
 _MAX_NAMED = 5  # classes in a sentence
-_MAX_MATRIX = 30  # classes of a drawn confusion matrix
-_MAX_ROWS = 100  # rows of a table of classes
 
 
 _CLASS_KEYS = ("class", "examples", "predicted", "recall", "precision")
@@ -178,6 +176,75 @@ class Scores:
         """Whether one example can have several labels (multi-label classification)."""
         return self.majority is not None and self.majority_class is None
 
+    @property
+    def noun(self) -> str:
+        """The word for a class: "label" if an example can have several, else "class"."""
+        return "label" if self.has_labels else "class"
+
+    @property
+    def baseline(self) -> str | None:
+        """The accuracy of always predicting the largest class, as text; None in regression."""
+        if self.majority is None:
+            return None
+        return f"majority baseline {metric_text('accuracy', self.majority)}"
+
+    @property
+    def baseline_sentence(self) -> str | None:
+        """A sentence on the accuracy of the best constant prediction; None in regression."""
+        if self.majority is None:
+            return None
+        share = metric_text("accuracy", self.majority)
+        if self.majority_class is None:
+            return f"Always predicting the more frequent value of each label has accuracy {share}."
+        most = next(score for score in self.classes if score.name == self.majority_class)
+        return (
+            f"Always predicting {quoted(most.name)} has accuracy {share}: it is the class of "
+            f"{most.examples:,} of {self.examples:,} test examples."
+        )
+
+    @property
+    def warnings(self) -> list[str]:
+        """Warnings: a class that is never predicted, a model no better than a constant."""
+        messages = []
+        missed = [score for score in self.classes if score.is_missed]
+        if len(missed) == 1:
+            messages.append(
+                f"The model finds none of the {missed[0].examples:,} test examples of {self.noun} "
+                f"{quoted(missed[0].name)}: its recall is 0%."
+            )
+        elif missed:
+            names = some_of([quoted(score.name) for score in missed], _MAX_NAMED)
+            plural = "labels" if self.has_labels else "classes"
+            messages.append(
+                f"The model finds no test example of {len(missed)} of {len(self.classes)} "
+                f"{plural}, {names}: their recall is 0%."
+            )
+        if self.is_constant and self.majority is not None:
+            messages.append(
+                "The accuracy is not above that of a constant answer: "
+                f"{metric_text('accuracy', self.accuracy)}, {self.baseline}."
+            )
+        elif self.is_constant:
+            messages.append(
+                "The model is no better than the mean of the test targets: its R² is "
+                f"{metric_text('r2', self.metrics['r2'])}, not above 0."
+            )
+        return messages
+
+    @property
+    def lines(self) -> list[str]:
+        """Lines of text with the recall of each class, and with the accuracy of each group.
+
+        For more than four classes or groups, a line has only the three lowest values. Fewer than
+        two classes have no line.
+        """
+        recalls = [(score.name, score.recall) for score in self.classes if score.recall is not None]
+        lines = [_lowest(f"recall by {self.noun}", recalls)] if len(recalls) > 1 else []
+        if self.group is not None:
+            accuracies = [(group.name, group.accuracy) for group in self.groups]
+            lines.append(_lowest(f"accuracy by {self.group}", accuracies))
+        return lines
+
 
 def read_scores(directory: RunDirectory) -> Scores | None:
     """Return the scores in a run's `scores.json`; None if the run has no such file.
@@ -191,91 +258,6 @@ def read_scores(directory: RunDirectory) -> Scores | None:
         return Scores.from_json(directory.read_json(FILE))
     except (KeyError, TypeError) as error:
         raise DamagedRunError.of(directory.path / FILE, f"no such scores: {error!r:.80}") from error
-
-
-def baseline_text(scores: Scores) -> str | None:
-    """Return as text the accuracy of always predicting the largest class; None in regression."""
-    if scores.majority is None:
-        return None
-    return f"majority baseline {metric_text('accuracy', scores.majority)}"
-
-
-def baseline_sentence(scores: Scores) -> str | None:
-    """Return a sentence on the accuracy of the best constant prediction; None in regression."""
-    if scores.majority is None:
-        return None
-    share = metric_text("accuracy", scores.majority)
-    if scores.majority_class is None:
-        return f"Always predicting the more frequent value of each label has accuracy {share}."
-    most = next(score for score in scores.classes if score.name == scores.majority_class)
-    return (
-        f"Always predicting {quoted(most.name)} has accuracy {share}: it is the class of "
-        f"{most.examples:,} of {scores.examples:,} test examples."
-    )
-
-
-def warnings_of(scores: Scores) -> list[str]:
-    """Return warnings: a class that is never predicted, a model no better than a constant."""
-    messages = []
-    missed = [score for score in scores.classes if score.is_missed]
-    if missed:
-        noun = "label" if scores.has_labels else "class"
-        if len(missed) == 1:
-            messages.append(
-                f"The model finds none of the {missed[0].examples:,} test examples of {noun} "
-                f"{quoted(missed[0].name)}: its recall is 0%."
-            )
-        else:
-            names = some_of([quoted(score.name) for score in missed], _MAX_NAMED)
-            plural = "labels" if scores.has_labels else "classes"
-            messages.append(
-                f"The model finds no test example of {len(missed)} of {len(scores.classes)} "
-                f"{plural}, {names}: their recall is 0%."
-            )
-    if scores.is_constant and scores.majority is not None:
-        messages.append(
-            "The accuracy is not above that of a constant answer: "
-            f"{metric_text('accuracy', scores.accuracy)}, {baseline_text(scores)}."
-        )
-    elif scores.is_constant:
-        messages.append(
-            "The model is no better than the mean of the test targets: its R² is "
-            f"{metric_text('r2', scores.metrics['r2'])}, not above 0."
-        )
-    return messages
-
-
-def advice_of(scores: Scores) -> str | None:
-    """Return advice for a model no better than a constant prediction; None for other models."""
-    if not scores.is_constant:
-        return None
-    return (
-        "What may help: inputs around 0 (range of a column, model.features: [{center: ...}]), a "
-        "larger local.optimizer.lr, more rounds"
-    )
-
-
-def recall_line(scores: Scores) -> str | None:
-    """Return a line of text with the recall of each class; None for fewer than two classes.
-
-    For more than four classes, the line has only the three lowest values.
-    """
-    if len(scores.by_recall) < 2:
-        return None
-    noun = "label" if scores.has_labels else "class"
-    recalls = [(score.name, score.recall) for score in scores.classes if score.recall is not None]
-    return _lowest(f"recall by {noun}", recalls)
-
-
-def group_line(scores: Scores) -> str | None:
-    """Return a line of text with the accuracy of each group; None without groups.
-
-    For more than four groups, the line has only the three lowest values.
-    """
-    if scores.group is None:
-        return None
-    accuracies = [(group.name, group.accuracy) for group in scores.groups]
-    return _lowest(f"accuracy by {scores.group}", accuracies)
 
 
 def _lowest(heading: str, shares: Sequence[tuple[str, float]]) -> str:
@@ -295,51 +277,6 @@ def recall_text(value: float | None) -> str:
 def quoted(name: str) -> str:
     """Return the name of a class in quotation marks, or without them if it is a number."""
     return name if name.isdigit() else f"“{name}”"
-
-
-def scores_context(scores: Scores | None) -> dict[str, Any] | None:
-    """Return the template values of the section on scores; None for a report without it.
-
-    Args:
-        scores: scores of the run; None in a run without scores.
-    """
-    if scores is None or not (scores.classes or warnings_of(scores)):
-        return None
-    size = len(scores.classes)
-    matrix = scores.confusion if size <= _MAX_MATRIX else None
-    return {
-        "what": "label" if scores.has_labels else "class",
-        "warnings": warnings_of(scores),
-        "baseline": baseline_sentence(scores),
-        "rows": [_row(score) for score in scores.classes[:_MAX_ROWS]],
-        "num_rows": size,
-        "names": [score.name for score in scores.classes],
-        "group": scores.group,
-        "groups": [
-            (score.name, f"{score.examples:,}", recall_text(score.accuracy), score.accuracy)
-            for score in scores.groups[:_MAX_ROWS]
-        ],
-        "num_groups": len(scores.groups),
-        "matrix": None if matrix is None else [_matrix_row(line) for line in matrix],
-    }
-
-
-def _row(score: ClassScore) -> dict[str, Any]:
-    return {
-        "name": score.name,
-        "examples": f"{score.examples:,}",
-        "predicted": f"{score.predicted:,}",
-        "recall": recall_text(score.recall),
-        "precision": recall_text(score.precision),
-        "share": score.recall or 0.0,
-        "is_missed": score.is_missed,
-    }
-
-
-def _matrix_row(counts: Sequence[int]) -> list[tuple[str, float]]:
-    """Return each count in a row of the confusion matrix, with its share of the row as shade."""
-    total = sum(counts)
-    return [(f"{count:,}", count / total if total else 0.0) for count in counts]
 
 
 class RunContents(RunFiles):
@@ -364,11 +301,6 @@ class RunContents(RunFiles):
     def experiment_text(self) -> str:
         """The text of `experiment.yaml`."""
         return read_bytes(self.directory.path / "experiment.yaml").decode(errors="replace")
-
-    @property
-    def is_private(self) -> bool:
-        """Whether the experiment has a section `privacy`; ε may still be infinite."""
-        return self.privacy["accountant"] is not None
 
     @cached_property
     def facts(self) -> Facts:

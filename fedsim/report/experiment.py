@@ -149,9 +149,9 @@ def _local(contents: RunContents) -> str:
 
 def _privacy(contents: RunContents) -> str:
     privacy = _section(contents, "privacy")
-    if not contents.is_private:
-        return "none"
     facts = contents.facts
+    if not facts.is_private:
+        return "none"
     parts = [f"trust {facts.trust.trust}", f"unit {facts.trust.unit}"]
     noises = [client.noise_multiplier for client in facts.clients]
     if noises:

@@ -8,7 +8,7 @@ page allows only a script with this hash, so no other script can run, even by mi
 import base64
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,19 +18,19 @@ import jinja2
 from markupsafe import Markup, escape
 
 from fedsim.accountant.sampler_slack import sampler_slack
-from fedsim.core.formatting import delta_text, epsilon_text, least_epsilon_text, percent_text
+from fedsim.core.formatting import epsilon_text, least_epsilon_text, percent_text
 from fedsim.core.metrics import metric_name
 from fedsim.report import overview
 from fedsim.report.client_data import answers_context, client_data_context, held_out_accuracies
 from fedsim.report.client_table import MAX_BARS, ClientTable, client_table, plain_table
-from fedsim.report.contents import RunContents, read_contents, scores_context
+from fedsim.report.contents import RunContents, read_contents, recall_text
 from fedsim.report.drawing import inline_svg
 from fedsim.report.experiment import experiment_rows
 from fedsim.report.overview import cost_drawings, round_drawings, spends_of
 from fedsim.report.plots import attack_chart, narrow_range, profile_chart, spend_chart
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.manifest import list_again
-from fedsim.statement import Facts, Sentence, clients_text, statement_of
+from fedsim.statement import Facts, clients_text, statement_of
 from fedsim.statement.guarantee import certificates_of, is_plain
 from fedsim.statement.observers import OBSERVER_NAMES, question_of, view_of
 from fedsim.statement.result import attack_bound
@@ -61,7 +61,7 @@ def recipe(contents: RunContents) -> Recipe | None:
     was spent, or if dp-accounting has no counterpart of an event in the ledger.
     """
     spends = [spend for spend in contents.clients if spend["ledger"]]
-    if not contents.is_private or not spends:
+    if not contents.facts.is_private or not spends:
         return None
     spend = max(spends, key=_known_epsilon)
     try:
@@ -164,7 +164,7 @@ def _expression(event: dict[str, Any]) -> str:
             raise _NoCounterpartError(f"no counterpart for {event.get('type')!r}")
 
 
-_TITLES = {
+_POINTS = {
     "threat model": "Threat model",
     "unit": "Unit of privacy",
     "adjacency": "Neighbours",
@@ -180,32 +180,7 @@ _TITLES = {
 }
 
 
-def guarantees(sentences: Sequence[Sentence]) -> list[Sentence]:
-    """Return the sentences of a privacy statement that claim the guarantee."""
-    return [s for s in sentences if s.point == "guarantee" and s.kind == "claim"]
-
-
-def warnings(sentences: Sequence[Sentence]) -> list[Sentence]:
-    """Return the sentences of a privacy statement that are warnings."""
-    return [sentence for sentence in sentences if sentence.kind == "warning"]
-
-
-def limits(sentences: Sequence[Sentence]) -> list[Sentence]:
-    """Return the sentences of a privacy statement that name a limit of the guarantee."""
-    return [sentence for sentence in sentences if sentence.kind == "limit"]
-
-
-def points(sentences: Sequence[Sentence]) -> list[tuple[str, list[Sentence]]]:
-    """Return pairs (title, claims and facts), one for each titled part of a privacy statement."""
-    by_point: dict[str, list[Sentence]] = {}
-    for sentence in sentences:
-        if sentence.point in _TITLES and sentence.kind in ("claim", "fact"):
-            by_point.setdefault(sentence.point, []).append(sentence)
-    return [(title, by_point[point]) for point, title in _TITLES.items() if point in by_point]
-
-
 _HERE = Path(__file__).parent
-_MAX_SETTINGS_CHARACTERS = 30_000
 
 
 def write_report(directory: RunDirectory) -> None:
@@ -245,25 +220,16 @@ def _page_templates(*folders: Path) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["typeset"] = typeset
+    environment.filters |= {"typeset": typeset, "recall_text": recall_text}
     return environment
 
 
 def _context(contents: RunContents) -> dict[str, Any]:
     facts = contents.facts
-    sentences = statement_of(facts)
-    incidents = overview.incidents(contents)
-    table = _table(contents)
     return {
-        "name": contents.summary["name"],
-        "status": contents.summary["status"],
-        "reason": contents.summary["reason"],
-        "cards": overview.cards(contents),
-        "private": facts.is_private,
-        "guarantees": guarantees(sentences),
-        "warnings": warnings(sentences),
-        "limits": limits(sentences),
-        "points": points(sentences),
+        **headlines(contents),
+        "facts": facts,
+        "points": _POINTS,
         "attack": _attack(facts),
         "experiment": experiment_rows(contents),
         "curves": round_drawings(contents),
@@ -271,7 +237,7 @@ def _context(contents: RunContents) -> dict[str, Any]:
         "main_metric": f"Test {metric_name(next(iter(contents.metrics), 'metric'))}",
         "noise_is_drawn": any(row.get("noise_norm") for row in contents.rounds),
         "phases": overview.phases(contents),
-        "scores": scores_context(contents.scores),
+        "scores": contents.scores,
         "client_data": client_data_context(contents),
         "answers": answers_context(contents),
         "personal": overview.personal_table(contents),
@@ -279,17 +245,22 @@ def _context(contents: RunContents) -> dict[str, Any]:
         "spend_plot": _spend_plot(contents),
         "spend_caption": _spend_caption(contents),
         "ties": _ties(contents),
-        "bounded": facts.is_bounded,
-        "certificates": certificates_of(facts),
-        "table": table,
-        "num_clients": len(contents.clients),
+        "num_certificates": len(certificates_of(facts)),
+        "table": _table(contents),
         "recipe": recipe(contents),
-        "incidents": incidents[: overview.MAX_INCIDENTS],
-        "num_incidents": len(incidents),
-        "settings": contents.experiment_text[:_MAX_SETTINGS_CHARACTERS],
-        "settings_cut": len(contents.experiment_text) > _MAX_SETTINGS_CHARACTERS,
+        "incidents": overview.incidents(contents),
+        "settings": contents.experiment_text,
         "environment": overview.environment_rows(contents),
         **script_context(_HERE / "report.js"),
+    }
+
+
+def headlines(contents: RunContents) -> dict[str, Any]:
+    """Return the template values for the head of a page: summary, headline figures, statement."""
+    return {
+        "summary": contents.summary,
+        "cards": overview.cards(contents),
+        "sentences": statement_of(contents.facts),
     }
 
 
@@ -312,9 +283,7 @@ def script_context(path: Path) -> dict[str, Any]:
 def _attack(facts: Facts) -> dict[str, Any] | None:
     """Return the attack bounds as a table and two drawings; None without a guarantee."""
     profile, attack = facts.profile, facts.attack
-    if not attack_bound.holds(facts) or profile is None or attack is None:
-        return None
-    if not profile.curve:
+    if not attack_bound.holds(facts) or profile is None or attack is None or not profile.curve:
         return None
     return {
         "client": profile.client,
@@ -322,8 +291,6 @@ def _attack(facts: Facts) -> dict[str, Any] | None:
         "question": question_of(facts),
         "tied": _tied(facts),
         "rows": [(f"{100 * rate:g}%", percent_text(bound)) for rate, bound in attack.table],
-        "epsilon": epsilon_text(profile.epsilon),
-        "delta": delta_text(profile.delta),
         "profile_plot": inline_svg(profile_chart(profile)),
         "attack_plot": inline_svg(attack_chart(attack)),
     }

@@ -20,11 +20,11 @@ from fedsim.core.formatting import (
 from fedsim.core.metrics import metric_entry, metric_name
 from fedsim.models.catalog import TRAIN_METRICS
 from fedsim.report.chart import Chart
-from fedsim.report.contents import RunContents, baseline_text, quoted, recall_text, warnings_of
+from fedsim.report.contents import RunContents, quoted, recall_text
 from fedsim.report.drawing import inline_svg
 from fedsim.report.experiment import sizes_text
 from fedsim.report.plots import Curve, Over, Spend, common_target, over_rounds
-from fedsim.server.round_report import RoundRow, numbers_of
+from fedsim.server.round_report import numbers_of
 from fedsim.statement import Facts
 from fedsim.statement.guarantee import is_plain, stated_certificates, unit_text
 from fedsim.statement.observers import OBSERVER_NAMES
@@ -206,9 +206,8 @@ def _epsilon_label(facts: Facts) -> str:
     return f"Largest ε of any client, against {OBSERVER_NAMES[facts.trust.observers[0]]}"
 
 
-MAX_INCIDENTS = 100
 MAX_PERSONAL = 100
-_MAX_REASON_CHARACTERS = 301
+_MAX_REASON_CHARS = 301
 _MIN_REST_SHARE = 0.005  # share of the time below which the rest is not listed
 
 
@@ -220,24 +219,6 @@ class Card:
     value: str
     detail: str = ""
     kind: str = ""
-
-
-@dataclass(frozen=True)
-class Incident:
-    """A client's update that is missing in a round, with the reason."""
-
-    round_number: int
-    client: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class Phase:
-    """A part of a run, such as loading data or training, with its time and its share of the run."""
-
-    name: str
-    time: str
-    share: float
 
 
 def cards(contents: RunContents) -> list[Card]:
@@ -255,12 +236,15 @@ def cards(contents: RunContents) -> list[Card]:
     ]
 
 
-def incidents(contents: RunContents) -> list[Incident]:
-    """Return all failures and withdrawals of clients, sorted by round and client."""
-    return sorted(
-        _all_incidents(contents.rounds),
-        key=lambda incident: (incident.round_number, incident.client),
-    )
+def incidents(contents: RunContents) -> list[tuple[int, int, str]]:
+    """Return (round, client, what happened) for all failures and withdrawals of clients, sorted."""
+    entries = [
+        (row["round"], entry["client"], before + shortened(str(entry["reason"]), _MAX_REASON_CHARS))
+        for row in contents.rounds
+        for before, listed in (("", row["failed"]), ("withdrew: ", row["withdrawn"]))
+        for entry in listed
+    ]
+    return sorted(entries, key=lambda entry: entry[:2])
 
 
 def environment_rows(contents: RunContents) -> list[tuple[str, str]]:
@@ -290,23 +274,22 @@ def _metric_card(contents: RunContents) -> Card:
         return Card("Test metrics", "none", "no round was finished")
     (name, value), *others = contents.metrics.items()
     scores = contents.scores
-    baseline = None if scores is None else baseline_text(scores)
+    baseline = None if scores is None else scores.baseline
     details = [f"{metric_name(key)} {metric_text(key, other)}" for key, other in others]
     if name == "test_accuracy" and baseline is not None:
         details.insert(0, baseline)
-    kind = "none" if scores is not None and warnings_of(scores) else ""
+    kind = "none" if scores is not None and scores.warnings else ""
     return Card(f"Test {metric_name(name)}", metric_text(name, value), ", ".join(details), kind)
 
 
 def _recall_cards(contents: RunContents) -> list[Card]:
     """Return the card of the class with the lowest recall; empty in regression."""
-    if contents.scores is None or len(contents.scores.by_recall) < 2:
+    scores = contents.scores
+    if scores is None or len(scores.by_recall) < 2:
         return []
-    score = contents.scores.by_recall[0]
-    noun = "label" if contents.scores.has_labels else "class"
-    detail = (
-        f"{noun} {quoted(score.name)}: {score.hits:,} of {count_text(score.examples, 'example')}"
-    )
+    score = scores.by_recall[0]
+    count = count_text(score.examples, "example")
+    detail = f"{scores.noun} {quoted(score.name)}: {score.hits:,} of {count}"
     kind = "none" if score.is_missed else ""
     return [Card("Lowest recall", recall_text(score.recall), detail, kind)]
 
@@ -393,29 +376,16 @@ def rounds_of_clients(contents: RunContents) -> Counter[int]:
     return Counter(client for row in contents.rounds for client in row["participants"])
 
 
-def phases(contents: RunContents) -> list[Phase]:
-    """Return the parts of the run, such as loading data or training, with the time of each."""
-    setup = _setup(contents)
-    totals: Counter[str] = Counter(setup)
+def phases(contents: RunContents) -> list[tuple[str, str, float]]:
+    """Return (name, time, share of the run) of its parts, such as loading data or training."""
+    totals = Counter(_setup(contents))
     for row in contents.rounds:
         totals.update(row.get("timeline", {}))
-    whole = max(sum(totals.values()), contents.summary["seconds"] + sum(setup.values()))
+    known, seconds = sum(totals.values()), contents.summary["seconds"]
+    whole = max(known, seconds + sum(_setup(contents).values()))
     if whole <= 0:
         return []
-    rest = whole - sum(totals.values())
+    rest = whole - known
     if totals and rest > _MIN_REST_SHARE * whole:
         totals["everything else"] = rest
-    return [Phase(name, duration_text(value), value / whole) for name, value in totals.items()]
-
-
-def _all_incidents(rounds: list[RoundRow]) -> Iterator[Incident]:
-    for row in rounds:
-        for failure in row["failed"]:
-            yield Incident(
-                row["round"],
-                failure["client"],
-                shortened(str(failure["reason"]), _MAX_REASON_CHARACTERS),
-            )
-        for withdrawal in row["withdrawn"]:
-            text = f"withdrew: {shortened(str(withdrawal['reason']), _MAX_REASON_CHARACTERS)}"
-            yield Incident(row["round"], withdrawal["client"], text)
+    return [(name, duration_text(value), value / whole) for name, value in totals.items()]

@@ -8,12 +8,11 @@ from typing import Any
 from fedsim.report import overview
 from fedsim.report.contents import read_contents
 from fedsim.report.drawing import ChartFigure
-from fedsim.report.html import guarantees, render_page, warnings, write_report
+from fedsim.report.html import headlines, render_page, write_report
 from fedsim.report.progress import notebook_progress
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import RunFailedError, RunResult, run_experiment
 from fedsim.simulation.engine import Engine
-from fedsim.statement import statement_of
 from fedsim.tracking.callbacks import RunCallback
 
 
@@ -25,18 +24,8 @@ def render_head(path: Path) -> str:
     Raises:
         RunDirectoryError: the run has no result files.
     """
-    contents = read_contents(RunDirectory.open(path))
-    sentences = statement_of(contents.facts)
-    head = {
-        "name": contents.summary["name"],
-        "status": contents.summary["status"],
-        "reason": contents.summary["reason"],
-        "cards": overview.cards(contents),
-        "guarantees": guarantees(sentences),
-        "warnings": warnings(sentences),
-        "report": (path / "report.html").as_posix(),
-    }
-    return render_page("head.html.jinja", head)
+    head = headlines(read_contents(RunDirectory.open(path)))
+    return render_page("head.html.jinja", {**head, "report": (path / "report.html").as_posix()})
 
 
 def draw(path: Path, metric: str | None) -> ChartFigure:

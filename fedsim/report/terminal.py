@@ -11,15 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from fedsim.core.formatting import count_text, delta_text, duration_text, metric_text, shortened
-from fedsim.report.contents import (
-    RunContents,
-    advice_of,
-    baseline_text,
-    group_line,
-    read_contents,
-    recall_line,
-    warnings_of,
-)
+from fedsim.report.contents import RunContents, read_contents
 from fedsim.runs.client_columns import client_places
 from fedsim.runs.directory import KEPT, RunDirectory
 from fedsim.runs.manifest import root_of
@@ -64,6 +56,10 @@ def print_sentence(console: Console, text: str, style: str | None = None) -> Non
 _MAX_WIDTH_CHARACTERS = 1000
 _MAX_NAME_CHARS = 30
 MAX_TABLE_CLIENTS = 25
+_ADVICE = (
+    "What may help: inputs around 0 (range of a column, model.features: [{center: ...}]), a "
+    "larger local.optimizer.lr, more rounds"
+)
 _MAX_FAILING = 5
 
 
@@ -131,10 +127,10 @@ def print_result(
     for line in _summary(contents, waited):
         print_sentence(console, line)
     scores = contents.scores
-    for warning in () if scores is None else warnings_of(scores):
+    for warning in () if scores is None else scores.warnings:
         print_sentence(console, f"warning: {warning}", style="yellow")
-    if scores is not None and (advice := advice_of(scores)) is not None:
-        print_sentence(console, advice)
+    if scores is not None and scores.is_constant:
+        print_sentence(console, _ADVICE)
     lines = [f"report: {directory.report}"]
     if (root := root_of(directory)) is not None:
         lines.append(f"root: {root}")
@@ -191,7 +187,7 @@ def _summary(contents: RunContents, waited: float | None) -> list[str]:
         f"{summary['name']}: {summary['status']} after {count_text(summary['rounds'], 'round')} "
         f"{_time(contents, waited)}{reason}",
         metrics or "no round finished",
-        *_score_lines(contents),
+        *([] if contents.scores is None else contents.scores.lines),
         *_held_out_line(contents),
         *_personal_line(contents),
         *[", ".join(events)] * bool(events),
@@ -227,15 +223,8 @@ def _failing_lines(contents: RunContents) -> list[str]:
 
 def _baseline(contents: RunContents, name: str) -> str:
     """Return the majority baseline in brackets behind an accuracy; empty for other metrics."""
-    text = None if contents.scores is None else baseline_text(contents.scores)
+    text = None if contents.scores is None else contents.scores.baseline
     return f" ({text})" if name == "test_accuracy" and text is not None else ""
-
-
-def _score_lines(contents: RunContents) -> list[str]:
-    if contents.scores is None:
-        return []
-    lines = recall_line(contents.scores), group_line(contents.scores)
-    return [line for line in lines if line is not None]
 
 
 def _held_out_line(contents: RunContents) -> list[str]:
