@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 from markupsafe import Markup
 
@@ -40,8 +41,8 @@ class ClientTable:
     Attributes:
         headings: heading of each column, by the column's key; the first columns are the client's
             number and, if clients have names, the name.
-        kinds: the row of each kind as texts, without number and name.
-        members: numbers of the clients of each kind, ascending.
+        kinds: numbers of the clients of each kind, by the kind's row of texts without number and
+            name.
         first_rows: the first rows with number and name, for a browser that runs no scripts.
         sorted_by: key of the column that gives the initial order.
         notes: all types of notes in the table, by which a reader can filter the rows.
@@ -49,8 +50,7 @@ class ClientTable:
     """
 
     headings: Mapping[str, str]
-    kinds: tuple[Cells, ...]
-    members: tuple[tuple[int, ...], ...]
+    kinds: Mapping[Cells, Sequence[int]]
     first_rows: tuple[Cells, ...]
     sorted_by: str
     notes: tuple[str, ...]
@@ -63,8 +63,8 @@ class ClientTable:
         """
         content = {
             "keys": [*self.headings],
-            "kinds": self.kinds,
-            "members": [_steps(clients) for clients in self.members],
+            "kinds": [*self.kinds],
+            "members": [_steps(sorted(clients)) for clients in self.kinds.values()],
             "names": self.names,
             "sorted_by": self.sorted_by,
         }
@@ -93,21 +93,15 @@ def client_table(facts: Facts, rows: ClientRows, lost: Mapping[int, int]) -> Cli
     if len(rows) > MAX_CLIENTS:
         order.sort(key=lambda place: (-facts.clients[place].epsilon, facts.clients[place].client))
     largest = clients_above_others(facts)
-    shown = client_places("page", rows)
-    texts = {name: column.text for name, column in shown.items() if name not in _IDENTITY}
-
-    def kind_of(place: int) -> tuple[object, ...]:
-        client = facts.clients[place]
-        noted = client.withdrawn_round, lost.get(client.client, 0), client.client in largest
-        return *map(rows[place].get, texts), *noted
-
-    return make_table(
-        _headings(facts, {name: column.heading for name, column in shown.items()}),
+    places = client_places("page", rows)
+    # Many clients share a value: each is written once.
+    texts = {name: cache(place.text) for name, place in places.items() if name not in _IDENTITY}
+    return _make_table(
+        _headings(facts, {name: place.heading for name, place in places.items()}),
         rows,
         order,
-        kind_of=kind_of,
-        cells_of=lambda place: {name: text(rows[place].get(name)) for name, text in texts.items()},
-        notes_of=lambda place: _spend_notes(facts, facts.clients[place], lost, largest),
+        cells_of=lambda index: {name: text(rows[index].get(name)) for name, text in texts.items()},
+        notes_of=lambda index: _spend_notes(facts, facts.clients[index], lost, largest),
         sorted_by="epsilon" if len(rows) > MAX_CLIENTS else "client",
     )
 
@@ -132,90 +126,69 @@ def plain_table(
     if scores is not None:
         headings["score"] = "held-out accuracy"
     headings |= {name: shown[name].heading for name in ("examples", "rounds")}
-    numbers = [row["client"] for row in rows]
 
-    def cells_of(place: int) -> dict[str, CellValue]:
+    def cells_of(index: int) -> dict[str, CellValue]:
+        client = rows[index]["client"]
+        score = (scores or {}).get(client, _NOTHING)
         return {
-            "examples": rows[place]["examples"],
-            "rounds": rounds.get(numbers[place], 0),
-            "score": (scores or {}).get(numbers[place], _NOTHING),
+            "examples": rows[index]["examples"],
+            "rounds": rounds.get(client, 0),
+            "score": score,
         }
 
-    def notes_of(place: int) -> list[Note]:
-        notes = _lost_notes(lost.get(numbers[place], 0))
-        never = not rounds.get(numbers[place])
-        return [*notes, ("never trained", "never trained")] if never else notes
+    def notes_of(index: int) -> list[Note]:
+        client = rows[index]["client"]
+        notes = _lost_notes(lost.get(client, 0))
+        return notes if rounds.get(client) else [*notes, ("never trained", "never trained")]
 
-    return make_table(
+    return _make_table(
         {**headings, "notes": "notes"},
         rows,
         range(len(rows)),
-        kind_of=lambda place: (*cells_of(place).values(), lost.get(numbers[place], 0)),
         cells_of=cells_of,
         notes_of=notes_of,
         sorted_by="client",
     )
 
 
-def make_table(
+def _make_table(
     headings: Mapping[str, str],
     rows: ClientRows,
     order: Sequence[int],
     *,
-    kind_of: Callable[[int], tuple[object, ...]],
     cells_of: Callable[[int], Mapping[str, CellValue]],
     notes_of: Callable[[int], Sequence[Note]],
     sorted_by: str,
 ) -> ClientTable:
-    """Return a table of clients; a row is computed once for each kind of clients with equal rows.
+    """Return a table of clients.
 
     Args:
         headings: heading of each column to show, by key, `notes` last.
         rows: the clients' rows of `privacy.json`.
         order: indices into `rows`, in the order in which the page first shows the clients.
-        kind_of: function from an index to a key; clients with equal keys have equal texts and
-            notes.
         cells_of: function from an index to the texts of the client's row, by column key, without
             number and name.
         notes_of: function from an index to the notes on the client.
         sorted_by: key of the column that gives the initial order.
     """
-    members: dict[tuple[object, ...], list[int]] = {}
-    for place in order:
-        members.setdefault(kind_of(place), []).append(place)
     columns = [key for key in headings if key not in _IDENTITY]
-    kinds: dict[tuple[object, ...], Cells] = {}
-    filters: dict[str, None] = {}
-    for key, places in members.items():
-        noted = notes_of(places[0])
-        filters |= dict.fromkeys(kind for kind, _ in noted)
-        notes = "; ".join(text for _, text in noted) or _NOTHING
-        cells = {**cells_of(places[0]), "notes": notes}
-        kinds[key] = tuple(cells[key] for key in columns)
     names: dict[int, str] = {}
     if "name" in headings:
         names = {row["client"]: row.get("name") or _NOTHING for row in rows}
     shown = SHOWN_CLIENTS if len(rows) > MAX_CLIENTS else len(rows)
-    first_rows = [
-        (
-            rows[place]["client"],
-            *([rows[place].get("name") or _NOTHING] if names else ()),
-            *kinds[kind_of(place)],
-        )
-        for place in order[:shown]
-    ]
-    return ClientTable(
-        headings,
-        tuple(kinds.values()),
-        tuple(
-            tuple(sorted(rows[place]["client"] for place in of_kind))
-            for of_kind in members.values()
-        ),
-        tuple(first_rows),
-        sorted_by,
-        tuple(filters),
-        names,
-    )
+    kinds: dict[Cells, list[int]] = {}
+    filters: dict[str, None] = {}
+    first_rows: list[Cells] = []
+    for index in order:
+        noted = notes_of(index)
+        filters |= dict.fromkeys(kind for kind, _ in noted)
+        cells = {**cells_of(index), "notes": "; ".join(text for _, text in noted) or _NOTHING}
+        kind = tuple(cells[key] for key in columns)
+        client = rows[index]["client"]
+        kinds.setdefault(kind, []).append(client)
+        if len(first_rows) < shown:
+            first_rows.append((client, *([names[client]] if names else ()), *kind))
+    return ClientTable(headings, kinds, tuple(first_rows), sorted_by, tuple(filters), names)
 
 
 def _headings(facts: Facts, headings: dict[str, str]) -> dict[str, str]:

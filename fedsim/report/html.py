@@ -26,7 +26,7 @@ from fedsim.report.client_table import MAX_BARS, ClientTable, client_table, plai
 from fedsim.report.contents import RunContents, read_contents, recall_text
 from fedsim.report.drawing import inline_svg
 from fedsim.report.experiment import experiment_rows
-from fedsim.report.overview import cost_drawings, round_drawings, spends_of
+from fedsim.report.overview import cost_drawings, round_drawings
 from fedsim.report.plots import attack_chart, narrow_range, profile_chart, spend_chart
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.manifest import list_again
@@ -242,9 +242,9 @@ def _context(contents: RunContents) -> dict[str, Any]:
         "answers": answers_context(contents),
         "personal": overview.personal_table(contents),
         "personal_note": None if contents.personal is None else contents.personal["note"],
-        "spend_plot": _spend_plot(contents),
-        "spend_caption": _spend_caption(contents),
-        "ties": _ties(contents),
+        "spend_plot": _spend_plot(facts),
+        "spend_caption": _spend_caption(facts),
+        "ties": _ties(facts),
         "num_certificates": len(certificates_of(facts)),
         "table": _table(contents),
         "recipe": recipe(contents),
@@ -317,33 +317,28 @@ def _table(contents: RunContents) -> ClientTable | None:
     return plain_table(contents.clients, rounds, lost, scores)
 
 
-def _ties(contents: RunContents) -> str | None:
+def _ties(facts: Facts) -> str | None:
     """Return the spend of all clients as text if it is nearly the same; else None."""
-    facts = contents.facts
-    if not facts.is_bounded or not facts.has_charges:
-        return None
-    shared = narrow_range(spends_of(contents))
+    shared = narrow_range(facts.clients) if facts.is_bounded else None
     if shared is None:
         return None
-    who, against = f"All {len(contents.clients):,} clients", _against(facts)
+    who, against = f"All {len(facts.clients):,} clients", _against(facts)
     if len(facts.worst_clients) == len(facts.clients):
         return f"{who} spent the same ε = {epsilon_text(shared[1])}{against}."
     low, high = least_epsilon_text(shared[0]), epsilon_text(shared[1])
     return f"{who} spent nearly the same ε, from {low} to {high}{against}."
 
 
-def _spend_plot(contents: RunContents) -> Markup | None:
-    facts = contents.facts
+def _spend_plot(facts: Facts) -> Markup | None:
     if not facts.is_private or not facts.has_charges or facts.objections:
         return None
-    spends = spends_of(contents)
-    return None if narrow_range(spends) is not None else inline_svg(spend_chart(spends))
+    return None if narrow_range(facts.clients) else inline_svg(spend_chart(facts.clients))
 
 
-def _spend_caption(contents: RunContents) -> str:
-    targets = {spend.get("target_epsilon") for spend in contents.clients}
-    caption = f"ε of each client{_against(contents.facts)}"
-    if len(targets) > 1 and len(contents.clients) <= MAX_BARS:
+def _spend_caption(facts: Facts) -> str:
+    targets = {client.target_epsilon for client in facts.clients}
+    caption = f"ε of each client{_against(facts)}"
+    if len(targets) > 1 and len(facts.clients) <= MAX_BARS:
         return f"{caption}; a vertical mark is its own target"
     return caption
 

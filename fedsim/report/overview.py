@@ -23,7 +23,7 @@ from fedsim.report.chart import Chart
 from fedsim.report.contents import RunContents, quoted, recall_text
 from fedsim.report.drawing import inline_svg
 from fedsim.report.experiment import sizes_text
-from fedsim.report.plots import Curve, Over, Spend, common_target, over_rounds
+from fedsim.report.plots import Curve, Over, common_target, over_rounds
 from fedsim.server.round_report import numbers_of
 from fedsim.statement import Facts
 from fedsim.statement.guarantee import is_plain, stated_certificates, unit_text
@@ -86,14 +86,6 @@ def cost_drawings(contents: RunContents) -> Drawings:
         (f"against {words}", drawing)
         for words, over in _costs(contents)
         for _, drawing in _drawn([_metric_curve(contents, name, over)])
-    ]
-
-
-def spends_of(contents: RunContents) -> list[Spend]:
-    """Return the spent ε and the target ε of every client, for a chart."""
-    return [
-        Spend(spend["client"], spend["epsilon"], spend.get("target_epsilon"))
-        for spend in contents.clients
     ]
 
 
@@ -163,7 +155,7 @@ def _epsilon_curve(contents: RunContents, over: Over) -> Curve:
         over=over,
         values=[row["epsilon_max"] for row in contents.rounds],
         text=epsilon_text,
-        target=common_target(spends_of(contents)),
+        target=common_target(contents.facts.clients),
         from_zero=True,
     )
 

@@ -34,7 +34,7 @@ from fedsim.report.chart import (
     width_of,
 )
 from fedsim.report.client_table import MAX_BARS
-from fedsim.statement import AttackBound, Profile
+from fedsim.statement import AttackBound, ClientFacts, Profile
 
 if TYPE_CHECKING:
     from fedsim.planning.bounds import BoundCurve
@@ -135,83 +135,73 @@ class Curve:
         return number_axis(ends, logarithmic=self.logarithmic, percent=self.percent, grid=True)
 
 
-@dataclass(frozen=True)
-class Spend:
-    """The ε that one client has spent (None if infinite), and the client's target ε, if any."""
-
-    client: int
-    epsilon: float | None
-    target: float | None
-
-    @property
-    def text(self) -> str:
-        """The client's number and its ε as text."""
-        aim = "" if self.target is None else f" of {self.target:g}"
-        return f"client {self.client}: ε {aligned_epsilon(self.epsilon)}{aim}"
-
-
-def spend_chart(spends: Sequence[Spend]) -> Chart:
+def spend_chart(clients: Sequence[ClientFacts]) -> Chart:
     """Return the chart of every client's ε.
 
     The chart has a bar for each client. For more than `MAX_BARS` clients, it has instead one curve
     of all ε in sorted order.
     """
-    draw = _bars if len(spends) <= MAX_BARS else _ranked
-    return draw(spends, "Epsilon spent by each client; the table below has every number")
+    draw = _bars if len(clients) <= MAX_BARS else _ranked
+    return draw(clients, "Epsilon spent by each client; the table below has every number")
 
 
-def narrow_range(spends: Sequence[Spend]) -> tuple[float, float] | None:
+def narrow_range(clients: Sequence[ClientFacts]) -> tuple[float, float] | None:
     """Return (smallest, largest) ε of two or more clients if these differ by at most 1 %.
 
     Otherwise the result is None.
     """
-    epsilons = [math.inf if spend.epsilon is None else spend.epsilon for spend in spends]
+    epsilons = [client.epsilon for client in clients]
     if len(epsilons) < 2 or not min(epsilons) >= _SAME_SHARE * max(epsilons):
         return None
     return (min(epsilons), max(epsilons))
 
 
-def common_target(spends: Sequence[Spend]) -> float | None:
+def common_target(clients: Sequence[ClientFacts]) -> float | None:
     """Return the target ε if all clients have the same one; None otherwise."""
-    targets = {spend.target for spend in spends}
+    targets = {client.target_epsilon for client in clients}
     return targets.pop() if len(targets) == 1 else None
 
 
-def _bars(spends: Sequence[Spend], label: str) -> Chart:
-    finite = [spend.epsilon for spend in spends if spend.epsilon is not None]
-    targets = [spend.target for spend in spends if spend.target is not None]
+def _spend_text(client: ClientFacts) -> str:
+    aim = "" if client.target_epsilon is None else f" of {client.target_epsilon:g}"
+    return f"client {client.client}: ε {aligned_epsilon(client.epsilon)}{aim}"
+
+
+def _bars(clients: Sequence[ClientFacts], label: str) -> Chart:
+    finite = [client.epsilon for client in clients if math.isfinite(client.epsilon)]
+    targets = [client.target_epsilon for client in clients if client.target_epsilon is not None]
     longest = max([*finite, *targets, 1e-9])
-    largest = aligned_epsilon(max(finite, default=0.0)) if len(finite) == len(spends) else None
-    texts = [aligned_epsilon(spend.epsilon) for spend in spends]
-    shared, marks = common_target(spends), list[Mark]()
-    for row, (spend, text) in enumerate(zip(spends, texts, strict=True)):
-        length = longest if spend.epsilon is None else spend.epsilon
+    largest = aligned_epsilon(max(finite, default=0.0)) if len(finite) == len(clients) else None
+    texts = [aligned_epsilon(client.epsilon) for client in clients]
+    shared, marks = common_target(clients), list[Mark]()
+    for row, (client, text) in enumerate(zip(clients, texts, strict=True)):
+        length = min(client.epsilon, longest)
         low, high = row - 0.31, row + 0.31
         corners = [(0.0, low), (length, low), (length, high), (0.0, high)]
         marks.append(Area(corners, "accent" if text == largest else "bar"))
         # In one column, beyond the longest bar, where no target line crosses them.
         marks.append(Note(text, (longest, row), (10, 0), bold=text == largest))
-        if spend.target is not None and shared is None:
-            ends = [(spend.target, row - 0.42), (spend.target, row + 0.42)]
+        if client.target_epsilon is not None and shared is None:
+            ends = [(client.target_epsilon, row - 0.42), (client.target_epsilon, row + 0.42)]
             marks.append(Line(ends, "text", 1.4))
     if shared is not None:
         marks.append(Line([(shared, math.inf), (shared, -math.inf)], "muted", 1.1, "4 3"))
         words, place = f"target {shared:g}", (shared, math.inf)
         marks.append(Note(words, place, (0, -9), "muted", "middle"))
-    clients = {float(row): str(spend.client) for row, spend in enumerate(spends)}
-    y = Axis(len(spends) - 0.5, -0.5, clients, "client")
-    tips = [Tip(0, row, spend.text) for row, spend in enumerate(spends)]
-    x, size = number_axis((0.0, longest), "ε"), (_BARS_PIXELS, len(spends) * _BAR_HEIGHT_PIXELS)
+    numbers = {float(row): str(client.client) for row, client in enumerate(clients)}
+    y = Axis(len(clients) - 0.5, -0.5, numbers, "client")
+    tips = [Tip(0, row, _spend_text(client)) for row, client in enumerate(clients)]
+    x, size = number_axis((0.0, longest), "ε"), (_BARS_PIXELS, len(clients) * _BAR_HEIGHT_PIXELS)
     right = 14 + width_of(texts)
     return Chart(label, x, y, marks, *size, top=22, right=right, tips=tips, across=True)
 
 
-def _ranked(spends: Sequence[Spend], label: str) -> Chart:
+def _ranked(clients: Sequence[ClientFacts], label: str) -> Chart:
     """Return the chart of all finite ε as one falling curve."""
-    known = [(s.epsilon, s) for s in spends if s.epsilon is not None]
-    falling = [spend for _, spend in sorted(known, key=lambda pair: -pair[0])]
-    epsilons = [spend.epsilon or 0.0 for spend in falling]
-    count, hidden, shared = len(spends), len(spends) - len(epsilons), common_target(spends)
+    known = [client for client in clients if math.isfinite(client.epsilon)]
+    falling = sorted(known, key=lambda client: -client.epsilon)
+    epsilons = [client.epsilon for client in falling]
+    count, hidden, shared = len(clients), len(clients) - len(epsilons), common_target(clients)
     shown = thinned(list(enumerate(epsilons, start=hidden + 1)))
     high = max([*(1.05 * epsilon for epsilon in epsilons), 1.15 * (shared or 0.0)]) or 1.0
     marks: list[Mark] = []
@@ -223,7 +213,7 @@ def _ranked(spends: Sequence[Spend], label: str) -> Chart:
     below = "clients, by falling ε" + (f" ({hidden} with infinite ε)" if hidden else "")
     x, y = Axis(0.5, count + 0.5, places, below), number_axis((0.0, high), "ε", grid=True)
     tips = [
-        Tip(rank, value, f"{rank:,} of {count:,}: {falling[rank - hidden - 1].text}")
+        Tip(rank, value, f"{rank:,} of {count:,}: {_spend_text(falling[rank - hidden - 1])}")
         for rank, value in shown[:: max(1, len(shown) // _MAX_TIPS)]
     ]
     return Chart(label, x, y, marks, *_RANKS_PIXELS, top=12, right=12, tips=tips)

@@ -323,7 +323,7 @@ def test_hostile_text_is_escaped(make_run, make_rounds):
 def test_the_data_of_the_script_cannot_end_it():
     attack = "</script><script>alert(1)</script><!--"
     headings = {"client": "client", "name": "name", "epsilon": "ε", "notes": "notes"}
-    table = ClientTable(headings, ((attack, attack),), ((3,),), (), "epsilon", (), {3: attack})
+    table = ClientTable(headings, {(attack, attack): (3,)}, (), "epsilon", (), {3: attack})
     text = str(table.to_json())
     assert "<" not in text
     assert ">" not in text
