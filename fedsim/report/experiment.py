@@ -160,7 +160,7 @@ def _privacy(contents: RunContents) -> str:
     groups = _section(privacy, "clipping").get("groups") or {}
     bounds = [f"{name}: {_text(group.get('max_grad_norm'))}" for name, group in groups.items()]
     where = f"{_text(bound)}" if not bounds else f"bounds of groups ({', '.join(bounds)})"
-    if (off := facts.off_gradients) is not None:
+    if (off := facts.mechanism.off_gradients) is not None:
         bound = _text(off.get("max_feature_norm"))
         parts.append(f"mechanism {off.get('name')}, features of norm at most {bound}")
     elif bounds or bound is not None:  # votes have no bound

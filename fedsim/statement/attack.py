@@ -12,9 +12,9 @@ profiles.
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, lru_cache, partial
+from functools import cache, cached_property, lru_cache
 from itertools import pairwise
 from typing import Any, Self
 
@@ -96,48 +96,23 @@ class Profile:
 
 
 def profile_of(
-    client: int,
-    ledger: Sequence[Mapping[str, Any]],
-    *,
-    delta: float,
-    accountant: AccountantChoice,
-    adjacency: Adjacency,
-) -> Profile | None:
-    """Return the privacy profile of a ledger, or None if the ledger's ε is infinite.
-
-    If the ledger's ε is above 500, the profile has no curve and no μ.
-
-    Args:
-        client: number of the client, for the profile.
-        ledger: entries `{"event": EVENT, "count": n}` as in `privacy.json`.
-        delta: δ of the client's guarantee.
-        accountant: the method that computes δ(ε).
-        adjacency: the adjacency of the ledger's events.
-
-    Raises:
-        ValueError: the ledger cannot be read, or the accountant has no rule for it.
-    """
-    profile = _profile_of_text(json.dumps(ledger), delta, accountant, adjacency)
-    return None if profile is None else replace(profile, client=client)
-
-
-def profile_of_row(
     row: Mapping[str, Any], accountant: AccountantChoice, adjacency: Adjacency
 ) -> Profile | None:
-    """Return the privacy profile of a client from its row in `privacy.json`, which has the ledger.
+    """Return the privacy profile of a client from its ledger.
 
-    The result is None if the accountant cannot read the ledger, or if its ε is infinite.
+    The result is None if the accountant cannot read the ledger, or if its ε is infinite. If this ε
+    is above 500, the profile has no curve and no μ.
+
+    Args:
+        row: the client's row in `privacy.json`, of which `client`, `ledger` and `delta` are read.
+        accountant: the method that computes δ(ε).
+        adjacency: the adjacency of the ledger's events.
     """
     try:
-        return profile_of(
-            row["client"],
-            row["ledger"],
-            delta=row["delta"],
-            accountant=accountant,
-            adjacency=adjacency,
-        )
+        profile = _profile_of_text(json.dumps(row["ledger"]), row["delta"], accountant, adjacency)
     except ValueError:  # this accountant cannot read the ledger
         return None
+    return None if profile is None else replace(profile, client=row["client"])
 
 
 @lru_cache(maxsize=64)  # a run's ledgers are read for its files, its statement and its report
@@ -151,7 +126,9 @@ def _profile_of_text(
     if not math.isfinite(epsilon) or not end <= _MAX_EPSILON:
         return None if math.isinf(epsilon) else Profile(0, delta, epsilon, (), None, 0.0)
     exact_delta = cache(account.get_delta)
-    curve = _curve(partial(delta_with_slack, exact_delta), end)
+    points = _NUM_POINTS if end > 0.0 else 0
+    epsilons = [0.0, *(end * k / points for k in range(1, points + 1))]
+    curve = tuple((e, float(delta_with_slack(exact_delta, e))) for e in epsilons)
     slack = max(slack, curve[-1][1])  # room for the rounding of the accountant
     return Profile(0, delta, epsilon, curve, smallest_mu(curve, slack), slack)
 
@@ -208,12 +185,6 @@ def _covers(mu: float, curve: tuple[tuple[float, float], ...], slack: float) -> 
         if at_left < delta or at_left - fall < next_delta:
             return False
     return True
-
-
-def _curve(get_delta: Callable[[float], float], end: float) -> tuple[tuple[float, float], ...]:
-    points = _NUM_POINTS if end > 0.0 else 0
-    epsilons = [0.0, *(end * k / points for k in range(1, points + 1))]
-    return tuple((epsilon, float(get_delta(epsilon))) for epsilon in epsilons)
 
 
 @dataclass(frozen=True)
@@ -289,7 +260,7 @@ def attack_bound(
         accountant: the method that computes δ(ε).
         adjacency: the adjacency of the ledgers' events.
     """
-    profiles = [profile_of_row(row, accountant, adjacency) for row in _undominated(rows)]
+    profiles = [profile_of(row, accountant, adjacency) for row in _undominated(rows)]
     known = [profile for profile in profiles if profile is not None]
     return AttackBound.over(known) if known and len(known) == len(profiles) else None
 

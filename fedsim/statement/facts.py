@@ -9,11 +9,11 @@ from typing import Any
 
 from fedsim.accountant.sampler_slack import Slack
 from fedsim.clients.mechanisms.conditions import ADJACENCIES, HIDING_PROTOCOLS, Choices, unmet
-from fedsim.clients.mechanisms.kinds import ReleaseKind
+from fedsim.clients.mechanisms.kinds import ReleaseKind, protects_client
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
 from fedsim.core.formatting import epsilon_text
 from fedsim.statement.attack import AttackBound, Profile
-from fedsim.statement.trust_facts import LOCAL_EXAMPLE, TrustFacts, trust_objections
+from fedsim.statement.trust_facts import TrustFacts, trust_objections
 
 ACCOUNTANTS = ("pld", "rdp", "moments")
 NOISES = ("seeded", "secure")
@@ -40,7 +40,6 @@ class ClientFacts:
             the ledger has any other event.
         rho: ρ of zero-concentrated DP of all releases, not counting the noise sampler; ∞ if none is
             known, or if the statement gives none.
-        head: the last hash in the ledger's hash chain.
         withdrawn_round: round in which the client withdrew because its budget was spent; None if it
             did not withdraw.
     """
@@ -60,7 +59,6 @@ class ClientFacts:
     is_one_event: bool = False
     run_noise: float | None = None
     rho: float = math.inf
-    head: str | None = None
     withdrawn_round: int | None = None
 
     @property
@@ -125,10 +123,6 @@ class RunFacts:
     absent_clients: tuple[int, ...] = ()
 
 
-UNKNOWN_RUN = RunFacts()
-"""The facts of a run whose other files are not read."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Facts:
     """All recorded facts from which the privacy statement of a run is made.
@@ -156,7 +150,7 @@ class Facts:
 
     clients: tuple[ClientFacts, ...]
     mechanism: MechanismFacts = MechanismFacts()
-    trust: TrustFacts = LOCAL_EXAMPLE
+    trust: TrustFacts = field(default_factory=TrustFacts)
     against_server: "Facts | None" = None
     profile: Profile | None = None
     attack: AttackBound | None = None
@@ -166,7 +160,7 @@ class Facts:
     tuning: Mapping[str, object] | None = field(default=None, hash=False)
     personal_models: str | None = None
     public_parts: Mapping[str, Any] | None = field(default=None, hash=False)
-    run: RunFacts = UNKNOWN_RUN
+    run: RunFacts = RunFacts()
 
     @property
     def is_private(self) -> bool:
@@ -224,26 +218,6 @@ class Facts:
         """Whether column ranges or other constants of a table were read from private rows."""
         return self.is_private and "constants" in (self.public_parts or {})
 
-    @property
-    def adjacency(self) -> str | None:
-        """The recorded adjacency; None without privacy or if it is not recorded."""
-        return self.mechanism.adjacency
-
-    @property
-    def noise(self) -> str | None:
-        """The recorded source of noise; None without privacy or if it is not recorded."""
-        return self.mechanism.noise
-
-    @property
-    def clipping(self) -> str | None:
-        """The recorded kind of clipping; None without privacy or if it is not recorded."""
-        return self.mechanism.clipping
-
-    @property
-    def off_gradients(self) -> Mapping[str, object] | None:
-        """Recorded settings of a mechanism without noise on gradients and updates; else None."""
-        return self.mechanism.off_gradients
-
     @cached_property
     def choices(self) -> Choices:
         """The recorded settings that decide which privacy theorems apply."""
@@ -285,7 +259,7 @@ class Facts:
     @property
     def sizes_are_declared(self) -> bool:
         """Whether `ClientFacts.examples` are declared numbers, as the true numbers are private."""
-        return self.adjacency == "add_remove"
+        return self.mechanism.adjacency == "add_remove"
 
     @property
     def hides_updates(self) -> bool:
@@ -400,9 +374,13 @@ def _objections_to_events(facts: Facts, mechanism: MechanismFacts) -> Iterator[s
     if scheme is None and facts.kind.draws_batches:
         yield "the sampling of its batches is not recorded"
         return
-    types = facts.trust.event_types(None if scheme is None else scheme.event)
+    drawn = facts.trust.participation_rate is not None
     if mechanism.off_gradients is not None or facts.kind.events:
         types = facts.kind.events
+    elif not protects_client(facts.trust.unit):
+        types = frozenset() if scheme is None else frozenset({scheme.event})
+    else:
+        types = frozenset({"PoissonSampled"} if drawn else {"Gaussian", "JointGaussian"})
     if client := next((c for c in facts.clients if _differs(c, types)), None):
         if mechanism.off_gradients is not None:
             yield (
@@ -413,7 +391,7 @@ def _objections_to_events(facts: Facts, mechanism: MechanismFacts) -> Iterator[s
         how = "clients" if facts.protects_clients else "batches"
         by = mechanism.sampling
         if facts.protects_clients:
-            by = "the schedule" if facts.trust.participation_rate is None else "poisson"
+            by = "poisson" if drawn else "the schedule"
         yield (
             f"{how} were drawn by {by}, but the ledger of client {client.client} accounts for "
             f"{_listed(client.events)}"

@@ -95,7 +95,7 @@ def _pair(facts: Facts) -> Mapping[str, Any]:
 
 @claim(
     "Guarantee of the simulated mechanism",
-    holds=lambda facts: facts.is_bounded and facts.noise == "seeded",
+    holds=lambda facts: facts.is_bounded and facts.mechanism.noise == "seeded",
     values=_pair,
 )
 def simulated_guarantee(facts: Facts) -> str:
@@ -104,7 +104,11 @@ def simulated_guarantee(facts: Facts) -> str:
     return f"The mechanism that this run simulates has this guarantee: {core}. {_largest(facts)}"
 
 
-@claim("Guarantee", holds=lambda facts: facts.is_bounded and facts.noise == "secure", values=_pair)
+@claim(
+    "Guarantee",
+    holds=lambda facts: facts.is_bounded and facts.mechanism.noise == "secure",
+    values=_pair,
+)
 def guarantee(facts: Facts) -> str:
     """Return the sentence that states the guarantee of the run, if its noise is not seeded."""
     core = core_text(facts)
@@ -125,7 +129,9 @@ def _is_shared(facts: Facts) -> bool:
 def against_server(facts: Facts) -> str:
     """Return the sentence on the ε that a client's own noise gives against the server."""
     other = facts.against_server or facts
-    simulated = "In the mechanism that this run simulates, e" if other.noise == "seeded" else "E"
+    simulated = (
+        "In the mechanism that this run simulates, e" if other.mechanism.noise == "seeded" else "E"
+    )
     return (
         f"{simulated}ach client is also protected by its own share of the noise alone, whatever "
         "the other parties do, even if they all collude, invent clients or open single updates: "
@@ -225,7 +231,7 @@ def released(facts: Facts) -> str:
     if facts.hides_updates:
         source = "these sums"
     rounds = "is charged for" if trust.participation_rate is None else "takes part in"
-    bound = ", its adapted clipping bound" if facts.clipping in COUNTING_CLIPPINGS else ""
+    bound = ", its adapted clipping bound" if facts.mechanism.clipping in COUNTING_CLIPPINGS else ""
     return (
         f"After every round that it {rounds}, a client sends {upload}{mask}. It also sends its "
         f"settings{bound} and its ledger. The server computes the global models from {source} "
@@ -285,7 +291,7 @@ _VOTE_ADJACENCY = (
 
 def _neighbours(facts: Facts) -> tuple[str, str]:
     """Return the meaning of the adjacency in words, and the symbol of the sensitivity."""
-    kind, name = facts.kind, facts.adjacency or ""
+    kind, name = facts.kind, facts.mechanism.adjacency or ""
     if facts.counts_votes:
         return _VOTE_ADJACENCY, kind.sensitivity
     of_unit = _CLIENT_ADJACENCIES if kind.protects_client else _ADJACENCIES
@@ -297,7 +303,10 @@ def _neighbours(facts: Facts) -> tuple[str, str]:
     "adjacency",
     "claim",
     "Neighbouring data sets",
-    values=lambda facts: {"adjacency": facts.adjacency, "sensitivity": _neighbours(facts)[1]},
+    values=lambda facts: {
+        "adjacency": facts.mechanism.adjacency,
+        "sensitivity": _neighbours(facts)[1],
+    },
 )
 def adjacency(facts: Facts) -> str:
     """Return the sentences on the adjacency, its sensitivity, and what is public."""

@@ -135,7 +135,7 @@ def no_amplification(facts: Facts) -> str:
 
 @limit(
     "The noise is simulation grade",
-    holds=lambda facts: facts.noise == "seeded" and facts.has_charges,
+    holds=lambda facts: facts.mechanism.noise == "seeded" and facts.has_charges,
 )
 def seeded_noise(facts: Facts) -> str:
     """Return the sentence saying that anyone who knows the seed can remove the noise."""
@@ -147,7 +147,7 @@ def seeded_noise(facts: Facts) -> str:
 
 @limit(
     "The noise cannot be repeated",
-    holds=lambda facts: facts.noise == "secure" and facts.has_charges,
+    holds=lambda facts: facts.mechanism.noise == "secure" and facts.has_charges,
 )
 def secure_noise(facts: Facts) -> str:
     """Return the sentence saying that noise from the operating system cannot be repeated."""
@@ -174,7 +174,7 @@ def floating_point(facts: Facts) -> str:
             "The proof assumes that what an example adds depends only on the model and the "
             "example; a test before the first round checks this. "
         )
-    simulated = ", which seeded noise simulates" if facts.noise == "seeded" else ""
+    simulated = ", which seeded noise simulates" if facts.mechanism.noise == "seeded" else ""
     return (
         "Every release is made of integers: sums rounded to a public grid, and noise on the same "
         "grid. The noise multipliers of the ledger include the cost of this grid. ε includes the "

@@ -131,7 +131,7 @@ def dp_sgd(facts: Facts) -> str:
     """Return the sentences on the mechanism of one DP-SGD step."""
     values = _step_values(facts)
     unknown = _Clipping("clipped to L2 norm C")
-    how, noise, adaptation = _CLIPPINGS.get(facts.clipping or "", unknown)
+    how, noise, adaptation = _CLIPPINGS.get(facts.mechanism.clipping or "", unknown)
     bound = "initial C" if adaptation else "C"
     adds = _ADDS.get(facts.trust.trust, _ADDS["local"]).format(noise=noise + _of_share(facts))
     return (
@@ -156,7 +156,7 @@ def _update_values(facts: Facts) -> dict[str, Any]:
 def client_update(facts: Facts) -> str:
     """Return the sentences on the mechanism of one round, for a run whose unit is the client."""
     values, adapted, bound = _update_values(facts), "", "S"
-    if facts.clipping in COUNTING_CLIPPINGS:
+    if facts.mechanism.clipping in COUNTING_CLIPPINGS:
         adapted, bound = _CLIENT_ADAPTATION, "initial S"
     return (
         "A client trains with any number of steps and clips its whole update (new model minus "
@@ -192,7 +192,9 @@ def _kind_text(facts: Facts) -> str:
 def _kind_values(facts: Facts) -> Mapping[str, Any]:
     """Return the ranges of figures over the charged clients, and the recorded bounds."""
     recorded = {
-        name: value for name, value in (facts.off_gradients or {}).items() if name != "name"
+        name: value
+        for name, value in (facts.mechanism.off_gradients or {}).items()
+        if name != "name"
     }
     bound = {facts.kind.bound: _bounds(facts)} if facts.kind.bound else {}
     return {**_ranges(facts, "noise_multiplier", "rounds"), **recorded, **bound}
@@ -314,7 +316,7 @@ def public_constants(facts: Facts) -> str:
             "Divisor, noise and number of rounds follow from settings: no number of examples "
             "and no metric leaves a client."
         )
-    if facts.off_gradients is not None:
+    if facts.mechanism.off_gradients is not None:
         return (
             "Bounds, noise and number of steps follow from settings and public client sizes: "
             "no private number of examples enters them."

@@ -12,11 +12,10 @@ from fedsim.accountant.accountants import AccountantChoice, AccountantName, choo
 from fedsim.accountant.events import Adjacency
 from fedsim.accountant.sampler_slack import Slack
 from fedsim.accountant.trust import Observer, is_explained_by_shares
-from fedsim.statement.attack import AttackBound, Profile, attack_bound, profile_of_row
+from fedsim.statement.attack import AttackBound, Profile, attack_bound, profile_of
 from fedsim.statement.facts import (
     ACCOUNTANTS,
     ADJACENCIES,
-    UNKNOWN_RUN,
     ClientFacts,
     Facts,
     MechanismFacts,
@@ -120,7 +119,7 @@ class PrivacyFile(TypedDict):
     clients: list[ClientRow]
 
 
-def read_facts(privacy: Mapping[str, Any], *, run: RunFacts = UNKNOWN_RUN) -> Facts:
+def read_facts(privacy: Mapping[str, Any], *, run: RunFacts | None = None) -> Facts:
     """Return the facts that the content of `privacy.json` records.
 
     The ε of the federation is taken from the clients, not from `system_epsilon`. The profile δ(ε)
@@ -129,18 +128,19 @@ def read_facts(privacy: Mapping[str, Any], *, run: RunFacts = UNKNOWN_RUN) -> Fa
 
     Args:
         privacy: the content of `privacy.json`; the texts of the statement in it are ignored.
-        run: facts on how the run ended, from its other files.
+        run: facts on how the run ended, from its other files; None if these are not read.
 
     Raises:
         KeyError: a key is missing.
     """
     mechanism = MechanismFacts()
     if privacy["accountant"] is not None:
+        slack = privacy["slack"]
         mechanism = MechanismFacts(
             adjacency=privacy["adjacency"],
             accountant=privacy["accountant"],
             noise=privacy["noise"],
-            slack=_slack(privacy),
+            slack=None if slack is None else Slack(slack["epsilon"], slack["delta"]),
             sampling=privacy["sampling"],
             clipping=privacy["clipping"],
             orders=None if (orders := privacy.get("orders")) is None else tuple(orders),
@@ -149,11 +149,10 @@ def read_facts(privacy: Mapping[str, Any], *, run: RunFacts = UNKNOWN_RUN) -> Fa
             target_rho=privacy.get("target_rho"),
         )
     rows: list[ClientRow] = privacy["clients"]
-    is_zcdp = mechanism.states_rho
     trust, method = _trust(privacy), _method(rows, mechanism)
     return Facts(
         clients=tuple(
-            replace(_client(row), rho=_rho(row, privacy["adjacency"]) if is_zcdp else math.inf)
+            _client(row, _rho(row, privacy["adjacency"]) if mechanism.states_rho else math.inf)
             for row in rows
         ),
         mechanism=mechanism,
@@ -167,7 +166,7 @@ def read_facts(privacy: Mapping[str, Any], *, run: RunFacts = UNKNOWN_RUN) -> Fa
         tuning=privacy.get("tuning"),
         personal_models=privacy["personal_models"],
         public_parts=privacy.get("public_parts"),
-        run=run,
+        run=run or RunFacts(),
     )
 
 
@@ -205,7 +204,7 @@ def _unexplained(rows: Sequence[Mapping[str, Any]], honest: int) -> int | None:
     return None
 
 
-def _against_server(privacy: Mapping[str, Any], run: RunFacts) -> Facts | None:
+def _against_server(privacy: Mapping[str, Any], run: RunFacts | None) -> Facts | None:
     """Return the facts of the same run against a server that sees single uploads.
 
     Each client's share of the noise is a mechanism of local trust.
@@ -238,7 +237,7 @@ def ledger_digest(rows: Iterable[Mapping[str, Any]]) -> str | None:
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
-def _client(row: ClientRow) -> ClientFacts:
+def _client(row: ClientRow, rho: float) -> ClientFacts:
     return ClientFacts(
         client=row["client"],
         examples=row["examples"] or 0,
@@ -254,7 +253,7 @@ def _client(row: ClientRow) -> ClientFacts:
         is_one_event=_is_one_event(row),
         run_noise=_run_noise(row),
         is_joint=all(_is_joint(entry["event"]) for entry in row["ledger"]),
-        head=row.get("ledger_head"),
+        rho=rho,
         withdrawn_round=row.get("withdrawn_round"),
     )
 
@@ -292,12 +291,6 @@ def _is_joint(event: Mapping[str, Any]) -> bool:
     return inner["type"] == "JointGaussian" and len(inner["noise_multipliers"]) > 1
 
 
-def _slack(privacy: Mapping[str, Any]) -> Slack | None:
-    """Return the slack of the noise sampler; None where no ε is proved."""
-    slack = privacy["slack"]
-    return None if slack is None else Slack(slack["epsilon"], slack["delta"])
-
-
 _Method = tuple[AccountantChoice, Adjacency]
 
 
@@ -329,4 +322,4 @@ def _profile(rows: Sequence[Mapping[str, Any]], method: _Method | None) -> Profi
     if method is None:
         return None
     worst = max(rows, key=lambda row: row["epsilon"])
-    return profile_of_row(worst, *method) if worst["ledger"] else None
+    return profile_of(worst, *method) if worst["ledger"] else None

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedsim.accountant.trust import OBSERVERS, Observer
-from fedsim.clients.mechanisms.kinds import protects_client
 
 UNITS = ("example", "client")
 UNMET_CONDITIONS: Mapping[str, str] = {
@@ -55,11 +54,6 @@ class TrustFacts:
     votes: Mapping[str, float] | None = None
 
     @property
-    def protects_client(self) -> bool:
-        """Whether the privacy unit is the client, that is, all data of one client."""
-        return protects_client(self.unit)
-
-    @property
     def observers(self) -> tuple[Observer, ...]:
         """The adversaries against whom there is a guarantee.
 
@@ -76,23 +70,6 @@ class TrustFacts:
         if self.min_clients is None or self.colluding_clients is None:
             return 0
         return max(0, self.min_clients - self.colluding_clients)
-
-    def event_types(self, of_batches: str | None) -> frozenset[str]:
-        """Return the types of events that a client's ledger may have.
-
-        Args:
-            of_batches: type of the event that the batch sampling scheme charges; None if the
-                scheme is not known.
-        """
-        if not self.protects_client:
-            return frozenset() if of_batches is None else frozenset({of_batches})
-        if self.participation_rate is not None:
-            return frozenset({"PoissonSampled"})
-        return frozenset({"Gaussian", "JointGaussian"})
-
-
-LOCAL_EXAMPLE = TrustFacts()
-"""The facts of a run whose files record neither trust model nor unit."""
 
 
 def trust_objections(trust: TrustFacts, secure: Mapping[str, Any] | None) -> Iterator[str]:

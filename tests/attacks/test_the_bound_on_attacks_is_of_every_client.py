@@ -41,13 +41,12 @@ def rows_of(sizes: tuple[int, ...], delta: float | str) -> list[dict[str, Any]]:
             {"event": to_dict(event), "count": count}
             for event, count in plan.release.charges(0, plan.planned_steps)
         ]
-        profile = profile_of(
-            client, ledger, delta=plan.delta, accountant="pld", adjacency="zero_out"
-        )
+        row = {"client": client, "examples": size, "delta": plan.delta, "ledger": ledger}
+        profile = profile_of(row, "pld", "zero_out")
         assert profile is not None
         rows.append(
             {
-                **{"client": client, "examples": size, "delta": plan.delta, "ledger": ledger},
+                **row,
                 **{"epsilon": profile.epsilon, "rounds": 60, "steps": 300},
                 **{
                     "sampling_rate": 28 / size,
@@ -71,12 +70,7 @@ def privacy_file(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def profiles(rows: list[dict[str, Any]]) -> list[Profile]:
-    found = [
-        profile_of(
-            row["client"], row["ledger"], delta=row["delta"], accountant="pld", adjacency="zero_out"
-        )
-        for row in rows
-    ]
+    found = [profile_of(row, "pld", "zero_out") for row in rows]
     return [profile for profile in found if profile is not None]
 
 
@@ -180,7 +174,7 @@ def test_fewer_releases_of_one_event_are_not_read_again(
     from fedsim.statement import attack
 
     calls, whole = [], attack.profile_of
-    monkeypatch.setattr(attack, "profile_of", lambda *a, **k: calls.append(a) or whole(*a, **k))
+    monkeypatch.setattr(attack, "profile_of", lambda *a: calls.append(a) or whole(*a))
     rows = [*file["clients"]]
     for row in file["clients"]:
         fewer = [{**entry, "count": 7} for entry in row["ledger"]]
@@ -208,9 +202,9 @@ def test_a_client_with_more_noise_and_no_more_releases_is_not_read(
         ledger = [{"event": event, "count": count}]
         rows.append({"client": client, "delta": 1e-5, "ledger": ledger})
     account: Any = {"accountant": "pld", "adjacency": "zero_out"}
-    profiles = [profile_of(row["client"], row["ledger"], delta=1e-5, **account) for row in rows]
+    profiles = [profile_of(row, **account) for row in rows]
     read, whole = [], attack.profile_of
-    monkeypatch.setattr(attack, "profile_of", lambda *a, **k: read.append(a[0]) or whole(*a, **k))
+    monkeypatch.setattr(attack, "profile_of", lambda *a: read.append(a[0]["client"]) or whole(*a))
     found = attack_bound(rows, **account)
     assert read == [0, 2, 4]
     assert found == attack.AttackBound.over([one for one in profiles if one is not None])

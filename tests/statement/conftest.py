@@ -35,7 +35,6 @@ def clients(draw, sampling: str | None, number: int) -> ClientFacts:
         target_epsilon=draw(st.sampled_from([None, 2.0, 8.0])),
         events=events if rounds else frozenset(),
         is_joint=draw(st.booleans()),
-        head="0" * 64,
         withdrawn_round=draw(st.sampled_from([None, None, 3])),
     )
 
@@ -104,7 +103,6 @@ def honest() -> Facts:
             max_grad_norm=1.0,
             target_epsilon=8.0,
             events=frozenset({"PoissonSampled"}),
-            head=f"{number:064x}",
         )
         for number, epsilon in enumerate((2.0, 3.0))
     )

@@ -1,6 +1,7 @@
 """What is said about attackers is a bound: proved from the ledger, and not much above the truth."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,10 @@ def sampled(rate: float, noise: float, count: int) -> list[dict]:
     ]
 
 
+def row_of(ledger: list[dict], delta: float = DELTA) -> dict[str, Any]:
+    return {"client": 3, "ledger": ledger, "delta": delta}
+
+
 def of(
     ledger: list[dict],
     *,
@@ -30,7 +35,7 @@ def of(
     adjacency: Adjacency = "zero_out",
     delta: float = DELTA,
 ) -> Profile:
-    found = profile_of(3, ledger, delta=delta, accountant=accountant, adjacency=adjacency)
+    found = profile_of(row_of(ledger, delta), accountant, adjacency)
     assert found is not None
     return found
 
@@ -119,15 +124,12 @@ def test_next_to_nothing_gives_an_attacker_next_to_nothing():
 
 
 def test_without_noise_there_is_no_profile():
-    assert (
-        profile_of(0, sampled(0.5, 0.0, 1), delta=DELTA, accountant="pld", adjacency="zero_out")
-        is None
-    )
+    assert profile_of(row_of(sampled(0.5, 0.0, 1)), "pld", "zero_out") is None
 
 
 def test_an_epsilon_beyond_what_is_proven_has_no_profile():
     ledger = sampled(1.0, 0.01, 100)
-    assert profile_of(0, ledger, delta=DELTA, accountant="pld", adjacency="zero_out") is None
+    assert profile_of(row_of(ledger), "pld", "zero_out") is None
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.1, math.nan])
