@@ -8,6 +8,7 @@ page allows only a script with this hash, so no other script can run, even by mi
 import base64
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -31,7 +32,7 @@ from fedsim.report.plots import attack_chart, narrow_range, profile_chart, spend
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.manifest import list_again
 from fedsim.statement import Facts, clients_text, statement_of
-from fedsim.statement.guarantee import certificates_of, is_plain
+from fedsim.statement.guarantee import against_text, certificates_of
 from fedsim.statement.observers import OBSERVER_NAMES, question_of, view_of
 from fedsim.statement.result import attack_bound
 
@@ -63,16 +64,12 @@ def recipe(contents: RunContents) -> Recipe | None:
     spends = [spend for spend in contents.clients if spend["ledger"]]
     if not contents.facts.is_private or not spends:
         return None
-    spend = max(spends, key=_known_epsilon)
+    spend = max(spends, key=lambda row: -1.0 if row["epsilon"] is None else row["epsilon"])
     try:
         script = "\n".join(_script(spend, contents.privacy))
     except _NoCounterpartError:
         return None
     return Recipe(spend["client"], script, spend.get("ledger_head"))
-
-
-def _known_epsilon(spend: Mapping[str, Any]) -> float:
-    return -1.0 if spend["epsilon"] is None else spend["epsilon"]
 
 
 def _script(spend: Mapping[str, Any], privacy: Mapping[str, Any]) -> Iterator[str]:
@@ -308,13 +305,13 @@ def _tied(facts: Facts) -> str | None:
 
 def _table(contents: RunContents) -> ClientTable | None:
     """Return the table of clients; None for a federation without clients."""
-    facts, lost = contents.facts, overview.lost_updates(contents)
     if not contents.clients:
         return None
-    if facts.is_private:
-        return client_table(facts, contents.clients, lost)
-    rounds, scores = overview.rounds_of_clients(contents), held_out_accuracies(contents)
-    return plain_table(contents.clients, rounds, lost, scores)
+    lost = Counter(entry["client"] for row in contents.rounds for entry in row["failed"])
+    if contents.facts.is_private:
+        return client_table(contents.facts, contents.clients, lost)
+    rounds = Counter(client for row in contents.rounds for client in row["participants"])
+    return plain_table(contents.clients, rounds, lost, held_out_accuracies(contents))
 
 
 def _ties(facts: Facts) -> str | None:
@@ -322,7 +319,7 @@ def _ties(facts: Facts) -> str | None:
     shared = narrow_range(facts.clients) if facts.is_bounded else None
     if shared is None:
         return None
-    who, against = f"All {len(facts.clients):,} clients", _against(facts)
+    who, against = f"All {len(facts.clients):,} clients", against_text(facts)
     if len(facts.worst_clients) == len(facts.clients):
         return f"{who} spent the same ε = {epsilon_text(shared[1])}{against}."
     low, high = least_epsilon_text(shared[0]), epsilon_text(shared[1])
@@ -337,12 +334,7 @@ def _spend_plot(facts: Facts) -> Markup | None:
 
 def _spend_caption(facts: Facts) -> str:
     targets = {client.target_epsilon for client in facts.clients}
-    caption = f"ε of each client{_against(facts)}"
+    caption = f"ε of each client{against_text(facts)}"
     if len(targets) > 1 and len(facts.clients) <= MAX_BARS:
         return f"{caption}; a vertical mark is its own target"
     return caption
-
-
-def _against(facts: Facts) -> str:
-    """Return the observer that the clients' ε is against, as text; empty in local trust."""
-    return "" if is_plain(facts) else f", against {OBSERVER_NAMES[facts.trust.observers[0]]}"

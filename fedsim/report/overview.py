@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -25,12 +25,11 @@ from fedsim.report.drawing import inline_svg
 from fedsim.report.experiment import sizes_text
 from fedsim.report.plots import Curve, Over, common_target, over_rounds
 from fedsim.server.round_report import numbers_of
-from fedsim.statement import Facts
-from fedsim.statement.guarantee import is_plain, stated_certificates, unit_text
+from fedsim.statement.guarantee import against_text, is_plain, stated_certificates, unit_text
 from fedsim.statement.observers import OBSERVER_NAMES
 
-_UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
-_TIME_UNITS = (("hours", 3600.0), ("minutes", 60.0))
+_BYTES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1.0))
+_TIMES = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 _LONG = 3  # smallest axis end in a unit: below it, a smaller unit has better ticks
 
 Drawings = list[tuple[str, Markup]]
@@ -101,30 +100,21 @@ def _costs(contents: RunContents) -> Iterator[tuple[str, Over]]:
     if contents.facts.is_bounded and len(known) == len(epsilons):
         yield "ε", Over("ε", known, lambda value: f"ε {epsilon_text(value)}")
     traffic = [row.get("traffic") for row in contents.rounds]
-    known_traffic = [counts["down"] + counts["up"] for counts in traffic if counts]
-    if len(known_traffic) == len(traffic):  # not recorded where participation is secret
-        yield "communication", _traffic_axis(list(accumulate(known_traffic)))
+    sent = list(accumulate(counts["down"] + counts["up"] for counts in traffic if counts))
+    if len(sent) == len(traffic):  # not recorded where participation is secret
+        unit, size = _unit(sent[-1], _BYTES)
+        label, amounts = f"{unit} sent and received", [count / size for count in sent]
+        yield "communication", Over(label, amounts, lambda value: f"{value:.4g} {unit}")
     seconds = list(accumulate(row["seconds"] for row in contents.rounds))
     if seconds[-1] > 0:  # not recorded where participation is secret
-        unit, size = _unit(seconds[-1], _TIME_UNITS, ("seconds", 1.0))
-        yield (
-            "time",
-            Over(unit, [s / size for s in seconds], lambda value: duration_text(value * size)),
-        )
+        period, length = _unit(seconds[-1], _TIMES)
+        times = [moment / length for moment in seconds]
+        yield "time", Over(period, times, lambda value: duration_text(value * length))
 
 
-def _traffic_axis(sent: list[int]) -> Over:
-    unit, size = _unit(sent[-1], _UNITS, ("bytes", 1.0))
-    return Over(
-        f"{unit} sent and received", [count / size for count in sent], lambda v: f"{v:.4g} {unit}"
-    )
-
-
-def _unit(
-    largest: float, units: tuple[tuple[str, float], ...], smallest: tuple[str, float]
-) -> tuple[str, float]:
+def _unit(largest: float, units: Sequence[tuple[str, float]]) -> tuple[str, float]:
     """Return the name and size of the unit for an axis from 0 to `largest`."""
-    return next((unit for unit in units if largest >= _LONG * unit[1]), smallest)
+    return next((unit for unit in units if largest >= _LONG * unit[1]), units[-1])
 
 
 def _plotted_metrics(contents: RunContents) -> list[str]:
@@ -151,7 +141,7 @@ def _metric_curve(contents: RunContents, name: str, over: Over) -> Curve:
 
 def _epsilon_curve(contents: RunContents, over: Over) -> Curve:
     return Curve(
-        label=_epsilon_label(contents.facts),
+        label=f"Largest ε of any client{against_text(contents.facts)}",
         over=over,
         values=[row["epsilon_max"] for row in contents.rounds],
         text=epsilon_text,
@@ -173,11 +163,15 @@ def noise_curve(contents: RunContents, over: Over) -> Curve | None:
     if not size or not any(update is not None and noise for update, noise in lengths):
         return None
     least = math.sqrt(2 / size)
+
+    def ratio(update: float, noise: float) -> float:
+        return 1 / max((update / noise) ** 2 - 1.0, least)
+
     return Curve(
         label="Noise-to-signal ratio",
         over=over,
         values=[
-            None if update is None or not noise else _ratio(update / noise, least)
+            None if update is None or not noise else ratio(update, noise)
             for update, noise in lengths
         ],
         text=lambda value: f"{value:.3g}",
@@ -185,17 +179,6 @@ def noise_curve(contents: RunContents, over: Over) -> Curve | None:
         target_text="noise alone",
         logarithmic=True,
     )
-
-
-def _ratio(length: float, least: float) -> float:
-    """Return n² / ‖signal‖² from the length of an update divided by the length n of its noise."""
-    return 1 / max(length**2 - 1.0, least)
-
-
-def _epsilon_label(facts: Facts) -> str:
-    if is_plain(facts):
-        return "Largest ε of any client"
-    return f"Largest ε of any client, against {OBSERVER_NAMES[facts.trust.observers[0]]}"
 
 
 MAX_PERSONAL = 100
@@ -216,6 +199,8 @@ class Card:
 def cards(contents: RunContents) -> list[Card]:
     """Return the headline figures of the report, the most important ones first."""
     sizes = sizes_text(contents) or "each protected as a whole"
+    planned = contents.planned_rounds
+    of = "" if planned is None else f"of {planned:,} planned"
     return [
         _metric_card(contents),
         *_held_out_cards(contents),
@@ -223,7 +208,7 @@ def cards(contents: RunContents) -> list[Card]:
         *_guarantee_cards(contents),
         *_recall_cards(contents),
         Card("Clients", f"{len(contents.clients):,}", sizes),
-        Card("Rounds", f"{contents.summary['rounds']:,}", _planned(contents)),
+        Card("Rounds", f"{contents.summary['rounds']:,}", of),
         _time_card(contents),
     ]
 
@@ -351,21 +336,6 @@ def _guarantee_cards(contents: RunContents) -> list[Card]:
             detail += f", for {unit_text(facts)}"
         cards.append(Card(label, f"ε ≤ {epsilon_text(epsilon)}", detail, kind="guarantee"))
     return cards
-
-
-def _planned(contents: RunContents) -> str:
-    planned = contents.planned_rounds
-    return "" if planned is None else f"of {planned:,} planned"
-
-
-def lost_updates(contents: RunContents) -> Counter[int]:
-    """Return for each client the number of updates that never reached the average of a round."""
-    return Counter(failure["client"] for row in contents.rounds for failure in row["failed"])
-
-
-def rounds_of_clients(contents: RunContents) -> Counter[int]:
-    """Return for each client the number of rounds whose average contains the client's update."""
-    return Counter(client for row in contents.rounds for client in row["participants"])
 
 
 def phases(contents: RunContents) -> list[tuple[str, str, float]]:

@@ -267,8 +267,8 @@ class ProgressCallback:
             console=self._console,
         )
         self._task: TaskID | None = None
-        self._rounds = 0
-        self._pace = _Pace()
+        self._rounds, self._finished = 0, 0
+        self._start = monotonic()
         self._failures = Counter[tuple[int, str]]()
 
     def phase(self, name: str) -> None:
@@ -283,8 +283,8 @@ class ProgressCallback:
         for note in notes(federation):
             print_sentence(self._console, f"note: {note}")
         for warning in warnings(federation):
-            print_sentence(self._console, f"warning: {warning}", style="yellow")
-        self._pace = _Pace()
+            self._warn(f"warning: {warning}")
+        self._start = monotonic()
         if self._console.is_terminal:
             self._task = self._progress.add_task(
                 f"{self._rounds} rounds", total=self._rounds, figures="", end=None
@@ -293,27 +293,23 @@ class ProgressCallback:
 
     def round_finished(self, row: Mapping[str, Any]) -> None:
         """Show the figures of a finished round, and print failures and withdrawals of clients."""
-        figures = _figures(row)
+        done, figures = int(row["round"]), _figures(row)
         for entry in row["failed"]:
-            self._print_failure(row["round"], entry["client"], str(entry["reason"]))
+            self._print_failure(done, entry["client"], str(entry["reason"]))
         for entry in row["withdrawn"]:
-            text = f"round {row['round']}: client {entry['client']} withdrew: {entry['reason']}"
-            print_sentence(self._console, text, style="yellow")
+            self._warn(f"round {done}: client {entry['client']} withdrew: {entry['reason']}")
         for entry in (row.get("evaluated") or {"failed": ()})["failed"]:
-            text = (
-                f"round {row['round']}: client {entry['client']} did not evaluate: "
-                f"{entry['reason']}"
-            )
-            print_sentence(self._console, text, style="yellow")
+            who = f"client {entry['client']}"
+            self._warn(f"round {done}: {who} did not evaluate: {entry['reason']}")
         if unmoved := row.get("unmoved"):
-            text = (
-                f"warning: round {row['round']} left {some_of(unmoved, _MAX_NAMES)} as "
+            self._warn(
+                f"warning: round {done} left {some_of(unmoved, _MAX_NAMES)} as "
                 "before: no update reached these parameters; raise local.optimizer.lr, and check "
                 "federation.strategy"
             )
-            print_sentence(self._console, text, style="yellow")
-        done = int(row["round"])
-        end = self._pace.end_after(self._rounds - done)
+        self._finished += 1
+        now = monotonic()
+        end = now + (now - self._start) / self._finished * (self._rounds - done)
         if self._task is not None:
             text = f"round {min(done + 1, self._rounds)} of {self._rounds}"
             self._progress.update(
@@ -322,6 +318,9 @@ class ProgressCallback:
         else:
             left = f", {text}" if (text := _left_text(end)) else ""
             self._console.print(f"round {done}/{self._rounds}{left}  {figures}", highlight=False)
+
+    def _warn(self, text: str) -> None:
+        print_sentence(self._console, text, style="yellow")
 
     def _print_failure(self, round_number: int, client: int, reason: str) -> None:
         """Print that a client failed; a reason that repeats is a warning once, and silent later."""
@@ -335,25 +334,12 @@ class ProgressCallback:
                 f"warning: client {client} failed in {count} rounds with the same reason (later "
                 f"rounds like these are counted in the report): {reason}"
             )
-        print_sentence(self._console, text, style="yellow")
+        self._warn(text)
 
     def ended(self) -> None:
         """Stop the progress bar."""
         if self._task is not None:
             self._progress.stop()
-
-
-class _Pace:
-    """Measures the time of this process's rounds, and predicts when the last round ends."""
-
-    def __init__(self) -> None:
-        self._start, self._rounds = monotonic(), 0
-
-    def end_after(self, rounds: int) -> float:
-        """Count a finished round, and predict when `rounds` more end, in monotonic seconds."""
-        self._rounds += 1
-        now = monotonic()
-        return now + (now - self._start) / self._rounds * rounds
 
 
 class _TimeLeft(ProgressColumn):

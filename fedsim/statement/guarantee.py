@@ -13,7 +13,7 @@ from fedsim.core.formatting import clients_text, count_text, delta_text, epsilon
 from fedsim.statement.facts import COUNTING_CLIPPINGS, Facts
 from fedsim.statement.observers import OBSERVER_NAMES, core_text, view_of
 from fedsim.statement.privacy_file import Certificate
-from fedsim.statement.sentence import StatementTable, is_private
+from fedsim.statement.sentence import Said, StatementTable, is_private
 
 TABLE = StatementTable()
 warning = partial(TABLE.sentence, "guarantee", "warning")
@@ -34,9 +34,8 @@ def no_privacy(facts: Facts) -> str:
 @warning(
     "ε is infinite",
     holds=lambda facts: facts.is_private and math.isinf(facts.epsilon),
-    values=lambda facts: {"clients": list(facts.unbounded_clients)},
 )
-def infinite_epsilon(facts: Facts) -> str:
+def infinite_epsilon(facts: Facts) -> Said:
     """Return the sentence saying that there is no guarantee, because a client's ε is infinite."""
     unbounded = facts.unbounded_clients
     who = clients_text(unbounded).capitalize() if unbounded else "Some client"
@@ -44,7 +43,7 @@ def infinite_epsilon(facts: Facts) -> str:
         f"{who} released updates with too little noise for any bound: the ε of these updates "
         "is infinite, and so is the federation's. Anyone who sees these updates, or what is "
         "made from them, may learn anything about the examples behind them."
-    )
+    ), {"clients": list(facts.unbounded_clients)}
 
 
 @warning(
@@ -52,14 +51,13 @@ def infinite_epsilon(facts: Facts) -> str:
     holds=lambda facts: (
         facts.is_private and math.isfinite(facts.epsilon) and bool(facts.objections)
     ),
-    values=lambda facts: {"objections": list(facts.objections)},
 )
-def withheld(facts: Facts) -> str:
+def withheld(facts: Facts) -> Said:
     """Return the sentence saying that ε is withheld, as the recorded facts do not support it."""
     return (
         f"An ε is reported for this run, but {'; '.join(facts.objections)}. No guarantee "
         "is stated; `fedsim verify` checks the run against its ledger."
-    )
+    ), {"objections": list(facts.objections)}
 
 
 @claim(
@@ -96,23 +94,22 @@ def _pair(facts: Facts) -> Mapping[str, Any]:
 @claim(
     "Guarantee of the simulated mechanism",
     holds=lambda facts: facts.is_bounded and facts.mechanism.noise == "seeded",
-    values=_pair,
 )
-def simulated_guarantee(facts: Facts) -> str:
+def simulated_guarantee(facts: Facts) -> Said:
     """Return the sentence on the guarantee of the mechanism that seeded noise simulates."""
     core = core_text(facts)
-    return f"The mechanism that this run simulates has this guarantee: {core}. {_largest(facts)}"
+    text = f"The mechanism that this run simulates has this guarantee: {core}. {_largest(facts)}"
+    return text, _pair(facts)
 
 
 @claim(
     "Guarantee",
     holds=lambda facts: facts.is_bounded and facts.mechanism.noise == "secure",
-    values=_pair,
 )
-def guarantee(facts: Facts) -> str:
+def guarantee(facts: Facts) -> Said:
     """Return the sentence that states the guarantee of the run, if its noise is not seeded."""
     core = core_text(facts)
-    return f"{core[0].upper()}{core[1:]}. {_largest(facts)}"
+    return f"{core[0].upper()}{core[1:]}. {_largest(facts)}", _pair(facts)
 
 
 def _is_shared(facts: Facts) -> bool:
@@ -124,9 +121,8 @@ def _is_shared(facts: Facts) -> bool:
     holds=lambda facts: (
         _is_shared(facts) and facts.against_server is not None and facts.against_server.is_bounded
     ),
-    values=lambda facts: _pair(facts.against_server or facts),
 )
-def against_server(facts: Facts) -> str:
+def against_server(facts: Facts) -> Said:
     """Return the sentence on the ε that a client's own noise gives against the server."""
     other = facts.against_server or facts
     simulated = (
@@ -138,7 +134,7 @@ def against_server(facts: Facts) -> str:
         f"{core_text(other)}. The largest ε_k is {epsilon_text(other.epsilon)} at δ = "
         f"{delta_text(other.delta)}. Both guarantees hold at once, each against its own "
         "observer; never add or compare their ε."
-    )
+    ), _pair(other)
 
 
 @warning(
@@ -158,9 +154,8 @@ def no_server_guarantee(facts: Facts) -> str:
 @warning(
     "Clients without any part in the model",
     holds=lambda facts: facts.is_private and bool(facts.run.absent_clients),
-    values=lambda facts: {"clients": list(facts.run.absent_clients)},
 )
-def absent_clients(facts: Facts) -> str:
+def absent_clients(facts: Facts) -> Said:
     """Return the sentence on clients that spent ε, but whose updates were all lost."""
     absent = facts.run.absent_clients
     whose = "its" if len(absent) == 1 else "their"
@@ -168,7 +163,7 @@ def absent_clients(facts: Facts) -> str:
         f"{clients_text(absent).capitalize()} never took part: every update of {whose} rounds was "
         f"lost. The model has learned nothing from {whose} examples, and {whose} ε is spent all "
         "the same."
-    )
+    ), {"clients": list(facts.run.absent_clients)}
 
 
 @TABLE.sentence("threat model", "claim", "Against whom")
@@ -299,38 +294,31 @@ def _neighbours(facts: Facts) -> tuple[str, str]:
     return of_unit[name], twice if name == "replace_one" else kind.sensitivity
 
 
-@TABLE.sentence(
-    "adjacency",
-    "claim",
-    "Neighbouring data sets",
-    values=lambda facts: {
-        "adjacency": facts.mechanism.adjacency,
-        "sensitivity": _neighbours(facts)[1],
-    },
-)
-def adjacency(facts: Facts) -> str:
+@TABLE.sentence("adjacency", "claim", "Neighbouring data sets")
+def adjacency(facts: Facts) -> Said:
     """Return the sentences on the adjacency, its sensitivity, and what is public."""
     meaning, sensitivity = _neighbours(facts)
+    values = {"adjacency": facts.mechanism.adjacency, "sensitivity": sensitivity}
     if facts.counts_votes:
         return (
             f"Two data sets are neighbours under {meaning}, and who takes part is public. The L2 "
             "sensitivity of the votes on a query is at most √2: another teacher moves two counts "
             "by 1, and a client that is zeroed out moves one count. All settings, the planned "
             "number of clients, the queries and the server's test set are public as well."
-        )
+        ), values
     if facts.protects_clients:
         taking_part = "public" if facts.trust.participation_rate is None else "secret"
         return (
             f"Two data sets are neighbours under {meaning}, and who takes part is {taking_part}. "
             f"The L2 sensitivity of a sum of clipped updates is then at most {sensitivity}. All "
             "settings, the planned number of clients and the server's test set are public as well."
-        )
+        ), values
     return (
         f"Two data sets are neighbours under {meaning}. The L2 sensitivity of "
         f"{facts.kind.sensitivity_of} is then at most {sensitivity}. All settings, the "
         "participation schedule, sampling rates, step counts and the server's test set are public "
         "as well."
-    )
+    ), values
 
 
 def certificates_of(facts: Facts) -> list[Certificate]:
@@ -368,6 +356,11 @@ def is_plain(facts: Facts) -> bool:
     return facts.trust.trust == "local" and not facts.protects_clients
 
 
+def against_text(facts: Facts) -> str:
+    """Return the observer that the clients' ε is against, as text; "" if ε can be quoted alone."""
+    return "" if is_plain(facts) else f", against {OBSERVER_NAMES[facts.trust.observers[0]]}"
+
+
 def unit_text(facts: Facts) -> str:
     """Return what one ε protects: "one example", or "everything of one client"."""
     return "everything of one client" if facts.protects_clients else "one example"
@@ -383,7 +376,10 @@ def guarantee_words(facts: Facts) -> str:
         for certificate, epsilon in stated_certificates(facts)
     ]
     if facts.unbounded_clients or facts.objections:
-        first = _no_guarantee(facts)
+        first = f"no guarantee: {facts.objections[0]}" if facts.objections else ""
+        if math.isinf(facts.epsilon):
+            unbounded = clients_text(facts.unbounded_clients)
+            first = f"no guarantee for the federation: ε = ∞ for {unbounded}"
         return first if not stated else f"{first}; every client {stated[0]}"
     if not facts.has_charges:
         return "no update was released, and no privacy was spent"
@@ -393,9 +389,3 @@ def guarantee_words(facts: Facts) -> str:
         epsilon, delta = epsilon_text(facts.epsilon), delta_text(facts.delta)
         return f"every client within ε = {epsilon} at δ = {delta}{excluded}"
     return f"for {unit_text(facts)}, every client {', and '.join(stated)}{excluded}"
-
-
-def _no_guarantee(facts: Facts) -> str:
-    if math.isinf(facts.epsilon):
-        return f"no guarantee for the federation: ε = ∞ for {clients_text(facts.unbounded_clients)}"
-    return f"no guarantee: {facts.objections[0]}"

@@ -1,12 +1,12 @@
 """Sentences on the limits of the guarantee: risks that the ε of a run does not include."""
 
-from collections.abc import Mapping
+import math
 from functools import partial
-from typing import Any
 
+from fedsim.accountant.sampler_slack import Slack
 from fedsim.core.formatting import count_text
 from fedsim.statement.facts import Facts
-from fedsim.statement.sentence import StatementTable
+from fedsim.statement.sentence import Said, StatementTable
 from fedsim.statement.trust_facts import UNMET_CONDITIONS, unmet_conditions
 
 TABLE = StatementTable()
@@ -50,15 +50,11 @@ def trusted_server(facts: Facts) -> str:
 @limit(
     "Colluding clients",
     holds=_is_of_sums,
-    values=lambda facts: {
-        "min_clients": facts.trust.min_clients,
-        "colluding_clients": facts.trust.colluding_clients,
-        "honest_clients": facts.trust.honest_clients,
-    },
 )
-def collusion(facts: Facts) -> str:
+def collusion(facts: Facts) -> Said:
     """Return the sentences on how many clients may collude before a guarantee is lost."""
     trust = facts.trust
+    names = ("min_clients", "colluding_clients", "honest_clients")
     allowed = (
         "No client of a sum may collude with its observer, or add no noise; a curious "
         "client, which knows its own noise, is not covered"
@@ -74,15 +70,14 @@ def collusion(facts: Facts) -> str:
         f"{count_text(trust.honest_clients, 'honest client')} of a sum, and no sum of fewer than "
         f"{trust.min_clients} clients is opened. Where more clients collude, only the guarantee "
         "against the server holds."
-    )
+    ), {name: getattr(trust, name) for name in names}
 
 
 @limit(
     "A server that departs from the protocol",
     holds=_is_of_sums,
-    values=lambda facts: {"unmet": unmet_conditions(facts.secure_aggregation)},
 )
-def active_server(facts: Facts) -> str:
+def active_server(facts: Facts) -> Said:
     """Return the sentence saying whether secure sums keep their guarantee if the server cheats."""
     unmet = unmet_conditions(facts.secure_aggregation)
     if not unmet:
@@ -91,12 +86,12 @@ def active_server(facts: Facts) -> str:
             "protocol: keys are pinned, every upload is bound to one run, round, model, client "
             "set and plan of the noise, and enters one sum only. Every client must hold the plan "
             "that its operator reviewed; no file of the server proves this."
-        )
+        ), {"unmet": unmet}
     return (
         "The guarantee against an observer of sums is for a server that follows the protocol. "
         "Against one that departs from it, only the guarantee against the server holds: "
         f"{'; '.join(UNMET_CONDITIONS[name] for name in unmet)}."
-    )
+    ), {"unmet": unmet}
 
 
 @limit(
@@ -157,16 +152,10 @@ def secure_noise(facts: Facts) -> str:
     )
 
 
-def _slack(facts: Facts) -> Mapping[str, Any]:
-    """Return the slack of the noise sampler as values; empty where none is recorded."""
-    slack = facts.mechanism.slack
-    return {} if slack is None else slack._asdict()
-
-
-@limit("Finite precision", values=_slack)
-def floating_point(facts: Facts) -> str:
+@limit("Finite precision")
+def floating_point(facts: Facts) -> Said:
     """Return the sentences on finite precision: which of its effects ε includes."""
-    sums, examples = "", ""
+    sums, examples, slack = "", "", facts.mechanism.slack or Slack(math.inf, 1.0)
     if facts.trust.trust == "distributed":
         sums = "Integers of one grid add up exactly, so a sum has the noise of all its clients. "
     if facts.kind.draws_batches:
@@ -178,9 +167,9 @@ def floating_point(facts: Facts) -> str:
     return (
         "Every release is made of integers: sums rounded to a public grid, and noise on the same "
         "grid. The noise multipliers of the ledger include the cost of this grid. ε includes the "
-        f"cost of the noise sampler{simulated}: {_slack(facts)['epsilon']:.2g} at most "
+        f"cost of the noise sampler{simulated}: {slack.epsilon:.2g} at most "
         f"(docs/explain/proofs.md). {sums}{examples}No ε covers what timing reveals."
-    )
+    ), slack._asdict()
 
 
 @limit(
@@ -197,16 +186,15 @@ def error_messages(facts: Facts) -> str:
 @limit(
     "The run did not finish",
     holds=lambda facts: facts.is_private and facts.run.status != "completed",
-    values=lambda facts: {"status": facts.run.status, "rounds": facts.run.rounds},
 )
-def unfinished(facts: Facts) -> str:
+def unfinished(facts: Facts) -> Said:
     """Return the sentence saying that the run did not end as planned."""
     run = facts.run
     planned = "" if run.planned_rounds is None else f" of {run.planned_rounds:,} planned"
     return (
         f"The run is {run.status}, with {run.rounds:,}{planned} rounds finished. The statement "
         "covers the charges until then; continuing it spends more."
-    )
+    ), {"status": facts.run.status, "rounds": facts.run.rounds}
 
 
 @limit(

@@ -1,6 +1,5 @@
 """Sentences on the mechanism, its sampling and accounting, and the model's public parts."""
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -9,7 +8,7 @@ from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
 from fedsim.core.formatting import count_text, range_text
 from fedsim.noise.correlated.settings import OF_ROUNDS
 from fedsim.statement.facts import COUNTING_CLIPPINGS, Facts
-from fedsim.statement.sentence import Holds, Row, StatementTable
+from fedsim.statement.sentence import Holds, Row, Said, StatementTable
 
 TABLE = StatementTable()
 mechanism = partial(TABLE.sentence, "mechanism", "fact")
@@ -121,15 +120,11 @@ def _of_share(facts: Facts) -> str:
     return f" / √{trust.honest_clients}" if trust.trust == "distributed" else ""
 
 
-def _step_values(facts: Facts) -> dict[str, Any]:
-    ranges = _ranges(facts, "noise_multiplier", "sampling_rate", "rounds", "steps")
-    return {**ranges, "max_grad_norm": _bounds(facts)}
-
-
-@mechanism("DP-SGD in every client", holds=_charged("dp_sgd"), values=_step_values)
-def dp_sgd(facts: Facts) -> str:
+@mechanism("DP-SGD in every client", holds=_charged("dp_sgd"))
+def dp_sgd(facts: Facts) -> Said:
     """Return the sentences on the mechanism of one DP-SGD step."""
-    values = _step_values(facts)
+    values = _ranges(facts, "noise_multiplier", "sampling_rate", "rounds", "steps")
+    values["max_grad_norm"] = _bounds(facts)
     unknown = _Clipping("clipped to L2 norm C")
     how, noise, adaptation = _CLIPPINGS.get(facts.mechanism.clipping or "", unknown)
     bound = "initial C" if adaptation else "C"
@@ -140,22 +135,14 @@ def dp_sgd(facts: Facts) -> str:
         f"{bound} = {_bound_text(values['max_grad_norm'])}, sampling rate q = "
         f"{range_text(values['sampling_rate'])}, {_counts(values['steps'], 'step')} in "
         f"{_counts(values['rounds'], 'round')}."
-    )
+    ), values
 
 
-def _update_values(facts: Facts) -> dict[str, Any]:
-    ranges = _ranges(facts, "noise_multiplier", "rounds")
-    return {**ranges, "max_grad_norm": _bounds(facts)}
-
-
-@mechanism(
-    "One release of a whole update in a round",
-    holds=_charged("client_update"),
-    values=_update_values,
-)
-def client_update(facts: Facts) -> str:
+@mechanism("One release of a whole update in a round", holds=_charged("client_update"))
+def client_update(facts: Facts) -> Said:
     """Return the sentences on the mechanism of one round, for a run whose unit is the client."""
-    values, adapted, bound = _update_values(facts), "", "S"
+    values, adapted, bound = _ranges(facts, "noise_multiplier", "rounds"), "", "S"
+    values["max_grad_norm"] = _bounds(facts)
     if facts.mechanism.clipping in COUNTING_CLIPPINGS:
         adapted, bound = _CLIENT_ADAPTATION, "initial S"
     return (
@@ -165,7 +152,7 @@ def client_update(facts: Facts) -> str:
         "release: local training has no noise, and its result leaves the client in this form only. "
         f"Here z = {range_text(values['noise_multiplier'])}, {bound} = "
         f"{_bound_text(values['max_grad_norm'])}, {_counts(values['rounds'], 'round')}."
-    )
+    ), values
 
 
 def row_of(kind: ReleaseKind) -> Row:
@@ -176,41 +163,32 @@ def row_of(kind: ReleaseKind) -> Row:
             `kind.statement` its text.
     """
     name = kind.name.removesuffix("_perturbation")
-    return Row(name, "mechanism", "fact", kind.title, _charged(kind.name), _kind_text, _kind_values)
+    return Row(name, "mechanism", "fact", kind.title, _charged(kind.name), _of_kind)
 
 
-def _kind_text(facts: Facts) -> str:
-    kind, values = facts.kind, _kind_values(facts)
-    return kind.statement.format(
+def _of_kind(facts: Facts) -> Said:
+    """Return the text of a kind, with ranges over the charged clients and the recorded bounds."""
+    kind, recorded = facts.kind, dict(facts.mechanism.off_gradients or {})
+    recorded.pop("name", None)
+    values = {**_ranges(facts, "noise_multiplier", "rounds"), **recorded}
+    if kind.bound:
+        values[kind.bound] = _bounds(facts)
+    text = kind.statement.format(
         z=range_text(values["noise_multiplier"]),
         rounds=_counts(values["rounds"], "round"),
         bound=_bound_text(values.get(kind.bound)),
         max_feature_norm=values.get("max_feature_norm"),
     )
-
-
-def _kind_values(facts: Facts) -> Mapping[str, Any]:
-    """Return the ranges of figures over the charged clients, and the recorded bounds."""
-    recorded = {
-        name: value
-        for name, value in (facts.mechanism.off_gradients or {}).items()
-        if name != "name"
-    }
-    bound = {facts.kind.bound: _bounds(facts)} if facts.kind.bound else {}
-    return {**_ranges(facts, "noise_multiplier", "rounds"), **recorded, **bound}
+    return text, values
 
 
 TABLE.extend(row_of(kind) for kind in KINDS.values() if kind.statement)
 
 
-def _vote_values(facts: Facts) -> dict[str, Any]:
-    return {**(facts.trust.votes or {}), **_ranges(facts, "noise_multiplier")}
-
-
-@mechanism("Noisy votes on public queries", holds=_charged("votes"), values=_vote_values)
-def votes(facts: Facts) -> str:
+@mechanism("Noisy votes on public queries", holds=_charged("votes"))
+def votes(facts: Facts) -> Said:
     """Return the sentences on the mechanism of the votes on public queries."""
-    values = _vote_values(facts)
+    values = {**(facts.trust.votes or {}), **_ranges(facts, "noise_multiplier")}
     adds = _ADDS_TO_VOTES.get(facts.trust.trust, _ADDS_TO_VOTES["local"])
     return (
         "Each client trains a teacher on all of its examples, without noise, and keeps it. It "
@@ -222,18 +200,14 @@ def votes(facts: Facts) -> str:
         "query is charged as a Gaussian release with noise multiplier z · σ / √2, in the check and "
         "again in the vote, also where it is not answered: the observer may see the whole noisy "
         "histogram. No cost depends on the votes (the data-dependent bound of PATE is not used)."
-    )
+    ), values
 
 
 @mechanism(
     "The noise of a sum",
     holds=lambda facts: facts.is_bounded and facts.trust.trust == "distributed",
-    values=lambda facts: {
-        **_ranges(facts, "noise_multiplier"),
-        "honest_clients": facts.trust.honest_clients,
-    },
 )
-def shared_noise(facts: Facts) -> str:
+def shared_noise(facts: Facts) -> Said:
     """Return the sentences saying that the noise of a sum comes from several clients."""
     honest, noise = facts.trust.honest_clients, _ranges(facts, "noise_multiplier")
     return (
@@ -243,7 +217,10 @@ def shared_noise(facts: Facts) -> str:
         f"client is z = {range_text(noise['noise_multiplier'])}, √{honest} times that of its own "
         "share. Weights are applied before values are rounded to the grid. The charge is that of "
         "the smallest sum that may be opened, however many clients take part."
-    )
+    ), {
+        **_ranges(facts, "noise_multiplier"),
+        "honest_clients": facts.trust.honest_clients,
+    }
 
 
 def _bands(facts: Facts) -> int:
@@ -264,9 +241,8 @@ def _correlated(*, clients: bool) -> Holds:
 @mechanism(
     "Noise is correlated from step to step",
     holds=_correlated(clients=False),
-    values=lambda facts: {"bands": _bands(facts)},
 )
-def correlation(facts: Facts) -> str:
+def correlation(facts: Facts) -> Said:
     """Return the sentences on noise that is correlated over steps, and on how it is charged."""
     bands = _bands(facts)
     return (
@@ -274,11 +250,7 @@ def correlation(facts: Facts) -> str:
         f"Toeplitz matrix with {bands} bands). An example can be in a batch once in {bands} "
         "steps at most; what these steps release about it is accounted for as one release. "
         "The whole planned run is one event, charged before its first step."
-    )
-
-
-def _run_values(facts: Facts) -> dict[str, Any]:
-    return {**(facts.mechanism.noise_correlation or {}), "zcdp": _largest_rho(facts)}
+    ), {"bands": _bands(facts)}
 
 
 def _largest_rho(facts: Facts) -> float:
@@ -288,11 +260,13 @@ def _largest_rho(facts: Facts) -> float:
 @mechanism(
     "Noise is correlated from round to round",
     holds=_correlated(clients=True),
-    values=_run_values,
 )
-def round_correlation(facts: Facts) -> str:
+def round_correlation(facts: Facts) -> Said:
     """Return the sentences on noise correlated over rounds, and how often a client takes part."""
-    values = _run_values(facts)
+    values: dict[str, Any] = {
+        **(facts.mechanism.noise_correlation or {}),
+        "zcdp": _largest_rho(facts),
+    }
     return (
         f"The noise of a round takes back a part of the noise of earlier rounds, by "
         f"{OF_ROUNDS[values['name']]}. The guarantee rests on this participation: a "
@@ -302,47 +276,42 @@ def round_correlation(facts: Facts) -> str:
         "releases about a client is accounted for as one Gaussian release with noise multiplier "
         f"z / {values['sensitivity']:.4g}, charged before its first round: ρ-zCDP with ρ = "
         f"{values['zcdp']:.4g}, not counting the noise sampler."
-    )
+    ), values
 
 
 @mechanism(
     "Divisor, noise and steps are public",
-    values=lambda facts: {"declared_sizes": facts.sizes_are_declared},
 )
-def public_constants(facts: Facts) -> str:
+def public_constants(facts: Facts) -> Said:
     """Return the sentence saying that no private number of examples enters divisor or noise."""
+    values = {"declared_sizes": facts.sizes_are_declared}
     if facts.protects_clients:
         return (
             "Divisor, noise and number of rounds follow from settings: no number of examples "
             "and no metric leaves a client."
-        )
+        ), values
     if facts.mechanism.off_gradients is not None:
         return (
             "Bounds, noise and number of steps follow from settings and public client sizes: "
             "no private number of examples enters them."
-        )
+        ), values
     sizes = "declared sizes" if facts.sizes_are_declared else "public client sizes"
     return (
         f"Divisor, sampling rate, noise and number of steps follow from settings and {sizes}: "
         "no private number of examples enters them. This differs from libraries that derive them "
         "from the data (arXiv:2605.15648)."
-    )
-
-
-def _sampler_values(facts: Facts) -> dict[str, str]:
-    ran = facts.mechanism.sampling or ""
-    return {"ran": ran, "accounted_as": SAMPLING_SCHEMES[ran].event}
+    ), values
 
 
 @sampling(
     "Sampling as it ran and as it was accounted for",
     holds=lambda facts: facts.is_bounded and facts.kind.draws_batches,
-    values=_sampler_values,
 )
-def sampler(facts: Facts) -> str:
+def sampler(facts: Facts) -> Said:
     """Return the sentence on how batches were sampled, which is also what ε accounts for."""
-    batches = SAMPLING_SCHEMES[_sampler_values(facts)["ran"]].statement
-    return f"{batches[0].upper()}{batches[1:]}."
+    scheme = SAMPLING_SCHEMES[facts.mechanism.sampling or ""]
+    text = f"{scheme.statement[0].upper()}{scheme.statement[1:]}."
+    return text, {"ran": scheme.name, "accounted_as": scheme.event}
 
 
 @sampling(
@@ -365,9 +334,8 @@ def every_round(facts: Facts) -> str:
 @sampling(
     "Clients are drawn in secret",
     holds=lambda facts: facts.is_bounded and facts.trust.participation_rate is not None,
-    values=lambda facts: {"rate": facts.trust.participation_rate},
 )
-def drawn_clients(facts: Facts) -> str:
+def drawn_clients(facts: Facts) -> Said:
     """Return the sentences saying that clients are drawn in secret, and how rounds are charged."""
     return (
         "In each round the server draws each client independently with probability p = "
@@ -377,20 +345,15 @@ def drawn_clients(facts: Facts) -> str:
         "noise. The list and the number of participants stay with the server: they are in no "
         "report, record or ledger. There is no such guarantee against a party that sees who takes "
         "part, as on a network."
-    )
+    ), {"rate": facts.trust.participation_rate}
 
 
 @TABLE.sentence(
     "accounting",
     "claim",
     "How ε was computed",
-    values=lambda facts: {
-        "method": facts.mechanism.accountant,
-        "version": facts.version,
-        "upper_bound": True,
-    },
 )
-def accounting(facts: Facts) -> str:
+def accounting(facts: Facts) -> Said:
     """Return the sentences on the method that computes every ε as an upper bound."""
     orders, by = facts.mechanism.orders, f" by fedsim {facts.version}" if facts.version else ""
     method = _METHODS[facts.mechanism.accountant or ""]
@@ -398,7 +361,11 @@ def accounting(facts: Facts) -> str:
     return (
         f"Every ε was computed{by} with {method}{at}. {facts.kind.fixed} were fixed "
         "before the run, so one ε can be computed for all releases together."
-    )
+    ), {
+        "method": facts.mechanism.accountant,
+        "version": facts.version,
+        "upper_bound": True,
+    }
 
 
 @TABLE.sentence(
@@ -406,16 +373,15 @@ def accounting(facts: Facts) -> str:
     "claim",
     "Zero-concentrated differential privacy",
     holds=lambda facts: facts.is_bounded and facts.mechanism.target_rho is not None,
-    values=lambda facts: {"rho": _largest_rho(facts), "target_rho": facts.mechanism.target_rho},
 )
-def concentrated(facts: Facts) -> str:
+def concentrated(facts: Facts) -> Said:
     """Return the sentence on ρ, to which the noise was calibrated in place of an ε."""
     target = facts.mechanism.target_rho
     return (
         f"The noise was calibrated to ρ = {target:.4g} of zero-concentrated DP. By its "
         f"ledger every client has ρ = {_largest_rho(facts):.4g} at most, not counting the noise "
         "sampler: Gaussian releases add up, and no sampling is assumed."
-    )
+    ), {"rho": _largest_rho(facts), "target_rho": facts.mechanism.target_rho}
 
 
 def _orders(orders: tuple[float, ...]) -> str:
@@ -438,9 +404,8 @@ def _model_parts(facts: Facts) -> dict[str, Any]:
     "limit",
     "Parts of the model that are public",
     holds=lambda facts: facts.is_private and bool(_model_parts(facts)),
-    values=lambda facts: _model_parts(facts),
 )
-def public_parts(facts: Facts) -> str:
+def public_parts(facts: Facts) -> Said:
     """Return the sentences on public parts of the model, which no ε covers."""
     parts, sentences = _model_parts(facts), list[str]()
     if names := parts.get("features"):
@@ -474,4 +439,4 @@ def public_parts(facts: Facts) -> str:
             "seed and public: an upload is these numbers and nothing else, and the update "
             "along the directions is a function of them."
         )
-    return " ".join(sentences)
+    return " ".join(sentences), _model_parts(facts)

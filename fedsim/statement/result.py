@@ -15,7 +15,7 @@ from fedsim.core.formatting import (
 )
 from fedsim.statement.facts import Facts
 from fedsim.statement.observers import question_of, view_of
-from fedsim.statement.sentence import StatementTable, is_private
+from fedsim.statement.sentence import Said, StatementTable, is_private
 
 TABLE = StatementTable()
 budget = partial(TABLE.sentence, "budget", "fact")
@@ -33,17 +33,17 @@ def _largest_share(facts: Facts) -> float:
     "fact",
     "Why this δ",
     holds=lambda facts: facts.is_bounded and not facts.clients_with_large_delta,
-    values=lambda facts: {"largest_delta_times_examples": _largest_share(facts)},
 )
-def delta_below_one_in_n(facts: Facts) -> str:
+def delta_below_one_in_n(facts: Facts) -> Said:
     """Return the sentences saying that every client's δ is below 1 / its number of examples."""
-    share = percent_text(_largest_share(facts))
+    largest = _largest_share(facts)
+    share, values = percent_text(largest), {"largest_delta_times_examples": largest}
     if facts.protects_clients:
         return (
             f"δ is below 1 / the number of clients: δ · clients is at most {share}. With this "
             "probability, δ alone would allow to publish everything of one client. Keep it far "
             "below 100%."
-        )
+        ), values
     if facts.sizes_are_declared:
         return (
             "Every client's δ is below 1 / its declared examples: δ · declared examples is at "
@@ -51,12 +51,12 @@ def delta_below_one_in_n(facts: Facts) -> str:
             "that holds more than declared: let privacy.adjacency.declared_examples be no less "
             "than any client's examples. δ · examples is the probability with which δ alone "
             "would allow a client to publish one of them. Keep it far below 100%."
-        )
+        ), values
     return (
         "Every client's δ is below 1 / examples: δ times its number of examples is at most "
         f"{share}. With this probability, δ alone would allow a client to publish one of its "
         "examples. Keep it far below 100%."
-    )
+    ), values
 
 
 @TABLE.sentence(
@@ -64,38 +64,35 @@ def delta_below_one_in_n(facts: Facts) -> str:
     "warning",
     "δ is too large",
     holds=lambda facts: facts.is_bounded and bool(facts.clients_with_large_delta),
-    values=lambda facts: {"clients": list(facts.clients_with_large_delta)},
 )
-def delta_too_large(facts: Facts) -> str:
+def delta_too_large(facts: Facts) -> Said:
     """Return the sentences saying that a client's δ is at least 1 / its number of examples."""
+    values = {"clients": list(facts.clients_with_large_delta)}
     if facts.protects_clients:
         return (
             "δ is not below 1 / the number of clients. With a δ this large, a federation that "
             "publishes everything of one client, chosen at random, would satisfy the "
             "definition. Choose a smaller privacy.delta."
-        )
+        ), values
     return (
         f"δ is not below 1 / examples for {clients_text(facts.clients_with_large_delta)}. With a "
         "δ this large, a client that publishes one of its examples, chosen at random, would "
         "satisfy the definition. Choose a smaller privacy.delta."
-    )
+    ), values
 
 
-def _spread(facts: Facts) -> Mapping[str, float]:
-    smallest = min(client.epsilon for client in facts.clients)
-    return {"max": facts.epsilon, "median": facts.median, "min": smallest}
-
-
-@TABLE.sentence("result", "fact", "Every client, and the federation", values=_spread)
-def spread(facts: Facts) -> str:
+@TABLE.sentence("result", "fact", "Every client, and the federation")
+def spread(facts: Facts) -> Said:
     """Return the sentence on the largest ε (the guarantee), and the median and smallest ε."""
-    largest, median, smallest = map(epsilon_text, _spread(facts).values())
+    smallest = min(client.epsilon for client in facts.clients)
+    values = {"max": facts.epsilon, "median": facts.median, "min": smallest}
+    texts = {name: epsilon_text(value) for name, value in values.items()}
     return (
         f"The guarantee for all clients is the largest ε of "
-        f"{count_text(len(facts.clients), 'client')}: ε = {largest} of client "
-        f"{facts.worst.client}. The median ({median}) and the minimum ({smallest}) are "
-        "statistics, not guarantees."
-    )
+        f"{count_text(len(facts.clients), 'client')}: ε = {texts['max']} of client "
+        f"{facts.worst.client}. The median ({texts['median']}) and the minimum ({texts['min']}) "
+        "are statistics, not guarantees."
+    ), values
 
 
 def _bounds(facts: Facts) -> tuple[tuple[float, float], ...]:
@@ -111,14 +108,8 @@ def _bounds(facts: Facts) -> tuple[tuple[float, float], ...]:
         facts.is_bounded
         and bool(facts.profile and facts.attack and facts.attack.covers(facts.profile))
     ),
-    values=lambda facts: {
-        "true_positive_bounds": [
-            {"false_positive_rate": rate, "bound": bound} for rate, bound in _bounds(facts)
-        ],
-        "clients_with_largest_epsilon": list(facts.worst_clients),
-    },
 )
-def attack_bound(facts: Facts) -> str:
+def attack_bound(facts: Facts) -> Said:
     """Return the sentences on the largest true-positive rate of membership inference."""
     (rate, top), *rest = (
         (f"{100 * rate:.4g}%", f"at most {percent_text(bound)}") for rate, bound in _bounds(facts)
@@ -132,12 +123,12 @@ def attack_bound(facts: Facts) -> str:
     return (
         f"An attacker sees {view_of(facts).sees}, and guesses {question_of(facts)}. "
         f"At a false-positive rate of {rate}, the true-positive rate is {top}; {others}. {reach}"
-    )
-
-
-def _gaussian(facts: Facts) -> Mapping[str, Any]:
-    profile = facts.profile
-    return {"mu": profile.mu, "slack": profile.slack} if profile else {}
+    ), {
+        "true_positive_bounds": [
+            {"false_positive_rate": rate, "bound": bound} for rate, bound in _bounds(facts)
+        ],
+        "clients_with_largest_epsilon": list(facts.worst_clients),
+    }
 
 
 @TABLE.sentence(
@@ -147,18 +138,18 @@ def _gaussian(facts: Facts) -> Mapping[str, Any]:
     holds=lambda facts: (
         facts.is_bounded and facts.profile is not None and facts.profile.mu is not None
     ),
-    values=_gaussian,
 )
-def gaussian_bound(facts: Facts) -> str:
+def gaussian_bound(facts: Facts) -> Said:
     """Return the sentence on the Gaussian-DP parameter μ, which bounds every attack's rates."""
-    values = _gaussian(facts)
+    profile = facts.profile
+    values = {"mu": profile.mu, "slack": profile.slack} if profile else {}
     others = "" if len(facts.clients) == 1 else " The μ of another client may be larger."
     return (
         f"With μ = {epsilon_text(values['mu'])}, no attack on client {facts.worst.client} has a "
         f"true-positive rate more than {delta_text(values['slack'])} above that of the best test "
         "that distinguishes two normal distributions whose means are μ standard deviations apart. "
         f"This is proved from the curve δ(ε), not by a fit or a central limit theorem.{others}"
-    )
+    ), values
 
 
 _NOT_DP = "Secure aggregation is not differential privacy: "
@@ -172,33 +163,26 @@ _ROLES = {
 }
 
 
-def _recorded(facts: Facts) -> Mapping[str, Any]:
-    """Return the recorded facts on secure aggregation; empty without them."""
-    return dict(facts.secure_aggregation or {})
-
-
 @TABLE.sentence(
     "threat model",
     "fact",
     "Secure aggregation",
     holds=lambda facts: facts.hides_updates,
-    values=_recorded,
 )
-def secure_aggregation(facts: Facts) -> str:
+def secure_aggregation(facts: Facts) -> Said:
     """Return the sentences on what the server sees, and whom one must trust for that."""
-    trust, recorded = facts.trust.trust, _recorded(facts)
+    trust, recorded = facts.trust.trust, dict[str, Any](facts.secure_aggregation or {})
     sums = [f"the {view}" for view in recorded.get("server_view", ()) if view.startswith("sum of ")]
-    return " ".join(
-        [
-            f"Updates were summed by the protocol {recorded.get('protocol')}: the server saw "
-            f"{', '.join(sums) or 'sums only'}, the participants and their timing, but no single "
-            "update.",
-            *_assumption(recorded),
-            *_opened_sums(recorded),
-            *(_exactness(recorded) if trust == "local" else ()),
-            _ROLES.get(trust, _ON_ITS_OWN),
-        ]
+    texts = (
+        f"Updates were summed by the protocol {recorded.get('protocol')}: the server saw "
+        f"{', '.join(sums) or 'sums only'}, the participants and their timing, but no single "
+        "update.",
+        *_assumption(recorded),
+        *_opened_sums(recorded),
+        *(_exactness(recorded) if trust == "local" else ()),
+        _ROLES.get(trust, _ON_ITS_OWN),
     )
+    return " ".join(texts), recorded
 
 
 def _assumption(recorded: Mapping[str, Any]) -> list[str]:
@@ -243,15 +227,15 @@ def _exactness(recorded: Mapping[str, Any]) -> list[str]:
     "fact",
     "Secure aggregation without cryptography",
     holds=lambda facts: facts.secure_aggregation is not None and not facts.hides_updates,
-    values=_recorded,
 )
-def nothing_hidden(facts: Facts) -> str:
+def nothing_hidden(facts: Facts) -> Said:
     """Return the sentence saying that secure aggregation ran without cryptography."""
+    recorded = facts.secure_aggregation or {}
     return (
         f"Updates were quantised and summed in plaintext (protocol "
-        f"{_recorded(facts).get('protocol')}, for comparison only): the server saw each of them. "
+        f"{recorded.get('protocol')}, for comparison only): the server saw each of them. "
         f"{_ON_ITS_OWN}"
-    )
+    ), recorded
 
 
 def _targets(facts: Facts) -> list[float]:
@@ -265,16 +249,12 @@ def _targets(facts: Facts) -> list[float]:
     "warning",
     "A budget was exceeded",
     holds=lambda facts: facts.is_private and bool(facts.clients_over_target),
-    values=lambda facts: {"clients": list(facts.clients_over_target)},
 )
-def targets_exceeded(facts: Facts) -> str:
+def targets_exceeded(facts: Facts) -> Said:
     """Return the sentence saying that some clients spent more than their target ε."""
-    return f"The target ε was exceeded by {clients_text(facts.clients_over_target)}."
-
-
-def _target_values(facts: Facts) -> Mapping[str, float]:
-    targets = _targets(facts)
-    return {"clients": len(targets), "smallest": min(targets), "largest": max(targets)}
+    return f"The target ε was exceeded by {clients_text(facts.clients_over_target)}.", {
+        "clients": list(facts.clients_over_target)
+    }
 
 
 @budget(
@@ -282,16 +262,15 @@ def _target_values(facts: Facts) -> Mapping[str, float]:
     holds=lambda facts: (
         facts.is_bounded and bool(_targets(facts)) and not facts.clients_over_target
     ),
-    values=_target_values,
 )
-def targets_kept(facts: Facts) -> str:
+def targets_kept(facts: Facts) -> Said:
     """Return the sentence saying that no client spent more than its target ε."""
     targets = _targets(facts)
     who = "Every client" if len(targets) == len(facts.clients) else "Each of them"
     return (
         f"{count_text(len(targets), 'client')} had a target ε of {range_text(targets)}. "
         f"{who} stayed within its target."
-    )
+    ), {"clients": len(targets), "smallest": min(targets), "largest": max(targets)}
 
 
 @budget("Budgets", holds=lambda facts: facts.is_private and not _targets(facts))
@@ -300,38 +279,34 @@ def no_targets(facts: Facts) -> str:
     return "The noise multiplier was given without a target ε: no budget limited the spend."
 
 
-def _withdrawn_rounds(facts: Facts) -> dict[str, int | None]:
-    clients = {str(client.client): client.withdrawn_round for client in facts.clients}
-    return {name: at for name, at in clients.items() if at is not None}
-
-
 @budget(
     "Withdrawals",
     holds=lambda facts: facts.is_private and bool(facts.withdrawn_clients),
-    values=lambda facts: {"rounds": _withdrawn_rounds(facts)},
 )
-def withdrawals(facts: Facts) -> str:
+def withdrawals(facts: Facts) -> Said:
     """Return the sentence on the clients that withdrew because their budget was spent."""
     withdrawn = facts.withdrawn_clients
+    rounds = {
+        str(c.client): c.withdrawn_round for c in facts.clients if c.withdrawn_round is not None
+    }
     return (
         f"{count_text(len(withdrawn), 'client')} withdrew before the end because the budget "
         f"was spent: {clients_text(withdrawn)}. Budgets depend on settings alone, so a "
         "withdrawal reveals nothing about examples."
-    )
+    ), {"rounds": rounds}
 
 
 @budget(
     "Lost updates stay charged",
     holds=lambda facts: facts.is_private and facts.run.lost_updates > 0,
-    values=lambda facts: {"updates": facts.run.lost_updates},
 )
-def lost_updates(facts: Facts) -> str:
+def lost_updates(facts: Facts) -> Said:
     """Return the sentence on updates that never reached the average; their charges remain."""
     return (
         f"{count_text(facts.run.lost_updates, 'update')} never reached the average. A charge is "
         "written before training starts and is never taken back. Every ε therefore includes each "
         "lost update that was charged."
-    )
+    ), {"updates": facts.run.lost_updates}
 
 
 @TABLE.sentence("data access", "fact", "Access to private data in this run", holds=is_private)
@@ -350,15 +325,14 @@ def data_access(facts: Facts) -> str:
     "fact",
     "Tuning, as declared",
     holds=lambda facts: facts.is_private and facts.tuning is not None,
-    values=lambda facts: dict(facts.tuning or {}),
 )
-def tuning_declared(facts: Facts) -> str:
+def tuning_declared(facts: Facts) -> Said:
     """Return the sentence on what the user declared about other runs on the same data."""
     declared = ", ".join(f"{name} {value}" for name, value in (facts.tuning or {}).items())
     return (
         f"Declared about other runs on the same data: {declared or 'no details'}. The "
         "declaration is not checked, and no ε here includes it."
-    )
+    ), dict(facts.tuning or {})
 
 
 @TABLE.sentence(
@@ -366,9 +340,8 @@ def tuning_declared(facts: Facts) -> str:
     "fact",
     "Ledger",
     holds=lambda facts: facts.is_private and facts.digest is not None,
-    values=lambda facts: {"digest": facts.digest, "command": "fedsim verify ."},
 )
-def ledger(facts: Facts) -> str:
+def ledger(facts: Facts) -> Said:
     """Return the sentence on where charges are recorded, with the digest of all ledgers."""
     who = "Before a client trains in a round, it writes the round's privacy cost to ledger.jsonl."
     if facts.trust.participation_rate is not None:
@@ -379,7 +352,7 @@ def ledger(facts: Facts) -> str:
         f"{who} Records are chained by SHA-256. The last hash of a client is its ledger_head; "
         f"the digest of all these is {facts.digest}. In the run directory, "
         "`fedsim verify .` recomputes every ε and every hash."
-    )
+    ), {"digest": facts.digest, "command": "fedsim verify ."}
 
 
 @TABLE.sentence(

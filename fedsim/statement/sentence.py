@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from fedsim.core.errors import FedsimError
@@ -11,8 +12,9 @@ Kind = Literal["claim", "fact", "limit", "warning"]
 """claim: proved; fact: recorded; limit: not covered by a claim; warning: to be read first."""
 
 Holds = Callable[[Facts], bool]
-Words = Callable[[Facts], str]
-Values = Callable[[Facts], Mapping[str, Any]]
+Said = str | tuple[str, Mapping[str, Any]]
+"""A text, or a text with the values in it, unrounded and by name, for programs."""
+Words = Callable[[Facts], Said]
 
 
 class UnsupportedClaimError(FedsimError, ValueError):
@@ -29,8 +31,7 @@ class Row:
         kind: claim, fact, limit or warning.
         title: heading of the sentence on a page.
         holds: function that returns whether facts support the sentence.
-        words: function from facts to the text.
-        values: function from facts to the values in the text, unrounded and by name, for programs.
+        words: function from facts to the text, or to the text and the values in it.
     """
 
     identifier: str
@@ -39,7 +40,6 @@ class Row:
     title: str
     holds: Holds
     words: Words
-    values: Values
 
     def __call__(self, facts: Facts) -> "Sentence":
         """Return the sentence for facts.
@@ -88,12 +88,12 @@ class Sentence:
     @property
     def text(self) -> str:
         """The text of the sentence."""
-        return self.row.words(self.facts)
+        return self._text_and_values[0]
 
-    @property
-    def values(self) -> Mapping[str, Any]:
-        """The values that the text states, unrounded and by name, for programs."""
-        return self.row.values(self.facts)
+    @cached_property
+    def _text_and_values(self) -> tuple[str, Mapping[str, Any]]:
+        said = self.row.words(self.facts)
+        return (said, {}) if isinstance(said, str) else said
 
     def to_json(self) -> dict[str, Any]:
         """Return the sentence's entry in `privacy.json`."""
@@ -103,7 +103,7 @@ class Sentence:
             "kind": self.kind,
             "title": self.title,
             "text": self.text,
-            "values": dict(self.values),
+            "values": dict(self._text_and_values[1]),
         }
 
 
@@ -117,10 +117,6 @@ def is_private(facts: Facts) -> bool:
     return facts.is_private
 
 
-def _no_values(facts: Facts) -> Mapping[str, Any]:
-    return {}
-
-
 class StatementTable(list[Row]):
     """A list of sentence templates, in the order of the statement."""
 
@@ -131,9 +127,8 @@ class StatementTable(list[Row]):
         title: str,
         *,
         holds: Holds = is_bounded,
-        values: Values = _no_values,
     ) -> Callable[[Words], Row]:
-        """Return a decorator that adds a template to this list, from a function of facts to text.
+        """Return a decorator that adds a template to this list, from a function of facts to words.
 
         The name of the function is the id of the sentence in files.
 
@@ -143,11 +138,10 @@ class StatementTable(list[Row]):
             title: heading of the sentence on a page.
             holds: function that returns whether facts support the sentence; by default, whether
                 there is a guarantee.
-            values: function from facts to the values in the text, unrounded and by name.
         """
 
         def add(words: Words) -> Row:
-            self.append(Row(words.__name__, point, kind, title, holds, words, values))
+            self.append(Row(words.__name__, point, kind, title, holds, words))
             return self[-1]
 
         return add

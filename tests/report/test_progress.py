@@ -112,15 +112,19 @@ def test_without_a_terminal_only_a_long_phase_gets_a_line():
     assert shown(hasty) == "checking the model ...\n"
 
 
-def test_the_time_left_counts_down(monkeypatch):
-    now = 100.0
+def test_the_time_left_counts_down(tmp_path, monkeypatch):
+    now, out = 100.0, console(terminal=False)
     monkeypatch.setattr(progress, "monotonic", lambda: now)
-    pace = progress._Pace()
-    now = 104.0
-    end = pace.end_after(3)
-    assert progress._left_text(end) == "12 s left"
-    now = 115.6
-    assert progress._left_text(end) == ""
+
+    class SlowRounds(ProgressCallback):
+        def round_finished(self, row) -> None:
+            nonlocal now
+            now += 12.0
+            super().round_finished(row)
+
+    fedsim.run(EXPERIMENT, callback=SlowRounds(out), out=tmp_path / "run")
+    assert "round 1/2, 12 s left  " in shown(out)
+    assert "round 2/2  " in shown(out)
     assert progress._left_text(now + 125) == "2 min 5 s left"
     assert progress._left_text(now + 3 * 3600 + 240) == "3 h 4 min left"
 
