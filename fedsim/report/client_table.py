@@ -162,14 +162,9 @@ def _make_table(
 ) -> ClientTable:
     """Return a table of clients.
 
-    Args:
-        headings: heading of each column to show, by key, `notes` last.
-        rows: the clients' rows of `privacy.json`.
-        order: indices into `rows`, in the order in which the page first shows the clients.
-        cells_of: function from an index to the texts of the client's row, by column key, without
-            number and name.
-        notes_of: function from an index to the notes on the client.
-        sorted_by: key of the column that gives the initial order.
+    `order` has indices into `rows`, as the page first shows the clients. `cells_of` and `notes_of`
+    are functions from such an index to the texts of the row by column key, without number and name,
+    and to the notes on the client.
     """
     columns = [key for key in headings if key not in _IDENTITY]
     names: dict[int, str] = {}

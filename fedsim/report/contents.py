@@ -315,9 +315,19 @@ class RunContents(RunFiles):
         return read_facts(self.privacy, run=run)
 
     @property
+    def sizes(self) -> dict[str, Any]:
+        """Public sizes of data and model in `summary.json`, by name; empty if not recorded."""
+        return self.summary.get("sizes") or {}
+
+    @property
+    def setup(self) -> dict[str, float]:
+        """Seconds of each phase before the rounds, by name; empty if not recorded."""
+        return self.summary.get("setup", {})
+
+    @property
     def has_times(self) -> bool:
         """Whether the run recorded times; a run with secret participants of rounds records none."""
-        return self.summary["seconds"] > 0 or bool(self.summary.get("setup"))
+        return self.summary["seconds"] > 0 or bool(self.setup)
 
     @property
     def metrics(self) -> dict[str, float | None]:

@@ -14,15 +14,17 @@ def experiment_rows(contents: RunContents) -> list[tuple[str, str]]:
 
     Settings that cannot be read from `experiment.yaml` are left out.
     """
+    settings = contents.settings
+    partition = _call(_section(_section(settings, "data"), "partition"), "scheme")
     lines = (
         ("Data", _data(contents)),
-        ("Partition", _partition(contents)),
+        ("Partition", ", ".join(part for part in (partition, sizes_text(contents)) if part)),
         ("Model", _model(contents)),
         ("Federation", _federation(contents)),
         ("Local training", _local(contents)),
         ("Privacy", _privacy(contents)),
-        ("Secure aggregation", _call(_section(contents, "secure_aggregation"), "protocol")),
-        ("Seed", _text(contents.settings.get("seed"))),
+        ("Secure aggregation", _call(_section(settings, "secure_aggregation"), "protocol")),
+        ("Seed", _text(settings.get("seed"))),
     )
     return [(label, shortened(text, _MAX_CHARACTERS)) for label, text in lines if text]
 
@@ -40,7 +42,7 @@ def sizes_text(contents: RunContents) -> str:
 
 
 def _data(contents: RunContents) -> str:
-    data, sizes = _section(contents, "data"), _sizes(contents)
+    data, sizes = _section(contents.settings, "data"), contents.sizes
     parts = [_dataset(data)]
     counts = [row["examples"] for row in contents.clients if row["examples"] is not None]
     if counts and contents.privacy["adjacency"] != "add_remove":
@@ -64,13 +66,8 @@ def _dataset(data: Mapping[str, Any]) -> str:
     return _with_options(_text(dataset), data.get("args"))
 
 
-def _partition(contents: RunContents) -> str:
-    words = _call(_section(_section(contents, "data"), "partition"), "scheme")
-    return ", ".join(part for part in (words, sizes_text(contents)) if part)
-
-
 def _model(contents: RunContents) -> str:
-    model, sizes = _section(contents, "model"), _sizes(contents)
+    model, sizes = _section(contents.settings, "model"), contents.sizes
     parts = [_with_options(_text(model.get("name")), model.get("args"))]
     if model.get("features"):
         parts.append("on " + ", ".join(_name_of(feature) for feature in model["features"]))
@@ -86,7 +83,7 @@ def _model(contents: RunContents) -> str:
 
 
 def _federation(contents: RunContents) -> str:
-    federation = _section(contents, "federation")
+    federation = _section(contents.settings, "federation")
     if not federation:
         return ""
     parts = [
@@ -99,7 +96,10 @@ def _federation(contents: RunContents) -> str:
         parts.append("participation poisson")
     if participation.get("scheme") == "buffered":
         at_once = f"{_text(participation.get('concurrency'))} train at once"
-        parts.append(f"asynchronous ({at_once}, durations {_durations(participation)})")
+        durations = _text(participation.get("durations")).replace("_", "-")
+        if isinstance(participation.get("durations"), Mapping):
+            durations = "by a table"
+        parts.append(f"asynchronous ({at_once}, durations {durations})")
     if federation.get("ema_decay"):
         parts.append(f"server averaging {_text(federation['ema_decay'])}")
     return ", ".join(parts)
@@ -109,32 +109,24 @@ def _participants(contents: RunContents, federation: Mapping[str, Any]) -> str:
     """Return the clients of a round in words."""
     participation = _section(federation, "participation")
     count, asked = len(contents.clients), federation.get("clients_per_round")
-    scheme = participation.get("scheme")
+    scheme, some = participation.get("scheme"), "all" if asked is None else _text(asked)
     if scheme == "trace":
-        return f"{'all' if asked is None else _text(asked)} of the available clients (trace)"
+        return f"{some} of the available clients (trace)"
     if scheme == "cyclic":
         groups = participation.get("groups") or len(participation.get("members") or ())
-        return f"{'all' if asked is None else _text(asked)} clients of one of {groups} groups"
+        return f"{some} clients of one of {groups} groups"
     if scheme == "buffered":
         asked = participation.get("buffer_size")
-    return (
-        f"all {count:,} clients"
-        if asked in (None, count)
-        else f"{_text(asked)} of {count:,} clients"
-    )
-
-
-def _durations(participation: Mapping[str, Any]) -> str:
-    durations = participation.get("durations")
-    return "by a table" if isinstance(durations, Mapping) else _text(durations).replace("_", "-")
+    if asked in (None, count):
+        return f"all {count:,} clients"
+    return f"{_text(asked)} of {count:,} clients"
 
 
 def _local(contents: RunContents) -> str:
-    local = _section(contents, "local")
+    local = _section(contents.settings, "local")
     if not local:
         return ""
-    epochs, steps = local.get("epochs"), local.get("steps")
-    length = count_text(int(steps or 0), "step")
+    length, epochs = count_text(int(local.get("steps") or 0), "step"), local.get("epochs")
     if epochs:
         length = f"{_text(epochs)} epoch{'' if epochs == 1 else 's'}"
     batch = local.get("batch_size")
@@ -148,7 +140,7 @@ def _local(contents: RunContents) -> str:
 
 
 def _privacy(contents: RunContents) -> str:
-    privacy = _section(contents, "privacy")
+    privacy = _section(contents.settings, "privacy")
     facts = contents.facts
     if not facts.is_private:
         return "none"
@@ -174,15 +166,10 @@ def _privacy(contents: RunContents) -> str:
     return ", ".join(parts)
 
 
-def _section(settings: RunContents | Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _section(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return a section of the settings; empty if the settings lack it."""
-    all_of = settings.settings if isinstance(settings, RunContents) else settings
-    section = all_of.get(name)
+    section = settings.get(name)
     return section if isinstance(section, Mapping) else {}
-
-
-def _sizes(contents: RunContents) -> Mapping[str, Any]:
-    return contents.summary.get("sizes") or {}
 
 
 def _call(section: Mapping[str, Any], key: str) -> str:

@@ -103,13 +103,9 @@ def _script(spend: Mapping[str, Any], privacy: Mapping[str, Any]) -> Iterator[st
 def _recomputation(
     accountant: str, ledger: list[dict[str, Any]], epsilon: float | None, delta: float
 ) -> Iterator[str]:
-    """Yield code that computes ε from a ledger and adds the slack of the noise sampler.
+    """Yield code that computes ε from a ledger, after the line that makes the accountant.
 
-    Args:
-        accountant: the line that makes the accountant.
-        ledger: entries of a ledger in `privacy.json`.
-        epsilon: the recorded ε; None if it is infinite.
-        delta: δ of the client.
+    The code adds the slack of the noise sampler, which depends on the recorded ε.
     """
     yield ""
     yield accountant

@@ -159,7 +159,7 @@ def noise_curve(contents: RunContents, over: Over) -> Curve | None:
     below this deviation cannot be told from noise. So the ratio is at most √(d / 2).
     """
     lengths = [(row.get("update_norm"), row.get("noise_norm")) for row in contents.rounds]
-    size = (contents.summary.get("sizes") or {}).get("trained_parameters")
+    size = contents.sizes.get("trained_parameters")
     if not size or not any(update is not None and noise for update, noise in lengths):
         return None
     least = math.sqrt(2 / size)
@@ -236,14 +236,9 @@ def environment_rows(contents: RunContents) -> list[tuple[str, str]]:
 def _time_card(contents: RunContents) -> Card:
     if not contents.has_times:
         return Card("Time", "not recorded", "it would tell how many clients took part")
-    seconds, setup = contents.summary["seconds"], sum(_setup(contents).values())
+    seconds, setup = contents.summary["seconds"], sum(contents.setup.values())
     detail = f"wall clock, {duration_text(setup)} of it set-up" if setup else "wall clock"
     return Card("Time", duration_text(seconds + setup), detail)
-
-
-def _setup(contents: RunContents) -> dict[str, float]:
-    """Return the seconds of each phase before the rounds, by name; empty if not recorded."""
-    return contents.summary.get("setup", {})
 
 
 def _metric_card(contents: RunContents) -> Card:
@@ -340,11 +335,11 @@ def _guarantee_cards(contents: RunContents) -> list[Card]:
 
 def phases(contents: RunContents) -> list[tuple[str, str, float]]:
     """Return (name, time, share of the run) of its parts, such as loading data or training."""
-    totals = Counter(_setup(contents))
+    totals = Counter(contents.setup)
     for row in contents.rounds:
         totals.update(row.get("timeline", {}))
     known, seconds = sum(totals.values()), contents.summary["seconds"]
-    whole = max(known, seconds + sum(_setup(contents).values()))
+    whole = max(known, seconds + sum(contents.setup.values()))
     if whole <= 0:
         return []
     rest = whole - known

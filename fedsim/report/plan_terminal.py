@@ -192,19 +192,19 @@ def print_cells(cells: tuple[PlannedCell, ...], console: Console) -> None:
     For a pair that is possible, the noise and the ε against each adversary are printed. For any
     other pair, the reason why it is impossible is printed.
     """
-    possible = [cell for cell in cells if cell.reason is None]
     table = figure_table(
         "Trust models and units that this experiment can run in",
         ["z", "ε: server", "sums", "models"],
         texts=["unit", "trust", "noise by"],
     )
-    for cell in possible:
+    for cell in (cell for cell in cells if cell.reason is None):
+        epsilons = (cell.epsilon(observer) for observer in OBSERVERS)
         table.add_row(
             cell.unit,
             cell.trust + (" *" if cell.is_own else ""),
             _NOISE[cell.noise_by],
             range_text(list(cell.noise_range), digits=3) if cell.clients else "–",
-            *(_epsilon_cell(cell, observer) for observer in OBSERVERS),
+            *("trusted" if epsilon is None else epsilon_text(epsilon) for epsilon in epsilons),
         )
     print_table(console, table)
     for line in (_KEY, *_lines(cells)):
@@ -223,11 +223,6 @@ def print_correlations(planned: Sequence[PlannedCorrelation], console: Console) 
         table.add_row(row.noise, row.scheme, f"{row.noise_multiplier:.4g}", f"{row.error:.4g}")
     table.caption = "error: root mean square over 1, 2, ... rounds, in max_update_norm"
     print_table(console, table)
-
-
-def _epsilon_cell(cell: PlannedCell, observer: str) -> str:
-    epsilon = cell.epsilon(observer)
-    return "trusted" if epsilon is None else epsilon_text(epsilon)
 
 
 def _lines(cells: tuple[PlannedCell, ...]) -> Iterator[str]:

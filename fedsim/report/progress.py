@@ -65,18 +65,21 @@ def headline(federation: Federation) -> list[str]:
         f"{_sizes(federation)}, {len(federation.data.test):,} test examples, "
         f"{experiment.task_facts.work(experiment.federation.rounds, experiment.local)}"
     )
-    if federation.plan.clients is None:
+    plans, privacy = federation.plan.clients, experiment.privacy
+    if plans is None or privacy is None:
         return [first, "no differential privacy"]
-    noise = range_text([plan.noise_multiplier for plan in federation.plan.clients], digits=3)
-    delta = delta_text(max(plan.delta for plan in federation.plan.clients))
-    goal, privacy = "given noise", experiment.privacy
-    if privacy is not None and not privacy.adds_noise:
+    if not privacy.adds_noise:
         return [first, "no differential privacy: clipping without noise, ε = ∞"]
-    if privacy is not None and privacy.target_epsilon is not None:
+    goal = "given noise"
+    if privacy.target_epsilon is not None:
         goal = f"target ε = {privacy.target_epsilon:g}"
-    elif privacy is not None and privacy.accountant.target_rho is not None:
+    elif privacy.accountant.target_rho is not None:
         goal = f"target ρ = {privacy.accountant.target_rho:g}"
-    return [first, f"{_mechanism(federation)}: {goal} at δ = {delta}, noise multiplier {noise}"]
+    trust = "" if privacy.trust.name == "local" else f", {privacy.trust.name} trust"
+    noise = range_text([plan.noise_multiplier for plan in plans], digits=3)
+    delta = delta_text(max(plan.delta for plan in plans))
+    releases = experiment.release_kind.releases
+    return [first, f"{releases}{trust}: {goal} at δ = {delta}, noise multiplier {noise}"]
 
 
 def notes(federation: Federation) -> list[str]:
@@ -147,15 +150,6 @@ def _feature_names(federation: Federation) -> list[str] | None:
     return [
         name for column in columns for name in dataset.constants_of(column).feature_names(column)
     ]
-
-
-def _mechanism(federation: Federation) -> str:
-    experiment = federation.experiment
-    privacy = experiment.privacy
-    releases = experiment.release_kind.releases
-    if privacy is None or privacy.trust.name == "local":
-        return releases
-    return f"{releases}, {privacy.trust.name} trust"
 
 
 def _sizes(federation: Federation) -> str:

@@ -1,6 +1,5 @@
 """Output in the terminal: tables, wrapped sentences, and the result of a run."""
 
-import math
 import re
 import textwrap
 from collections.abc import Sequence
@@ -151,8 +150,10 @@ def _privacy_table(contents: RunContents) -> Table:
     if "examples" in places and contents.facts.sizes_are_declared:
         headings["examples"] = "declared"
     table = figure_table("Privacy spent by each client", ["client", *headings.values()])
-    ordered = sorted(clients, key=lambda spend: -_number(spend["epsilon"]))
-    shown = sorted(ordered[:MAX_TABLE_CLIENTS], key=lambda spend: spend["client"])
+    ordered = sorted(
+        clients, key=lambda row: (row["epsilon"] is not None, -(row["epsilon"] or 0.0))
+    )
+    shown = sorted(ordered[:MAX_TABLE_CLIENTS], key=lambda row: row["client"])
     for spend in shown:
         cells = (str(place.text(spend.get(name))) for name, place in places.items())
         table.add_row(client_text(spend["client"], spend.get("name")), *cells)
@@ -176,8 +177,11 @@ def _summary(contents: RunContents, waited: float | None) -> list[str]:
     """Return the summary of a run: a line each on the run, the model and the guarantee."""
     summary, lost = contents.summary, contents.facts.run.lost_updates
     reason = f": {summary['reason']}" if summary["status"] == "stopped" else ""
+    scores = contents.scores
+    baseline = f" ({scores.baseline})" if scores is not None and scores.baseline else ""
     metrics = ", ".join(
-        f"{name.replace('_', ' ')} {metric_text(name, value)}" + _baseline(contents, name)
+        f"{name.replace('_', ' ')} {metric_text(name, value)}"
+        + baseline * (name == "test_accuracy")
         for name, value in contents.metrics.items()
     )
     left = len(contents.facts.withdrawn_clients)
@@ -187,7 +191,7 @@ def _summary(contents: RunContents, waited: float | None) -> list[str]:
         f"{summary['name']}: {summary['status']} after {count_text(summary['rounds'], 'round')} "
         f"{_time(contents, waited)}{reason}",
         metrics or "no round finished",
-        *([] if contents.scores is None else contents.scores.lines),
+        *([] if scores is None else scores.lines),
         *_held_out_line(contents),
         *_personal_line(contents),
         *[", ".join(events)] * bool(events),
@@ -200,7 +204,7 @@ def _time(contents: RunContents, waited: float | None) -> str:
     """Return the time of a run in words: as the user waited, or as it is recorded."""
     rounds = contents.summary["seconds"]
     if contents.has_times:
-        whole = waited or rounds + sum(contents.summary.get("setup", {}).values())
+        whole = waited or rounds + sum(contents.setup.values())
         return f"in {duration_text(whole)} (rounds: {duration_text(rounds)})"
     hidden = "not recorded, as times would tell how many clients took part"
     return f"({hidden})" if waited is None else f"in {duration_text(waited)} ({hidden})"
@@ -219,12 +223,6 @@ def _failing_lines(contents: RunContents) -> list[str]:
     if len(repeated) > _MAX_FAILING:
         lines.append(f"warning: {len(repeated) - _MAX_FAILING} more clients failed repeatedly")
     return lines
-
-
-def _baseline(contents: RunContents, name: str) -> str:
-    """Return the majority baseline in brackets behind an accuracy; empty for other metrics."""
-    text = None if contents.scores is None else contents.scores.baseline
-    return f" ({text})" if name == "test_accuracy" and text is not None else ""
 
 
 def _held_out_line(contents: RunContents) -> list[str]:
@@ -250,7 +248,3 @@ def _personal_line(contents: RunContents) -> list[str]:
         "personal models: none was made or scored here; each client makes its own, on its own "
         "machine, with fedsim.personalize and the final global model"
     ]
-
-
-def _number(epsilon: float | None) -> float:
-    return math.inf if epsilon is None else epsilon

@@ -287,11 +287,7 @@ def _undominated(rows: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any
 
 
 def _without_noise(event: Mapping[str, Any]) -> tuple[Mapping[str, Any], float]:
-    """Return an event without its noise multiplier, and that multiplier; 0 if it has none.
-
-    Args:
-        event: the event as JSON values.
-    """
+    """Return an event without its noise multiplier, and that multiplier; 0 if it has none."""
     noise, inner = event.get("noise_multiplier"), event.get("event")
     if event.get("type") == "Gaussian" and isinstance(noise, float) and math.isfinite(noise):
         return {**event, "noise_multiplier": None}, noise

@@ -315,9 +315,8 @@ def _objections(facts: Facts) -> Iterator[str]:
     if not facts.has_charges:
         return
     yield from _objections_to_events(facts, mechanism)
-    single = [
-        client.client for client in facts.clients if client.has_charges and not client.is_one_event
-    ]
+    charged = [client for client in facts.clients if client.has_charges]
+    single = [client.client for client in charged if not client.is_one_event]
     if mechanism.noise_correlation is not None and single:
         yield (
             f"noise is correlated over the run, but the ledger of client {single[0]} does not "
@@ -329,11 +328,7 @@ def _objections(facts: Facts) -> Iterator[str]:
         above = [c.client for c in facts.clients if c.rho > target * (1.0 + _RELATIVE_TOLERANCE)]
         if above:
             yield f"the ledger of client {above[0]} has a ρ above its target, {target:g}"
-    uncounted = [
-        client.client
-        for client in facts.clients
-        if client.has_charges and not client.is_joint and math.isfinite(client.epsilon)
-    ]
+    uncounted = [c.client for c in charged if not c.is_joint and math.isfinite(c.epsilon)]
     if mechanism.clipping in COUNTING_CLIPPINGS and uncounted:
         yield (
             f"the clipping bound of client {uncounted[0]} was adapted to its examples, but its "
@@ -344,12 +339,7 @@ def _objections(facts: Facts) -> Iterator[str]:
 
 
 def _objections_to_rounds(facts: Facts, recorded: Mapping[str, object]) -> Iterator[str]:
-    """Yield an objection where correlated noise of rounds is not charged as it is recorded.
-
-    Args:
-        facts: the facts of a run that protects whole clients.
-        recorded: the recorded correlation, with the participation that it is charged for.
-    """
+    """Yield an objection where correlated noise of rounds is not charged as `recorded` says."""
     numbers = [recorded.get(name) for name in ("rounds", "rounds_apart", "max_rounds")]
     most, sensitivity = numbers[-1], recorded.get("sensitivity")
     if not all(isinstance(number, int) for number in numbers) or not isinstance(sensitivity, float):

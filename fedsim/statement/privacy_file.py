@@ -238,6 +238,13 @@ def ledger_digest(rows: Iterable[Mapping[str, Any]]) -> str | None:
 
 
 def _client(row: ClientRow, rho: float) -> ClientFacts:
+    ledger = [(entry["event"], entry["count"]) for entry in row["ledger"]]
+    is_one_event = [(event["type"], count) for event, count in ledger] == [("SelfComposed", 1)]
+    # The events of one batch or epoch, also from inside the event of a whole run.
+    batches = [event["event"] if event["type"] == "SelfComposed" else event for event, _ in ledger]
+    run_noise = None
+    if is_one_event and batches[0]["type"] == "Gaussian":
+        run_noise = batches[0]["noise_multiplier"]
     return ClientFacts(
         client=row["client"],
         examples=row["examples"] or 0,
@@ -249,31 +256,19 @@ def _client(row: ClientRow, rho: float) -> ClientFacts:
         steps=row.get("steps", 0),
         max_grad_norm=row.get("max_update_norm") or row.get("max_grad_norm"),
         target_epsilon=row.get("target_epsilon"),
-        events=frozenset(_batch_event(entry["event"])["type"] for entry in row["ledger"]),
-        is_one_event=_is_one_event(row),
-        run_noise=_run_noise(row),
-        is_joint=all(_is_joint(entry["event"]) for entry in row["ledger"]),
+        events=frozenset(batch["type"] for batch in batches),
+        is_one_event=is_one_event,
+        run_noise=run_noise,
+        is_joint=all(_is_joint(batch) for batch in batches),
         rho=rho,
         withdrawn_round=row.get("withdrawn_round"),
     )
 
 
-def _batch_event(event: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the event of one batch or epoch, also from inside the event of a whole run."""
-    return event["event"] if event["type"] == "SelfComposed" else event
-
-
-def _is_one_event(row: ClientRow) -> bool:
-    """Whether a client was charged for a single event, that of its whole run."""
-    return [(e["event"]["type"], e["count"]) for e in row["ledger"]] == [("SelfComposed", 1)]
-
-
-def _run_noise(row: ClientRow) -> float | None:
-    """Return the noise multiplier of a client's only event if it is a Gaussian one, else None."""
-    if not _is_one_event(row):
-        return None
-    event = _batch_event(row["ledger"][0]["event"])
-    return event["noise_multiplier"] if event["type"] == "Gaussian" else None
+def _is_joint(batch: Mapping[str, Any]) -> bool:
+    """Whether the event of a batch releases several parts that are accounted for together."""
+    inner = batch.get("event", batch)
+    return inner["type"] == "JointGaussian" and len(inner["noise_multipliers"]) > 1
 
 
 def _rho(row: ClientRow, adjacency: Adjacency) -> float:
@@ -282,13 +277,6 @@ def _rho(row: ClientRow, adjacency: Adjacency) -> float:
         return zcdp_rho(PrivacyLedger.from_list(row["ledger"]).entries, adjacency)
     except ValueError:
         return math.inf
-
-
-def _is_joint(event: Mapping[str, Any]) -> bool:
-    """Whether an event is a release of several parts that are accounted for together."""
-    batches = _batch_event(event)
-    inner = batches.get("event", batches)
-    return inner["type"] == "JointGaussian" and len(inner["noise_multipliers"]) > 1
 
 
 _Method = tuple[AccountantChoice, Adjacency]

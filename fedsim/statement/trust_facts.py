@@ -85,23 +85,9 @@ def trust_objections(trust: TrustFacts, secure: Mapping[str, Any] | None) -> Ite
         yield f"its trust model {trust.trust!r} is not known"
     if trust.unit not in UNITS:
         yield f"its unit {trust.unit!r} is not known"
-    if trust.trust == "distributed":
-        yield from _objections_to_sums(trust, secure)
-
-
-def unmet_conditions(secure: Mapping[str, Any] | None) -> list[str]:
-    """Return the conditions of a guarantee against an active server that are not recorded as met.
-
-    Args:
-        secure: recorded facts on secure aggregation; None without it.
-    """
-    trust = (secure or {}).get("trust")
-    met = trust.get("conditions", {}) if isinstance(trust, Mapping) else {}
-    return [name for name in UNMET_CONDITIONS if met.get(name) is not True]
-
-
-def _objections_to_sums(trust: TrustFacts, secure: Mapping[str, Any] | None) -> Iterator[str]:
-    """Yield objections to hiding each client's part behind the noise of the other clients."""
+    if trust.trust != "distributed":
+        return
+    # Each client's part of a sum must be hidden behind the noise of the other clients.
     unmet = unmet_conditions(secure)
     if unmet and (secure or {}).get("simulated_non_collusion") is False:
         yield (
@@ -119,3 +105,14 @@ def _objections_to_sums(trust: TrustFacts, secure: Mapping[str, Any] | None) -> 
             f"the ledger of client {trust.unexplained} claims more noise than the shares of "
             f"{trust.honest_clients} honest clients have"
         )
+
+
+def unmet_conditions(secure: Mapping[str, Any] | None) -> list[str]:
+    """Return the conditions of a guarantee against an active server that are not recorded as met.
+
+    Args:
+        secure: recorded facts on secure aggregation; None without it.
+    """
+    trust = (secure or {}).get("trust")
+    met = trust.get("conditions", {}) if isinstance(trust, Mapping) else {}
+    return [name for name in UNMET_CONDITIONS if met.get(name) is not True]
