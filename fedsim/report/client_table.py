@@ -92,7 +92,9 @@ def client_table(facts: Facts, rows: ClientRows, lost: Mapping[int, int]) -> Cli
     order = list(range(len(rows)))
     if len(rows) > MAX_CLIENTS:
         order.sort(key=lambda place: (-facts.clients[place].epsilon, facts.clients[place].client))
-    largest = clients_above_others(facts)
+    # None is marked where all share the largest ε.
+    tied = len(facts.worst_clients) == len(facts.clients)
+    largest = frozenset(() if tied else facts.worst_clients)
     places = client_places("page", rows)
     # Many clients share a value: each is written once.
     texts = {name: cache(place.text) for name, place in places.items() if name not in _IDENTITY}
@@ -197,12 +199,6 @@ def _headings(facts: Facts, headings: dict[str, str]) -> dict[str, str]:
         for name in ("epsilon", "epsilon_rdp"):
             headings[name] = f"reported {headings[name]}"
     return {**headings, "notes": "notes"}
-
-
-def clients_above_others(facts: Facts) -> frozenset[int]:
-    """Return the clients whose printed ε is the largest; none if all have the same ε."""
-    largest = facts.worst_clients
-    return frozenset() if len(largest) == len(facts.clients) else frozenset(largest)
 
 
 def _spend_notes(
