@@ -4,7 +4,7 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,7 +13,7 @@ import yaml
 from fedsim.comparison.comparison_result import ComparisonResult, write_comparison, write_settings
 from fedsim.comparison.differences import Baseline, unit_problems
 from fedsim.comparison.given_runs import (
-    GivenVariant,
+    GivenVariants,
     find_runs,
     group_runs,
     read_given,
@@ -234,7 +234,15 @@ def _conclude(
     outcomes = [read_outcome(job, directory, failures.get(index)) for index, job in enumerate(jobs)]
     if interrupted and not any(outcome.is_finished for outcome in outcomes):
         raise KeyboardInterrupt
-    results = summarise(comparison, outcomes)
+    results = summarise(
+        comparison.name,
+        outcomes,
+        metric=comparison.settings.metric,
+        baseline=comparison.baseline,
+        seeds=comparison.seeds,
+        settings={variant.name: variant.settings for variant in comparison.variants},
+        changes={variant.name: variant.changes for variant in comparison.variants},
+    )
     arms = {variant.name: variant.arm for variant in comparison.variants if variant.arm is not None}
     results = replace(
         results,
@@ -305,17 +313,6 @@ _NAMED = 3
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._=+-]+")
 
 
-@dataclass(frozen=True)
-class GivenComparison:
-    """Existing runs that are compared, grouped into variants."""
-
-    name: str
-    metric: str | None
-    baseline: Baseline
-    seeds: tuple[int, ...]
-    variants: tuple[GivenVariant, ...]
-
-
 def compare_runs(
     runs: Sequence[str | Path],
     *,
@@ -350,48 +347,49 @@ def compare_runs(
     problems = list(test_set_problems(variants))
     if problems:
         raise ComparisonError("\n".join(problems))
-    names = [variant.name for variant in variants]
-    directory = Path(out) if out is not None else Path("runs") / _directory_name(names)
+    directory = Path(out) if out is not None else Path("runs") / _directory_name(list(variants))
     _prepare(directory)
-    comparison = GivenComparison(
-        name=directory.name,
+    compared = [run for runs in variants.values() for run in runs]
+    results = summarise(
+        directory.name,
+        _outcomes(variants, directory),
         metric=metric,
         baseline=_baseline(variants, baseline),
-        seeds=tuple(sorted({run.seed for variant in variants for run in variant.runs})),
-        variants=variants,
+        seeds=tuple(sorted({run.seed for run in compared})),
+        settings={name: runs[0].settings for name, runs in variants.items()},
     )
-    results = summarise(comparison, list(_outcomes(variants, directory)))
     results = replace(results, remarks=(*left_out, *repeated))
-    paths = [run.path for variant in variants for run in variant.runs]
-    result = ComparisonResult(directory, results, tuning_of_runs(results, paths), False)
+    tuning = tuning_of_runs(results, [run.path for run in compared])
+    result = ComparisonResult(directory, results, tuning, False)
     directory.mkdir(parents=True, exist_ok=True)
-    _write_settings(comparison, directory)
+    _write_settings(results, metric, variants, directory)
     write_comparison(result)
     write_page(result)
     return result
 
 
-def _outcomes(variants: Sequence[GivenVariant], directory: Path) -> Sequence[RunOutcome]:
+def _outcomes(variants: GivenVariants, directory: Path) -> Sequence[RunOutcome]:
     return [
         read_run(
             run.directory,
             experiment=run.experiment,
-            variant=variant.name,
+            variant=name,
             path=Path(os.path.relpath(run.path, directory)).as_posix(),
             pair_digests=shared_digests(run),
         )
-        for variant in variants
-        for run in variant.runs
+        for name, runs in variants.items()
+        for run in runs
     ]
 
 
-def _baseline(variants: Sequence[GivenVariant], asked: str | None) -> Baseline:
+def _baseline(variants: GivenVariants, asked: str | None) -> Baseline:
     """Return the baseline, or the baseline of each privacy unit if the variants have two units.
 
     Raises:
         ComparisonError: the baseline does not exist, or a unit has no baseline.
     """
-    units = {variant.name: variant.unit for variant in variants}
+    experiments = {name: runs[0].experiment for name, runs in variants.items()}
+    units = {name: entry.privacy and entry.privacy.unit for name, entry in experiments.items()}
     if asked is not None and asked not in units:
         hint = did_you_mean(asked, units) or f"; there are {', '.join(units)}"
         raise ComparisonError(f"there is no variant {asked!r}{hint}")
@@ -438,21 +436,18 @@ def _prepare(directory: Path) -> None:
         )
 
 
-def _write_settings(comparison: GivenComparison, directory: Path) -> None:
+def _write_settings(
+    results: Results, metric: str | None, variants: GivenVariants, directory: Path
+) -> None:
     """Write `comparison.yaml`, which lists the runs, so that the directory stands for them."""
     content = {
-        "name": comparison.name,
-        "metric": comparison.metric,
-        "baseline": comparison.baseline
-        if isinstance(comparison.baseline, str)
-        else dict(comparison.baseline),
+        "name": results.name,
+        "metric": metric,
+        "baseline": results.baseline,
         "variants": {
-            variant.name: {run.seed: str(run.path) for run in variant.runs}
-            for variant in comparison.variants
+            name: {run.seed: str(run.path) for run in runs} for name, runs in variants.items()
         },
-        "runs": [
-            str(run.path.resolve()) for variant in comparison.variants for run in variant.runs
-        ],
+        "runs": [str(run.path.resolve()) for runs in variants.values() for run in runs],
     }
     text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     RunDirectory(directory).write_text(MARKER, text)

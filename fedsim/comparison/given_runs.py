@@ -6,8 +6,8 @@ Runs that differ only in the seed form one variant. Scores on different test set
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -152,34 +152,11 @@ _SEED_ENDING = re.compile(r"[-_.=]*(seed|s)?[-_.=]*\Z")
 _SEED_DIRECTORY = re.compile(r"(seed|s)?[-_.=]*\d+\Z")
 
 
-@dataclass(frozen=True)
-class GivenVariant:
-    """A variant that consists of existing runs which differ only in the seed.
-
-    Attributes:
-        name: name of the variant in results.
-        runs: the runs, one for each seed.
-        changes: changes to a base experiment; always empty, since the runs have no common base
-            experiment.
-    """
-
-    name: str
-    runs: tuple[GivenRun, ...]
-    changes: dict[str, object] = field(default_factory=dict)
-
-    @property
-    def settings(self) -> dict[str, object]:
-        """The settings that the runs share: all except seed and name."""
-        return self.runs[0].settings
-
-    @property
-    def unit(self) -> str | None:
-        """The privacy unit, `example` or `client`; None without privacy settings."""
-        privacy = self.runs[0].experiment.privacy
-        return None if privacy is None else privacy.unit
+GivenVariants = Mapping[str, tuple[GivenRun, ...]]
+"""Variants by name: the runs of a variant differ only in the seed."""
 
 
-def group_runs(runs: Sequence[GivenRun]) -> tuple[tuple[GivenVariant, ...], list[str]]:
+def group_runs(runs: Sequence[GivenRun]) -> tuple[GivenVariants, list[str]]:
     """Return the variants in the order of their first runs, and a sentence for each repeated run.
 
     A second run of the same experiment with the same seed is left out, as it adds no seed.
@@ -205,21 +182,16 @@ def group_runs(runs: Sequence[GivenRun]) -> tuple[tuple[GivenVariant, ...], list
             f"{run.path} is left out: it has the settings and the seed of {first.path}, and a "
             "repeated run is no new seed."
         )
-    variants = [
-        GivenVariant("", tuple(group[seed] for seed in sorted(group))) for group in groups.values()
-    ]
-    names = _names(variants)
-    return tuple(
-        replace(variant, name=name) for variant, name in zip(variants, names, strict=True)
-    ), repeated
+    variants = [tuple(group[seed] for seed in sorted(group)) for group in groups.values()]
+    return dict(zip(_names(variants), variants, strict=True)), repeated
 
 
-def _names(variants: Sequence[GivenVariant]) -> list[str]:
+def _names(variants: Sequence[Sequence[GivenRun]]) -> list[str]:
     """Return unique names of variants, from their directories or else from differing settings."""
-    names = [_directory_name(variant.runs) for variant in variants]
+    names = [_directory_name(runs) for runs in variants]
     if all(names) and len(set(names)) == len(names):
         return names
-    numbered = {str(number): variant.settings for number, variant in enumerate(variants)}
+    numbered = {str(number): runs[0].settings for number, runs in enumerate(variants)}
     table = settings_table(numbered)
     labels = [_settings_name(table, key) or name for key, name in zip(numbered, names, strict=True)]
     return [
@@ -266,38 +238,35 @@ def shared_digests(run: GivenRun) -> dict[str, str]:
     }
 
 
-def test_set_problems(variants: Sequence[GivenVariant]) -> Iterator[str]:
+def test_set_problems(variants: GivenVariants) -> Iterator[str]:
     """Yield a message for each variant whose test set differs from that of the first variant.
 
     Runs with the same seed must have the same test targets. If two variants have no seed in common,
     they must have the same settings of the test set.
     """
-    first, *others = variants
-    for other in others:
-        problem = _problem(first, other)
+    (first, runs), *others = variants.items()
+    for name, other in others:
+        problem = _problem(runs, other)
         if problem is not None:
             yield (
-                f"{first.name} and {other.name} {problem}, so their scores cannot be compared; "
+                f"{first} and {name} {problem}, so their scores cannot be compared; "
                 "compare runs with one test set"
             )
 
 
-def _problem(first: GivenVariant, other: GivenVariant) -> str | None:
-    pairs = [(a, b) for a in first.runs for b in other.runs if a.seed == b.seed]
+def _problem(first: Sequence[GivenRun], other: Sequence[GivenRun]) -> str | None:
+    pairs = [(a, b) for a in first for b in other if a.seed == b.seed]
+    differing = _differing(first[0].settings, other[0].settings)
     for a, b in pairs:
         if a.inputs["test"] != b.inputs["test"]:
-            return f"have different test sets ({a.path} and {b.path}){_differing(first, other)}"
-    if pairs:
-        return None
-    differing = _differing(first, other)
-    return f"have different test sets{differing}" if differing else None
+            return f"have different test sets ({a.path} and {b.path}){differing}"
+    return f"have different test sets{differing}" if differing and not pairs else None
 
 
-def _differing(first: GivenVariant, other: GivenVariant) -> str:
+def _differing(first: Mapping[str, object], other: Mapping[str, object]) -> str:
     changes = [
-        f"{key}: {setting_text(first.settings.get(key))} and "
-        f"{setting_text(other.settings.get(key))}"
-        for key in dict.fromkeys([*first.settings, *other.settings])
-        if key.startswith(_TEST_SETTINGS) and first.settings.get(key) != other.settings.get(key)
+        f"{key}: {setting_text(first.get(key))} and {setting_text(other.get(key))}"
+        for key in {**first, **other}
+        if key.startswith(_TEST_SETTINGS) and first.get(key) != other.get(key)
     ]
     return f": {'; '.join(changes)}" if changes else ""

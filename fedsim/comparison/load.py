@@ -93,14 +93,6 @@ class LoadedComparison:
     variants: tuple[LoadedVariant, ...]
 
     @property
-    def metric(self) -> str | None:
-        """Name of the compared metric; None means that it is chosen automatically.
-
-        The automatic choice is a metric that all runs have, if possible the main metric.
-        """
-        return self.settings.metric
-
-    @property
     def baseline(self) -> Baseline:
         """Name of the baseline variant, or a mapping from privacy unit to the name of its baseline.
 

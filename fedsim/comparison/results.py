@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any
 
 from fedsim.accountant.trust import CLAIMED_AGAINST
 from fedsim.comparison.differences import (
@@ -30,62 +31,6 @@ from fedsim.runs.files import SCHEMAS
 
 _MAX_REASONS = 10
 _PREFERRED = ("test_accuracy", "test_r2", "test_loss")
-
-
-class ComparedVariant(Protocol):
-    """Protocol of a compared variant, which comes from a comparison file or from existing runs."""
-
-    @property
-    def name(self) -> str:
-        """Name of the variant in results."""
-        ...
-
-    @property
-    def changes(self) -> Mapping[str, object]:
-        """Changes to the base experiment, as `{"key.path": value}`; empty for existing runs."""
-        ...
-
-    @property
-    def settings(self) -> Mapping[str, object]:
-        """All settings except name and seed, as `{"key.path": value}`."""
-        ...
-
-    @property
-    def unit(self) -> str | None:
-        """The privacy unit, `example` or `client`; None without privacy settings."""
-        ...
-
-
-class Compared(Protocol):
-    """Protocol of a loaded comparison, which is a comparison file or a set of existing runs."""
-
-    @property
-    def name(self) -> str:
-        """Name of the comparison."""
-        ...
-
-    @property
-    def metric(self) -> str | None:
-        """Name of the compared metric; None means that it is chosen automatically.
-
-        The automatic choice is a metric that all runs have, if possible the main metric.
-        """
-        ...
-
-    @property
-    def baseline(self) -> Baseline:
-        """Name of the baseline variant, or a mapping from privacy unit to the unit's baseline."""
-        ...
-
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        """The seeds that any variant was run with."""
-        ...
-
-    @property
-    def variants(self) -> Sequence[ComparedVariant]:
-        """The variants in the order of the results."""
-        ...
 
 
 class ComparisonError(InputError):
@@ -273,12 +218,29 @@ class Results:
         }
 
 
-def summarise(comparison: Compared, outcomes: Sequence[RunOutcome]) -> Results:
+def summarise(
+    name: str,
+    outcomes: Sequence[RunOutcome],
+    *,
+    metric: str | None,
+    baseline: Baseline,
+    seeds: tuple[int, ...],
+    settings: Mapping[str, Mapping[str, object]],
+    changes: Mapping[str, Mapping[str, object]] = MappingProxyType({}),
+) -> Results:
     """Return the means, differences and tests of a comparison from the results of its runs.
 
     Args:
-        comparison: the compared variants, baseline and metric.
+        name: name of the comparison.
         outcomes: the results of all single runs.
+        metric: name of the compared metric; None means one that all runs have, if possible the main
+            metric.
+        baseline: name of the baseline variant, or a mapping from privacy unit to the unit's
+            baseline.
+        seeds: the seeds that any variant was run with.
+        settings: all settings except name and seed of each variant by name, as
+            `{"key.path": value}`, in the order of the results.
+        changes: changes to the base experiment of each variant that has one, by name.
 
     Raises:
         ComparisonError: runs lack the compared metric, or have no metric in common.
@@ -287,38 +249,37 @@ def summarise(comparison: Compared, outcomes: Sequence[RunOutcome]) -> Results:
     finished = [outcome for outcome in outcomes if outcome.is_finished]
     if not finished:
         raise NothingFinishedError(_nothing_finished(outcomes))
-    metric = _metric(comparison.metric, finished)
+    metric = _metric(metric, finished)
     by_name = {
-        variant.name: tuple(outcome for outcome in outcomes if outcome.variant == variant.name)
-        for variant in comparison.variants
+        variant: tuple(outcome for outcome in outcomes if outcome.variant == variant)
+        for variant in settings
     }
-    units = {variant.name: variant.unit for variant in comparison.variants}
-    compared = [pair for group in group_by_unit(units, comparison.baseline) for pair in group.pairs]
-    settings = {variant.name: variant.settings for variant in comparison.variants}
+    units = {variant: runs[0].unit for variant, runs in by_name.items()}
+    compared = [pair for group in group_by_unit(units, baseline) for pair in group.pairs]
     unfit = unfit_variants(metric, by_name, settings)
     useless = {entry.variant for entry in unfit}
     pairs = {
-        name: _paired(by_name[name], by_name[base], metric)
-        for name, base in compared
+        variant: _paired(by_name[variant], by_name[base], metric)
+        for variant, base in compared
         if base not in useless
     }
     adjusted = dict(
         zip(pairs, holm([pair and pair[1].t_p for pair in pairs.values()]), strict=True)
     )
     variants = []
-    for variant in comparison.variants:
-        pair = pairs.get(variant.name)
-        difference = None if pair is None else Difference(*pair, holm_p=adjusted[variant.name])
-        variants.append(_variant(variant.name, variant.changes, by_name[variant.name], difference))
+    for variant, runs in by_name.items():
+        pair = pairs.get(variant)
+        difference = None if pair is None else Difference(*pair, holm_p=adjusted[variant])
+        variants.append(_variant(variant, changes.get(variant, {}), runs, difference))
     digests = {
-        name: {run.seed: run.pair_digests for run in runs if run.is_finished}
-        for name, runs in by_name.items()
+        variant: {run.seed: run.pair_digests for run in runs if run.is_finished}
+        for variant, runs in by_name.items()
     }
     return Results(
-        name=comparison.name,
+        name=name,
         metric=metric,
-        baseline=comparison.baseline,
-        seeds=comparison.seeds,
+        baseline=baseline,
+        seeds=seeds,
         variants=tuple(variants),
         pair_check=check_pairs(digests, compared),
         settings=settings_table(settings),

@@ -66,7 +66,7 @@ def load_candidates(comparison: LoadedComparison, tune: TuneSettings) -> Candida
             "base": comparison.written_base,
             "seeds": _other_seeds(comparison.seeds, tune.seeds),
             "baseline": _renamed(comparison.baseline, first),
-            "metric": comparison.metric,
+            "metric": comparison.settings.metric,
             "variants": variants,
         }
     )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.comparison.load import LoadedComparison, load_comparison
+from fedsim.comparison.load import load_comparison
 from fedsim.comparison.outcomes import RunOutcome
 from fedsim.comparison.results import ComparisonError, NothingFinishedError, Results, summarise
 from fedsim.comparison.text import notes_of
@@ -37,23 +37,22 @@ def outcome(
     )
 
 
-@pytest.fixture
-def comparison(directory: Path) -> LoadedComparison:
-    text = (directory / "compare.yaml").read_text().replace("seeds: 2", "seeds: 3")
-    text += "  more: {local.steps: 2}\n"
-    (directory / "compare.yaml").write_text(text)
-    return load_comparison(directory / "compare.yaml")
+def summarised(outcomes: list[RunOutcome], metric: str | None = None) -> Results:
+    names = dict.fromkeys(run.variant for run in outcomes)
+    seeds = tuple(dict.fromkeys(run.seed for run in outcomes))
+    settings = {name: {"local.steps": 1} for name in names}
+    return summarise(
+        "tiny", outcomes, metric=metric, baseline="plain", seeds=seeds, settings=settings
+    )
 
 
 def runs(name: str, *values: float | None) -> list[RunOutcome]:
     return [outcome(name, seed, value) for seed, value in enumerate(values)]
 
 
-def test_each_variant_has_mean_difference_and_its_largest_epsilon(
-    comparison: LoadedComparison,
-) -> None:
+def test_each_variant_has_mean_difference_and_its_largest_epsilon() -> None:
     plain, dp = runs("plain", 0.9, 0.8, 0.7), runs("dp", 0.7, 0.65, 0.6)
-    found = summarise(comparison, [*plain, *dp, *runs("more", 0.9, 0.8, 0.7)])
+    found = summarised([*plain, *dp, *runs("more", 0.9, 0.8, 0.7)])
     assert found.metric == "test_accuracy"
     first, second, third = found.variants
     assert (first.difference, first.epsilon) == (None, None)
@@ -67,12 +66,10 @@ def test_each_variant_has_mean_difference_and_its_largest_epsilon(
     assert any("adjusted for 2 comparisons" in note for note in notes_of(found))
 
 
-def test_only_seeds_that_both_finished_are_paired_and_the_others_are_named(
-    comparison: LoadedComparison,
-) -> None:
+def test_only_seeds_that_both_finished_are_paired_and_the_others_are_named() -> None:
     plain = [*runs("plain", 0.9, 0.8), outcome("plain", 2, None, status="failed")]
     dp = [outcome("dp", 0, 0.5, status="interrupted"), *runs("dp", 0.5, 0.6, 0.7)[1:]]
-    found = summarise(comparison, [*plain, *dp, *runs("more", 0.9, None, 0.7)])
+    found = summarised([*plain, *dp, *runs("more", 0.9, None, 0.7)])
     _, second, third = found.variants
     assert second.difference is not None
     assert second.difference.seeds == (1,)
@@ -86,18 +83,15 @@ def test_only_seeds_that_both_finished_are_paired_and_the_others_are_named(
     assert second.epsilon == 6.0  # of finished runs only
 
 
-def test_an_infinite_epsilon_is_not_hidden_by_finite_ones(comparison: LoadedComparison) -> None:
+def test_an_infinite_epsilon_is_not_hidden_by_finite_ones() -> None:
     dp = runs("dp", 0.5, 0.6, 0.7)
     dp[1] = replace(dp[1], epsilon=None)
-    found = summarise(comparison, [*runs("plain", 0.9, 0.8, 0.7), *dp, *runs("more", 1, 1, 1)])
+    found = summarised([*runs("plain", 0.9, 0.8, 0.7), *dp, *runs("more", 1, 1, 1)])
     assert found.variants[1].epsilon is None
 
 
-def test_one_seed_is_said_to_show_nothing_about_chance(directory: Path) -> None:
-    text = (directory / "compare.yaml").read_text().replace("seeds: 2", "seeds: 1")
-    (directory / "compare.yaml").write_text(text)
-    loaded = load_comparison(directory / "compare.yaml")
-    found = summarise(loaded, [outcome("plain", 0, 0.9), outcome("dp", 0, 0.8)])
+def test_one_seed_is_said_to_show_nothing_about_chance() -> None:
+    found = summarised([outcome("plain", 0, 0.9), outcome("dp", 0, 0.8)])
     assert notes_of(found) == [
         "There is one seed, so there are no intervals and no tests: run more seeds."
     ]
@@ -108,48 +102,41 @@ def test_one_seed_is_said_to_show_nothing_about_chance(directory: Path) -> None:
 
 def test_a_metric_that_the_runs_lack_is_refused_with_those_they_have(directory: Path) -> None:
     file = directory / "compare.yaml"
-    loaded = load_comparison(file)
-    settings = loaded.settings.model_copy(update={"metric": "test_r2"})
-    loaded = replace(loaded, settings=settings)
     file.write_text(file.read_text() + "metric: test_r2\n")
     with pytest.raises(ExperimentError, match=r"metric: variant 'plain' has no test_r2; it has"):
         load_comparison(file)
     both = [*runs("plain", 0.9, 0.8), *runs("dp", 0.9, 0.8)]
     with pytest.raises(ComparisonError, match="no test_r2; they have test_loss, test_accuracy"):
-        summarise(loaded, both)
+        summarised(both, "test_r2")
 
 
-def test_regressions_are_compared_by_r2(directory: Path) -> None:
-    from dataclasses import replace
-
-    loaded = load_comparison(directory / "compare.yaml")
+def test_regressions_are_compared_by_r2() -> None:
     both = [
         replace(one, metrics={"test_loss": 1.0, "test_mse": 1.0, "test_r2": 0.3})
         for one in [*runs("plain", 0, 0), *runs("dp", 0, 0)]
     ]
-    assert summarise(loaded, both).metric == "test_r2"
+    assert summarised(both).metric == "test_r2"
 
 
-def test_nothing_finished_says_why(comparison: LoadedComparison) -> None:
+def test_nothing_finished_says_why() -> None:
     with pytest.raises(NothingFinishedError) as caught:
-        summarise(comparison, [outcome("dp", 0, None, status="failed")])
+        summarised([outcome("dp", 0, None, status="failed")])
     assert str(caught.value).splitlines() == [
         "no run was finished, so there is nothing to compare",
         "runs/dp/seed-0: it broke",
     ]
 
 
-def test_the_result_is_valid_json_without_nan(comparison: LoadedComparison) -> None:
+def test_the_result_is_valid_json_without_nan() -> None:
     import json
 
-    found: Results = summarise(
-        comparison,
+    found = summarised(
         [*runs("plain", 0.9, None, 0.7), *runs("dp", 0.5, 0.5, 0.5), *runs("more", 1.0, 1.0, 1.0)],
     )
     assert json.loads(json.dumps(found.to_json(), allow_nan=False))["confidence"] == 0.95
 
 
-def test_variants_without_a_common_metric_are_refused(comparison: LoadedComparison) -> None:
+def test_variants_without_a_common_metric_are_refused() -> None:
     found = [outcome("plain", 0, 0.9), replace(outcome("dp", 0, 0.8), metrics={"test_mse": 1.0})]
     with pytest.raises(ComparisonError, match="no metric in common: plain has test_loss, test_acc"):
-        summarise(comparison, found)
+        summarised(found)

@@ -101,26 +101,16 @@ class Variant:
         )
 
 
-@dataclass(frozen=True)
-class Given:
-    """A comparison of variants."""
-
-    variants: Sequence[Variant]
-    metric: str | None = "test_accuracy"
-    name: str = "given"
-
-    @property
-    def baseline(self) -> str:
-        return self.variants[0].name
-
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        return tuple(range(len(self.variants[0].accuracies)))
-
-
 def compared(*variants: Variant, metric: str = "test_accuracy") -> Results:
     runs = [one.outcome(seed) for one in variants for seed in range(len(one.accuracies))]
-    return summarise(Given(variants, metric), runs)
+    return summarise(
+        "given",
+        runs,
+        metric=metric,
+        baseline=variants[0].name,
+        seeds=tuple(range(len(variants[0].accuracies))),
+        settings={one.name: one.settings for one in variants},
+    )
 
 
 def only(results: Results) -> UnfitVariant:
