@@ -57,21 +57,21 @@ class RunOutcome:
     seed: int
     path: str
     status: str
-    reason: str | None
-    reused: bool
-    metrics: Mapping[str, float | None]
-    is_private: bool
-    epsilon: float | None
-    delta: float | None
-    seconds: float
-    rounds: tuple[Mapping[str, Any], ...]
-    clients: tuple[Mapping[str, Any], ...]
-    client_metrics: tuple[Mapping[str, Any], ...]
-    pair_digests: Mapping[str, str]
+    reason: str | None = None
+    reused: bool = False
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    is_private: bool = False
+    epsilon: float | None = None
+    delta: float | None = None
     trust: str | None = None
     unit: str | None = None
     certificates: Mapping[str, float | None] = field(default_factory=dict)
     adjacency: str | None = None
+    seconds: float = 0.0
+    rounds: tuple[Mapping[str, Any], ...] = ()
+    clients: tuple[Mapping[str, Any], ...] = ()
+    client_metrics: tuple[Mapping[str, Any], ...] = ()
+    pair_digests: Mapping[str, str] = field(default_factory=dict)
     scores: Scores | None = None
     main_metric: str | None = None
     constant_metrics: Mapping[str, float] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -75,34 +76,63 @@ class VariantResult:
     Attributes:
         name: name of the variant.
         changes: the variant's changes to the base experiment.
-        is_private: whether the variant's clients trained with differential privacy.
         outcomes: results of the single runs, one for each seed.
-        metrics: mean of each metric over the finished seeds.
         difference: difference from the baseline in the compared metric. None for the baseline
             itself, if no seed finished in both, or if the baseline is useless (see
             `Results.unfit`).
-        epsilon: the largest ε of any client in any run of the variant; None if infinite or not
-            private.
-        delta: the largest δ of any run of the variant; None if not private.
-        seconds: mean time of a run in seconds; None if no run finished.
-        trust: trust model in which ε holds; None if not private.
-        unit: privacy unit that ε protects, `example` or `client`; None if not private.
-        certificates: the largest ε of any run against each observer (adversary), by the observer's
-            name; a value is None if infinite.
     """
 
     name: str
     changes: Mapping[str, object]
-    is_private: bool
     outcomes: tuple[RunOutcome, ...]
-    metrics: Mapping[str, Estimate]
     difference: Difference | None
-    epsilon: float | None
-    delta: float | None
-    seconds: Estimate | None
-    trust: str | None = None
-    unit: str | None = None
-    certificates: Mapping[str, float | None] = field(default_factory=dict)
+
+    @property
+    def is_private(self) -> bool:
+        """Whether the variant's clients trained with differential privacy."""
+        return self.outcomes[0].is_private
+
+    @property
+    def trust(self) -> str | None:
+        """Trust model in which ε holds; None if not private."""
+        return self.outcomes[0].trust
+
+    @property
+    def unit(self) -> str | None:
+        """Privacy unit that ε protects, `example` or `client`; None without privacy settings."""
+        return self.outcomes[0].unit
+
+    @cached_property
+    def metrics(self) -> dict[str, Estimate]:
+        """Mean of each metric over the finished seeds."""
+        runs = self.finished_runs
+        names = dict.fromkeys(metric for run in runs for metric in run.metrics)
+        values = {metric: list(finite_values(runs, metric).values()) for metric in names}
+        return {metric: t_interval(numbers) for metric, numbers in values.items() if numbers}
+
+    @property
+    def epsilon(self) -> float | None:
+        """The largest ε of any client in any run; None if infinite or not private."""
+        return largest_of([run.epsilon for run in self.finished_runs])
+
+    @property
+    def delta(self) -> float | None:
+        """The largest δ of any run; None if not private."""
+        deltas = (run.delta for run in self.finished_runs if run.delta is not None)
+        return max(deltas, default=None)
+
+    @property
+    def seconds(self) -> Estimate | None:
+        """Mean time of a run in seconds; None if no run finished."""
+        seconds = [run.seconds for run in self.finished_runs]
+        return t_interval(seconds) if seconds else None
+
+    @property
+    def certificates(self) -> dict[str, float | None]:
+        """The largest ε of any run against each observer (adversary), by name; None: infinite."""
+        entries = [run.certificates for run in self.finished_runs]
+        names = dict.fromkeys(name for entry in entries for name in entry)
+        return {name: largest_of([entry.get(name) for entry in entries]) for name in names}
 
     @property
     def observer(self) -> str | None:
@@ -124,7 +154,7 @@ class VariantResult:
             "unit": self.unit,
             "epsilon": self.epsilon,
             "against": self.observer,
-            "certificates": dict(self.certificates),
+            "certificates": self.certificates,
             "delta": self.delta,
             "metrics": {name: vars(estimate) for name, estimate in self.metrics.items()},
             "difference": None if self.difference is None else self.difference.to_json(),
@@ -266,11 +296,11 @@ def summarise(
     adjusted = dict(
         zip(pairs, holm([pair and pair[1].t_p for pair in pairs.values()]), strict=True)
     )
-    variants = []
-    for variant, runs in by_name.items():
-        pair = pairs.get(variant)
-        difference = None if pair is None else Difference(*pair, holm_p=adjusted[variant])
-        variants.append(_variant(variant, changes.get(variant, {}), runs, difference))
+    differences = {
+        variant: Difference(*pair, holm_p=adjusted[variant])
+        for variant, pair in pairs.items()
+        if pair is not None
+    }
     digests = {
         variant: {run.seed: run.pair_digests for run in runs if run.is_finished}
         for variant, runs in by_name.items()
@@ -280,7 +310,10 @@ def summarise(
         metric=metric,
         baseline=baseline,
         seeds=seeds,
-        variants=tuple(variants),
+        variants=tuple(
+            VariantResult(variant, changes.get(variant, {}), runs, differences.get(variant))
+            for variant, runs in by_name.items()
+        ),
         pair_check=check_pairs(digests, compared),
         settings=settings_table(settings),
         unfit=unfit,
@@ -324,37 +357,3 @@ def _paired(
         return None
     pairs = paired_difference([mine[seed] for seed in seeds], [other[seed] for seed in seeds])
     return seeds, pairs
-
-
-def _variant(
-    name: str,
-    changes: Mapping[str, object],
-    outcomes: tuple[RunOutcome, ...],
-    difference: Difference | None,
-) -> VariantResult:
-    finished = [run for run in outcomes if run.is_finished]
-    names = list(dict.fromkeys(metric for run in finished for metric in run.metrics))
-    values = {metric: list(finite_values(finished, metric).values()) for metric in names}
-    return VariantResult(
-        name=name,
-        changes=changes,
-        is_private=outcomes[0].is_private,
-        outcomes=outcomes,
-        metrics={metric: t_interval(numbers) for metric, numbers in values.items() if numbers},
-        difference=difference,
-        epsilon=largest_of([run.epsilon for run in finished]),
-        delta=max((run.delta for run in finished if run.delta is not None), default=None),
-        seconds=t_interval([run.seconds for run in finished]) if finished else None,
-        trust=outcomes[0].trust,
-        unit=outcomes[0].unit,
-        certificates=_largest([run.certificates for run in finished]),
-    )
-
-
-def _largest(certificates: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
-    """Return the largest ε of any run by observer; None if one of them is infinite."""
-    observers = dict.fromkeys(name for certificate in certificates for name in certificate)
-    return {
-        observer: largest_of([certificate.get(observer) for certificate in certificates])
-        for observer in observers
-    }

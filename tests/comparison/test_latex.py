@@ -24,7 +24,8 @@ def test_names_are_escaped_and_different_deltas_are_a_column(compared: Compariso
         r"a\_b\&50\%\#\{x\}\textasciicircum{}\textasciitilde{}\textbackslash{}\$"
     )
     plain, dp = compared.results.variants
-    other = replace(dp, name="dp_2", delta=1e-5)
+    runs = tuple(replace(run, delta=1e-5) for run in dp.outcomes)
+    other = replace(dp, name="dp_2", outcomes=runs)
     text = latex_tables(replace(compared.results, variants=(plain, dp, other)))
     assert r"dp\_2 & $\le 8$ & $10^{-5}$" in text
     assert r"$0.0001$" in text

@@ -24,15 +24,10 @@ def outcome(
         path=f"runs/{variant}/seed-{seed}",
         status=status,
         reason="it broke" if status == "failed" else None,
-        reused=False,
         metrics={"test_loss": 0.5, "test_accuracy": value, **more},
         is_private=private,
         epsilon=4.0 + seed if private else None,
         delta=1e-4 if private else None,
-        seconds=2.0,
-        rounds=(),
-        clients=(),
-        client_metrics=(),
         pair_digests=PAIRING,
     )
 

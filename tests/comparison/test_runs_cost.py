@@ -19,7 +19,6 @@ from fedsim.comparison.outcomes import RunOutcome
 from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.runs_cost import Tuning, tuning_cost
 from fedsim.comparison.settings import SelectSettings
-from fedsim.comparison.statistics import t_interval
 from fedsim.core.durable import GENESIS
 from fedsim.runs.files import SCHEMAS, DamagedRunError
 
@@ -55,23 +54,14 @@ def variant(name: str, accuracies: list[float], *, private: bool = True) -> Vari
             seed=seed,
             path=f"runs/{name}/seed-{seed}",
             status="completed",
-            reason=None,
-            reused=False,
             metrics={"test_accuracy": value, "test_loss": 1 - value},
             is_private=private,
-            epsilon=None,
             delta=DELTA if private else None,
-            seconds=1.0,
-            rounds=(),
-            clients=(),
             client_metrics=({"client": 0, "examples": 3, "client_accuracy": value},),
-            pair_digests={},
         )
         for seed, value in enumerate(accuracies)
     )
-    metrics = {"test_accuracy": t_interval(accuracies)}
-    delta = DELTA if private else None
-    return VariantResult(name, {}, private, runs, metrics, None, None, delta, None)
+    return VariantResult(name, {}, runs, None)
 
 
 def results(*variants: VariantResult) -> Results:
@@ -211,9 +201,7 @@ def test_a_candidate_without_privacy_leaves_no_guarantee(out: Path) -> None:
 def test_a_variant_that_lacks_a_seed_cannot_be_selected(out: Path) -> None:
     half = variant("a", [0.99])
     whole = variant("b", [0.5, 0.5])
-    broken = VariantResult(
-        "a", {}, True, (*half.outcomes, *failed(half)), half.metrics, None, None, DELTA, None
-    )
+    broken = VariantResult("a", {}, (*half.outcomes, *failed(half)), None)
     select = SelectSettings(metric="test_accuracy", on="public_test")
     assert tuning_cost(results(broken, whole), out, select).selected == "b"
 

@@ -51,24 +51,7 @@ def scores(confusion: Sequence[Sequence[int]]) -> Scores:
 
 
 def outcome(variant: str, seed: int, found: Scores | None) -> RunOutcome:
-    return RunOutcome(
-        variant=variant,
-        seed=seed,
-        path="",
-        status="completed",
-        reason=None,
-        reused=False,
-        metrics={},
-        is_private=False,
-        epsilon=None,
-        delta=None,
-        seconds=1.0,
-        rounds=(),
-        clients=(),
-        client_metrics=(),
-        pair_digests={},
-        scores=found,
-    )
+    return RunOutcome(variant, seed, "", "completed", scores=found)
 
 
 @pytest.fixture
@@ -76,7 +59,7 @@ def results() -> Results:
     variants = []
     for name, confusion in CONFUSIONS.items():
         runs = tuple(outcome(name, seed, scores(confusion)) for seed in range(2))
-        variants.append(VariantResult(name, {}, False, runs, {}, None, None, None, None))
+        variants.append(VariantResult(name, {}, runs, None))
     return Results("c", "test_accuracy", "plain", (0, 1), tuple(variants), PairCheck({}, 2))
 
 

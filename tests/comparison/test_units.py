@@ -68,9 +68,6 @@ def mixed(compared: ComparisonResult) -> ComparisonResult:
         replace(
             dp,
             name=name,
-            trust=trust,
-            unit=unit,
-            certificates=certificates,
             difference=dp.difference if name in ("a-sums", "b-central") else None,
             outcomes=tuple(
                 replace(run, variant=name, trust=trust, unit=unit, certificates=certificates)
