@@ -327,15 +327,7 @@ def _expand(name: str, entry: Entry, base: Node | None, problems: list[Problem])
         return _one_at_a_time(name, fixed, axes, kind)
     if grid is None:
         return [Variant(name, name, tuple(fixed), kind)]
-    labels = axis_labels([axis[0].path for axis in axes])
-    named = [
-        [
-            (f"{label}={value_label(number, override.node)}", override)
-            for number, override in enumerate(axis)
-        ]
-        for label, axis in zip(labels, axes, strict=True)
-    ]
-    points = itertools.islice(itertools.product(*named), MAX_VARIANTS + 1)
+    points = itertools.islice(itertools.product(*_named(axes)), MAX_VARIANTS + 1)
     return [
         Variant(
             "-".join([name, *(text for text, _ in point)]),
@@ -391,20 +383,19 @@ def _one_at_a_time(
     name: str, fixed: list[Override], axes: list[list[Override]], arm: str | None
 ) -> list[Variant]:
     """Return the centre variant, and a variant for each value of each key that changes only it."""
+    variants = [Variant(name, name, tuple(fixed), arm)]
+    for label, override in itertools.chain(*_named(axes)):
+        others = (other for other in fixed if other.path != override.path)
+        variants.append(Variant(f"{name}-{label}", name, (*others, override), arm, centre=name))
+    return variants
+
+
+def _named(axes: list[list[Override]]) -> list[list[tuple[str, Override]]]:
+    """Return the overrides of each axis with their labels, such as `steps=1`."""
     labels = axis_labels([axis[0].path for axis in axes])
     return [
-        Variant(name, name, tuple(fixed), arm),
-        *(
-            Variant(
-                f"{name}-{label}={value_label(number, override.node)}",
-                name,
-                (*(other for other in fixed if other.path != override.path), override),
-                arm,
-                centre=name,
-            )
-            for label, axis in zip(labels, axes, strict=True)
-            for number, override in enumerate(axis)
-        ),
+        [(f"{label}={value_label(n, override.node)}", override) for n, override in enumerate(axis)]
+        for label, axis in zip(labels, axes, strict=True)
     ]
 
 

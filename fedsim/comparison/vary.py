@@ -7,7 +7,6 @@ which is loaded, run and written like any other.
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +30,7 @@ _NOISE_KEYS = (("privacy", "target_epsilon"), ("privacy", "noise_multiplier"))
 Vary = Mapping[str, Sequence[object]]
 
 
-@dataclass(frozen=True)
-class _Axis:
-    """The values of one varied key, each with its label for variants' names."""
-
-    path: tuple[str, ...]
-    values: tuple[tuple[str, Override], ...]
+_Axes = dict[tuple[str, ...], dict[str, Override]]  # by key path and label, such as steps=1
 
 
 def parse_vary(texts: Sequence[str], *, option: str = "--vary") -> dict[str, list[object]]:
@@ -120,31 +114,23 @@ def load_varied(
     content: dict[str, object] = {
         "name": _name(base, path, axes),
         "base": str(path),
-        "baseline": next(iter(variants), None),
+        "baseline": next(iter(variants.entries), None),
         **changes,
     }
-    tree = from_python(content, COMMAND_LINE, problems)
-    entries = {
-        name: Entry(
-            COMMAND_LINE,
-            _mapping({".".join(override.path): override.node for override in overrides}),
-        )
-        for name, overrides in variants.items()
-    }
-    whole = {**tree.entries, "variants": Entry(COMMAND_LINE, replace(tree, value=entries))}
+    entries = from_python(content, COMMAND_LINE, problems).entries
+    tree = _mapping({key: entry.node for key, entry in entries.items()} | {"variants": variants})
     centre = _BASE if one_at_a_time else None
-    whole_tree = replace(tree, value=whole)
     return load_tree(
-        whole_tree, Path(), "comparison", problems, overrides=fixed, centre=centre, given=given
+        tree, Path(), "comparison", problems, overrides=fixed, centre=centre, given=given
     )
 
 
-def _axes(vary: Vary, problems: list[Problem]) -> list[_Axis]:
+def _axes(vary: Vary, problems: list[Problem]) -> _Axes:
     paths = [tuple(key.split(".")) for key in vary]
     if all(path in paths for path in _NOISE_KEYS):
         message = "privacy.target_epsilon and privacy.noise_multiplier exclude each other: vary one"
         problems.append(COMMAND_LINE.problem(_NOISE_KEYS[0], message))
-    axes = []
+    axes: _Axes = {}
     for (key, values), path, label in zip(vary.items(), paths, axis_labels(paths), strict=True):
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
             message = f"the values to compare must be a list, got {value_text(values)}"
@@ -154,7 +140,7 @@ def _axes(vary: Vary, problems: list[Problem]) -> list[_Axis]:
             message = "every variant runs with every seed; use --seeds"
             problems.append(COMMAND_LINE.problem(path, message))
             continue
-        overrides: dict[str, Override] = {}
+        overrides = axes.setdefault(path, {})
         for number, value in enumerate(values):
             (override,) = parse_overrides({key: value}, problems) or (None,)
             if override is None:
@@ -163,15 +149,14 @@ def _axes(vary: Vary, problems: list[Problem]) -> list[_Axis]:
             if name in overrides:
                 problems.append(COMMAND_LINE.problem(path, f"{value_text(value)} is given twice"))
             overrides[name] = override
-        axes.append(_Axis(path, tuple(overrides.items())))
     return axes
 
 
 def _points(
-    axes: Sequence[_Axis], one_at_a_time: bool, problems: list[Problem]
+    axes: _Axes, one_at_a_time: bool, problems: list[Problem]
 ) -> list[tuple[tuple[str, Override], ...]]:
     """Return the (label, override) pairs of each variant; the unchanged file has none."""
-    sizes = [len(axis.values) for axis in axes]
+    sizes = [len(values) for values in axes.values()]
     total = 1 + sum(sizes) if one_at_a_time else math.prod(sizes)
     if total > MAX_VARIED:
         message = (
@@ -180,22 +165,23 @@ def _points(
         )
         raise ExperimentError([*problems, COMMAND_LINE.problem((), message)])
     if one_at_a_time:
-        return [(), *((value,) for axis in axes for value in axis.values)]
-    return list(itertools.product(*(axis.values for axis in axes)))
+        return [(), *((pair,) for values in axes.values() for pair in values.items())]
+    return list(itertools.product(*(values.items() for values in axes.values())))
 
 
 def _variants(
     points: Sequence[tuple[tuple[str, Override], ...]], fixed: Sequence[Override], base: Node
-) -> dict[str, list[Override]]:
-    """Return the overrides of each variant by name; equal variants appear once."""
-    variants: dict[str, list[Override]] = {}
+) -> Node:
+    """Return the entry `variants` of the comparison file; equal variants appear once."""
+    variants: dict[str, Node] = {}
     for point in points:
         named = _without_privacy(list(point))
         overrides = [
             new for _, override in named for new in _with_other_noise(override, base, fixed)
         ]
-        variants.setdefault("-".join(name for name, _ in named) or _BASE, overrides)
-    return variants
+        values = _mapping({".".join(override.path): override.node for override in overrides})
+        variants.setdefault("-".join(name for name, _ in named) or _BASE, values)
+    return _mapping(variants)
 
 
 def _without_privacy(point: list[tuple[str, Override]]) -> list[tuple[str, Override]]:
@@ -225,19 +211,17 @@ def _with_other_noise(override: Override, base: Node, fixed: Sequence[Override])
 
 
 def _refuse_comparison(base: Node, problems: list[Problem]) -> None:
-    entries = base.entries
-    if "base" in entries and "variants" in entries:
+    if {"base", "variants"} <= base.entries.keys():
         message = "this is a comparison, which has variants of its own; leave --vary out"
         problems.append(base.location.problem((), message))
 
 
-def _name(base: Node, path: Path, axes: Sequence[_Axis]) -> str:
+def _name(base: Node, path: Path, axes: _Axes) -> str:
     """Return the comparison's name: the experiment's name and the varied keys."""
     entry = base.entries.get("name")
-    title = (
-        entry.node.value if entry is not None and isinstance(entry.node.value, str) else path.stem
-    )
-    labels = axis_labels([axis.path for axis in axes])
+    name = None if entry is None else entry.node.value
+    title = name if isinstance(name, str) else path.stem
+    labels = axis_labels(list(axes))
     return f"{title}-by-{'-'.join(labels)}"[:_MAX_NAME_CHARACTERS]
 
 
