@@ -4,8 +4,7 @@ The page has one script, which sorts tables. The content security policy of the 
 of this script, so no other script can run, even if unescaped text from a file got into the page.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -50,41 +49,30 @@ from fedsim.runs.directory import RunDirectory
 _MAX_RUNS = 2000
 
 
-@dataclass(frozen=True)
-class TableCell:
-    """A table cell: the text, and the value by which rows are sorted; None comes last."""
-
-    text: str
-    value: float | str | None
+_MAX_GROUPS = 8  # columns of groups of test examples, such as hospitals
+_Cell = tuple[str, str, float | str | None]  # heading, text, and value to sort by; None comes last
 
 
-@dataclass(frozen=True)
-class TableRow:
-    """A table row of one variant, with the index of the variant's colour in all figures."""
-
-    name: str
-    series: int
-    cells: tuple[TableCell, ...]
-    link: str | None = None
-
-
-@dataclass(frozen=True)
-class PageTable:
-    """A table that readers can sort by each column; the first column has the variants' names.
+def _table(cells: Mapping[str, Sequence[_Cell]], series: Mapping[str, int]) -> dict[str, Any]:
+    """Return the template's table of variants, which readers can sort by each column.
 
     If all variants' names begin with the same setting key, such as `target_epsilon=`, the first
     column's heading is this key and its cells have only the rest of the names.
+
+    Args:
+        cells: cells of each variant by its name.
+        series: number of the colour of each variant in all figures.
     """
+    prefix = common_words(list(cells))
+    headings = [heading for heading, _, _ in next(iter(cells.values()))]
+    rows = [
+        {"name": name.removeprefix(prefix), "series": series[name], "cells": row, "link": None}
+        for name, row in cells.items()
+    ]
+    return {"headings": [prefix or "variant", *headings], "rows": rows}
 
-    headings: tuple[str, ...]
-    rows: tuple[TableRow, ...]
 
-
-_MAX_GROUPS = 8  # columns of groups of test examples, such as hospitals
-_Cells = Iterator[tuple[str, str, float | str | None]]
-
-
-def variants_table(results: Results, series: Mapping[str, int]) -> PageTable:
+def variants_table(results: Results, series: Mapping[str, int]) -> dict[str, Any]:
     """Return the table of the variants: mean, interval, difference to the baseline, and time.
 
     Further columns are added if they are needed: δ if it differs, and trust model and observer if a
@@ -94,21 +82,11 @@ def variants_table(results: Results, series: Mapping[str, int]) -> PageTable:
         results: the results.
         series: number of the colour of each variant.
     """
-    prefix = common_words([variant.name for variant in results.variants])
     cells = {variant.name: list(_cells(results, variant)) for variant in results.variants}
-    first = next(iter(cells.values()))
-    rows = (
-        TableRow(
-            name.removeprefix(prefix),
-            series[name],
-            tuple(TableCell(text, value) for _, text, value in row),
-        )
-        for name, row in cells.items()
-    )
-    return PageTable((prefix or "variant", *(heading for heading, _, _ in first)), tuple(rows))
+    return _table(cells, series)
 
 
-def _cells(results: Results, variant: VariantResult) -> _Cells:
+def _cells(results: Results, variant: VariantResult) -> Iterator[_Cell]:
     """Yield the heading, the text and the value to sort by of each cell of a variant."""
     difference, finished = variant.difference, len(variant.finished_runs)
     yield "guarantee", guarantee_text(variant), variant.epsilon if variant.is_private else None
@@ -137,7 +115,7 @@ def _cells(results: Results, variant: VariantResult) -> _Cells:
     yield "time", seconds_text(variant.seconds), variant.seconds and variant.seconds.mean
 
 
-def differences_table(results: Results, series: Mapping[str, int]) -> PageTable | None:
+def differences_table(results: Results, series: Mapping[str, int]) -> dict[str, Any] | None:
     """Return the table of the settings in which variants differ; None if all settings are equal.
 
     Args:
@@ -147,44 +125,46 @@ def differences_table(results: Results, series: Mapping[str, int]) -> PageTable 
     settings = results.settings.among(variant.name for variant in results.variants)
     if not settings.keys:
         return None
-    rows = []
-    prefix = common_words([variant.name for variant in results.variants])
-    for variant in (variant for variant in results.variants if variant.name in settings.values):
-        texts = [settings.text(variant.name, key) for key in settings.keys]
-        values = [settings.values[variant.name].get(key) for key in settings.keys]
-        cells = tuple(
-            TableCell(text, value if isinstance(value, int | float) else text)
-            for text, value in zip(texts, values, strict=True)
-        )
-        rows.append(TableRow(variant.name.removeprefix(prefix), series[variant.name], cells))
-    return PageTable((prefix or "variant", *settings.keys), tuple(rows))
+    cells: dict[str, list[_Cell]] = {}
+    for name, values in settings.values.items():
+        for key in settings.keys:
+            text, value = settings.text(name, key), values.get(key)
+            place = value if isinstance(value, int | float) else text
+            cells.setdefault(name, []).append((key, text, place))
+    return _table(cells, series)
 
 
-def runs_table(results: Results, series: Mapping[str, int]) -> PageTable:
+def runs_table(results: Results, series: Mapping[str, int]) -> dict[str, Any]:
     """Return the table of runs, each with a link to its report; at most the first `_MAX_RUNS` runs.
 
     Args:
         results: the results of all variants.
         series: index of each variant's colour, by the variant's name.
     """
-    metric = results.metric
-    rows = (_run_row(run, metric, series[run.variant]) for run in results.outcomes[:_MAX_RUNS])
-    headings = ("variant", "seed", "status", metric_words(metric), "guarantee", "rounds", "time")
-    return PageTable(headings, tuple(rows))
+    rows = [
+        {
+            "name": run.variant,
+            "series": series[run.variant],
+            "cells": _run_cells(run, results.metric),
+            "link": f"{quote(run.path)}/report.html",
+        }
+        for run in results.outcomes[:_MAX_RUNS]
+    ]
+    return {"headings": ["variant", *(heading for heading, _, _ in rows[0]["cells"])], "rows": rows}
 
 
-def _run_row(run: RunOutcome, metric: str, series: int) -> TableRow:
+def _run_cells(run: RunOutcome, metric: str) -> list[_Cell]:
     value = run.metrics.get(metric)
     epsilon = f"ε ≤ {epsilon_text(run.epsilon)}" if run.is_private and run.is_finished else "none"
-    cells = (
-        TableCell(str(run.seed), run.seed),
-        TableCell(run.status, run.status),
-        TableCell(metric_text(metric, value) if metric in run.metrics else "–", value),
-        TableCell(epsilon, run.epsilon),
-        TableCell(f"{len(run.rounds)}", len(run.rounds)),
-        TableCell(duration_text(run.seconds), run.seconds),
-    )
-    return TableRow(run.variant, series, cells, link=f"{quote(run.path)}/report.html")
+    text = metric_text(metric, value) if metric in run.metrics else NOTHING
+    return [
+        ("seed", str(run.seed), run.seed),
+        ("status", run.status, run.status),
+        (metric_words(metric), text, value),
+        ("guarantee", epsilon, run.epsilon),
+        ("rounds", f"{len(run.rounds)}", len(run.rounds)),
+        ("time", duration_text(run.seconds), run.seconds),
+    ]
 
 
 _HERE = Path(__file__).parent

@@ -55,7 +55,7 @@ class ComparisonProgress:
             TimeElapsedColumn(),
             console=self._console,
         )
-        self._tasks: dict[tuple[str, int], TaskID] = {}
+        self._tasks: dict[str, TaskID] = {}
         self._all: TaskID | None = None
         self._pending = 0
         self._done = 0
@@ -80,24 +80,22 @@ class ComparisonProgress:
 
     def worker_message(self, job: Job, message: Mapping[str, Any]) -> None:
         """Advance a run's progress bar, and print a line when the run has ended."""
-        key = (job.variant, job.seed)
-        event = message["event"]
+        name, event = f"{job.variant}, seed {job.seed}", message["event"]
         if event in ("phase", "started") and self._all is not None:
-            self._begin(job, message)
-        elif event == "round" and key in self._tasks:
-            self._progress.update(self._tasks[key], completed=message["round"])
+            self._begin(name, message)
+        elif event == "round" and name in self._tasks:
+            self._progress.update(self._tasks[name], completed=message["round"])
         elif event in ("finished", "failed"):
-            self._finished(job, message)
+            self._finished(name, message)
 
-    def _begin(self, job: Job, message: Mapping[str, Any]) -> None:
+    def _begin(self, name: str, message: Mapping[str, Any]) -> None:
         """Show a run's phase or its number of rounds in its bar."""
-        name, key = f"{job.variant}, seed {job.seed}", (job.variant, job.seed)
-        if key not in self._tasks:
-            self._tasks[key] = self._progress.add_task(name, total=None)
+        if name not in self._tasks:
+            self._tasks[name] = self._progress.add_task(name, total=None)
         if message["event"] == "started":
-            self._progress.update(self._tasks[key], total=message["rounds"])
+            self._progress.update(self._tasks[name], total=message["rounds"])
         phase = message.get("name")
-        self._progress.update(self._tasks[key], description=f"{name}: {phase}" if phase else name)
+        self._progress.update(self._tasks[name], description=f"{name}: {phase}" if phase else name)
 
     def ended(self) -> None:
         """Stop the progress bars."""
@@ -106,16 +104,15 @@ class ComparisonProgress:
             self._progress.remove_task(self._all)  # candidates come first where variants are tuned
             self._all = None
 
-    def _finished(self, job: Job, message: Mapping[str, Any]) -> None:
+    def _finished(self, name: str, message: Mapping[str, Any]) -> None:
         self._done += 1
-        name = f"{job.variant}, seed {job.seed}"
         if message["event"] == "failed":
             text = f"{name}: failed: {message['reason']}"
             self._console.print(text, style="yellow", highlight=False, markup=False)
         elif self._all is None:
             text = f"{self._done}/{self._pending}  {name}: {message['status']}"
             self._console.print(text, highlight=False, markup=False)
-        task = self._tasks.pop((job.variant, job.seed), None)
+        task = self._tasks.pop(name, None)
         if task is not None:
             self._progress.remove_task(task)
         if self._all is not None:
@@ -169,55 +166,47 @@ def _table(results: Results, *, unit: bool) -> Table:
         f"baseline {results.baseline}" + (f", unit {results.groups[0].unit}" if unit else ""),
         title_justify="left",
     )
-    all_finished = all(outcome.is_finished for outcome in results.outcomes)
     trusts = any(variant.trust not in (None, "local") for variant in results.variants)
     table.collapse_padding = trusts  # long names fit into 80 characters
     table.pad_edge = not trusts
-    # The observer tells the trust model: a server, sums, or models.
-    headings = ["guarantee, against" if trusts else "guarantee", "mean", "minus baseline", "p"] + (
-        [] if trusts else ["time"]
-    )
-    headings += [] if all_finished else ["seeds"]
     prefix = common_words([variant.name for variant in results.variants])
+    rows = [_cells(results, variant, trusts=trusts) for variant in results.variants]
     table.add_column(prefix or "variant", overflow="fold")
-    for heading in headings:
+    for heading in rows[0]:
         table.add_column(heading, justify="right", no_wrap=True)
-    for variant in results.variants:
-        cells = [
-            variant.name.removeprefix(prefix),
-            *_row(results, variant, trusts=trusts),
-        ]
-        table.add_row(*(cells[:-1] if all_finished else cells))
+    for variant, cells in zip(results.variants, rows, strict=True):
+        table.add_row(variant.name.removeprefix(prefix), *cells.values())
     return table
+
+
+def _cells(results: Results, variant: VariantResult, *, trusts: bool) -> dict[str, str]:
+    """Return the texts of a variant by the headings of their columns.
+
+    With `trusts`, the adversary takes the place of the time: it tells the trust model.
+    """
+    guarantee, seeds = guarantee_text(variant), {}
+    observed = f"{guarantee}, {variant.observer}" if variant.observer else guarantee
+    if not all(outcome.is_finished for outcome in results.outcomes):
+        seeds = {"seeds": f"{len(variant.finished_runs)}/{len(variant.outcomes)}"}
+    return {
+        **({"guarantee, against": observed} if trusts else {"guarantee": guarantee}),
+        "mean": mean_text(results, variant),
+        "minus baseline": minus_text(results, variant),
+        "p": p_text(variant.difference and variant.difference.holm_p),
+        **({} if trusts else {"time": seconds_text(variant.seconds)}),
+        **seeds,
+    }
 
 
 def _settings(settings: SettingsTable) -> Table:
     """Return the table of settings in which existing runs differ; few variants become columns."""
-    names = list(settings.values)
+    names, keys = list(settings.values), settings.keys
     table = Table(box=box.SIMPLE_HEAD, title="Settings that differ", title_justify="left")
-    if len(names) <= _MAX_COLUMNS:
-        table.add_column("", overflow="fold")
-        for name in names:
-            table.add_column(name, overflow="fold")
-        for key in settings.keys:
-            table.add_row(key, *(settings.text(name, key) for name in names))
-        return table
-    table.add_column("variant", overflow="fold")
-    for key in settings.keys:
-        table.add_column(key, overflow="fold")
-    for name in names:
-        table.add_row(name, *(settings.text(name, key) for key in settings.keys))
+    is_wide = len(names) > _MAX_COLUMNS
+    for heading in ("variant", *keys) if is_wide else ("", *names):
+        table.add_column(heading, overflow="fold")
+    for name in names if is_wide else ():
+        table.add_row(name, *(settings.text(name, key) for key in keys))
+    for key in () if is_wide else keys:
+        table.add_row(key, *(settings.text(name, key) for name in names))
     return table
-
-
-def _row(results: Results, variant: VariantResult, *, trusts: bool) -> list[str]:
-    guarantee = guarantee_text(variant)
-    observed = f"{guarantee}, {variant.observer}" if variant.observer else guarantee
-    return [
-        observed if trusts else guarantee,
-        mean_text(results, variant),
-        minus_text(results, variant),
-        p_text(variant.difference and variant.difference.holm_p),
-        *([] if trusts else [seconds_text(variant.seconds)]),
-        f"{len(variant.finished_runs)}/{len(variant.outcomes)}",
-    ]
