@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import yaml
 
 from fedsim.comparison.comparison_result import ComparisonResult, write_comparison, write_settings
-from fedsim.comparison.differences import Baseline, unit_problems
+from fedsim.comparison.differences import Baseline, unit_problems, units_of
 from fedsim.comparison.given_runs import (
     GivenVariants,
     find_runs,
@@ -42,8 +42,7 @@ from fedsim.comparison.vary import Vary, load_varied
 from fedsim.experiment.errors import did_you_mean
 from fedsim.experiment.overrides import Overrides
 from fedsim.experiment.tree import Node
-from fedsim.runs.directory import RunDirectory, RunDirectoryError
-from fedsim.runs.files import read_yaml_object
+from fedsim.runs.directory import RunDirectory
 
 _RATE = "local.optimizer.lr"
 
@@ -348,7 +347,7 @@ def compare_runs(
     if problems:
         raise ComparisonError("\n".join(problems))
     directory = Path(out) if out is not None else Path("runs") / _directory_name(list(variants))
-    _prepare(directory)
+    check_directory(directory, of_runs=True)
     compared = [run for runs in variants.values() for run in runs]
     results = summarise(
         directory.name,
@@ -394,15 +393,11 @@ def _baseline(variants: GivenVariants, asked: str | None) -> Baseline:
         hint = did_you_mean(asked, units) or f"; there are {', '.join(units)}"
         raise ComparisonError(f"there is no variant {asked!r}{hint}")
     first = asked or next(iter(units))
-    kinds = list(dict.fromkeys(unit for unit in units.values() if unit is not None))
+    kinds = units_of(units)
     baseline: Baseline = first
     if len(kinds) > 1 and units[first] is not None:
-        baseline = {
-            kind: first
-            if units[first] == kind
-            else next(name for name, other in units.items() if other == kind)
-            for kind in kinds
-        }
+        names = (first, *units)
+        baseline = {kind: next(name for name in names if units[name] == kind) for kind in kinds}
     problems = [message for _, message in unit_problems(units, baseline)]
     if problems:
         raise ComparisonError(
@@ -417,23 +412,6 @@ def _directory_name(names: Sequence[str]) -> str:
     more = len(names) - len(shown)
     text = "-vs-".join(shown) + (f"-and-{more}-more" if more else "")
     return text if len(names) > 1 else f"{text}-seeds"
-
-
-def _prepare(directory: Path) -> None:
-    """Check that the output directory is new, empty, or from an earlier comparison of runs.
-
-    Raises:
-        RunDirectoryError: the directory contains other files.
-    """
-    if directory.exists() and not directory.is_dir():
-        raise RunDirectoryError(f"{directory} is a file; choose another --out")
-    if not directory.is_dir() or not any(directory.iterdir()):
-        return
-    marker = directory / MARKER
-    if not marker.is_file() or "runs" not in read_yaml_object(marker):
-        raise RunDirectoryError(
-            f"{directory} is not empty and holds no comparison of runs; choose another --out"
-        )
 
 
 def _write_settings(

@@ -349,28 +349,22 @@ def group_by_unit(units: Mapping[str, str | None], baseline: Baseline) -> tuple[
         units: unit of each variant by name; None for a variant without privacy.
         baseline: name of the baseline, or a mapping from unit to the name of the unit's baseline.
     """
-    kinds = tuple(dict.fromkeys(unit for unit in units.values() if unit is not None))
-    if len(kinds) < 2:
-        unit = kinds[0] if kinds else None
-        return (UnitGroup(unit, _baseline_of(unit, baseline), tuple(units)),)
-    return tuple(
-        UnitGroup(
-            unit,
-            _baseline_of(unit, baseline),
-            tuple(
-                name
-                for name, other in units.items()
-                if other == unit or (other is None and name == _baseline_of(unit, baseline))
-            ),
+    kinds = units_of(units)
+    groups = []
+    for unit in kinds or [None]:
+        base = baseline if isinstance(baseline, str) else baseline[unit or next(iter(baseline))]
+        names = (
+            name
+            for name, other in units.items()
+            if len(kinds) < 2 or other == unit or (other is None and name == base)
         )
-        for unit in kinds
-    )
+        groups.append(UnitGroup(unit, base, tuple(names)))
+    return tuple(groups)
 
 
-def _baseline_of(unit: str | None, baseline: Baseline) -> str:
-    if isinstance(baseline, str):
-        return baseline
-    return next(iter(baseline.values())) if unit is None else baseline[unit]
+def units_of(units: Mapping[str, str | None]) -> list[str]:
+    """Return the privacy units of the variants with privacy, each once."""
+    return list(dict.fromkeys(unit for unit in units.values() if unit is not None))
 
 
 def unit_problems(units: Mapping[str, str | None], baseline: Baseline) -> Iterator[PathMessage]:
@@ -381,7 +375,7 @@ def unit_problems(units: Mapping[str, str | None], baseline: Baseline) -> Iterat
         baseline: name of the baseline, or a mapping from unit to the name of the unit's baseline.
             All these names are names of variants.
     """
-    kinds = list(dict.fromkeys(unit for unit in units.values() if unit is not None))
+    kinds = units_of(units)
     named = {unit: baseline for unit in kinds} if isinstance(baseline, str) else dict(baseline)
     missing = [unit for unit in kinds if unit not in named]
     if missing:

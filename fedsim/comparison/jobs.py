@@ -176,8 +176,12 @@ class Job:
         }
 
 
-def check_directory(out: Path) -> None:
-    """Check that a directory is new, empty, or the directory of a comparison.
+def check_directory(out: Path, *, of_runs: bool = False) -> None:
+    """Check that a directory is new, empty, or the directory of a comparison of the same kind.
+
+    Args:
+        out: the directory.
+        of_runs: whether the comparison is one of existing runs.
 
     Raises:
         RunDirectoryError: the directory is none of these, or a file of a run is damaged.
@@ -185,9 +189,12 @@ def check_directory(out: Path) -> None:
     """
     if out.exists() and not out.is_dir():
         raise RunDirectoryError(f"{out} is a file; choose another --out")
-    if out.is_dir() and any(out.iterdir()) and not (out / MARKER).is_file():
-        raise RunDirectoryError(f"{out} is not empty and holds no comparison; choose another --out")
-    if (out / MARKER).is_file() and "\nruns:" in (out / MARKER).read_text(encoding="utf-8"):
+    marker = out / MARKER
+    holds_runs = marker.is_file() and "\nruns:" in marker.read_text(encoding="utf-8")
+    if out.is_dir() and any(out.iterdir()) and not (holds_runs if of_runs else marker.is_file()):
+        kind = "comparison of runs" if of_runs else "comparison"
+        raise RunDirectoryError(f"{out} is not empty and holds no {kind}; choose another --out")
+    if holds_runs and not of_runs:
         raise RunDirectoryError(f"{out} holds a comparison of given runs; choose another --out")
     for record in sorted(out.glob(f"*/*/*/{RECORD}")):  # superseded runs are counted, too
         RunDirectory.open(record.parent).read_json(RECORD)
@@ -350,7 +357,8 @@ class _WorkerPool:
             self._interrupt()
             raise
         finally:
-            self._end()
+            for process in self._stop():
+                process.kill()
 
     def _tell(self, running: int, deadline: float | None) -> None:
         while running:
@@ -366,21 +374,17 @@ class _WorkerPool:
 
     def _interrupt(self) -> None:
         """Interrupt all runs and wait for their files; a second interrupt does not wait."""
-        with self._lock:
-            self._stopping = True
-            processes = list(self._processes)
-        for process in processes:
+        for process in self._stop():
             # Workers are not in the terminal's process group: only this signal reaches them.
             process.send_signal(signal.SIGINT)
         deadline = time.monotonic() + _GRACE_SECONDS
         self._tell(sum(thread.is_alive() for thread in self._threads), deadline)
 
-    def _end(self) -> None:
+    def _stop(self) -> list[subprocess.Popen[str]]:
+        """Start no more jobs and processes, and return the processes that are running."""
         with self._lock:
             self._stopping = True
-            processes = list(self._processes)
-        for process in processes:
-            process.kill()
+            return list(self._processes)
 
     def _serve(self) -> None:
         process: subprocess.Popen[str] | None = None
@@ -437,12 +441,12 @@ class _WorkerPool:
         except OSError:  # the pipe broke: the process is gone
             pass
         code = process.wait()
+        ending = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         with self._lock:
             self._processes.discard(process)
             stopping = self._stopping
-        reason = f"its process died ({_ending(code)}); the log has more"
         ended = {"event": "finished", "status": "interrupted"}
-        died = {"event": "failed", "reason": reason}
+        died = {"event": "failed", "reason": f"its process died ({ending}); the log has more"}
         self._inbox.put((index, ended if stopping else died))
 
 
@@ -452,9 +456,3 @@ def _dismiss(process: subprocess.Popen[str]) -> None:
         with suppress(OSError):  # the process is already gone
             process.stdin.close()
     process.wait()
-
-
-def _ending(code: int) -> str:
-    if code < 0:
-        return f"killed by {signal.Signals(-code).name}"
-    return f"exit code {code}"
