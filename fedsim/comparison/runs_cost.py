@@ -52,23 +52,21 @@ _SEES_LEAST_FIRST: tuple[Observer, ...] = tuple(OBSERVER_NAMES)[::-1]
 
 @dataclass(frozen=True)
 class RunSpend:
-    """An upper bound on the privacy loss of one run for any example of any client.
+    """An upper bound on the privacy loss of one private run for any example of any client.
 
     Attributes:
-        adjacency: adjacency of the run; None for a run without privacy.
-        unit: privacy unit that ε protects; None for a run without privacy.
-        trust: trust model; it determines the adversary against whom ε holds. None for a run without
-            privacy.
-        rdp: the largest Rényi divergence bound of any client at each of `DEFAULT_ORDERS`; infinite
-            without noise.
-        noise_seed: seed of the run's seeded noise; None for secure noise and without privacy.
+        adjacency: adjacency of the run.
+        unit: privacy unit that ε protects.
+        trust: trust model; it determines the adversary against whom ε holds.
+        rdp: the largest Rényi divergence bound of any client at each of `DEFAULT_ORDERS`.
+        noise_seed: seed of the run's seeded noise; None for secure noise.
     """
 
-    adjacency: Adjacency | None
+    adjacency: Adjacency
+    unit: str
+    trust: str
     rdp: Floats
-    unit: str | None = "example"
-    trust: str | None = "local"
-    noise_seed: int | None = None
+    noise_seed: int | None
 
 
 @dataclass(frozen=True)
@@ -194,8 +192,28 @@ def tuning_of_runs(results: Results, paths: Sequence[Path]) -> Tuning:
 
 def _cost_of(results: Results, paths: Sequence[Path], *, are_verified: bool = False) -> Composition:
     """Return the privacy cost of runs together, at the largest δ of the variants."""
+    delta = max(results.deltas, default=None)
     spends = list(_spends(paths, are_verified=are_verified))
-    return _compose(spends, max(results.deltas, default=None))
+    private = [spend for spend in spends if spend is not None]
+    unbounded = len(spends) - len(private)
+    same = len({(spend.adjacency, spend.unit) for spend in private}) == 1
+    seen: set[Observer] = {CLAIMED_AGAINST[spend.trust] for spend in private}
+    against = min(seen, key=_SEES_LEAST_FIRST.index) if same else None
+    if delta is None or not same or any(np.isinf(spend.rdp).all() for spend in private):
+        return Composition(len(spends), unbounded, None, delta, None, against)
+    seeds = [spend.noise_seed for spend in private if spend.noise_seed is not None]
+    total = np.sum([spend.rdp for spend in private], axis=0)
+    largest = np.max([spend.rdp for spend in private], axis=0)
+    selected = rdp_repeat_and_select(DEFAULT_ORDERS, largest, float(len(private)), None)
+    return Composition(
+        runs=len(spends),
+        not_private=unbounded,
+        epsilon=epsilon_from_rdp(DEFAULT_ORDERS, total, delta)[0],
+        delta=delta,
+        selected_epsilon=epsilon_from_rdp(DEFAULT_ORDERS, selected, delta)[0],
+        against=against,
+        shares_noise=len(set(seeds)) < len(seeds),
+    )
 
 
 def _all_runs(out: Path) -> list[Path]:
@@ -204,24 +222,25 @@ def _all_runs(out: Path) -> list[Path]:
     return sorted(path for path in runs if (path / "experiment.yaml").is_file())
 
 
-def _spends(paths: Sequence[Path], *, are_verified: bool = False) -> Iterator[RunSpend]:
+def _spends(paths: Sequence[Path], *, are_verified: bool) -> Iterator[RunSpend | None]:
+    """Yield the privacy loss of each run that read data; None for a run without privacy."""
     for path in paths:
         if not (path / "experiment.yaml").is_file():
             continue  # the run failed before it read any data
         experiment = read_yaml_object(path / "experiment.yaml")
         privacy = experiment.get("privacy")
         if privacy is None or (privacy.get("noise_multiplier") == 0 and not privacy.get("clients")):
-            yield RunSpend(None, np.full(len(DEFAULT_ORDERS), np.inf), None, None)
-        else:
-            adjacency = check_adjacency(written_name(privacy["adjacency"]))
-            ledgers = _ledgers(RunFiles(RunDirectory(path)), is_verified=are_verified)
-            yield RunSpend(
-                adjacency,
-                _largest_rdp(ledgers, adjacency),
-                unit=privacy["unit"],
-                trust=written_name(privacy["trust"]),
-                noise_seed=experiment["seed"] if privacy["noise"] == "seeded" else None,
-            )
+            yield None
+            continue
+        adjacency = check_adjacency(written_name(privacy["adjacency"]))
+        ledgers = _ledgers(RunFiles(RunDirectory(path)), is_verified=are_verified)
+        yield RunSpend(
+            adjacency,
+            privacy["unit"],
+            written_name(privacy["trust"]),
+            _largest_rdp(ledgers, adjacency),
+            noise_seed=experiment["seed"] if privacy["noise"] == "seeded" else None,
+        )
 
 
 def _ledgers(files: RunFiles, *, is_verified: bool) -> Iterable[PrivacyLedger]:
@@ -242,29 +261,6 @@ def _largest_rdp(ledgers: Iterable[PrivacyLedger], adjacency: Adjacency) -> Floa
             return np.full(len(DEFAULT_ORDERS), np.inf)
         largest = np.maximum(largest, total_rdp(accountant.steps.items(), DEFAULT_ORDERS))
     return largest
-
-
-def _compose(spends: Sequence[RunSpend], delta: float | None) -> Composition:
-    private = [spend for spend in spends if spend.adjacency is not None]
-    unbounded = len(spends) - len(private)
-    same = len({(spend.adjacency, spend.unit) for spend in private}) == 1
-    seen: set[Observer] = {CLAIMED_AGAINST[spend.trust] for spend in private if spend.trust}
-    against = min(seen, key=_SEES_LEAST_FIRST.index) if same and seen else None
-    if delta is None or not same or any(np.isinf(spend.rdp).all() for spend in private):
-        return Composition(len(spends), unbounded, None, delta, None, against)
-    seeds = [spend.noise_seed for spend in private if spend.noise_seed is not None]
-    total = np.sum([spend.rdp for spend in private], axis=0)
-    largest = np.max([spend.rdp for spend in private], axis=0)
-    selected = rdp_repeat_and_select(DEFAULT_ORDERS, largest, float(len(private)), None)
-    return Composition(
-        runs=len(spends),
-        not_private=unbounded,
-        epsilon=epsilon_from_rdp(DEFAULT_ORDERS, total, delta)[0],
-        delta=delta,
-        selected_epsilon=epsilon_from_rdp(DEFAULT_ORDERS, selected, delta)[0],
-        against=against,
-        shares_noise=len(set(seeds)) < len(seeds),
-    )
 
 
 def best_variant(candidates: Sequence[VariantResult], metric: str) -> VariantResult | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.table import Table
 
-from fedsim.comparison.outcomes import RunOutcome, finite_values
+from fedsim.comparison.outcomes import finite_values
 from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.statistics import Estimate, t_interval
 from fedsim.comparison.unfit import UnfitVariant
@@ -231,12 +231,10 @@ def _on_seeds(results: Results) -> Iterator[str]:
         if variant.difference
     }
     finished = {variant.name: len(variant.finished_runs) for variant in results.variants}
-    compared = [pair for group in results.groups for pair in group.pairs if pair[0] in pairs]
-    most_common = {name: max(finished[name], finished[base]) for name, base in compared}
     fewer = [
         f"{name} {pairs[name]} of {most}"
-        for name, most in most_common.items()
-        if pairs[name] < most
+        for name, base in (pair for group in results.groups for pair in group.pairs)
+        if name in pairs and pairs[name] < (most := max(finished[name], finished[base]))
     ]
     if fewer:
         yield (
@@ -253,10 +251,8 @@ def _on_seeds(results: Results) -> Iterator[str]:
 
 
 def _on_tests(results: Results) -> Iterator[str]:
-    tested = sum(
-        variant.difference is not None and variant.difference.holm_p is not None
-        for variant in results.variants
-    )
+    differences = [variant.difference for variant in results.variants if variant.difference]
+    tested = sum(difference.holm_p is not None for difference in differences)
     if tested > 1:
         yield (
             f"p values are of paired t tests, adjusted for {tested} comparisons with the baseline "
@@ -269,15 +265,14 @@ def _on_missing_seeds(results: Results) -> Iterator[str]:
         values = finite_values(variant.outcomes, results.metric)
         missing = [outcome for outcome in variant.outcomes if outcome.seed not in values]
         if missing:
-            shown = ", ".join(f"{outcome.seed} ({_why(outcome)})" for outcome in missing)
+            shown = ", ".join(
+                f"{run.seed} ({'its value is not finite' if run.is_finished else run.status})"
+                for run in missing
+            )
             yield (
                 f"{variant.name}: left out seed {shown}, which may bias the mean: the remaining "
                 "seeds may be the better ones."
             )
-
-
-def _why(outcome: RunOutcome) -> str:
-    return "its value is not finite" if outcome.is_finished else outcome.status
 
 
 _MAX_ROWS = 10  # classes in a terminal: those with the largest losses
@@ -301,33 +296,17 @@ class ClassRecall:
     examples: float
     recalls: tuple[float | None, ...]
 
-    @property
-    def spread(self) -> float:
-        """Largest difference between the recalls of two variants."""
-        known = [value for value in self.recalls if value is not None]
-        return max(known) - min(known) if known else 0.0
-
-    @property
-    def lowest(self) -> float:
-        """Lowest recall of the class in any variant."""
-        return min((value for value in self.recalls if value is not None), default=1.0)
-
 
 def recall_by_class(results: Results) -> list[ClassRecall]:
     """Return the recall of each class in each variant, in the order of the classes."""
     by_variant = [_scores_of(variant) for variant in results.variants]
-    every = [scores for runs in by_variant for scores in runs]
-    names = dict.fromkeys(label.name for scores in every for label in scores.classes)
+    every = [run for runs in by_variant for run in runs]
+    names = dict.fromkeys(label.name for run in every for label in run.classes)
     return [
         ClassRecall(
             name=name,
             examples=fmean(
-                [
-                    label.examples
-                    for scores in every
-                    for label in scores.classes
-                    if label.name == name
-                ]
+                label.examples for run in every for label in run.classes if label.name == name
             ),
             recalls=tuple(_mean_recall(runs, name) for runs in by_variant),
         )
@@ -391,7 +370,7 @@ def scores_table(results: Results) -> Table | None:
     rows = recall_by_class(results)
     if len(rows) < 2:
         return None
-    shown = sorted(rows, key=lambda row: (-row.spread, row.lowest))[:_MAX_ROWS]
+    shown = sorted(rows, key=_by_spread)[:_MAX_ROWS]
     variants = [variant.name for variant in results.variants[:_MAX_COLUMNS]]
     prefix = common_words([variant.name for variant in results.variants])
     headings = ["examples", *(name.removeprefix(prefix) for name in variants)]
@@ -409,6 +388,12 @@ def scores_table(results: Results) -> Table | None:
         notes.append(f"{len(variants)} of {every} variants; comparison.html has all")
     table.caption = "\n".join(notes) or None
     return table
+
+
+def _by_spread(row: ClassRecall) -> tuple[float, float]:
+    """Return a key that sorts classes by how much variants differ, then by the lowest recall."""
+    known = [value for value in row.recalls if value is not None] or [1.0]
+    return min(known) - max(known), min(known)
 
 
 def group_estimates(variant: VariantResult) -> dict[str, Estimate]:

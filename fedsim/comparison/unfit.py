@@ -13,7 +13,7 @@ variant is unfit if one of three facts holds:
   counts as more than a single client.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from statistics import fmean
@@ -167,19 +167,20 @@ def _worse_than(
     settings: Mapping[str, Mapping[str, object]],
 ) -> dict[str, tuple[str, ...]]:
     """Return for each variant those with less information that are clearly better."""
+    levels = {name: _privacy_level(outcomes, settings[name]) for name, outcomes in runs.items()}
     pairs = [
         (more, less)
         for more, less in permutations(runs, 2)
-        if _has_more(runs[more], runs[less], settings[more], settings[less])
+        if _has_more(levels[more], levels[less], settings[more], settings[less])
         and not (metric.endswith(GROUP_ACCURACY) and _knows_group(settings[less], settings[more]))
     ]
+    sign = -1.0 if metric_entry(metric).smaller_is_better else 1.0
     better: dict[str, list[tuple[float, str]]] = {}
     for more, less in pairs:
         mine, other = finite_values(runs[more], metric), finite_values(runs[less], metric)
         seeds = [seed for seed in mine if seed in other]
         if len(seeds) < 2:
             continue
-        sign = -1.0 if metric_entry(metric).smaller_is_better else 1.0
         gain = paired_difference(
             [sign * other[seed] for seed in seeds],
             [sign * mine[seed] for seed in seeds],
@@ -193,49 +194,43 @@ def _worse_than(
     }
 
 
+_Level = tuple[int, float]  # (2, 0) without privacy, (1, 0) with clipping alone, (0, ε)
+
+
 def _has_more(
-    more: Sequence[RunOutcome],
-    less: Sequence[RunOutcome],
+    level: _Level | None,
+    less: _Level | None,
     mine: Mapping[str, object],
     other: Mapping[str, object],
 ) -> bool:
     """Return whether the first variant has more information than the second, all else equal."""
-    noise, pooling = _privacy_order(more, less, mine, other), _pooling(mine) - _pooling(other)
-    if noise is None or min(noise, pooling) < 0 or max(noise, pooling) == 0:
+    if level is None or less is None:
+        return False
+    noise, pooling = _order(level, less), _pooling(mine) - _pooling(other)
+    if min(noise, pooling) < 0 or max(noise, pooling) == 0:
         return False
     free = [*_TUNED, *(_OF_POOLING if pooling else ())]
     if mine.get("privacy", _MISSING) is None:
         free.append("privacy")
     elif noise:
-        free += [*_OF_NOISE, *(() if more[0].is_private else _OF_CLIPPING_ALONE)]
-    return all(
-        any(key == name or key.startswith(f"{name}.") for name in free)
-        for key in _different(mine, other)
+        free += [*_OF_NOISE, *(() if level[0] == 0 else _OF_CLIPPING_ALONE)]
+    differing = (
+        key for key in {**mine, **other} if mine.get(key, _MISSING) != other.get(key, _MISSING)
     )
+    return all(any(f"{key}.".startswith(f"{name}.") for name in free) for key in differing)
 
 
-def _privacy_order(
-    more: Sequence[RunOutcome],
-    less: Sequence[RunOutcome],
-    mine: Mapping[str, object],
-    other: Mapping[str, object],
-) -> int | None:
+def _order(level: _Level, other: _Level) -> int:
     """Return 1, 0 or -1: whether the first has more, as much or less of its noise removed."""
-    first, second = _privacy_level(more, mine), _privacy_level(less, other)
-    if first is None or second is None:
-        return None
-    (kind, epsilon), (kind_other, epsilon_other) = first, second
-    if kind != kind_other:
-        return 1 if kind > kind_other else -1
-    if abs(epsilon - epsilon_other) <= _SAME_EPSILON * max(epsilon, epsilon_other):
+    (kind, epsilon), (kind_other, epsilon_other) = level, other
+    tolerance = _SAME_EPSILON * max(epsilon, epsilon_other)
+    if kind == kind_other and abs(epsilon - epsilon_other) <= tolerance:
         return 0
-    return 1 if epsilon > epsilon_other else -1
+    return 1 if level > other else -1
 
 
-def _privacy_level(
-    outcomes: Sequence[RunOutcome], settings: Mapping[str, object]
-) -> tuple[int, float] | None:
-    """Return (2, 0) without privacy, (1, 0) with clipping alone, (0, ε); None for an infinite ε."""
+def _privacy_level(outcomes: Sequence[RunOutcome], settings: Mapping[str, object]) -> _Level | None:
+    """Return how much of the noise a variant is without; None for an infinite ε."""
     if not outcomes[0].is_private:
         return (2, 0.0) if settings.get("privacy", _MISSING) is None else (1, 0.0)
     largest = largest_of([run.epsilon for run in outcomes if run.is_finished])
@@ -256,9 +251,3 @@ def _knows_group(alone: Mapping[str, object], common: Mapping[str, object]) -> b
     group. A common model cannot know which group an example is of.
     """
     return _pooling(alone) == 0 < _pooling(common)
-
-
-def _different(mine: Mapping[str, object], other: Mapping[str, object]) -> Iterator[str]:
-    for key in {**mine, **other}:
-        if mine.get(key, _MISSING) != other.get(key, _MISSING):
-            yield key
