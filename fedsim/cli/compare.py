@@ -81,8 +81,6 @@ _OF_EXPERIMENTS = (
 def compare_command(
     sources: tuple[str, ...],
     *,
-    out: str | None,
-    workers: int | None,
     select: bool,
     quiet: bool,
     as_json: bool,
@@ -109,10 +107,9 @@ def compare_command(
     charged before the first one, of which the best model alone is kept. It prints two figures, one
     for the server and the clients, and one for an observer of nothing but that model.
     """  # noqa: D301  click keeps the lines after \b
-    asked = {**options, "workers": workers, "select": select}
     if any(Path(source).is_dir() for source in sources):
-        _refuse_options(asked, _OF_EXPERIMENTS, "run directories")
-        _compare_runs(sources, options, out, quiet=quiet, as_json=as_json)
+        _refuse_options({**options, "select": select}, _OF_EXPERIMENTS, "run directories")
+        _compare_runs(sources, options, quiet=quiet, as_json=as_json)
         return
     file, *overrides = sources
     _refuse_other_files(file, overrides)
@@ -128,12 +125,11 @@ def compare_command(
                 f"{overrides[0]!r} does not go with --select; write it in the experiment that "
                 "base: names"
             )
+        places = {"out": options.pop("out"), "workers": options.pop("workers")}
         _refuse_options(options, tuple(options), "--select")
-        OPTIONS["compare --select"](file, out=out, workers=workers, quiet=quiet, as_json=as_json)
+        OPTIONS["compare --select"](file, **places, quiet=quiet, as_json=as_json)
         return
-    _compare_variants(
-        file, overrides, options, out=out, workers=workers, quiet=quiet, as_json=as_json
-    )
+    _compare_variants(file, overrides, options, quiet=quiet, as_json=as_json)
 
 
 def _compare_variants(
@@ -141,8 +137,6 @@ def _compare_variants(
     overrides: Sequence[str],
     options: dict[str, Any],
     *,
-    out: str | None,
-    workers: int | None,
     quiet: bool,
     as_json: bool,
 ) -> None:
@@ -164,8 +158,8 @@ def _compare_variants(
             client_metrics=options["client_metrics"] or None,
             tune=parse_tune(options["tune"]),
             tune_on=options["tune_on"],
-            out=out,
-            workers=workers,
+            out=options["out"],
+            workers=options["workers"],
             callback=None if quiet else ComparisonProgress(),
         )
     except NothingFinishedError as error:
@@ -180,14 +174,15 @@ def _compare_variants(
 
 
 def _compare_runs(
-    runs: Sequence[str], options: dict[str, Any], out: str | None, *, quiet: bool, as_json: bool
+    runs: Sequence[str], options: dict[str, Any], *, quiet: bool, as_json: bool
 ) -> None:
     with command_imports(quiet=quiet):
         from fedsim.comparison.compare import compare_runs
 
     if not quiet:
         click.echo(f"checking {len(runs)} run directories", err=True)
-    result = compare_runs(runs, baseline=options["baseline"], metric=options["metric"], out=out)
+    chosen = {name: options[name] for name in ("baseline", "metric", "out")}
+    result = compare_runs(runs, **chosen)
     _print(result, as_json=as_json)
 
 

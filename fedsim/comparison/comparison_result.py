@@ -190,7 +190,8 @@ def _row(results: Results, variant: VariantResult, *, deltas: bool, tests: bool)
         epsilon = rf"$\le {epsilon_text(variant.epsilon)}$" if finite else r"$\infty$"
     cells = [escape_latex(variant.name), epsilon]
     if deltas:
-        cells.append(_NOTHING if variant.delta is None else _number(delta_text(variant.delta)))
+        delta = variant.delta
+        cells.append(_NOTHING if delta is None else f"${_mantissa(delta_text(delta))}$")
     cells.append(_estimate(variant.metrics.get(metric), metric, sign=False))
     if tests:
         mark = r"$^\dagger$" if difference and difference_mark(results, variant) else ""
@@ -209,10 +210,6 @@ def _estimate(estimate: Estimate | None, metric: str, *, sign: bool) -> str:
         return f"${text}$"
     half = _mantissa(f"{scale * (estimate.high - estimate.mean):{digits}}")
     return rf"${text} \pm {half}$"
-
-
-def _number(text: str) -> str:
-    return f"${_mantissa(text)}$"
 
 
 def _mantissa(text: str) -> str:
@@ -303,15 +300,12 @@ def _pictures(results: Results) -> list[Picture]:
 
 def _table_of_runs(results: Results) -> tuple[list[str], list[list[object]]]:
     """Return columns and rows, a row for each run, from which all results can be recomputed."""
-    metrics = list(dict.fromkeys(name for outcome in results.outcomes for name in outcome.metrics))
+    metrics = dict.fromkeys(name for outcome in results.outcomes for name in outcome.metrics)
     columns = [*_FACTS, *metrics, *_SPENT]
     rows: list[list[object]] = []
     for outcome in results.outcomes:
         against_server = outcome.certificates.get("server")
-        row = {
-            **outcome.to_json(),
-            "private": outcome.is_private,
-            "epsilon_against_server": against_server,
-        }
+        more = {"private": outcome.is_private, "epsilon_against_server": against_server}
+        row = {**outcome.to_json(), **more}
         rows.append([row.get(name) for name in columns])
     return columns, rows

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from fedsim.comparison.differences import Baseline, compared_settings, unit_problems
 from fedsim.comparison.settings import (
@@ -143,7 +142,8 @@ def load_comparison(
     if isinstance(source, Mapping):
         source = {**source, **changes}
         content = source.get("base")
-        base = read_base(content, problems) if isinstance(content, Mapping) else None
+        given = isinstance(content, Mapping)
+        base = from_python(content, Location(BASE), problems) if given else None
         named = source if base is None else {**source, "base": BASE}
         tree = from_python(named, Location(""), problems)
         _refuse_experiment(tree, problems, "give vary={KEY: [VALUE, VALUE]}", "fedsim.run")
@@ -159,16 +159,6 @@ def load_comparison(
 
 BASE = "base"
 """Source of the mistakes in a base that is given as a mapping."""
-
-
-def read_base(content: Mapping[Any, Any], problems: list[Problem]) -> Node:
-    """Return the parsed content of a base experiment that is given as a mapping.
-
-    Args:
-        content: the content of the experiment.
-        problems: list to which mistakes are appended.
-    """
-    return from_python(content, Location(BASE), problems)
 
 
 def load_tree(
@@ -208,11 +198,9 @@ def load_tree(
     if any(override.path == ("seed",) for override in overrides):
         message = "every variant runs with every seed; use --seeds"
         problems.append(COMMAND_LINE.problem(("seed",), message))
-    entries = tree.entries.get("variants")
-    variants = []
-    if entries is not None and isinstance(entries.node.value, dict):
-        expanded = expand_variants(entries.node.value, base_tree, problems)
-        variants = [variant.after(overrides) for variant in expanded]
+    entry = tree.entries.get("variants")
+    expanded = expand_variants(entry.node.entries, base_tree, problems) if entry else []
+    variants = [variant.after(overrides) for variant in expanded]
     if centre is not None:
         variants = [
             variant if variant.name == centre else replace(variant, centre=centre)
@@ -221,7 +209,7 @@ def load_tree(
     loaded: tuple[LoadedVariant, ...] = ()
     mistakes: list[Problem] = []
     if base is not None and base_tree is not None:
-        seeds = (0,) if settings is None else settings.seeds or (None,)
+        seeds = (0,) if settings is None else settings.seeds
         loaded = _load_variants(base, variants, seeds, tree, mistakes)
     repeated = _equal_to_centre(variants, loaded)
     loaded = tuple(variant for variant in loaded if variant.name not in repeated)
@@ -290,31 +278,32 @@ def _read_base(base: Path, problems: list[Problem]) -> Node | None:
 def _load_variants(
     base: Path | Node,
     variants: list[Variant],
-    seeds: tuple[int | None, ...],
+    seeds: tuple[int, ...] | None,
     tree: Node,
     problems: list[Problem],
 ) -> tuple[LoadedVariant, ...]:
-    """Load the variants with every seed; a seed of None means the seed of the base."""
+    """Load the variants with every seed; without seeds, with the seed of the base."""
     place = locate(tree, ("seeds",))
     loaded: list[LoadedVariant] = []
     mistakes: list[tuple[Variant, Problem]] = []
     for variant in variants:
-        seed_override = [] if seeds[0] is None else [Override(("seed",), Node(seeds[0], place))]
+        seed_override = [] if seeds is None else [Override(("seed",), Node(seeds[0], place))]
         try:
             first = load_experiment(base, [*variant.overrides, *seed_override])
         except ExperimentError as error:
             mistakes += [(variant, problem) for problem in error.problems]
             continue
-        experiments = tuple(  # no rule reads the seed, so one check is for all seeds
-            first
-            if seed is None
-            else replace(first, experiment=first.experiment.model_copy(update={"seed": seed}))
-            for seed in seeds
-        )
+        experiments = (first,) if seeds is None else with_seeds(first, seeds)
         loaded.append(LoadedVariant(variant.name, variant.changes, experiments, variant.arm))
     source = base.location.source if isinstance(base, Node) else str(base)
     problems += _in_words(mistakes, len(variants), source, tree.location.source)
     return tuple(loaded)
+
+
+def with_seeds(loaded: LoadedExperiment, seeds: Sequence[int]) -> tuple[LoadedExperiment, ...]:
+    """Return an experiment with each seed; no rule reads the seed, so they need no other check."""
+    copies = [loaded.experiment.model_copy(update={"seed": seed}) for seed in seeds]
+    return tuple(replace(loaded, experiment=copy) for copy in copies)
 
 
 def _equal_to_centre(variants: list[Variant], loaded: tuple[LoadedVariant, ...]) -> set[str]:

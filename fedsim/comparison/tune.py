@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fedsim.comparison.differences import Baseline
-from fedsim.comparison.load import LoadedComparison, LoadedVariant, load_comparison
+from fedsim.comparison.load import LoadedComparison, LoadedVariant, load_comparison, with_seeds
 from fedsim.comparison.results import ComparisonError, Results
 from fedsim.comparison.runs_cost import best_variant
 from fedsim.comparison.settings import TuneSettings
@@ -98,21 +98,10 @@ def tuned_comparison(
             )
         chosen = values[best.name]
         loaded = next(v for v in candidates.comparison.variants if v.name == best.name)
-        variants.append(_with_seeds(variant, loaded, comparison.seeds))
+        experiments = with_seeds(loaded.experiments[0], comparison.seeds)
+        variants.append(replace(variant, changes=loaded.changes, experiments=experiments))
         texts[variant.name] = _chosen_text(chosen, list(values.values()))
     return replace(comparison, variants=tuple(variants)), texts
-
-
-def _with_seeds(
-    variant: LoadedVariant, candidate: LoadedVariant, seeds: Sequence[int]
-) -> LoadedVariant:
-    """Return a candidate with the name and the arm of its variant, and with the compared seeds."""
-    first = candidate.experiments[0]
-    experiments = tuple(
-        replace(first, experiment=first.experiment.model_copy(update={"seed": seed}))
-        for seed in seeds
-    )
-    return replace(variant, changes=candidate.changes, experiments=experiments)
 
 
 def _candidates(variant: LoadedVariant, tune: TuneSettings) -> dict[str, dict[str, object]]:
@@ -122,18 +111,20 @@ def _candidates(variant: LoadedVariant, tune: TuneSettings) -> dict[str, dict[st
         for key, values in tune.keys.items()
         if key in variant.settings or variant.settings.get(key.partition(".")[0], "") is not None
     }
-    axes = [
-        [(key, value) for value in values or _around(variant, key)] for key, values in known.items()
-    ]
     labels = axis_labels([tuple(key.split(".")) for key in known])
-    candidates: dict[str, dict[str, object]] = {}
-    for point in itertools.product(*(enumerate(axis) for axis in axes)):
-        parts = [
-            f"{label}={value_label(number, from_python(value, COMMAND_LINE, []))}"
-            for label, (number, (_, value)) in zip(labels, point, strict=True)
+    axes = [
+        [
+            (f"{label}={value_label(number, from_python(value, COMMAND_LINE, []))}", key, value)
+            for number, value in enumerate(values or _around(variant, key))
         ]
-        candidates["-".join([variant.name, *parts])] = dict(pair for _, pair in point)
-    return candidates
+        for label, (key, values) in zip(labels, known.items(), strict=True)
+    ]
+    return {
+        "-".join([variant.name, *(text for text, _, _ in point)]): {
+            key: value for _, key, value in point
+        }
+        for point in itertools.product(*axes)
+    }
 
 
 def _around(variant: LoadedVariant, key: str) -> list[object]:

@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsim.comparison.load import BASE, LoadedComparison, load_tree, read_base
+from fedsim.comparison.load import BASE, LoadedComparison, load_tree
 from fedsim.comparison.variants import axis_labels, value_label
 from fedsim.experiment import ExperimentError, Problem
 from fedsim.experiment.errors import value_text
 from fedsim.experiment.load import read_yaml
 from fedsim.experiment.overrides import COMMAND_LINE, Override, Overrides, parse_overrides
-from fedsim.experiment.tree import Entry, Node, from_python, to_python
+from fedsim.experiment.tree import Entry, Location, Node, from_python, to_python
 from fedsim.experiment.yaml_loader import parse_yaml
 
 MAX_VARIED = 100
@@ -102,9 +102,12 @@ def load_varied(
         ExperimentError: the experiment or a variant has mistakes; the error lists all.
     """
     problems: list[Problem] = []
-    given = read_base(source, problems) if isinstance(source, Mapping) else None
-    path = Path(BASE if isinstance(source, Mapping) else source)
-    base = given or read_yaml(path, problems)
+    given, path = None, Path(BASE)
+    if isinstance(source, Mapping):
+        base = given = from_python(source, Location(BASE), problems)
+    else:
+        path = Path(source)
+        base = read_yaml(path, problems)
     fixed = parse_overrides(overrides, problems)
     axes = _axes(vary, problems)
     _refuse_comparison(base, problems)

@@ -62,19 +62,17 @@ def pictures_of(results: Results) -> dict[str, Picture | None]:
         "tradeoff": tradeoff(results),
         "rounds": over_rounds(results),
         "over_epsilon": over_epsilon(results),
-        "fairness": None if metric is None else fairness(results, metric),
-        "boxes": None if metric is None else metric_boxes(results, metric),
+        "fairness": fairness(results, metric),
+        "boxes": metric_boxes(results, metric),
         "spend": spend_boxes(results),
     }
 
 
-def _client_metric(results: Results) -> str | None:
-    """Return the per-client metric that corresponds to the compared metric."""
-    for run in results.outcomes:
-        for row in run.client_metrics:
-            wanted = "client_" + results.metric.removeprefix("test_")
-            return wanted if wanted in row else "client_loss"
-    return None
+def _client_metric(results: Results) -> str:
+    """Return the per-client metric that corresponds to the compared metric, or else the loss."""
+    wanted = "client_" + results.metric.removeprefix("test_")
+    rows = (row for run in results.outcomes for row in run.client_metrics)
+    return wanted if wanted in next(rows, ()) else "client_loss"
 
 
 @dataclass(frozen=True)
