@@ -133,51 +133,36 @@ def compare(
     """
     if workers is not None and workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
+    if one_at_a_time and not vary:
+        raise ValueError(
+            "one_at_a_time belongs to vary; a variant of a file has a key of that name"
+        )
+    if tune_on is not None and not tune:
+        raise ValueError("tune_on needs tune, the keys to tune")
     given = {
         "seeds": list(seeds) if isinstance(seeds, Sequence) else seeds,
         "baseline": baseline,
         "metric": metric,
         "client_metrics": client_metrics,
-        "tune": _tune_settings(tune, tune_on),
+        "tune": _tune_settings(tune, tune_on) if tune else None,
     }
     changes = {key: value for key, value in given.items() if value is not None}
-    comparison = _load(source, vary, overrides, changes, one_at_a_time=one_at_a_time)
+    if vary:
+        changes = {"seeds": DEFAULT_SEEDS, **changes}
+        comparison = load_varied(
+            source, vary, overrides=overrides, one_at_a_time=one_at_a_time, changes=changes
+        )
+    else:
+        comparison = load_comparison(source, changes=changes, overrides=overrides)
     directory = Path(out) if out is not None else Path("runs") / comparison.name
     return _perform(comparison, directory, workers, callback or notebook_comparison())
 
 
 def _tune_settings(
-    tune: Mapping[str, Sequence[object] | None] | None, on: str | None
-) -> dict[str, object] | None:
-    if tune:
-        keys = {key: None if values is None else list(values) for key, values in tune.items()}
-        return {"keys": keys, **({} if on is None else {"on": on})}
-    if on is not None:
-        raise ValueError("tune_on needs tune, the keys to tune")
-    return None
-
-
-def _load(
-    source: str | Path | Mapping[str, Any],
-    vary: Vary | None,
-    overrides: Overrides,
-    changes: Mapping[str, object],
-    *,
-    one_at_a_time: bool,
-) -> LoadedComparison:
-    if vary:
-        return load_varied(
-            source,
-            vary,
-            overrides=overrides,
-            one_at_a_time=one_at_a_time,
-            changes={"seeds": DEFAULT_SEEDS, **changes},
-        )
-    if one_at_a_time:
-        raise ValueError(
-            "one_at_a_time belongs to vary; a variant of a file has a key of that name"
-        )
-    return load_comparison(source, changes=changes, overrides=overrides)
+    tune: Mapping[str, Sequence[object] | None], on: str | None
+) -> dict[str, object]:
+    keys = {key: None if values is None else list(values) for key, values in tune.items()}
+    return {"keys": keys} if on is None else {"keys": keys, "on": on}
 
 
 def _perform(

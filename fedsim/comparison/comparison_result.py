@@ -1,6 +1,6 @@
 """The result of a comparison, and functions that write it as JSON, CSV, LaTeX and figures."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -141,36 +141,22 @@ def latex_tables(results: Results) -> str:
 
 
 def _table(results: Results) -> str:
-    metric = results.metric
-    deltas = results.deltas
-    percent = metric_entry(metric).in_percent
-    with_tests = any(variant.difference is not None for variant in results.variants)
-    heads = [
-        "variant",
-        r"$\varepsilon$",
-        *([r"$\delta$"] if len(deltas) > 1 else []),
-        escape_latex(metric_words(metric)) + (r" (\%)" if percent else ""),
-    ]
-    if with_tests:
-        heads += [f"minus {escape_latex(str(results.baseline))}{' (pp)' if percent else ''}", "$p$"]
+    rows = [_cells(results, variant) for variant in results.variants]
     lines = [
-        *_comments(results, deltas),
-        rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}",
+        *_comments(results),
+        rf"\begin{{tabular}}{{l{'r' * (len(rows[0]) - 1)}}}",
         r"\toprule",
-        _line(heads),
+        _line(rows[0]),
         r"\midrule",
-        *(
-            _row(results, variant, deltas=len(deltas) > 1, tests=with_tests)
-            for variant in results.variants
-        ),
+        *(_line(row.values()) for row in rows),
         r"\bottomrule",
         r"\end{tabular}",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _comments(results: Results, deltas: frozenset[float]) -> list[str]:
-    unit = results.groups[0].unit
+def _comments(results: Results) -> list[str]:
+    unit, deltas = results.groups[0].unit, results.deltas
     facts = [
         f"{results.name}: {seeds_text(results)}; +- is half a 95 % t interval over the seeds",
         "p: paired t test against the baseline, adjusted by Holm's method",
@@ -182,23 +168,27 @@ def _comments(results: Results, deltas: frozenset[float]) -> list[str]:
     return [f"% {fact}" for fact in facts if fact]
 
 
-def _row(results: Results, variant: VariantResult, *, deltas: bool, tests: bool) -> str:
-    metric, difference = results.metric, variant.difference
+def _cells(results: Results, variant: VariantResult) -> dict[str, str]:
+    """Return the cells of a variant by the headings of their columns."""
+    metric, delta, difference = results.metric, variant.delta, variant.difference
+    percent = metric_entry(metric).in_percent
     epsilon = _NOTHING
-    if variant.is_private and variant.delta is not None:
+    if variant.is_private and delta is not None:
         finite = variant.epsilon is not None
         epsilon = rf"$\le {epsilon_text(variant.epsilon)}$" if finite else r"$\infty$"
-    cells = [escape_latex(variant.name), epsilon]
-    if deltas:
-        delta = variant.delta
-        cells.append(_NOTHING if delta is None else f"${_mantissa(delta_text(delta))}$")
-    cells.append(_estimate(variant.metrics.get(metric), metric, sign=False))
-    if tests:
+    cells = {"variant": escape_latex(variant.name), r"$\varepsilon$": epsilon}
+    if len(results.deltas) > 1:
+        cells[r"$\delta$"] = _NOTHING if delta is None else f"${_mantissa(delta_text(delta))}$"
+    words = escape_latex(metric_words(metric)) + (r" (\%)" if percent else "")
+    cells[words] = _estimate(variant.metrics.get(metric), metric, sign=False)
+    if any(other.difference is not None for other in results.variants):
+        minus = f"minus {escape_latex(str(results.baseline))}{' (pp)' if percent else ''}"
         mark = r"$^\dagger$" if difference and difference_mark(results, variant) else ""
-        cells.append(_estimate(difference and difference.paired.estimate, metric, sign=True) + mark)
+        estimate = difference and difference.paired.estimate
+        cells[minus] = _estimate(estimate, metric, sign=True) + mark
         p = None if difference is None else difference.holm_p
-        cells.append(_NOTHING if p is None else f"${p_text(p)}$")
-    return _line(cells)
+        cells["$p$"] = _NOTHING if p is None else f"${p_text(p)}$"
+    return cells
 
 
 def _estimate(estimate: Estimate | None, metric: str, *, sign: bool) -> str:
@@ -221,7 +211,7 @@ def _mantissa(text: str) -> str:
     return power if mantissa == "1" else rf"{mantissa} \cdot {power}"
 
 
-def _line(cells: Sequence[str]) -> str:
+def _line(cells: Iterable[str]) -> str:
     return " & ".join(cells) + r" \\"
 
 

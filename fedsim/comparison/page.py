@@ -263,28 +263,26 @@ def _cards(results: Results) -> list[Card]:
             else f"the baseline, without privacy{share}",
         )
     ]
-    strongest = _strongest(results)
+    private = [
+        variant
+        for variant in results.variants
+        if variant.epsilon is not None and variant.name != results.baseline
+    ]
+    strongest = min(private, key=lambda variant: variant.epsilon or 0.0, default=None)
     if strongest is None:
         return cards
+    label = f"{strongest.name} minus {results.baseline}"
     names = [name for name in (results.baseline, strongest.name) if name in results.unfit_names]
     if names:
-        cards.append(
-            Card(
-                f"{strongest.name} minus {results.baseline}",
-                "no fair comparison",
-                f"compare nothing with {' or '.join(map(str, names))}: see the note above",
-                "unfair",
-            )
-        )
+        why = f"compare nothing with {' or '.join(map(str, names))}: see the note above"
+        cards.append(Card(label, "no fair comparison", why, "unfair"))
     elif strongest.difference is not None:
-        cards.append(
-            Card(
-                f"{strongest.name} minus {results.baseline}",
-                difference_text(metric, strongest.difference.paired.estimate),
-                f"the smallest ε, {epsilon_text(strongest.epsilon)} ({strongest.observer}, unit "
-                f"{strongest.unit}); ± is half a 95 % interval",
-            )
+        detail = (
+            f"the smallest ε, {epsilon_text(strongest.epsilon)} ({strongest.observer}, unit "
+            f"{strongest.unit}); ± is half a 95 % interval"
         )
+        value = difference_text(metric, strongest.difference.paired.estimate)
+        cards.append(Card(label, value, detail))
     return cards
 
 
@@ -300,15 +298,6 @@ def _run_cards(results: Results) -> list[Card]:
         ),
         Card("Time", duration_text(seconds), "total of all runs"),
     ]
-
-
-def _strongest(results: Results) -> VariantResult | None:
-    private = [
-        variant
-        for variant in results.variants
-        if variant.epsilon is not None and variant.name != results.baseline
-    ]
-    return min(private, key=lambda variant: variant.epsilon or 0.0, default=None)
 
 
 def _guarantees(result: ComparisonResult) -> list[tuple[str, str]]:

@@ -398,11 +398,9 @@ def _by_spread(row: ClassRecall) -> tuple[float, float]:
 
 def group_estimates(variant: VariantResult) -> dict[str, Estimate]:
     """Return the mean accuracy of each group of test examples over finished runs, by group name."""
-    values: dict[str, list[float]] = {}
-    for scores in _scores_of(variant):
-        for group in scores.groups:
-            values.setdefault(group.name, []).append(group.accuracy)
-    return {name: t_interval(values[name]) for name in sorted(values)}
+    groups = [group for scores in _scores_of(variant) for group in scores.groups]
+    names = sorted({group.name for group in groups})
+    return {name: t_interval([g.accuracy for g in groups if g.name == name]) for name in names}
 
 
 def group_names(results: Results) -> tuple[str | None, list[str]]:
@@ -463,9 +461,7 @@ def scores_context(results: Results) -> dict[str, Any] | None:
             {
                 "name": row.name,
                 "examples": f"{row.examples:,.0f}",
-                "recalls": [
-                    (recall_text(recall), recall == 0, recall or 0.0) for recall in row.recalls
-                ],
+                "recalls": [(recall_text(recall), recall == 0) for recall in row.recalls],
             }
             for row in rows
         ],
