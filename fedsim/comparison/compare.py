@@ -174,12 +174,7 @@ def _perform(
 ) -> ComparisonResult:
     """Run the unfinished jobs of a comparison, write its files and return the result.
 
-    Args:
-        comparison: the checked comparison; with `tune` its candidates are performed first.
-        directory: directory of the comparison.
-        workers: number of parallel worker processes; None: one per processor.
-        callback: callback for the progress of the runs, if any.
-        chosen: empty for the candidates of another comparison.
+    With `tune`, its candidates are performed first, as a comparison whose `chosen` is empty.
     """
     tune = comparison.settings.tune
     candidates = None if tune is None else load_candidates(comparison, tune)
@@ -207,13 +202,8 @@ def _conclude(
 ) -> ComparisonResult:
     """Summarise all runs, write the comparison's files and return the result.
 
-    Args:
-        comparison: the comparison, with its tuned variants.
-        jobs: a job for each run.
-        directory: directory of the comparison.
-        failures: reason of each failed run, by the index of its job.
-        interrupted: whether the user interrupted.
-        chosen: the chosen values of tuned variants; None without tuning, empty for candidates.
+    `failures` has the reason of each failed run by the index of its job. `chosen` has the chosen
+    values of tuned variants; it is None without tuning, and empty for candidates.
     """
     outcomes = [read_outcome(job, directory, failures.get(index)) for index, job in enumerate(jobs)]
     if interrupted and not any(outcome.is_finished for outcome in outcomes):

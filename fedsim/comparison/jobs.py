@@ -76,11 +76,8 @@ def run_fingerprint(loaded: LoadedExperiment) -> str:
 
 def _named_files(settings: object, base: Path) -> Iterator[tuple[str, Path]]:
     """Yield (path as written, path) of every file that the settings name."""
-    if isinstance(settings, dict):
-        for value in settings.values():
-            yield from _named_files(value, base)
-    elif isinstance(settings, list):
-        for value in settings:
+    if isinstance(settings, dict | list):
+        for value in settings.values() if isinstance(settings, dict) else settings:
             yield from _named_files(value, base)
     elif isinstance(settings, str) and settings and "\0" not in settings:
         path = base / Path(settings).expanduser()

@@ -72,7 +72,7 @@ def _clipping_only(base: Mapping[str, Any]) -> Changes:
     without = {"target_epsilon": None, "on_exhausted": "refuse", "noise_correlation": "none"}
     return {
         "privacy.noise_multiplier": 0.0,
-        **{f"privacy.{key}": value for key, value in without.items() if key in privacy},
+        **_replaced_privacy(base, without),
         **_local_trust(base),
         **_without_noise_weights(base),
     }
@@ -129,23 +129,25 @@ def _pooled(base: Mapping[str, Any]) -> Changes:
 
 def _perturbed(kind: str) -> Callable[[Mapping[str, Any]], Changes]:
     def changes(base: Mapping[str, Any]) -> Changes:
-        changes: Changes = {
-            "privacy.mechanism": {"name": kind},
-            **_alone(base),
-            **_local_trust(base),
-        }
-        gradient_keys = {
+        without = {
             "max_grad_norm": None,
             "sampling": "poisson",
             "clipping": "flat",
             "noise_correlation": "none",
         }
-        privacy = _section(base, "privacy")
-        return changes | {
-            f"privacy.{key}": value for key, value in gradient_keys.items() if key in privacy
+        return {
+            "privacy.mechanism": {"name": kind},
+            **_alone(base),
+            **_replaced_privacy(base, without),
         }
 
     return changes
+
+
+def _replaced_privacy(base: Mapping[str, Any], values: Mapping[str, object]) -> Changes:
+    """Return new values of those keys of `privacy` that the base has."""
+    privacy = _section(base, "privacy")
+    return {f"privacy.{key}": value for key, value in values.items() if key in privacy}
 
 
 def _alone(base: Mapping[str, Any]) -> Changes:
@@ -155,19 +157,13 @@ def _alone(base: Mapping[str, Any]) -> Changes:
 
 
 def _local_trust(base: Mapping[str, Any]) -> Changes:
-    privacy = _section(base, "privacy")
-    return (
-        {} if written_name(privacy.get("trust", "local")) == "local" else {"privacy.trust": "local"}
-    )
+    trust = written_name(_section(base, "privacy").get("trust", "local"))
+    return {} if trust == "local" else {"privacy.trust": "local"}
 
 
 def _without_noise_weights(base: Mapping[str, Any]) -> Changes:
-    weighting = _section(base, "federation").get("weighting")
-    return (
-        {"federation.weighting": "examples"}
-        if written_name(weighting) == "examples_over_noise"
-        else {}
-    )
+    weighting = written_name(_section(base, "federation").get("weighting"))
+    return {"federation.weighting": "examples"} if weighting == "examples_over_noise" else {}
 
 
 def _section(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -347,15 +343,7 @@ def _arm(
     base: Node | None,
     problems: list[Problem],
 ) -> tuple[str | None, list[Override]]:
-    """Return (name of a baseline, its overrides of keys that the variant does not set itself).
-
-    Args:
-        arm: the entry `arm:`.
-        path: path of the variant in the file.
-        set_paths: paths of the keys that the variant itself overrides.
-        base: the tree of the base experiment; None if it cannot be read.
-        problems: list to which the mistakes of the entry are appended.
-    """
+    """Return (name of a baseline, its overrides of keys that the variant does not set itself)."""
     name, content = to_python(arm.node), None if base is None else to_python(base)
     if not isinstance(name, str) or name not in ARMS:
         hint = did_you_mean(str(name), ARMS) or f"; choose from {any_of(list(ARMS))}"
