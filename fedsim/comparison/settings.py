@@ -50,9 +50,7 @@ class SearchSettings(Settings):
     @property
     def eta(self) -> float | None:
         """Shape η of the negative binomial distribution of the number of runs; None for Poisson."""
-        return (
-            self.shape if self.distribution == "negative_binomial" else _SHAPES[self.distribution]
-        )
+        return _SHAPES.get(self.distribution, self.shape)
 
     @model_validator(mode="after")
     def _shape_of_the_distribution(self) -> Self:
