@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import click
+import yaml
 
 from fedsim.algorithms.catalog import algorithms
 from fedsim.catalog import KEYS, catalog
@@ -32,14 +33,12 @@ keys of its own is a name, or a mapping with `name`: `clipping: adaptive`, or
 
 _NAMES = "`fedsim list` has these names, and a line on each name that the table of keys lists."
 _OPTIONS = "`fedsim COMMAND --help` lists the options of a command."
-# Examples for the keys whose type and default give none.
+# Examples for the keys whose type and default give none, and that no section's example has.
 _EXAMPLES = """\
 name: digits-dp
 seed: 1
 data: {dataset: digits, partition: {scheme: iid, num_clients: 10}}
 data.dataset: {path: patients.csv, target: ill}
-data.dataset.path: patients.csv
-data.dataset.target: ill
 data.dataset.columns: {age: {range: [0, 100]}, id: drop}
 data.dataset.columns.NAME.range: [0, 100]
 data.dataset.columns.NAME.classes: [F, M, unknown]
@@ -57,7 +56,6 @@ data.images: {channels: last}
 data.images.scale: 255
 data.test_fraction: 0.2
 data.partition: {scheme: dirichlet, num_clients: 10, alpha: 0.5}
-data.partition.num_clients: 10
 data.partition.min_examples: 20
 data.partition.column: hospital
 data.partition.pattern: hospitals/*.csv
@@ -78,7 +76,6 @@ model.features[].log: 1.0
 model.features[].standardize: {mean: 0.3, std: 0.2}
 model.features[].hog: {window: 7, stride: 4}
 model.features[].random_fourier: {gamma: 0.5}
-model.features[].random_fourier.gamma: 0.5
 model.features[].scattering: {scales: 2}
 model.init: public.safetensors
 model.freeze: ["backbone.*"]
@@ -88,10 +85,8 @@ model.lora.alpha: 8
 model.lora.targets: ["blocks.*.query", "blocks.*.value"]
 model.loss: ./loss.py:focal
 federation: {rounds: 40, weighting: examples_over_noise}
-federation.rounds: 40
 federation.clients_per_round: 5
 federation.participation: {scheme: cyclic, groups: 4}
-federation.participation.groups: 4
 federation.participation.members: ["0-4", "5, 7-9"]
 federation.participation.rounds_per_group: 5
 federation.participation.rounds_apart: 50
@@ -102,32 +97,25 @@ federation.participation.min_available: 3
 federation.participation.concurrency: 20
 federation.participation.buffer_size: 5
 federation.participation.durations: {path: speed.csv, column: seconds}
-federation.participation.durations.path: speed.csv
 federation.participation.durations.column: seconds
 federation.participation.durations.values: [1.0, 2.5]
 federation.partial_work: {share: 0.9, on_partial: keep}
-federation.partial_work.share: 0.9
 federation.deadline: 10
 federation.min_participants: 3
 federation.strategy: {name: fedadam, server_lr: 0.05}
-federation.strategy.name: fedadam
 federation.strategy.malicious_clients: 2
 federation.early_stopping: {metric: accuracy, patience: 10}
 federation.early_stopping.metric: accuracy
-federation.early_stopping.patience: 10
 federation.early_stopping.min_delta: 0.002
 federation.ema_decay: 0.8
 federation.weighting: {name: examples_over_noise, max_share: 0.3}
 federation.weighting.size_power: 1
 federation.weighting.noise_power: 1
-federation.weighting.max_share: 0.3
 local: {steps: 5, batch_size: 28, optimizer: {name: sgd, lr: 1.0}}
-local.steps: 5
 local.epochs: 2
 local.batch_size: 28
 local.max_physical_batch: 256
 local.optimizer: {name: sgd, lr: 1.0, momentum: 0.9}
-local.optimizer.lr: 1.0
 local.optimizer.momentum: 0.9
 local.optimizer.weight_decay: 0.0001
 local.gradient: {name: zeroth_order, directions: 128}
@@ -135,7 +123,6 @@ local.lr_schedule: {name: cosine, T_max: 40, warmup: 5}
 local.lr_schedule.step_size: 10
 local.lr_schedule.gamma: 0.9
 local.lr_schedule.total_iters: 20
-local.lr_schedule.T_max: 40
 local.lr_schedule.warmup: 5
 local.augmentation_multiplicity: 4
 local.augmentations: [{shift: 1}, flip]
@@ -144,16 +131,12 @@ local.augmentations[].flip: true
 local.augmentations[].noise: 0.1
 local.vectorized_clients: "off"
 privacy: {target_epsilon: 8.0, delta: 1.0e-3, max_grad_norm: 0.5}
-privacy.trust: distributed
 privacy.trust.colluding_clients: 2
 privacy.trust.fallback_epsilon: 4.0
-privacy.target_epsilon: 8.0
 privacy.noise_multiplier: 1.1
 privacy.delta: 1.0e-5
-privacy.max_grad_norm: 0.5
 privacy.max_update_norm: 0.5
 privacy.mechanism: {name: output_perturbation, max_feature_norm: 1.0}
-privacy.mechanism.max_feature_norm: 1.0
 privacy.mechanism.max_target_norm: 1.0
 privacy.clipping: {name: adaptive, quantile: 0.5}
 privacy.clipping.groups: {"conv.*": {max_grad_norm: 0.3}, "*": {max_grad_norm: 0.5}}
@@ -164,14 +147,11 @@ privacy.clipping.count_noise: 5
 privacy.sampling: balls_and_bins
 privacy.sampling.rate: 0.1
 privacy.noise_correlation: {name: toeplitz, bands: 5}
-privacy.noise_correlation.bands: 5
 privacy.noise_correlation.buffers: 4
 privacy.noise_correlation.scales: [0.26, 0.25]
 privacy.noise_correlation.decays: [0.57, 0.98]
 privacy.adjacency: {name: add_remove, declared_examples: 1000}
-privacy.adjacency.declared_examples: 1000
 privacy.accountant: {name: rdp, orders: [2, 4, 8, 16, 32]}
-privacy.accountant.orders: [2, 4, 8, 16, 32]
 privacy.accountant.target_rho: 0.5
 privacy.clients: {"3": {target_epsilon: 2.0}}
 privacy.clients.NAME.target_epsilon: 2.0
@@ -193,7 +173,6 @@ secure_aggregation.encoding.max_clients: 100
 secure_aggregation.metrics: {train_loss: 5.0, train_accuracy: 1.0}
 secure_aggregation.keys: {helper_files: [helper-1.key]}
 secure_aggregation.keys.helper_fingerprints: [FINGERPRINT]
-secure_aggregation.keys.helper_files: [helper-1.key]
 secure_aggregation.keys.client_fingerprints: [FINGERPRINT]
 secure_aggregation.keys.client_files: [client-0.key, client-1.key]
 evaluation: {metrics: [balanced_accuracy, f1, auc]}
@@ -208,13 +187,9 @@ personalization.batch_size: 32
 personalization.parameters: ["layers.2.*"]
 personalization.global_prior: [0.5, 0.3, 0.2]
 pate: {queries: 200, sigma_threshold: 10, sigma: 6}
-pate.queries: 200
 pate.answers: 100
-pate.sigma_threshold: 10
-pate.sigma: 6
 pate.student: {steps: 500}
 pate.student.optimizer: {name: adam, lr: 0.001}
-pate.student.optimizer.lr: 0.001
 faults: [{kind: straggler, clients: [3], delay: 60}]
 faults[].clients: [0, 3]
 faults[].rounds: [1, 2]
@@ -230,13 +205,10 @@ baseline: non-private
 variants: {non-private: {privacy: null}, eps-1: {privacy.target_epsilon: 1}}
 metric: test_accuracy
 select: {metric: test_accuracy, on: public_test}
-select.metric: test_accuracy
 select.among: [low, high]
 select.search: {distribution: geometric, mean: 5}
-select.search.mean: 5
 select.search.shape: 0.5
 tune: {keys: {local.optimizer.lr: [0.1, 1, 10]}}
-tune.keys: {local.optimizer.lr: [0.1, 1, 10]}
 max_epsilon: 8.0
 delta: 1.0e-6
 max_rounds: 100
@@ -298,7 +270,17 @@ def _key_table(rows: Iterable[SettingRow]) -> Iterator[str]:
 
 def example_of(row: SettingRow) -> str:
     """Return an example value, as YAML, of the key that a row describes."""
-    return EXAMPLES.get(row.key, row.example)
+    return EXAMPLES.get(row.key) or row.example or _example_in_section(row.key)
+
+
+def _example_in_section(key: str) -> str:
+    """Return the value of a key in the example of its section; "" if the example lacks the key."""
+    section, _, name = key.rpartition(".")
+    text = EXAMPLES.get(section, "")
+    for inner, value in yaml.compose(text).value if text.startswith("{") else ():
+        if inner.value == name:
+            return text[value.start_mark.index : value.end_mark.index]
+    return ""
 
 
 def _name_table(keys: Iterable[SettingRow]) -> Iterator[str]:
