@@ -6,7 +6,7 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, cast
 
@@ -288,41 +288,28 @@ def secure_summary(
         one_operator: whether one simulation ran all parties, so that nothing kept them from
             colluding.
     """
-    channel = federation.secure
+    channel, privacy = federation.secure, federation.experiment.privacy
     if channel is None:
         return None
-    privacy = federation.experiment.privacy
-    said = {row["round"]: row["secure_aggregation"] for row in rows}
-    aborted = {k: record["aborted"] for k, record in said.items() if record["aborted"] is not None}
-    report = SecureAggregationReport(
-        settings=channel.settings,
-        encoder=channel.codec.encoder,
+    return secure_facts(
+        channel.settings,
+        channel.codec.encoder,
+        {row["round"]: row["secure_aggregation"] for row in rows},
         clients_sampled=federation.plan.participation.round_sizes[1],
-        survivors={
-            k: record["survivors"]
-            for k, record in said.items()
-            if record["survivors"] and k not in aborted
-        },
-        aborted=aborted,
-        retried=sum(record["retried"] for record in said.values()),
         plan_digest=federation.plan.digest,
         # A simulation with seeded noise stands for secure noise, and its server is honest.
         repeats_noise=not one_operator and (privacy is None or privacy.noise != "secure"),
         is_integer_sum=channel.codec.is_integers,
+        one_operator=one_operator,
     )
-    return {
-        **report.to_dict(),
-        "simulated_non_collusion": one_operator,
-        "clipped": sum(record["clipped"] for record in said.values()),
-    }
 
 
-IMPLEMENTATION = "fedsim.secagg 1"
+_IMPLEMENTATION = "fedsim.secagg 1"
 _ENCODING = (
     *("ring_bits", "frac_bits", "value_bound", "max_weight", "max_clients", "guard_bits"),
     *("rounding", "max_abs_error"),
 )
-ENVELOPE = "RFC 9180 X25519/HKDF-SHA256/AES-256-GCM"
+_ENVELOPE = "RFC 9180 X25519/HKDF-SHA256/AES-256-GCM"
 _TRUST = {
     "additive": "at least one of the server and the helpers follows the protocol and colludes with "
     "no other of them",
@@ -333,93 +320,83 @@ _TRUST = {
 }
 
 
-@dataclass(frozen=True)
-class SecureAggregationReport:
-    """The facts on secure aggregation in a run that `privacy.json` records.
+def secure_facts(
+    settings: SecureAggregationSettings,
+    encoder: FixedPointEncoder,
+    rounds: Mapping[int, Mapping[str, Any]],
+    *,
+    clients_sampled: int,
+    plan_digest: str = "",
+    repeats_noise: bool = False,
+    is_integer_sum: bool = False,
+    one_operator: bool = True,
+) -> dict[str, Any]:
+    """Return the facts on secure aggregation in a run that `privacy.json` records.
 
-    Attributes:
+    Args:
         settings: settings of secure aggregation.
         encoder: encoder of updates as integers, with the parameters of the encoding.
+        rounds: value of `secure_aggregation` in each line of `rounds.jsonl`, by round.
         clients_sampled: number of clients of a round.
-        survivors: number of clients in the sum, by completed round.
-        aborted: reason why each aborted round failed, by round; its uploads stay charged, as they
-            were sent.
-        retried: number of repeated requests to helpers.
         plan_digest: digest of the privacy plan, which each upload names; "" without privacy.
         repeats_noise: whether a repeated round draws the same noise again, from its seed.
         is_integer_sum: whether uploads are integers with noise already added, so that no client is
             left out because of its values.
+        one_operator: whether one simulation ran all parties.
     """
-
-    settings: SecureAggregationSettings
-    encoder: FixedPointEncoder
-    clients_sampled: int
-    survivors: Mapping[int, int] = field(default_factory=dict)
-    aborted: Mapping[int, str] = field(default_factory=dict)
-    retried: int = 0
-    plan_digest: str = ""
-    repeats_noise: bool = False
-    is_integer_sum: bool = False
-
-    def conditions(self) -> dict[str, bool]:
-        """Return which conditions of a guarantee against an active server are met, by name.
-
-        Reference: docs/explain/secure_aggregation.md, "An active server".
-        """
-        settings = self.settings
-        helped = settings.protocol.name == "additive"
-        pinned = settings.keys.helper_fingerprints and settings.keys.client_fingerprints
-        return {
-            "pinned_keys": bool(pinned),
-            "opened_once": helped and not self.repeats_noise,
-            "agreed_plan": helped and bool(self.plan_digest),
-            "fixed_set": helped
-            and (self.is_integer_sum or settings.encoding.range_policy == "clip"),
-        }
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the value of the key `secure_aggregation` in `privacy.json`, as JSON values."""
-        settings, encoder = self.settings, self.encoder
-        hidden = settings.protocol.name != "quantized"
-        return {
-            "protocol": settings.protocol.name,
-            "implementation": IMPLEMENTATION,
-            "parties": {
-                "leader": "server",
-                "helpers": settings.helpers,
-                "clients_sampled": self.clients_sampled,
-                "survivors_per_round": [self.survivors[key] for key in sorted(self.survivors)],
-            },
-            "trust": {
-                "privacy_requires": _TRUST[settings.protocol.name],
-                "active_server": "pinned_helper_keys"
-                if settings.keys.helper_fingerprints
-                else "not_covered",
-                "malicious_clients": "undetected",
-                "conditions": self.conditions(),
-                "forged_clients": _forged_clients(settings, hidden=hidden),
-            },
-            "simulated_non_collusion": True,
-            "server_view": _server_view(hidden, list(settings.metrics)),
-            "encoding": {name: getattr(encoder, name) for name in _ENCODING},
-            "exactness": "equals quantised plain averaging bit for bit",
-            **({"plan_digest": self.plan_digest} if self.plan_digest else {}),
-            "prg": settings.prg if hidden else None,
-            "envelope": ENVELOPE if hidden else None,
-            "rounds": {
-                "completed": len(self.survivors),
-                "aborted": len(self.aborted),
-                "retried": self.retried,
-                "reasons": {str(key): self.aborted[key] for key in sorted(self.aborted)},
-            },
-        }
+    hidden = settings.protocol.name != "quantized"
+    # The uploads of an aborted round stay charged, as they were sent.
+    aborted = {k: row["aborted"] for k, row in rounds.items() if row["aborted"] is not None}
+    finished = sorted(k for k, row in rounds.items() if row["survivors"] and k not in aborted)
+    return {
+        "protocol": settings.protocol.name,
+        "implementation": _IMPLEMENTATION,
+        "parties": {
+            "leader": "server",
+            "helpers": settings.helpers,
+            "clients_sampled": clients_sampled,
+            "survivors_per_round": [rounds[key]["survivors"] for key in finished],
+        },
+        "trust": _trust(settings, bool(plan_digest), repeats_noise, is_integer_sum),
+        "simulated_non_collusion": one_operator,
+        "server_view": _server_view(hidden, list(settings.metrics)),
+        "encoding": {name: getattr(encoder, name) for name in _ENCODING},
+        "exactness": "equals quantised plain averaging bit for bit",
+        **({"plan_digest": plan_digest} if plan_digest else {}),
+        "prg": settings.prg if hidden else None,
+        "envelope": _ENVELOPE if hidden else None,
+        "rounds": {
+            "completed": len(finished),
+            "aborted": len(aborted),
+            "retried": sum(row["retried"] for row in rounds.values()),
+            "reasons": {str(key): aborted[key] for key in sorted(aborted)},
+        },
+        "clipped": sum(row["clipped"] for row in rounds.values()),
+    }
 
 
-def _forged_clients(settings: SecureAggregationSettings, *, hidden: bool) -> str:
-    """Return in words whether the parties notice clients that the server makes up."""
-    if not hidden:
-        return "not_needed"
-    return "refused" if settings.keys.client_fingerprints else "undetected"
+def _trust(
+    settings: SecureAggregationSettings, has_plan: bool, repeats_noise: bool, is_integer_sum: bool
+) -> dict[str, Any]:
+    """Return who must be trusted, and which conditions hold against an active server, by name.
+
+    Reference: docs/explain/secure_aggregation.md, "An active server".
+    """
+    name, keys = settings.protocol.name, settings.keys
+    forged = "refused" if keys.client_fingerprints else "undetected"
+    is_fixed = is_integer_sum or settings.encoding.range_policy == "clip"
+    return {
+        "privacy_requires": _TRUST[name],
+        "active_server": "pinned_helper_keys" if keys.helper_fingerprints else "not_covered",
+        "malicious_clients": "undetected",
+        "conditions": {
+            "pinned_keys": bool(keys.helper_fingerprints and keys.client_fingerprints),
+            "opened_once": name == "additive" and not repeats_noise,
+            "agreed_plan": name == "additive" and has_plan,
+            "fixed_set": name == "additive" and is_fixed,
+        },
+        "forged_clients": "not_needed" if name == "quantized" else forged,
+    }
 
 
 def _server_view(hidden: bool, metrics: list[str]) -> list[str]:

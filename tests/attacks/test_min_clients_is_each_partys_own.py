@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsim.runs.privacy_summary import SecureAggregationReport
+from fedsim.runs.privacy_summary import secure_facts
 from fedsim.secagg.additive import AdditiveSharing, seed_info
 from fedsim.secagg.errors import TooFewClientsError, WireError
 from fedsim.secagg.hpke import seal
@@ -102,7 +102,7 @@ def test_forged_clients_are_told_and_not_hidden(secure_parties: Any) -> None:
     np.testing.assert_array_equal(
         read, scene.uploader(0).encode_payload(leader.offer(scene.keys), **scene.arguments(0))
     )
-    facts = SecureAggregationReport(scene.settings, scene.codec.encoder, 6).to_dict()
+    facts = secure_facts(scene.settings, scene.codec.encoder, {}, clients_sampled=6)
     assert facts["trust"]["forged_clients"] == "undetected"
     page = (ROOT / "docs" / "explain" / "secure_aggregation.md").read_text()
     assert "**Clients that the server makes up.**" in page
@@ -124,7 +124,7 @@ def test_a_helper_that_knows_the_clients_counts_no_forged_one(secure_parties: An
     with pytest.raises(WireError, match="each client needs both"):
         helper.combine(replace(honest, identities=(), signatures=()))
     assert helper.combine(honest).released
-    facts = SecureAggregationReport(scene.settings, scene.codec.encoder, 6).to_dict()
+    facts = secure_facts(scene.settings, scene.codec.encoder, {}, clients_sampled=6)
     assert facts["trust"]["forged_clients"] == "refused"
 
 
@@ -142,7 +142,7 @@ def test_a_client_without_its_pinned_key_is_left_out(secure_parties: Any) -> Non
 
 def test_the_statement_of_a_run_says_so(secure_parties: Any) -> None:
     scene = secure_parties()
-    facts = SecureAggregationReport(scene.settings, scene.codec.encoder, 6).to_dict()
+    facts = secure_facts(scene.settings, scene.codec.encoder, {}, clients_sampled=6)
     text = secure_aggregation(_facts(facts)).text
     assert "a server that invents clients can open a sum with a single real client" in text
 
