@@ -18,7 +18,6 @@ from fedsim.accountant.trust import Trust
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.core.formatting import count_text
 from fedsim.core.text_formats import finite_or_none
-from fedsim.experiment import ExperimentWithClients
 from fedsim.federation.charges import RecordedSpend
 from fedsim.federation.federation import Federation
 from fedsim.protocol.client_spend import ClientSpend
@@ -30,7 +29,7 @@ from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.statement import read_facts, to_json
 from fedsim.statement.guarantee import guarantee_words
-from fedsim.statement.privacy_file import PrivacyFile, PrivateClientRow, ledger_digest
+from fedsim.statement.privacy_file import PrivacyFile, ledger_digest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,13 +62,11 @@ class PrivacySummary:
 
     Attributes:
         clients: the spend of every client, by ascending client number.
-        terms: the values of `privacy.json` that follow from the settings (see `recorded_terms`).
-        secure_aggregation: value of the key `secure_aggregation` in `privacy.json`.
+        content: the content of `privacy.json`.
     """
 
     clients: tuple[ClientSummary, ...]
-    terms: Mapping[str, Any]
-    secure_aggregation: Mapping[str, Any] | None = None
+    content: PrivacyFile
 
     @property
     def system_epsilon(self) -> float:
@@ -89,19 +86,10 @@ class PrivacySummary:
             "min": finite_or_none(min(epsilons)),
         }
 
-    @property
-    def slack(self) -> Slack | None:
-        """The most that the noise sampler adds to any client's ε and δ; None if an ε is ∞."""
-        if not math.isfinite(self.system_epsilon):
-            return None
-        # At the largest ε: the slack grows with it, and with a smaller δ.
-        pairs = {(spend.epsilon, spend.delta) for spend in self.clients}
-        return Slack(*map(max, zip(*(sampler_slack(*pair) for pair in pairs), strict=True)))
-
     @cached_property
     def guarantee(self) -> str:
         """The federation's privacy guarantee in a few words, or the reason why there is none."""
-        return guarantee_words(read_facts(self.to_json()))
+        return guarantee_words(read_facts(self.content))
 
     def __repr__(self) -> str:
         return f"PrivacySummary({count_text(len(self.clients), 'client')}: {self.guarantee})"
@@ -109,68 +97,42 @@ class PrivacySummary:
     @property
     def statement(self) -> str:
         """The main sentences of the privacy statement, to quote beside an ε."""
-        return self.to_json()["statement"]
+        return self.content["statement"]
 
     def to_json(self) -> PrivacyFile:
         """Return the content of `privacy.json`; an infinite ε is null."""
-        clients = [_client_json(spend, self.terms["trust"]) for spend in self.clients]
-        return _content(
-            self.terms,
-            clients,
-            self.secure_aggregation,
-            private=math.isfinite(self.system_epsilon),
-            epsilon=finite_or_none(self.system_epsilon),
-            slack=None if self.slack is None else self.slack._asdict(),
-            digest=ledger_digest(clients),
-        )
+        return self.content
 
 
-def not_private(
-    experiment: ExperimentWithClients,
-    sizes: Sequence[int],
-    secure_aggregation: Mapping[str, Any] | None = None,
-    names: Sequence[str] | None = None,
+def privacy_file(
+    federation: Federation,
+    spends: Sequence[ClientSummary],
+    secure_aggregation: Mapping[str, Any] | None,
 ) -> PrivacyFile:
-    """Return the content of `privacy.json` for a federation without differential privacy.
+    """Return the content of `privacy.json` with its statement, in words and in figures.
 
     Args:
-        experiment: the experiment.
-        sizes: number of examples of each client.
+        federation: the federation that ran.
+        spends: the spend of every client; empty for a federation without differential privacy.
         secure_aggregation: value of the key `secure_aggregation`.
-        names: public name of each client; None if clients have only numbers.
     """
-    clients = [
-        {
-            "client": client,
-            **_named(None if names is None else names[client]),
-            "examples": size,
-            "epsilon": None,
-            "ledger": [],
-        }
-        for client, size in enumerate(sizes)
-    ]
-    return _content(recorded_terms(experiment), clients, secure_aggregation)
-
-
-def _content(
-    terms: Mapping[str, Any],
-    clients: Sequence[Mapping[str, Any]],
-    secure_aggregation: Mapping[str, Any] | None,
-    *,
-    private: bool = False,
-    epsilon: float | None = None,
-    slack: dict[str, float] | None = None,
-    digest: str | None = None,
-) -> PrivacyFile:
-    """Return the content of `privacy.json` with its statement, in words and in figures."""
+    terms = recorded_terms(federation.experiment)
+    epsilon = max((spend.epsilon for spend in spends), default=math.inf)
+    slack = None
+    if math.isfinite(epsilon):
+        # Of all clients together: the slack grows with ε, and with a smaller δ.
+        pairs = {(spend.epsilon, spend.delta) for spend in spends}
+        most = map(max, zip(*(sampler_slack(*pair) for pair in pairs), strict=True))
+        slack = Slack(*most)._asdict()
+    clients = [_client_row(spend, terms["trust"]) for spend in spends] or _not_private(federation)
     content = {
         "schema": SCHEMAS["privacy.json"],
         "version": fedsim.__version__,
-        "private": private,
+        "private": math.isfinite(epsilon),
         **terms,
-        "system_epsilon": epsilon,
+        "system_epsilon": finite_or_none(epsilon),
         "slack": slack,
-        "ledger_digest": digest,
+        "ledger_digest": ledger_digest(clients) if spends else None,
         "secure_aggregation": secure_aggregation,
     }
     statement = to_json(read_facts({**content, "clients": clients}))
@@ -178,14 +140,28 @@ def _content(
     return cast(PrivacyFile, {**content, **statement, "clients": clients})
 
 
+def _not_private(federation: Federation) -> list[dict[str, Any]]:
+    """Return the rows of clients that train without differential privacy."""
+    names = federation.data.client_names
+    return [
+        {
+            "client": client,
+            **_named(None if names is None else names[client]),
+            "examples": size,
+            "epsilon": None,
+            "ledger": [],
+        }
+        for client, size in enumerate(federation.data.clients.sizes)
+    ]
+
+
 def summarise_privacy(
     federation: Federation,
     *,
-    withdrawn: Mapping[int, int] | None = None,
-    clip_norms: Mapping[int, AdaptiveClipNorm] | None = None,
-    secure_aggregation: Mapping[str, Any] | None = None,
-) -> PrivacySummary | None:
-    """Return every client's privacy spend from the durable ledger; None without privacy.
+    withdrawn: Mapping[int, int],
+    clip_norms: Mapping[int, AdaptiveClipNorm],
+) -> tuple[ClientSummary, ...]:
+    """Return every client's privacy spend from the durable ledger; empty without privacy.
 
     The ledger counts every charge, even if the update never arrived at the server.
 
@@ -193,51 +169,42 @@ def summarise_privacy(
         federation: the federation, with its ledger.
         withdrawn: round in which each client withdrew, by client, for clients that withdrew.
         clip_norms: adaptive clip norm of each client that has one, by client.
-        secure_aggregation: value of the key `secure_aggregation` in `privacy.json`.
 
     Raises:
         JournalError: the ledger was changed.
         ValueError: the federation is private and has no ledger.
     """
-    settings, plans, journal = (
-        federation.experiment.privacy,
-        federation.plan.clients,
-        federation.journal,
-    )
-    terms, names = federation.plan.client_privacy, federation.data.client_names
-    if settings is None or plans is None or terms is None:
-        return None
+    settings, plan, journal = federation.experiment.privacy, federation.plan, federation.journal
+    if settings is None or plan.clients is None or plan.client_privacy is None:
+        return ()
     if journal is None:
         raise ValueError("a private federation needs a ledger to summarise")
-    recorded = RecordedSpend(plans, journal)
-    spends = [recorded.of(client) for client in range(len(plans))]
+    recorded, names = RecordedSpend(plan.clients, journal), federation.data.client_names
+    spends = [recorded.of(client) for client in range(len(plan.clients))]
     # Each client's own accountant makes a run's ε equal to its plan's, to the last digit.
     epsilon_of = partial(_own_epsilon, settings, {})
     renyi = ClientLedgers(renyi_choice(settings.accounting), settings.adjacency.name)
     for spend in spends:
         renyi.record(spend)
     by_rdp = renyi.epsilons()
-    norms = [
-        (clip_norms or {}).get(client, plan.release.adapted_clip_norm)
-        for client, plan in enumerate(plans)
-    ]
-    against_server = [server_ledger(spend, settings.trust.name) for spend in spends]
-    clients = [
-        ClientSummary(
+    clients: list[ClientSummary] = []
+    for client, (spend, terms, planned) in enumerate(
+        zip(spends, plan.client_privacy, plan.clients, strict=True)
+    ):
+        norm = clip_norms.get(client, planned.release.adapted_clip_norm)
+        second = server_ledger(spend, settings.trust.name)
+        summary = ClientSummary(
             **vars(spend),
             epsilon=epsilon_of(spend.ledger, spend.delta),
             epsilon_rdp=by_rdp[client],
-            terms=recorded_client_terms(terms[client], plan, norm),
-            withdrawn_round=(withdrawn or {}).get(client),
+            terms=recorded_client_terms(terms, planned, norm),
+            withdrawn_round=withdrawn.get(client),
             clip_norm=norm,
             epsilon_against_server=None if second is None else epsilon_of(second, spend.delta),
             name=None if names is None else names[client],
         )
-        for client, (spend, plan, norm, second) in enumerate(
-            zip(spends, plans, norms, against_server, strict=True)
-        )
-    ]
-    return PrivacySummary(tuple(clients), recorded_terms(federation.experiment), secure_aggregation)
+        clients.append(summary)
+    return tuple(clients)
 
 
 def _own_epsilon(
@@ -256,7 +223,7 @@ def _named(name: str | None) -> dict[str, str]:
     return {} if name is None else {"name": name}
 
 
-def _client_json(spend: ClientSummary, trust: Trust) -> PrivateClientRow:
+def _client_row(spend: ClientSummary, trust: Trust) -> dict[str, Any]:
     row: dict[str, Any] = {
         "client": spend.client,
         **_named(spend.name),
@@ -274,7 +241,7 @@ def _client_json(spend: ClientSummary, trust: Trust) -> PrivateClientRow:
         second, epsilon = server_ledger(spend, trust), spend.epsilon_against_server
         row["epsilon_against_server"] = finite_or_none(epsilon)
         row["ledger_against_server"] = None if second is None else second.to_list()
-    return cast(PrivateClientRow, row)
+    return row
 
 
 def secure_summary(

@@ -29,7 +29,12 @@ from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.files import SCHEMAS, LinesFile
 from fedsim.runs.inputs import describe_environment, fingerprint, refuse_other_inputs
 from fedsim.runs.manifest import refuse_changed_records, remove_manifest, write_manifest
-from fedsim.runs.privacy_summary import not_private, secure_summary, summarise_privacy
+from fedsim.runs.privacy_summary import (
+    PrivacySummary,
+    privacy_file,
+    secure_summary,
+    summarise_privacy,
+)
 from fedsim.runs.recorded_figures import (
     COUNTS,
     FIGURES,
@@ -365,20 +370,11 @@ class _Recorder:
         secure = secure_summary(
             self._federation, rows, one_operator=self._parts.engine.one_operator
         )
-        privacy = summarise_privacy(
-            self._federation,
-            withdrawn=withdrawal_rounds(rows),
-            secure_aggregation=secure,
-            clip_norms=self._state.clip_norms,
+        spends = summarise_privacy(
+            self._federation, withdrawn=withdrawal_rounds(rows), clip_norms=self._state.clip_norms
         )
-        sizes = self._federation.data.clients.sizes
-        content = (
-            privacy.to_json()
-            if privacy
-            else not_private(
-                self._federation.experiment, sizes, secure, self._federation.data.client_names
-            )
-        )
+        content = privacy_file(self._federation, spends, secure)
+        privacy = PrivacySummary(spends, content) if spends else None
         last: dict[str, Any] = {**rows[-1]} if rows else {}
         metrics: dict[str, Any] = numbers_of(last, ("test_", "clients_"))
         directory = self._directory
@@ -399,7 +395,7 @@ class _Recorder:
             **({} if personal is None else {"personalization": summary_of(personal)}),
             **{name: last[name] for name in COUNTS if name in last},
             "epsilon": privacy.epsilon_statistics if privacy else None,
-            "delta": max(spend.delta for spend in privacy.clients) if privacy else None,
+            "delta": max(spend.delta for spend in spends) if spends else None,
             "seconds": round(seconds, 3),
             "sizes": self._federation.sizes,
             "setup": self._setup,
