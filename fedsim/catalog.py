@@ -1,5 +1,7 @@
 """All built-in names of experiment files, such as models and metrics, with descriptions."""
 
+from collections.abc import Mapping
+
 from fedsim.algorithms.catalog import algorithms
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
 from fedsim.core.metrics import METRICS
@@ -35,62 +37,64 @@ KEYS = {
 }
 """The experiment file's key that takes built-in names, for each kind of names."""
 
-_WEIGHTINGS = {
-    "uniform": "every update counts the same",
-    "examples": "by the number of the client's examples, which must be public",
-    "examples_over_noise": "by that number over the client's noise; powers and a largest share",
-}
-_OPTIMIZERS = {
-    "sgd": "stochastic gradient descent, with momentum and weight decay",
-    "adam": "Adam (Kingma and Ba 2015), with L2 penalty",
-    "adamw": "Adam with decoupled weight decay (Loshchilov and Hutter 2019)",
-}
-_TRUST_MODELS = {
-    "local": "nobody sees a value with too little noise: each client adds all of its noise",
-    "distributed": "clients add shares of the noise, and only sums are opened",
-    "central": "the server is trusted, and adds the noise",
-}
-_UNITS = {
-    "example": "one ε protects one training example of a client",
-    "client": "one ε protects everything that a client has",
-}
-_CLIPPINGS = {
-    "flat": "one bound for the whole gradient",
-    "per_layer": "a bound for each layer",
-    "automatic": "every gradient is normalised (Bu et al. 2023)",
-    "adaptive": "one bound, learnt from a charged noisy count (Andrew et al. 2021)",
-}
-_ADJACENCIES = {
-    "zero_out": "one example's contribution becomes zero; client sizes are public",
-    "add_remove": "one example more or less; client sizes are private",
-    "replace_one": "one example is another one; client sizes are public",
-}
-_ACCOUNTANTS = {
-    "pld": "privacy loss distributions, the smallest ε",
-    "rdp": "Rényi DP, an upper bound that is fast for many clients",
-    "moments": "the moments accountant (Abadi et al. 2016), for comparison with older work",
-}
-_SECURE_SUMS = {
-    "additive": "additive shares for two or more aggregators",
-    "secagg": "pairwise masks for a single server (Bonawitz et al. 2017)",
-    "secagg_plus": "pairwise masks of few neighbours each (Bell et al. 2020)",
-    "quantized": "the same numbers without cryptography, as a control",
-}
-_PERSONALIZATIONS = {
-    "fine_tune": "a client trains the final global model on its own examples",
-    "ditto": "fine-tuning with a pull towards the global model (Li et al. 2021)",
-    "label_prior": "the logits are shifted by the client's own share of each class",
-}
-_FAULTS = {
-    "dropout_before": "a client does not answer, and is not charged",
-    "dropout_during": "a client is lost in the middle of its training, after its charge",
-    "dropout_after": "a client trains, and its upload is lost",
-    "straggler": "a client answers some simulated seconds late",
-    "error": "the training of a client raises an exception",
-    "nan": "an upload with NaN",
-    "inf": "an upload with infinite values",
-    "wrong_shape": "an upload of another shape",
-    "empty": "a client without examples",
+_NAMES = {
+    "weightings": {
+        "uniform": "every update counts the same",
+        "examples": "by the number of the client's examples, which must be public",
+        "examples_over_noise": "by that number over the client's noise; powers and a largest share",
+    },
+    "optimizers": {
+        "sgd": "stochastic gradient descent, with momentum and weight decay",
+        "adam": "Adam (Kingma and Ba 2015), with L2 penalty",
+        "adamw": "Adam with decoupled weight decay (Loshchilov and Hutter 2019)",
+    },
+    "trust_models": {
+        "local": "nobody sees a value with too little noise: each client adds all of its noise",
+        "distributed": "clients add shares of the noise, and only sums are opened",
+        "central": "the server is trusted, and adds the noise",
+    },
+    "units": {
+        "example": "one ε protects one training example of a client",
+        "client": "one ε protects everything that a client has",
+    },
+    "clippings": {
+        "flat": "one bound for the whole gradient",
+        "per_layer": "a bound for each layer",
+        "automatic": "every gradient is normalised (Bu et al. 2023)",
+        "adaptive": "one bound, learnt from a charged noisy count (Andrew et al. 2021)",
+    },
+    "adjacencies": {
+        "zero_out": "one example's contribution becomes zero; client sizes are public",
+        "add_remove": "one example more or less; client sizes are private",
+        "replace_one": "one example is another one; client sizes are public",
+    },
+    "accountants": {
+        "pld": "privacy loss distributions, the smallest ε",
+        "rdp": "Rényi DP, an upper bound that is fast for many clients",
+        "moments": "the moments accountant (Abadi et al. 2016), for comparison with older work",
+    },
+    "secure_aggregation": {
+        "additive": "additive shares for two or more aggregators",
+        "secagg": "pairwise masks for a single server (Bonawitz et al. 2017)",
+        "secagg_plus": "pairwise masks of few neighbours each (Bell et al. 2020)",
+        "quantized": "the same numbers without cryptography, as a control",
+    },
+    "personalization": {
+        "fine_tune": "a client trains the final global model on its own examples",
+        "ditto": "fine-tuning with a pull towards the global model (Li et al. 2021)",
+        "label_prior": "the logits are shifted by the client's own share of each class",
+    },
+    "faults": {
+        "dropout_before": "a client does not answer, and is not charged",
+        "dropout_during": "a client is lost in the middle of its training, after its charge",
+        "dropout_after": "a client trains, and its upload is lost",
+        "straggler": "a client answers some simulated seconds late",
+        "error": "the training of a client raises an exception",
+        "nan": "an upload with NaN",
+        "inf": "an upload with infinite values",
+        "wrong_shape": "an upload of another shape",
+        "empty": "a client without examples",
+    },
 }
 
 
@@ -99,29 +103,21 @@ def catalog() -> dict[str, dict[str, str]]:
     samplings = {
         name: scheme.description.replace("`", "") for name, scheme in SAMPLING_SCHEMES.items()
     }
-    return {
+    names: dict[str, Mapping[str, str]] = {
+        **_NAMES,
         "datasets": {name: entry.description for name, entry in DATASETS.items()},
         "partitions": {
             **PARTITIONS,
             **dict.fromkeys(FLWR_SCHEMES, "this partitioner of flwr-datasets (extra datasets)"),
         },
         "models": {name: entry.description for name, entry in MODELS.items()},
-        "features": dict(FEATURES),
-        "losses": dict(LOSSES),
+        "features": FEATURES,
+        "losses": LOSSES,
         "metrics": {name: entry.description for name, entry in METRICS.items()},
-        "participations": dict(PARTICIPATIONS),
+        "participations": PARTICIPATIONS,
         "strategies": {name: entry.description for name, entry in algorithms().items()},
-        "weightings": dict(_WEIGHTINGS),
-        "optimizers": dict(_OPTIMIZERS),
-        "trust_models": dict(_TRUST_MODELS),
-        "units": dict(_UNITS),
-        "clippings": dict(_CLIPPINGS),
         "samplings": samplings,
-        "adjacencies": dict(_ADJACENCIES),
-        "accountants": dict(_ACCOUNTANTS),
-        "secure_aggregation": dict(_SECURE_SUMS),
-        "personalization": dict(_PERSONALIZATIONS),
-        "faults": dict(_FAULTS),
-        "engines": dict(ENGINES),
-        "trackers": dict(TRACKERS),
+        "engines": ENGINES,
+        "trackers": TRACKERS,
     }
+    return {kind: dict(names[kind]) for kind in KEYS}

@@ -4,6 +4,7 @@ import json
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -107,15 +108,7 @@ def profile_to(path: Path | None, *, name: str) -> Iterator[None]:
 
 
 def _stack(frame: FrameType | None) -> Stack:
-    frames = []
-    while frame is not None:
-        code = frame.f_code
-        frames.append(
-            (
-                code.co_qualname if hasattr(code, "co_qualname") else code.co_name,
-                code.co_filename,
-                code.co_firstlineno,
-            )
-        )
-        frame = frame.f_back
-    return tuple(reversed(frames))
+    codes = [] if frame is None else [inner.f_code for inner, _ in traceback.walk_stack(frame)]
+    return tuple(
+        (code.co_qualname, code.co_filename, code.co_firstlineno) for code in reversed(codes)
+    )

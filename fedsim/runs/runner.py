@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -55,7 +55,7 @@ from fedsim.server.secure.opened_sums import OpenedSums
 from fedsim.simulation.engine import Engine
 from fedsim.simulation.engines import engine_for
 from fedsim.simulation.local_engine import LocalEngine
-from fedsim.tracking.callbacks import RunCallback, phases_of
+from fedsim.tracking.callbacks import RunCallback
 from fedsim.tracking.trackers import add_trackers
 
 _CHECKING = "checking noise and clipping"
@@ -69,16 +69,16 @@ class RunParts:
 
     Attributes:
         engine: engine that executes the federation.
-        callback: callback that is called after every round; None for no callback.
+        callback: callback that is called at the start, after every round and at the end.
         add_pages: function that writes pages such as the report at the end of a run; None for no
             pages.
         phases: display of what the run does before and after the rounds, such as loading data.
     """
 
     engine: Engine
-    callback: RunCallback | None = None
-    add_pages: AddPages | None = None
-    phases: Phases = field(default_factory=Phases)
+    callback: RunCallback
+    add_pages: AddPages | None
+    phases: Phases
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def run_experiment(
     loaded = load_experiment(source, overrides, base=base)
     callback = add_trackers(loaded.experiment.runtime.trackers, callback, base=loaded.base)
     engine = engine or engine_for(loaded.experiment.runtime)
-    parts = RunParts(engine, callback, add_pages, phases_of(callback))
+    parts = RunParts(engine, callback, add_pages, Phases(callback.phase))
     if resume and out is None:
         raise RunDirectoryError("to resume, name the run directory with --out")
     path = Path(out) if out is not None else _default_path(loaded)
@@ -281,18 +281,17 @@ class _Recorder:
         """Record how the rounds in the block end, and tell the callback when they begin and end."""
         callback = self._parts.callback
         try:
-            if callback is not None:
-                callback.started(self._federation, self._directory.path)
+            callback.started(self._federation, self._directory.path)
             yield
         except RoundError as error:  # not checkpointed: a resumed run repeats the round
             with suppress(OSError):  # the disk may be full
-                self._record(error.report)
+                self._append(error.report)
+                callback.round_finished(error.report.to_json())
             self._outcome = _Outcome("failed", str(error), error)
         except Exception as error:  # noqa: BLE001  raised when the files are written
             self._outcome = _Outcome("failed", one_line(error), error)
         finally:
-            if callback is not None:
-                callback.ended()
+            callback.ended()
 
     def _on_stop(self, reason: str) -> None:
         self._outcome = _Outcome("stopped", reason)
@@ -302,11 +301,7 @@ class _Recorder:
         digests = self._rounds.digest, self._releases.digest
         self._directory.write_checkpoint(RunCheckpoint(state, self._heads(), *digests))
         self._state = state
-        self._observe(report)
-
-    def _record(self, report: RoundReport) -> None:
-        self._append(report)
-        self._observe(report)
+        self._parts.callback.round_finished(report.to_json())
 
     def _append(self, report: RoundReport) -> None:
         """Write the releases of a round, then its row: no row is without its releases."""
@@ -316,10 +311,6 @@ class _Recorder:
         self._releases.append(releases.model_dump_json())
         self._rounds.append(json.dumps(row := report.to_json(), allow_nan=False))
         self._rows.append(row)
-
-    def _observe(self, report: RoundReport) -> None:
-        if self._parts.callback is not None:
-            self._parts.callback.round_finished(report.to_json())
 
     def _heads(self) -> dict[int, str]:
         """Return the hash of the last record of every charged client that the server knows."""

@@ -2,11 +2,8 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
-
-from fedsim.core.commands import Phases
 
 if TYPE_CHECKING:
     from fedsim.federation.federation import Federation
@@ -38,54 +35,54 @@ class RunCallback(Protocol):
         ...
 
 
-def phases_of(callback: RunCallback | None) -> Phases:
-    """Return a `Phases` object that calls the callback's method `phase`, if it has one."""
-    return Phases(partial(tell_phase, callback))
-
-
-def tell_phase(callback: RunCallback | None, name: str) -> None:
-    """Announce a phase to a callback object, if it has a method `phase`.
+class ForwardingCallback:
+    """A callback that forwards each call to another callback object, if there is one.
 
     Args:
-        callback: the callback object; None to announce nothing.
-        name: the name of the phase; "" after the last of several phases.
+        callback: the other callback object, with or without a method `phase`; None for none.
     """
-    method = getattr(callback, "phase", None)
-    if method is not None:
-        method(name)
+
+    def __init__(self, callback: RunCallback | None) -> None:
+        self._callback = callback
+
+    def phase(self, name: str) -> None:
+        """Forward the name of a phase; "" after the last of several phases."""
+        method = getattr(self._callback, "phase", None)
+        if method is not None:
+            method(name)
+
+    def started(self, federation: "Federation", path: Path) -> None:
+        """Forward the start of the run."""
+        if self._callback is not None:
+            self._callback.started(federation, path)
+
+    def round_finished(self, row: Mapping[str, Any]) -> None:
+        """Forward the line of a round."""
+        if self._callback is not None:
+            self._callback.round_finished(row)
+
+    def ended(self) -> None:
+        """Forward the end of the run."""
+        if self._callback is not None:
+            self._callback.ended()
 
 
-class CheckingCallback:
-    """A callback that wraps another callback, and calls a check after each round.
+class CheckingCallback(ForwardingCallback):
+    """A callback that forwards each call, and calls a check after each round.
 
     Args:
         check: the check, which may raise to end the run.
-        callback: the wrapped callback, which gets all calls; None to call the check alone.
+        callback: the callback object that gets all calls; None to call the check alone.
     """
 
     def __init__(self, check: Callable[[], None], callback: RunCallback | None) -> None:
+        super().__init__(callback)
         self._check = check
-        self._observer = callback
-
-    def phase(self, name: str) -> None:
-        """Forward the name of a phase to the wrapped callback."""
-        tell_phase(self._observer, name)
-
-    def started(self, federation: "Federation", path: Path) -> None:
-        """Forward the start of the run to the wrapped callback."""
-        if self._observer is not None:
-            self._observer.started(federation, path)
 
     def round_finished(self, row: Mapping[str, Any]) -> None:
-        """Forward the line of a round to the wrapped callback, then call the check."""
-        if self._observer is not None:
-            self._observer.round_finished(row)
+        """Forward the line of a round, then call the check."""
+        super().round_finished(row)
         self._check()
-
-    def ended(self) -> None:
-        """Forward the end of the run to the wrapped callback."""
-        if self._observer is not None:
-            self._observer.ended()
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,13 @@ from fedsim.core.imports import ByName
 from fedsim.core.plugin_errors import contained_exits, describe_error, plugin_calls
 from fedsim.core.plugins import resolve
 from fedsim.experiment.schema import flat_settings
-from fedsim.tracking.callbacks import RunCallback, TrackedRun, Tracker, row_numbers, tell_phase
+from fedsim.tracking.callbacks import (
+    ForwardingCallback,
+    RunCallback,
+    TrackedRun,
+    Tracker,
+    row_numbers,
+)
 
 if TYPE_CHECKING:
     from fedsim.federation.federation import Federation
@@ -44,11 +50,11 @@ class TrackerError(FedsimError, RuntimeError):
 
 def add_trackers(
     names: Sequence[str], callback: RunCallback | None, *, base: Path
-) -> RunCallback | None:
+) -> ForwardingCallback:
     """Return a callback object that forwards calls to the named trackers, then to `callback`.
 
     Args:
-        names: keys of `TRACKERS` and plug-ins; if empty, `callback` is returned unchanged.
+        names: keys of `TRACKERS` and plug-ins; may be empty.
         callback: the user's callback object; None without one.
         base: the directory in which relative paths of plug-ins start.
 
@@ -56,15 +62,14 @@ def add_trackers(
         TrackerError: a tracker is not installed or lacks a method; no tracker was started.
         PluginError: the plug-in of a tracker cannot be loaded.
     """
-    if not names:
-        return callback
     for name in names:
         if name in TRACKERS and find_spec(name) is None:
             raise TrackerError(
                 f"runtime.trackers: {name} is not installed; install the extra with "
                 f"pip install 'fedsim-dp[{name}]', or leave {name} out"
             )
-    return _TrackingObserver({name: _watcher(name, base) for name in names}, callback)
+    trackers = {name: ForwardingCallback(_watcher(name, base)) for name in names}
+    return _TrackingObserver(trackers, callback)
 
 
 def _watcher(name: str, base: Path) -> RunCallback:
@@ -111,37 +116,36 @@ class _TrackerObserver:
         self._tracker.finish()
 
 
-class _TrackingObserver:
+class _TrackingObserver(ForwardingCallback):
     """Calls trackers and then another callback object; a tracker that fails is removed."""
 
-    def __init__(self, trackers: dict[str, RunCallback], callback: RunCallback | None) -> None:
+    def __init__(
+        self, trackers: dict[str, ForwardingCallback], callback: RunCallback | None
+    ) -> None:
+        super().__init__(callback)
         self._trackers = trackers
-        self._observer = callback
 
     def phase(self, name: str) -> None:
         """Announce a phase to all."""
-        self._call_trackers(lambda tracker: tell_phase(tracker, name))
-        tell_phase(self._observer, name)
+        self._call_trackers(lambda tracker: tracker.phase(name))
+        super().phase(name)
 
     def started(self, federation: "Federation", path: Path) -> None:
         """Start the trackers."""
         self._call_trackers(lambda tracker: tracker.started(federation, path))
-        if self._observer is not None:
-            self._observer.started(federation, path)
+        super().started(federation, path)
 
     def round_finished(self, row: Mapping[str, Any]) -> None:
         """Pass the line of a round to all."""
         self._call_trackers(lambda tracker: tracker.round_finished(row))
-        if self._observer is not None:
-            self._observer.round_finished(row)
+        super().round_finished(row)
 
     def ended(self) -> None:
         """End the trackers, then tell the other callback object."""
         self._call_trackers(lambda tracker: tracker.ended())
-        if self._observer is not None:
-            self._observer.ended()
+        super().ended()
 
-    def _call_trackers(self, method: Callable[[RunCallback], None]) -> None:
+    def _call_trackers(self, method: Callable[[ForwardingCallback], None]) -> None:
         for name, tracker in list(self._trackers.items()):
             try:
                 with contained_exits():

@@ -24,7 +24,7 @@ from fedsim.tools.deployment.private_files import DeploymentError
 from fedsim.tools.replay import replay_run
 from fedsim.tracking import trackers as tracking
 from fedsim.tracking.callbacks import TrackedRun, Tracker
-from fedsim.tracking.trackers import TrackerError, add_trackers
+from fedsim.tracking.trackers import TrackerError
 
 EXPERIMENT = {
     "name": "tracked",
@@ -122,10 +122,6 @@ def test_one_that_is_not_installed_is_refused_before_anything_runs(
     with pytest.raises(TrackerError, match=rf"pip install 'fedsim-dp\[{name}\]', or leave {name}"):
         run(tmp_path / "r", name)
     assert not (tmp_path / "r").exists()
-
-
-def test_no_trackers_leave_the_observer_alone() -> None:
-    assert add_trackers([], None, base=Path()) is None
 
 
 def test_an_unknown_one_is_a_located_mistake() -> None:
