@@ -98,7 +98,6 @@ def _needs(rule: Callable[..., object], sections: Sections) -> dict[str, object]
 
 _COMPARISON_KEYS = {"base", "variants"}
 _EXPERIMENT_KEYS = {"data", "model", "federation", "local"}
-_Experiment = TypeVar("_Experiment", bound=Experiment)
 _Settings = TypeVar("_Settings", bound=Settings)
 
 
@@ -268,11 +267,7 @@ def read_settings(path: Path) -> ExperimentWithClients:
     Raises:
         ExperimentError: the file is not a valid `experiment.yaml` of a run.
     """
-    problems: list[Problem] = []
-    experiment, _ = _validate(read_yaml(path, problems), problems, ExperimentWithClients)
-    if problems or experiment is None:
-        raise ExperimentError(problems)
-    return experiment
+    return read_checked(path, ExperimentWithClients)
 
 
 def read_checked(
@@ -300,44 +295,40 @@ def read_checked(
     return settings
 
 
-def validated(tree: Node, model: type[_Settings], problems: list[Problem]) -> _Settings | None:
+def validated(
+    tree: Node,
+    model: type[_Settings],
+    problems: list[Problem],
+    sections: dict[str, object] | None = None,
+) -> _Settings | None:
     """Return the settings in a parsed file, or None if the file has mistakes.
 
-    The mistakes are appended to `problems`.
+    Args:
+        tree: the content of the file.
+        model: the class of the file's settings.
+        problems: list to which the mistakes are appended.
+        sections: mapping to which an `Experiment` adds each valid section, by name.
     """
     raw = to_python(tree)
     try:
-        return model.model_validate(raw)
+        return model.model_validate(raw, context=sections)
     except ValidationError as error:
         problems += located(tree, validation_messages(error, raw, model))
         return None
 
 
-def _validate(
-    tree: Node, problems: list[Problem], kind: type[_Experiment]
-) -> tuple[_Experiment | None, dict[str, object]]:
-    """Return the experiment (None if a section has mistakes) and the valid sections by name."""
-    raw = to_python(tree)
-    experiment = None
-    sections: dict[str, object] = {
+def _check(tree: Node, base: Path, problems: list[Problem]) -> Experiment:
+    """Return the experiment, or raise if it or the list `problems` has mistakes."""
+    sections: dict[str, object] = {  # by name, those that are valid
         name: field.default
         for name, field in Experiment.model_fields.items()
         if name not in tree.entries and not field.is_required()
     }
-    try:
-        experiment = kind.model_validate(raw, context=sections)
-    except ValidationError as error:
-        problems += located(tree, validation_messages(error, raw))
+    experiment = validated(tree, Experiment, problems, sections)
     privacy = tree.entries.get("privacy")
     if privacy is not None and privacy.node.empty:  # YAML reads a key without a value as null
         purpose = field_purpose(Experiment.model_fields["privacy"])
         problems += located(tree, [(("privacy",), f"no value; {purpose}")])
-    return experiment, sections
-
-
-def _check(tree: Node, base: Path, problems: list[Problem]) -> Experiment:
-    """Return the experiment, or raise if it or the list `problems` has mistakes."""
-    experiment, sections = _validate(tree, problems, Experiment)
     federation = sections.get("federation")
     if isinstance(federation, FederationSettings):
         federation, mistakes = read_public_tables(federation, base)

@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
@@ -136,18 +135,6 @@ _PATTERNS = {
 }
 
 
-@dataclass(frozen=True)
-class _Mistake:
-    """A pydantic error with its place in the file."""
-
-    details: ErrorDetails
-    place: ErrorPlace
-
-    @property
-    def kind(self) -> str:
-        return self.details["type"]
-
-
 def validation_messages(
     error: ValidationError, raw: object, model: Model = Experiment, prefix: KeyPath = ()
 ) -> list[PathMessage]:
@@ -187,40 +174,39 @@ class _MessageBuilder:
         errors = error.errors(include_url=False, include_input=False)
         self._unexplained = max(0, len(errors) - MAX_REPORTED)
         self._mistakes = [
-            _Mistake(details, locate_error(model, details["loc"]))
-            for details in errors[:MAX_REPORTED]
+            (details, locate_error(model, details["loc"])) for details in errors[:MAX_REPORTED]
         ]
         self._explained_paths: set[KeyPath] = set()  # missing keys that are misspelt or misplaced
 
     def messages(self) -> Iterator[PathMessage]:
-        unknown = [message for mistake in self._mistakes for message in self._unknown_keys(mistake)]
+        unknown = [
+            message for mistake in self._mistakes for message in self._unknown_keys(*mistake)
+        ]
         for path, message in unknown:
             yield (*self._prefix, *path), message
-        for mistake in self._mistakes:
-            if mistake.kind != "extra_forbidden" and self._is_relevant(mistake):
-                path, message = self._message(mistake)
+        for details, place in self._mistakes:
+            if details["type"] != "extra_forbidden" and self._is_relevant(details, place):
+                path, message = self._message(details, place)
                 if path not in self._explained_paths:
                     yield (*self._prefix, *path), message
         if self._unexplained:
             yield self._prefix, f"{self._unexplained:,} more mistakes; fix the first ones"
 
-    def _is_relevant(self, mistake: _Mistake) -> bool:
+    def _is_relevant(self, details: ErrorDetails, place: ErrorPlace) -> bool:
         """Return whether an error concerns the branch of a union that the file uses."""
-        shape = self._shape(mistake.place.path)
-        if isinstance(shape, NumberOrWord):
-            as_word = isinstance(_get(self._raw, mistake.place.path), str)
-            return as_word == (mistake.kind == "literal_error")
-        if mistake.place.union is None:
+        if isinstance(self._shape(place.path), NumberOrWord):
+            as_word = isinstance(_get(self._raw, place.path), str)
+            return as_word == (details["type"] == "literal_error")
+        if place.union is None:
             return True
-        given = _get(self._raw, mistake.place.union)
-        return mistake.place.as_mapping == isinstance(given, dict)
+        return place.as_mapping == isinstance(_get(self._raw, place.union), dict)
 
-    def _unknown_keys(self, mistake: _Mistake) -> Iterator[PathMessage]:
+    def _unknown_keys(self, details: ErrorDetails, place: ErrorPlace) -> Iterator[PathMessage]:
         """Yield errors of unknown keys, which pydantic omits in a union without its tag."""
-        path, parent = mistake.place.path, mistake.place.parent
-        if mistake.kind == "extra_forbidden" and self._is_relevant(mistake):
-            yield path, self._unknown_key_message(path, parent)
-        elif mistake.kind == "union_tag_not_found":
+        path = place.path
+        if details["type"] == "extra_forbidden" and self._is_relevant(details, place):
+            yield path, self._unknown_key_message(path, place.parent)
+        elif details["type"] == "union_tag_not_found":
             shape = self._shape(path)
             for key in _mapping(_get(self._raw, path)):
                 if key not in keys_of(shape):
@@ -281,13 +267,12 @@ class _MessageBuilder:
         home = path_text((*self._prefix, *homes[0])) or "the top level"
         return f"unknown key here; it belongs to {home}"
 
-    def _message(self, mistake: _Mistake) -> PathMessage:
-        path, parent, details = mistake.place.path, mistake.place.parent, mistake.details
-        kind, context = mistake.kind, details.get("ctx", {})
+    def _message(self, details: ErrorDetails, place: ErrorPlace) -> PathMessage:
+        path, kind, context = place.path, details["type"], details.get("ctx", {})
         given = _get(self._raw, path)
         shape = self._shape(path)
         if kind == "missing":
-            return path, f"missing; {field_purpose(keys_of(parent)[str(path[-1])])}"
+            return path, f"missing; {field_purpose(keys_of(place.parent)[str(path[-1])])}"
         if isinstance(shape, TaggedUnion) and kind.startswith("union_tag"):
             if not isinstance(given, dict) and not shape.takes_name:
                 return path, f"must be a mapping, got {value_text(given)}"

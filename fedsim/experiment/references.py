@@ -161,15 +161,13 @@ def named_table(settings: ParticipationSettings) -> tuple[KeyPath, str] | None:
 
 def _with_content(settings: ParticipationSettings, path: Path) -> ParticipationSettings:
     given = settings.model_dump(exclude={"path"})
-    if isinstance(settings, TraceParticipation):
-        return TraceParticipation(**{**given, "availability": _availability(path)})
     if isinstance(settings, BufferedParticipation) and isinstance(
         settings.durations, DurationTable
     ):
         column = settings.durations.column
         table = DurationTable(column=column, values=_durations(path, column))
         return BufferedParticipation(**{**given, "durations": table})
-    return settings
+    return TraceParticipation(**{**given, "availability": _availability(path)})
 
 
 def _availability(path: Path) -> str:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Literal, TypeGuard, Union, get_args, get_origin
 
-from annotated_types import Ge, Gt
 from pydantic import BaseModel, Discriminator, Tag
 from pydantic.fields import FieldInfo
 
@@ -206,23 +205,11 @@ def sections_with_key(root: Model, key: str) -> list[KeyPath]:
 
 
 def field_purpose(field: FieldInfo) -> str:
-    """Return the description of a key, or the type of its value if it has no description."""
-    if field.description:
-        return field.description
-    annotation = field.annotation
-    if get_origin(annotation) is Literal:
-        return any_of(get_args(annotation))
-    words = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
-    text = words.get(annotation, "a section") if isinstance(annotation, type) else "a section"
-    for rule in field.metadata:
-        if isinstance(rule, Ge):
-            text += f" >= {rule.ge}"
-        elif isinstance(rule, Gt):
-            text += f" > {rule.gt}"
+    """Return the description of a key, or the choices of a section that has no description."""
     shape = shape_of(field)
-    if isinstance(shape, TaggedUnion):
-        return f"a mapping with {shape.tag}: {any_of(shape.choices)}"
-    return text
+    if field.description or not isinstance(shape, TaggedUnion):
+        return field.description or "a section"
+    return f"a mapping with {shape.tag}: {any_of(shape.choices)}"
 
 
 def _sections(shape: Shape, path: KeyPath) -> Iterator[tuple[KeyPath, Shape]]:
