@@ -154,7 +154,7 @@ def from_python(
         size = 1
         for index, item in enumerate(value):
             items.append(from_python(item, location, problems, (*path, index)))
-            size = _grown(size, items[-1], location, problems, path)
+            size = grown(size, items[-1], location, problems, path)
         return Node(items, location, size=size)
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str):
@@ -188,17 +188,24 @@ def _from_mapping(
             name = str.__str__(key)
             node = from_python(item, location, problems, (*path, name))
             entries[name] = Entry(location, node)
-            size = _grown(size, node, location, problems, path)
+            size = grown(size, node, location, problems, path)
         else:
             message = f"a key must be a string, got {value_text(key)}"
             problems.append(location.problem(path, message))
     return Node(entries, location, size=size)
 
 
-def _grown(
+def grown(
     size: int, child: Node, location: Location, problems: list[Problem], path: KeyPath
 ) -> int:
     """Return the size of a collection with one more child.
+
+    Args:
+        size: number of nodes so far.
+        child: the new child.
+        location: the location of a problem.
+        problems: the problems so far, for the error.
+        path: the keys from the top level to the collection.
 
     Raises:
         ExperimentError: the collection is larger than `MAX_SIZE`, for example because it contains

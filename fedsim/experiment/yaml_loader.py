@@ -15,11 +15,11 @@ from fedsim.experiment.errors import ExperimentError, KeyPath, Problem, shorten,
 from fedsim.experiment.tree import (
     MAX_DEPTH,
     MAX_DIGITS,
-    MAX_SIZE,
     Entry,
     Location,
     Node,
     YamlScalar,
+    grown,
     is_utf8_text,
 )
 
@@ -206,7 +206,7 @@ class _Builder:
         size = 1
         while not isinstance(child := self._next(), events.SequenceEndEvent):
             items.append(self._node(child, (*path, len(items))))
-            size = self._grown(size, items[-1], child, path)
+            size = grown(size, items[-1], self._at(child.start_mark), self._problems, path)
         return Node(items, self._at(event.start_mark), broken, size)
 
     def _mapping(self, event: events.MappingStartEvent, path: KeyPath) -> Node:
@@ -218,7 +218,7 @@ class _Builder:
             name = key.value if isinstance(key.value, str) else value_text(key.value)
             location = self._at(child.start_mark)
             node = self._node(self._next(), (*path, name))
-            size = self._grown(size, node, child, path)
+            size = grown(size, node, location, self._problems, path)
             if isinstance(key.value, str):
                 self._insert(entries, name, Entry(location, node), path)
             elif not key.broken:
@@ -226,18 +226,9 @@ class _Builder:
                 self._problems.append(location.problem((*path, name), message))
         return Node(entries, self._at(event.start_mark), broken, size)
 
-    def _grown(self, size: int, child: Node, event: events.Event, path: KeyPath) -> int:
-        """Return the size of a collection with one more child; raise if it becomes too large."""
-        size += child.size
-        if size > MAX_SIZE:
-            raise self._stop(event, f"more than {MAX_SIZE:,} values", path)
-        return size
-
     def _key(self, event: events.Event, path: KeyPath) -> Node:
-        if isinstance(event, events.CollectionStartEvent):
-            raise self._stop(event, "a key must be a string", path)
-        node = self._node(event, path)
-        if isinstance(node.value, dict | list):
+        node = None if isinstance(event, events.CollectionStartEvent) else self._node(event, path)
+        if node is None or isinstance(node.value, dict | list):
             raise self._stop(event, "a key must be a string", path)
         return node
 
