@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, RootModel
 from fedsim.accountant.ledger.journal import Charge, FileJournal
 from fedsim.algorithms.state import ServerState
 from fedsim.core.durable import GENESIS, sync_directory
-from fedsim.experiment import ExperimentError, ExperimentWithClients, load_experiment, read_settings
+from fedsim.experiment import ExperimentWithClients, read_settings
 from fedsim.runs.client_columns import clients_table
 from fedsim.runs.files import (
     SCHEMAS,
@@ -285,25 +285,6 @@ class RunDirectory:
             DamagedRunError: the file is missing or damaged.
         """
         return read_rounds(self.rounds)
-
-    def read_experiment(self, *, base: Path) -> ExperimentWithClients:
-        """Return the experiment of the run.
-
-        Args:
-            base: directory in which the experiment's relative paths start.
-
-        Raises:
-            DamagedRunError: `experiment.yaml` is damaged.
-        """
-        path = self.path / "experiment.yaml"
-        try:
-            experiment = load_experiment(path, WITHOUT_TRACKERS, base=base).experiment
-        except ExperimentError as error:
-            first = str(error).splitlines()[0]
-            raise DamagedRunError.of(path, f"the file is damaged: {first}") from error
-        if not isinstance(experiment, ExperimentWithClients):
-            raise DamagedRunError.of(path, "the file is damaged: it has no number of clients")
-        return experiment
 
     def read_inputs(self) -> dict[str, str]:
         """Return the recorded digests of data, model and plug-ins, by name.

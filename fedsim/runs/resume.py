@@ -13,15 +13,28 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.accountant.ledger.journal import Charge
-from fedsim.experiment import Experiment, ExperimentWithClients
+from fedsim.experiment import Experiment, ExperimentError, ExperimentWithClients
 from fedsim.experiment.errors import shorten
 from fedsim.federation.schedule import participation_of
-from fedsim.runs.directory import RunDirectory, RunDirectoryError, RunFiles
+from fedsim.runs.directory import RunDirectoryError, RunFiles
 from fedsim.runs.files import DamagedRunError
 from fedsim.runs.records import digest_of_lines
 
 _MISSING = object()
 _MAY_CHANGE = ("runtime.", "secure_aggregation.on_abort", "secure_aggregation.protocol.combine_")
+
+
+def recorded_experiment(files: RunFiles) -> ExperimentWithClients:
+    """Return the experiment of a run that is to be resumed.
+
+    Raises:
+        DamagedRunError: `experiment.yaml` is damaged.
+    """
+    try:
+        return files.experiment
+    except ExperimentError as error:
+        problem = f"the file is damaged: {str(error).splitlines()[0]}"
+        raise DamagedRunError.of(files.directory.path / "experiment.yaml", problem) from error
 
 
 def resume_command(source: object, overrides: Mapping[str, Any] | Sequence[str], path: Path) -> str:
@@ -114,24 +127,16 @@ def differences(old: Any, new: Any, path: str) -> dict[str, tuple[Any, Any]]:
     return differing
 
 
-def _read(files: RunFiles) -> None:
-    """Read all records, so that a damaged one is reported before any are compared."""
-    _ = files.charges, files.rounds, files.releases, files.checkpoint, files.opening
-
-
 def _charges(files: RunFiles) -> Iterator[Charge]:
     """Yield every record of the ledger, client by client."""
     return chain.from_iterable(files.charges.values())
 
 
-def contradictions(
-    files: RunFiles, experiment: ExperimentWithClients, *, ledger_lags: bool = False
-) -> Iterator[str]:
+def contradictions(files: RunFiles, *, ledger_lags: bool = False) -> Iterator[str]:
     """Yield one line of text for each contradiction between the files of a run.
 
     Args:
         files: the files of the run.
-        experiment: the experiment of the run.
         ledger_lags: whether clients on other machines keep the charges until the run ends, as in a
             deployment. The ledger is then not compared with the other files.
 
@@ -139,35 +144,33 @@ def contradictions(
         DamagedRunError: a file is missing or damaged.
         JournalError: the ledger is damaged.
     """
-    _read(files)
-    yield from _in_rounds(files, experiment)
-    yield from _in_releases(files, experiment)
-    yield from _in_opening(files, experiment)
-    if experiment.privacy is None:
+    # All records are read first, so that a damaged one is reported before any are compared.
+    _ = files.charges, files.rounds, files.releases, files.checkpoint, files.opening
+    yield from _in_rounds(files)
+    yield from _in_releases(files)
+    yield from _in_opening(files)
+    if files.experiment.privacy is None:
         if files.charges:
             yield "ledger.jsonl has records, and the experiment has no privacy"
     elif not ledger_lags:
         yield from _in_ledger(files)
-        yield from _of_all_clients(files, experiment)
+        yield from _of_all_clients(files)
 
 
-def refuse_contradictions(
-    directory: RunDirectory, experiment: ExperimentWithClients, *, ledger_lags: bool
-) -> None:
+def refuse_contradictions(files: RunFiles, *, ledger_lags: bool) -> None:
     """Check before a run is resumed that its files are whole and do not contradict each other.
 
     Args:
-        directory: the run directory.
-        experiment: the experiment of the run.
+        files: the files of the run.
         ledger_lags: whether clients on other machines keep the charges until the run ends.
 
     Raises:
         DamagedRunError: a record is damaged, or two contradict each other; the message names it.
         JournalError: the ledger is damaged.
     """
-    files = RunFiles(directory)
-    for problem in contradictions(files, experiment, ledger_lags=ledger_lags):
-        raise DamagedRunError.of(directory.path, problem)
+    path = files.directory.path
+    for problem in contradictions(files, ledger_lags=ledger_lags):
+        raise DamagedRunError.of(path, problem)
     if ledger_lags:
         return
     finished = 0 if files.state is None else files.state.round_number
@@ -177,10 +180,10 @@ def refuse_contradictions(
             f"ledger.jsonl goes on to round {last}, and the checkpoint is that of round "
             f"{finished}: rounds were lost"
         )
-        raise DamagedRunError.of(directory.path, problem)
+        raise DamagedRunError.of(path, problem)
 
 
-def _in_rounds(files: RunFiles, experiment: ExperimentWithClients) -> Iterator[str]:
+def _in_rounds(files: RunFiles) -> Iterator[str]:
     numbers = [row["round"] for row in files.rounds]
     finished = 0 if files.state is None else files.state.round_number
     if not files.has_checkpoint:
@@ -201,7 +204,7 @@ def _in_rounds(files: RunFiles, experiment: ExperimentWithClients) -> Iterator[s
         for path, digest in sealed.items():
             if digest and digest_of_lines(path, finished) != digest:
                 yield f"{path.name} was changed up to round {finished}, which is in the checkpoint"
-    participation = participation_of(experiment)
+    participation = participation_of(files.experiment)
     for row in files.rounds:
         scheduled = set(participation.on_record(row["round"]))
         named = [*row["participants"], *(failure["client"] for failure in row["failed"])]
@@ -209,8 +212,8 @@ def _in_rounds(files: RunFiles, experiment: ExperimentWithClients) -> Iterator[s
             yield f"rounds.jsonl names client {client} in round {row['round']}, which was not asked"
 
 
-def _in_releases(files: RunFiles, experiment: Experiment) -> Iterator[str]:
-    rounds, released = len(files.rounds), len(files.releases)
+def _in_releases(files: RunFiles) -> Iterator[str]:
+    experiment, rounds, released = files.experiment, len(files.rounds), len(files.releases)
     # A round is written to releases.jsonl first.
     if not rounds <= released <= rounds + 1:
         yield f"rounds.jsonl has {rounds} rounds, and releases.jsonl {released}"
@@ -225,24 +228,24 @@ def _in_releases(files: RunFiles, experiment: Experiment) -> Iterator[str]:
             )
 
 
-def _in_opening(files: RunFiles, experiment: Experiment) -> Iterator[str]:
-    settings = experiment.secure_aggregation
-    if not files.has_checkpoint or (settings is None and not experiment.has_server_noise):
+def _in_opening(files: RunFiles) -> Iterator[str]:
+    settings, noisy = files.experiment.secure_aggregation, files.experiment.has_server_noise
+    if not files.has_checkpoint or (settings is None and not noisy):
         return
     if files.opening is None:
         yield "checkpoint/opening.json is missing: it names the last opened sum"
         return
     in_clear = settings is not None and settings.protocol.name == "quantized"
-    if in_clear and not experiment.has_server_noise:
+    if in_clear and not noisy:
         return  # the server sees every update, and opens no sum
     summed = [row["round"] for row in files.rounds if row["participants"]]
     if files.opening.round_number < max(summed, default=0):
         yield f"checkpoint/opening.json is older than the sum of round {max(summed)}"
 
 
-def _of_all_clients(files: RunFiles, experiment: ExperimentWithClients) -> Iterator[str]:
+def _of_all_clients(files: RunFiles) -> Iterator[str]:
     """Yield each missing charge, where every client is charged for every round."""
-    participation = participation_of(experiment)
+    participation = participation_of(files.experiment)
     if not participation.is_secret:
         return
     charged = {(charge.client, charge.round_number) for charge in _charges(files)}

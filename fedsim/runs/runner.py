@@ -25,7 +25,7 @@ from fedsim.federation.plan_checks import refuse_overspending
 from fedsim.federation.server import server_app
 from fedsim.protocol.arrays import digest
 from fedsim.protocol.errors import FederationError
-from fedsim.runs.directory import RunDirectory, RunDirectoryError
+from fedsim.runs.directory import RunDirectory, RunDirectoryError, RunFiles
 from fedsim.runs.files import SCHEMAS, LinesFile
 from fedsim.runs.inputs import describe_environment, fingerprint, refuse_other_inputs
 from fedsim.runs.manifest import refuse_changed_records, remove_manifest, write_manifest
@@ -45,7 +45,12 @@ from fedsim.runs.recorded_figures import (
     summary_of,
 )
 from fedsim.runs.records import ModelCard, Releases, RunCheckpoint, repeated_failures
-from fedsim.runs.resume import refuse_changes, refuse_contradictions, resume_command
+from fedsim.runs.resume import (
+    recorded_experiment,
+    refuse_changes,
+    refuse_contradictions,
+    resume_command,
+)
 from fedsim.runs.run_result import RunFailedError as RunFailedError
 from fedsim.runs.run_result import RunResult as RunResult
 from fedsim.runs.run_result import Status
@@ -180,11 +185,12 @@ def _resume(
     directory.lock()
     try:
         parts.phases.begin("checking the finished rounds")
-        before = directory.read_experiment(base=loaded.base)
+        files = RunFiles(directory)
+        before = recorded_experiment(files)
         experiment = with_clients(loaded, before.num_clients)
         refuse_changes(before, experiment)
         inputs = directory.read_inputs()
-        refuse_contradictions(directory, before, ledger_lags=not parts.engine.writes_ledger)
+        refuse_contradictions(files, ledger_lags=not parts.engine.writes_ledger)
         refuse_changed_records(directory)
         federation = _federation_of(replace(loaded, experiment=experiment), directory, parts)
         refuse_other_inputs(inputs, federation)

@@ -162,8 +162,7 @@ def test_a_participation_without_its_charge_is_found_where_the_chain_is_whole(ru
     if not gone["previous"].strip("0"):
         del heads[gone["client"]]
     directory.write_checkpoint(replace(found, heads=heads))
-    experiment = directory.read_experiment(base=run)
-    assert list(contradictions(RunFiles(directory), experiment)) == [
+    assert list(contradictions(RunFiles(directory))) == [
         f"ledger.jsonl lacks the charge of client {gone['client']} in round 3, in which it took "
         "part"
     ]
@@ -197,5 +196,4 @@ def test_an_honest_run_resumes(
         )
     result = run_experiment(EXPERIMENT, overrides=change, out=tmp_path / "r", resume=True)
     assert result.status == "completed"
-    directory = RunDirectory(tmp_path / "r")
-    assert not list(contradictions(RunFiles(directory), directory.read_experiment(base=tmp_path)))
+    assert not list(contradictions(RunFiles(RunDirectory(tmp_path / "r"))))

@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from fedsim.experiment import load_experiment
+from fedsim.experiment import load_experiment, read_settings
 from fedsim.federation.conditions import digest_conditions
 from fedsim.planning.validation import find_footprint
 from fedsim.runs.directory import RunDirectory
@@ -57,7 +57,7 @@ def test_a_run_is_replayed_from_its_folder(
     assert (replay.rounds, replay.problems) == (2, ())
     with pytest.raises(ReplayImpossibleError, match=r"no such folder: .*--base names"):
         replay_run(RunDirectory(tmp_path / "run"))
-    recorded = RunDirectory(tmp_path / "run").read_experiment(base=home)
+    recorded = read_settings(tmp_path / "run" / "experiment.yaml")
     assert recorded.data.args == {"path": "files"}
 
 

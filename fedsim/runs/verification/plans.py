@@ -216,7 +216,7 @@ def _is_unreadable(settings: PrivacySettings, client_privacy: ClientPrivacy) -> 
 
 def schedule_problems(files: RunFiles) -> Iterator[str]:
     """Yield a line for each recorded round or withdrawal that contradicts the schedule."""
-    yield from contradictions(files, files.experiment)
+    yield from contradictions(files)
     schedule, withdrawn = participation_of(files.experiment), set[int]()
     for number, row in enumerate(files.rounds, start=1):
         asked = set(schedule.on_record(number)) - withdrawn
