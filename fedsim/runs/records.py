@@ -37,7 +37,7 @@ from fedsim.runs.files import (
     read_arrays,
     read_lines,
 )
-from fedsim.server.round_report import RoundReport, RoundRow
+from fedsim.server.round_report import RoundRow
 
 _MEMORY = "optimizer/"  # prefix of the names of the algorithm's arrays
 _CLIENT_MEMORY = "clients/"  # prefix of its arrays that have a row for each client
@@ -268,24 +268,6 @@ class Releases(BaseModel):
     model: str
     uploads: dict[Annotated[int, Field(strict=False)], str]  # keys of JSON are texts
 
-    @classmethod
-    def of(cls, report: RoundReport, *, conditions: str, blocks: Blocks) -> Self:
-        """Return the line of `releases.jsonl` for a finished round.
-
-        Args:
-            report: report of the finished round.
-            conditions: digest of the settings, plug-in sources, versions and device.
-            blocks: "planned" if clients trained vectorized in the planned blocks (groups of
-                clients); "alone" if they trained one by one.
-        """
-        return cls(
-            round=report.round_number,
-            conditions=conditions,
-            blocks=blocks,
-            model=report.model.digest,
-            uploads=dict(report.clients.uploads),
-        )
-
 
 def read_releases(path: Path) -> list[Releases]:
     """Return the records of `releases.jsonl` for finished rounds.
@@ -305,8 +287,7 @@ def read_releases(path: Path) -> list[Releases]:
 _CARD = "fedsim"  # one entry of the metadata: safetensors writes several in any order
 
 
-@dataclass(frozen=True)
-class ModelCard:
+class ModelCard(BaseModel):
     """The description of a saved model: how to use the model, and where it comes from.
 
     Attributes:
@@ -326,6 +307,7 @@ class ModelCard:
             them and from fixed values; None if the file holds only the trained values.
     """
 
+    model_config = ConfigDict(extra="forbid", frozen=True)
     input_shape: tuple[int, ...]
     num_outputs: int
     raw_input_shape: tuple[int, ...]
@@ -341,10 +323,7 @@ class ModelCard:
 
     def to_json(self) -> dict[str, Any]:
         """Return the card as a JSON object."""
-        content = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}
-        if self.values is None:
-            del content["values"]
-        return content
+        return self.model_dump(mode="json", exclude={"values"} if self.values is None else None)
 
     def to_metadata(self) -> dict[str, str]:
         """Return the card as metadata of a safetensors file."""
@@ -358,9 +337,6 @@ class ModelCard:
             ValueError: the metadata have no card.
         """
         try:
-            content = parse_json(metadata[_CARD])
-            shapes = {k: tuple(map(int, content[k])) for k in ("input_shape", "raw_input_shape")}
-            lists = {k: tuple(v) for k, v in content.items() if isinstance(v, list)}
-            return cls(**{**content, **lists, **shapes})
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            return cls.model_validate(parse_json(metadata[_CARD]))
+        except (KeyError, ValueError) as error:
             raise ValueError("it does not say what inputs the model takes") from error

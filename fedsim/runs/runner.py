@@ -8,9 +8,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
-from flwr.clientapp import ClientApp
-from flwr.serverapp import ServerApp
-
 import fedsim
 from fedsim.algorithms.state import ServerState
 from fedsim.core.commands import Phases
@@ -128,11 +125,12 @@ def run_experiment(
                     make_directory()
                     parts.phases.end()
                     with recorder.ending():
-                        engine.execute(*recorder.apps(), recorder.num_nodes)
-                recorder.conclude()
+                        recorder.execute()
+                result = recorder.conclude()
             except KeyboardInterrupt as interrupt:
-                recorder.conclude_interrupted(interrupt)
-        return recorder.result()
+                result = recorder.conclude_interrupted(interrupt)
+        recorder.raise_failure(result)
+        return result
 
 
 def _start(
@@ -232,7 +230,6 @@ class _Recorder:
         self._state = ServerState(federation.initial_arrays())
         self._ledgers = federation.client_ledgers()
         self._outcome = _Outcome()
-        self._result: RunResult | None = None
 
     def restore(self) -> None:
         """Read the last checkpoint of an earlier process; nothing is written."""
@@ -262,13 +259,8 @@ class _Recorder:
         finally:
             self._directory.unlock()
 
-    @property
-    def num_nodes(self) -> int:
-        """Number of nodes of the federation."""
-        return self._federation.num_nodes
-
-    def apps(self) -> tuple[ServerApp, ClientApp]:
-        """Return the server app and the client app of the federation."""
+    def execute(self) -> None:
+        """Run the rounds of the federation."""
         engine, directory = self._parts.engine, self._directory
         server = server_app(
             self._federation,
@@ -280,7 +272,8 @@ class _Recorder:
             opened_sums=OpenedSums(directory.read_opening(), directory.write_opening),
         )
         here = isinstance(engine, LocalEngine)
-        return server, client_app(self._federation, in_process=here, ledger=directory.ledger)
+        clients = client_app(self._federation, in_process=here, ledger=directory.ledger)
+        engine.execute(server, clients, self._federation.num_nodes)
 
     @contextmanager
     def ending(self) -> Iterator[None]:
@@ -311,9 +304,13 @@ class _Recorder:
 
     def _append(self, report: RoundReport) -> None:
         """Write the releases of a round, then its row: no row is without its releases."""
-        conditions = self._federation.conditions
-        blocks = "planned" if self._parts.engine.plans_blocks else "alone"
-        releases = Releases.of(report, conditions=conditions, blocks=blocks)
+        releases = Releases(
+            round=report.round_number,
+            conditions=self._federation.conditions,
+            blocks="planned" if self._parts.engine.plans_blocks else "alone",
+            model=report.model.digest,
+            uploads=dict(report.clients.uploads),
+        )
         self._releases.append(releases.model_dump_json())
         self._rounds.append(json.dumps(row := report.to_json(), allow_nan=False))
         self._rows.append(row)
@@ -323,19 +320,20 @@ class _Recorder:
         spends = {} if self._ledgers is None else self._ledgers.spends
         return {client: spend.head for client, spend in spends.items() if spend.rounds}
 
-    def conclude(self) -> None:
-        """Write the result files, their manifest and pages."""
+    def conclude(self) -> RunResult:
+        """Write the result files, their manifest and pages, and return the result."""
         remove_manifest(self._directory)  # an interrupt may end the run a second time
         phases = self._parts.phases
         phases.begin("computing the results")
-        self._result = self._finish(self._outcome.status, self._outcome.reason)
+        result = self._finish(self._outcome.status, self._outcome.reason)
         write_manifest(self._directory)
         if self._parts.add_pages is not None:
             phases.begin("writing the report")
             self._parts.add_pages(self._directory)
         phases.end()
+        return result
 
-    def conclude_interrupted(self, interrupt: KeyboardInterrupt) -> None:
+    def conclude_interrupted(self, interrupt: KeyboardInterrupt) -> RunResult:
         """Conclude the run as interrupted, at any time after its directory was created.
 
         Raises:
@@ -344,22 +342,19 @@ class _Recorder:
         if not self._directory.is_locked:
             raise interrupt
         self._outcome = _Outcome("interrupted", str(interrupt) or "interrupted by the user")
-        self.conclude()
+        return self.conclude()
 
-    def result(self) -> RunResult:
-        """Return the result of a concluded run.
+    def raise_failure(self, result: RunResult) -> None:
+        """Raise the error that ended the rounds, if there was one; the files are written.
 
         Raises:
-            RunFailedError: the federation failed; the files are written.
+            RunFailedError: the federation failed.
         """
         failure = self._outcome.failure
-        if self._result is None:
-            raise ValueError("a run has no result before it is concluded")
         if isinstance(failure, FederationError):
-            raise RunFailedError(str(failure), self._result) from failure
+            raise RunFailedError(str(failure), result) from failure
         if failure is not None:
             raise failure
-        return self._result
 
     def _finish(self, status: Status, reason: str | None) -> RunResult:
         rows = self._rows
