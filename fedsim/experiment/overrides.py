@@ -109,25 +109,13 @@ def _value(path: KeyPath, text: str, problems: list[Problem]) -> Node:
         return Node(None, COMMAND_LINE, broken=True)
     mistakes: list[Problem] = []
     try:
-        node = parse_yaml(text, COMMAND_LINE.source, mistakes)
+        node = parse_yaml(text, COMMAND_LINE.source, mistakes, has_lines=False)
     except ExperimentError as error:
         mistakes, node = list(error.problems), Node(None, COMMAND_LINE, broken=True)
     problems += [
         COMMAND_LINE.problem((*path, *mistake.path), mistake.message) for mistake in mistakes
     ]
-    return _relocate(node)
-
-
-def _relocate(node: Node) -> Node:
-    if isinstance(node.value, dict):
-        value = {
-            key: Entry(COMMAND_LINE, _relocate(entry.node)) for key, entry in node.value.items()
-        }
-    elif isinstance(node.value, list):
-        value = [_relocate(item) for item in node.value]
-    else:
-        value = node.value
-    return replace(node, value=value, location=COMMAND_LINE)
+    return node
 
 
 def _set(node: Node, path: tuple[str, ...], done: KeyPath, new: Node, shape: Shape) -> Node:
@@ -176,8 +164,7 @@ def _with_tag(node: Node, shape: Shape, key: str) -> Node:
 
 def _variant(entries: dict[str, Entry], shape: Shape) -> Shape:
     if isinstance(shape, TaggedUnion):
-        tag = entries[shape.tag].node.value if shape.tag in entries else None
-        return shape.variants.get(tag) if isinstance(tag, str) else None
+        return shape.variant(entries[shape.tag].node.value if shape.tag in entries else None)
     return getattr(shape, "mapping", shape)
 
 
@@ -185,8 +172,7 @@ def _drop_former_variant(
     entries: dict[str, Entry], former: Node, chosen: Node, shape: TaggedUnion
 ) -> dict[str, Entry]:
     """Return the entries without the keys that only the previous variant has."""
-    before = shape.variants.get(former.value) if isinstance(former.value, str) else None
-    after = shape.variants.get(chosen.value) if isinstance(chosen.value, str) else None
+    before, after = shape.variant(former.value), shape.variant(chosen.value)
     if before is None or after is None:
         return entries
     obsolete = before.model_fields.keys() - after.model_fields.keys()

@@ -7,6 +7,8 @@ from PyYAML's events, since only they distinguish plain scalars from quoted ones
 
 import codecs
 import re
+from collections.abc import Callable
+from functools import partial
 
 import yaml
 from yaml import events
@@ -38,6 +40,8 @@ CORE_PATTERNS = {"int": _INT, "float": _FLOAT}  # a string of this form needs qu
 # breaks: a line that looks like a comment could hold a key.
 _FORBIDDEN = re.compile("[^\t\n\r -~\xa0-\u2027\u202a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
+_Place = Callable[[int, int], Location]  # the location of a line and a column
+
 # PyYAML's most frequent errors, in plain words.
 _PARSER_MESSAGES = (
     (r"found character '\\t' that cannot start", "a tab cannot be used here; indent with spaces"),
@@ -51,7 +55,9 @@ _PARSER_MESSAGES = (
 )
 
 
-def parse_yaml(content: str | bytes, source: str, problems: list[Problem]) -> Node:
+def parse_yaml(
+    content: str | bytes, source: str, problems: list[Problem], *, has_lines: bool = True
+) -> Node:
     """Return the values of a YAML document, each with its location.
 
     Args:
@@ -59,12 +65,13 @@ def parse_yaml(content: str | bytes, source: str, problems: list[Problem]) -> No
         source: name of the file in messages.
         problems: list to which mistakes are appended that do not stop the reading: a duplicate key
             (the first one counts), a key that is not a string, a tag.
+        has_lines: whether locations have a line and a column.
 
     Raises:
         ExperimentError: the text is not one YAML document; the error includes `problems`.
     """
-    builder = _Builder(_text(content, source, problems), source, problems)
-    return builder.document()
+    place = partial(Location, source) if has_lines else lambda line, column: Location(source)
+    return _Builder(_text(content, place, problems), place, problems).document()
 
 
 def core_scalar(text: str) -> YamlScalar:
@@ -85,28 +92,28 @@ def core_scalar(text: str) -> YamlScalar:
     return text
 
 
-def _text(content: str | bytes, source: str, problems: list[Problem]) -> str:
+def _text(content: str | bytes, place: _Place, problems: list[Problem]) -> str:
     if isinstance(content, bytes):
         encoded = content.removeprefix(codecs.BOM_UTF8)
         try:
             text = encoded.decode()
         except UnicodeDecodeError as error:
-            location = _after(encoded[: error.start].decode(), source)
+            location = _after(encoded[: error.start].decode(), place)
             raise _fatal(problems, location, "the file is not UTF-8 text") from error
     else:
         text = content.removeprefix("\ufeff")
     forbidden = _FORBIDDEN.search(text)
     if forbidden:
-        location = _after(text[: forbidden.start()], source)
+        location = _after(text[: forbidden.start()], place)
         code = f"U+{ord(forbidden.group()):04X}"
         raise _fatal(problems, location, f"character {code} is not allowed in YAML")
     return text
 
 
-def _after(text: str, source: str) -> Location:
+def _after(text: str, place: _Place) -> Location:
     """Return the location of the first character after `text`."""
     lines = re.split(r"\r\n|\r|\n", text)
-    return Location(source, len(lines), len(lines[-1]) + 1)
+    return place(len(lines), len(lines[-1]) + 1)
 
 
 def _fatal(
@@ -118,9 +125,9 @@ def _fatal(
 class _Builder:
     """Builder of the tree of one document from PyYAML's events."""
 
-    def __init__(self, text: str, source: str, problems: list[Problem]) -> None:
+    def __init__(self, text: str, place: _Place, problems: list[Problem]) -> None:
         self._loader = yaml.BaseLoader(text)
-        self._source = source
+        self._place = place
         self._problems = problems
         self._anchors: dict[str, Node | None] = {}  # None: still being built
 
@@ -128,7 +135,7 @@ class _Builder:
         self._next()  # the start of the stream
         first = self._next()
         if isinstance(first, events.StreamEndEvent):
-            raise _fatal(self._problems, Location(self._source, 1, 1), "the file is empty")
+            raise _fatal(self._problems, self._place(1, 1), "the file is empty")
         root = self._node(self._next(), ())
         self._next()  # the end of the document
         after = self._next()
@@ -153,7 +160,7 @@ class _Builder:
         for pattern, words in _PARSER_MESSAGES:
             if re.match(pattern, problem):
                 problem = words
-        location = self._at(mark) if mark else Location(self._source, 1, 1)
+        location = self._at(mark) if mark else self._place(1, 1)
         return _fatal(self._problems, location, f"not valid YAML: {problem}")
 
     def _node(self, event: events.Event, path: KeyPath) -> Node:
@@ -237,7 +244,8 @@ class _Builder:
             entries[name] = entry
             return
         line = entries[name].key.line
-        message = f"duplicate key; it is already on line {line}"
+        fix = "write it once" if line is None else f"it is already on line {line}"
+        message = f"duplicate key; {fix}"
         self._problems.append(entry.key.problem((*path, name), message))
 
     def _has_tag(
@@ -251,7 +259,7 @@ class _Builder:
         return True
 
     def _at(self, mark: yaml.Mark) -> Location:
-        return Location(self._source, mark.line + 1, mark.column + 1)
+        return self._place(mark.line + 1, mark.column + 1)
 
     def _stop(self, event: events.Event, message: str, path: KeyPath = ()) -> ExperimentError:
         return _fatal(self._problems, self._at(event.start_mark), message, path)

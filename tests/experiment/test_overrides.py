@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from fedsim.clients.local_settings import AdamSettings
-from fedsim.data.settings import IidPartition, QuantityPartition, ShardsPartition
+from fedsim.data.settings import FunctionPartition, IidPartition, QuantityPartition, ShardsPartition
 from fedsim.experiment import Experiment, ExperimentError, load_experiment
 from fedsim.experiment.overrides import Override
 from fedsim.experiment.tree import Location, Node
@@ -99,6 +99,9 @@ def test_another_variant_takes_the_keys_of_the_former_one_away(load) -> None:
     assert load("data.partition.scheme=quantity").data.partition == QuantityPartition(
         scheme="quantity", num_clients=10, alpha=0.5
     )
+    assert load("data.partition.scheme=my.code:divide").data.partition == FunctionPartition(
+        scheme="my.code:divide", num_clients=10
+    )
     assert load(
         "data.partition.scheme=shards", "data.partition.classes_per_client=3"
     ).data.partition == ShardsPartition(scheme="shards", num_clients=10, classes_per_client=3)
@@ -147,8 +150,7 @@ WRONG = {
     "'' for an empty string",
     "federation.rounds=[": "federation.rounds: not valid YAML: a value is missing here",
     "federation.rounds=!!int 3": "federation.rounds: tag !!int is not allowed; write the value",
-    "model.args={hidden: [1], hidden: [2]}": "model.args.hidden: duplicate key; it is already "
-    "on line 1",
+    "model.args={hidden: [1], hidden: [2]}": "model.args.hidden: duplicate key; write it once",
     "name=a\x00": "name: character U+0000 is not allowed in YAML",
     "name=\udcff": "name: character U+DCFF is not allowed in YAML",
     "rounds": "'rounds' is not an override; write key.path=value",
