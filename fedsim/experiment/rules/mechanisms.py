@@ -18,11 +18,10 @@ from fedsim.core.settings import Settings
 from fedsim.experiment.errors import KeyPath
 from fedsim.experiment.messages import PathMessage
 from fedsim.experiment.rules.algorithm import built_in_algorithm
-from fedsim.experiment.rules.sections import Sections
+from fedsim.experiment.rules.sections import Sections, example_keys_of_clients
 from fedsim.models.catalog import MODELS
 from fedsim.models.settings import ModelSettings
 from fedsim.pate.settings import PateSettings
-from fedsim.server.settings import FederationSettings
 
 # Keys of the section that act on gradients: the value that is allowed.
 _GRADIENT_KEYS = {
@@ -31,7 +30,6 @@ _GRADIENT_KEYS = {
     "noise_correlation": "none",
     "clipping.name": "flat",
 }
-_GRADIENT_KEYS_OF_CLIENTS = ("max_grad_norm", "sampling_rate")
 _PROTECTED = {"example": "one example", "client": "everything of a client"}
 _GRADIENT = f"or use mechanism: {GRADIENT_PERTURBATION}"
 
@@ -59,12 +57,23 @@ def check_perturbation(privacy: PrivacySettings, sections: Sections) -> Iterator
 
 def _check_output(sections: Sections, privacy: PrivacySettings) -> Iterator[PathMessage]:
     """Check that local training is of the kind whose output sensitivity is proven."""
+    federation, model = sections.federation, sections.model
     if sections.local is not None:
         yield from _check_descent(sections.local)
-    if sections.federation is not None:
-        yield from _check_steps(sections.federation)
-    if sections.model is not None and sections.model.name in MODELS:
-        yield from _check_linear(sections.model)
+    algorithm = None if federation is None else built_in_algorithm(federation)
+    if federation is not None and algorithm is not None and algorithm.client() is not None:
+        yield (
+            ("federation", "strategy"),
+            "mechanism: output_perturbation has a proof for plain gradient descent alone, and "
+            f"strategy {federation.algorithm.name} changes local steps; use fedavg, {_GRADIENT}",
+        )
+    if model is not None and model.name in MODELS and model.name != "logistic":
+        yield (
+            ("model", "name"),
+            "mechanism: output_perturbation has a proven sensitivity for a linear model alone: "
+            f"with hidden layers, as of {model.name}, the loss is not convex; use logistic, "
+            f"{_GRADIENT}",
+        )
 
 
 def _check_input(sections: Sections, privacy: PrivacySettings) -> Iterator[PathMessage]:
@@ -112,10 +121,8 @@ def _check_gradient_keys(privacy: PrivacySettings, name: str) -> Iterator[PathMe
         if attrgetter(key)(privacy) != allowed:
             written = key.removesuffix(".name")
             yield ("privacy", *written.split(".")), f"{why}; remove {written}, {_GRADIENT}"
-    for client, entry in privacy.clients.items():
-        for key in _GRADIENT_KEYS_OF_CLIENTS:
-            if getattr(entry, key) is not None or key in entry.columns:
-                yield ("privacy", "clients", client), f"{key} {why}; remove {key}"
+    for path, key in example_keys_of_clients(privacy):
+        yield path, f"{key} {why}; remove {key}"
 
 
 def _check_loss(settings: BoundedExamplesSettings, model: ModelSettings) -> Iterator[PathMessage]:
@@ -167,27 +174,6 @@ def _check_descent(local: LocalSettings) -> Iterator[PathMessage]:
             ("local", "lr_schedule"),
             "the sensitivity of output_perturbation is proven for one learning rate; remove "
             "lr_schedule",
-        )
-
-
-def _check_steps(federation: FederationSettings) -> Iterator[PathMessage]:
-    """Check that the federated algorithm does not change the local steps."""
-    algorithm = built_in_algorithm(federation)
-    if algorithm is not None and algorithm.client() is not None:
-        yield (
-            ("federation", "strategy"),
-            "mechanism: output_perturbation has a proof for plain gradient descent alone, and "
-            f"strategy {federation.algorithm.name} changes local steps; use fedavg, {_GRADIENT}",
-        )
-
-
-def _check_linear(model: ModelSettings) -> Iterator[PathMessage]:
-    if model.name != "logistic":
-        yield (
-            ("model", "name"),
-            "mechanism: output_perturbation has a proven sensitivity for a linear model alone: "
-            f"with hidden layers, as of {model.name}, the loss is not convex; use logistic, "
-            f"{_GRADIENT}",
         )
 
 

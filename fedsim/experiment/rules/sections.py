@@ -1,6 +1,6 @@
 """The input of rules: the valid sections of an experiment, and the sizes of its rounds."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +10,7 @@ from fedsim.clients.client_settings import FaultSettings
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.data.settings import DataSettings
+from fedsim.experiment.errors import KeyPath
 from fedsim.experiment.schema import Experiment
 from fedsim.models.settings import ModelSettings
 from fedsim.pate.settings import PateSettings
@@ -81,3 +82,11 @@ class Sections:
         from fedsim.server.participation.participation import Participation
 
         return Participation.of(self.federation, num_clients=self.num_clients, seed=0).round_sizes
+
+
+def example_keys_of_clients(privacy: PrivacySettings) -> Iterator[tuple[KeyPath, str]]:
+    """Yield (key path of a client or group, key) for each key in it that acts on examples."""
+    for name, entry in privacy.clients.items():
+        for key in ("max_grad_norm", "sampling_rate"):
+            if getattr(entry, key) is not None or key in entry.columns:
+                yield ("privacy", "clients", name), key

@@ -12,7 +12,7 @@ from fedsim.clients.mechanisms.conditions import LINEAR_CLIPPINGS, Choices, unme
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.experiment.errors import KeyPath
 from fedsim.experiment.messages import PathMessage
-from fedsim.experiment.rules.sections import RoundSizes, Sections
+from fedsim.experiment.rules.sections import RoundSizes, Sections, example_keys_of_clients
 from fedsim.models.catalog import TRAIN_METRICS
 from fedsim.noise.correlated.participation import SCHEME
 from fedsim.secagg.settings import EncodingSettings, SecAggSettings, SecureAggregationSettings
@@ -32,7 +32,6 @@ _EXAMPLE_KEYS: dict[str, tuple[tuple[object, ...], str]] = {
         "use clipping: flat or adaptive, of the whole update",
     ),
 }
-_EXAMPLE_KEYS_OF_CLIENTS = ("max_grad_norm", "sampling_rate")
 
 
 def _check_client_unit(
@@ -60,14 +59,11 @@ def _check_client_unit(
     for key, (allowed, fix) in _EXAMPLE_KEYS.items():
         if attrgetter(key)(privacy) not in allowed:
             yield ("privacy", *key.removesuffix(".name").split(".")), f"{_WHY}; {fix}"
-    for name, entry in privacy.clients.items():
-        for key in _EXAMPLE_KEYS_OF_CLIENTS:
-            if getattr(entry, key) is not None or key in entry.columns:
-                yield (
-                    ("privacy", "clients", name),
-                    f"{key} acts on examples, and {_WHY}; remove it: all clients have one "
-                    "max_update_norm",
-                )
+    for path, key in example_keys_of_clients(privacy):
+        yield (
+            path,
+            f"{key} acts on examples, and {_WHY}; remove it: all clients have one max_update_norm",
+        )
     if privacy.clipping.name == "adaptive" and privacy.trust.fallback_epsilon is not None:
         yield (
             ("privacy", "trust", "fallback_epsilon"),
@@ -298,10 +294,13 @@ def check_min_clients(
     secure, (fewest, clients) = secure_aggregation, round_sizes
     if secure.min_clients > fewest:
         of_round = "a round" if fewest == clients else "the smallest round"
+        more = "federation.clients_per_round"
+        if federation.participation.scheme == "trace":
+            more = "federation.participation.min_available, below which a round goes by"
         yield (
             (*section, "min_clients"),
             f"must be at most {fewest}, the clients of {of_round}, got {secure.min_clients}; lower "
-            f"it, or raise {_ways_to_more_clients(federation)}",
+            f"it, or raise {more}",
         )
     threshold = secure.protocol.threshold if isinstance(secure.protocol, SecAggSettings) else "auto"
     if threshold != "auto" and not clients // 2 < threshold <= fewest:
@@ -332,12 +331,6 @@ def check_ring(
         MetricGrids.from_bounds(secure_aggregation.metrics, encoder)
     except CapacityError as error:
         yield ("secure_aggregation",), f"the sum does not fit into the ring: {error}"
-
-
-def _ways_to_more_clients(federation: FederationSettings) -> str:
-    if federation.participation.scheme == "trace":
-        return "federation.participation.min_available, below which a round goes by"
-    return "federation.clients_per_round"
 
 
 def check_client_keys(

@@ -47,11 +47,11 @@ def plan_problems(files: RunFiles) -> Iterator[str]:
     if settings is None or files.privacy["accountant"] is None:
         return  # `environment_problems` compares the presence of privacy in both files
     rows = files.clients
-    terms = _terms(files, settings)
+    terms = _terms(files)
     adapted = {} if files.state is None else files.state.clip_norms
-    schedule = step_schedule(files)
+    schedule = _step_schedule(files)
     for row, client_privacy, plan in zip(rows, terms, _plans(files, terms, schedule), strict=True):
-        if _is_unreadable(settings, client_privacy):
+        if _is_unreadable(files, client_privacy):
             continue
         clip_norm = adapted.get(row["client"], plan.release.adapted_clip_norm)
         if not files.has_checkpoint and clip_norm is not None:  # nothing else has the last one
@@ -64,39 +64,28 @@ def plan_problems(files: RunFiles) -> Iterator[str]:
             yield f"client {row['client']}: {problem}"
 
 
-def _terms(files: RunFiles, settings: PrivacySettings) -> tuple[ClientPrivacy, ...]:
-    """Return the privacy settings of every client; values of tables are taken from the records."""
+def _terms(files: RunFiles) -> tuple[ClientPrivacy, ...]:
+    """Return the privacy settings of every client; values of tables are taken from the records.
+
+    The result is empty in a run without privacy.
+    """
     experiment = files.experiment
+    if experiment.privacy is None:
+        return ()
     return resolve_client_privacy(
-        settings,
+        experiment.privacy,
         num_clients=len(files.clients),
         seed=experiment.seed,
-        tables=_tables(settings, files.clients),
+        tables=_tables(experiment.privacy, files.clients),
         clients_per_round=participation_of(experiment).round_sizes[1],
     )
 
 
-def step_schedule(files: RunFiles) -> StepSchedule:
+def _step_schedule(files: RunFiles) -> StepSchedule:
     """Return the planned steps of clients in each round, from the recorded client sizes."""
-    experiment = files.experiment
-    settings, sizes = experiment.privacy, [row["examples"] or 0 for row in files.clients]
-    terms = None if settings is None else _terms(files, settings)
-    participation = participation_of(experiment)
-    return StepSchedule.of(experiment, participation, terms, sizes)
-
-
-def unreadable_clients(files: RunFiles) -> frozenset[int]:
-    """Return the numbers of the clients whose charges cannot be computed again.
-
-    The sampling rates of these clients come from a csv file, which is not in the run directory.
-    """
-    settings = files.experiment.privacy
-    if settings is None:
-        return frozenset()
-    named = enumerate(_terms(files, settings))
-    return frozenset(
-        client for client, client_privacy in named if _is_unreadable(settings, client_privacy)
-    )
+    sizes = [row["examples"] or 0 for row in files.clients]
+    participation = participation_of(files.experiment)
+    return StepSchedule.of(files.experiment, participation, _terms(files) or None, sizes)
 
 
 def _plans(
@@ -208,10 +197,15 @@ def _tables(settings: PrivacySettings, rows: list[PrivateClientRow]) -> Mapping[
     }
 
 
-def _is_unreadable(settings: PrivacySettings, client_privacy: ClientPrivacy) -> bool:
-    """Whether a table gives a client's sampling rate, which its batches may only approximate."""
-    entry = None if client_privacy.group is None else settings.clients[client_privacy.group]
-    return entry is not None and "sampling_rate" in entry.columns
+def _is_unreadable(files: RunFiles, client_privacy: ClientPrivacy) -> bool:
+    """Whether a csv file outside of the run gives a client's sampling rate, and so its charges.
+
+    The client's batches may only approximate this rate.
+    """
+    settings, group = files.experiment.privacy, client_privacy.group
+    if settings is None or group is None:
+        return False
+    return "sampling_rate" in settings.clients[group].columns
 
 
 def schedule_problems(files: RunFiles) -> Iterator[str]:
@@ -247,7 +241,8 @@ def charge_problems(files: RunFiles) -> Iterator[str]:
     """
     if files.experiment.privacy is None:
         return
-    steps_of, unknown = step_schedule(files), unreadable_clients(files)
+    steps_of, terms = _step_schedule(files), enumerate(_terms(files))
+    unknown = {client for client, privacy in terms if _is_unreadable(files, privacy)}
     schedule = steps_of.participation
     charges = {
         (charge.client, charge.round_number): charge.steps
