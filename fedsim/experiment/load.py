@@ -181,18 +181,16 @@ def read_yaml(path: str | Path, problems: list[Problem]) -> Node:
         with Path(path).open("rb") as opened:
             content = opened.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError as error:
-        raise ExperimentError([*problems, file.problem((), "no such file")]) from error
+        raise file.error(problems, "no such file") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = getattr(error, "strerror", None) or str(error)
-        message = f"cannot be read: {reason}"
-        raise ExperimentError([*problems, file.problem((), message)]) from error
+        raise file.error(problems, f"cannot be read: {reason}") from error
     if len(content) > MAX_FILE_BYTES:
         message = f"is larger than {MAX_FILE_BYTES >> 20} MiB, so it is no file of settings"
-        raise ExperimentError([*problems, file.problem((), message)])
+        raise file.error(problems, message)
     tree = parse_yaml(content, file.source, problems)
     if tree.value is None and not tree.broken:
-        start = Location(file.source, 1, 1)
-        raise ExperimentError([*problems, start.problem((), "the file is empty")])
+        raise Location(file.source, 1, 1).error(problems, "the file is empty")
     if not isinstance(tree.value, dict):
         message = f"must be a mapping of sections, got {value_text(to_python(tree))}"
         new = [] if tree.broken else [tree.location.problem((), message)]
@@ -256,7 +254,7 @@ def _refuse_comparison(tree: Node, path: Path | None, problems: list[Problem]) -
     if path is not None and keys & _COMPARISON_KEYS and not keys & _EXPERIMENT_KEYS:
         first = next(iter(tree.entries.values())).key
         message = f"this is a comparison: fedsim compare {shlex.quote(str(path))}"
-        raise ExperimentError([*problems, first.problem((), message)])
+        raise first.error(problems, message)
 
 
 def read_settings(path: Path) -> ExperimentWithClients:

@@ -137,7 +137,12 @@ def _set(node: Node, path: tuple[str, ...], done: KeyPath, new: Node, shape: Sha
     changed = {**entries, key: entry}
     if isinstance(shape, TaggedUnion) and key == shape.tag:
         changed = _drop_former_variant(changed, former, entry.node, shape)
-    elif key == "name" and former.value != entry.node.value and _has_free_args(shape):
+    elif (
+        key == "name"
+        and former.value != entry.node.value
+        and isinstance(shape, type)
+        and {"name", "args"} <= shape.model_fields.keys()
+    ):
         changed = _drop_former_args(changed, entry.node)
     location = node.location if node.value is not None else new.location
     return replace(node, value=changed, location=location)
@@ -181,11 +186,6 @@ def _drop_former_variant(
         for key, entry in entries.items()
         if key not in obsolete or entry.key.source == chosen.location.source
     }
-
-
-def _has_free_args(shape: Shape) -> bool:
-    """Return whether the keys of `args` depend on a name in the same settings class."""
-    return isinstance(shape, type) and {"name", "args"} <= shape.model_fields.keys()
 
 
 def _drop_former_args(entries: dict[str, Entry], chosen: Node) -> dict[str, Entry]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Literal, TypeGuard, Union, get_args, get_origin
 
-from pydantic import BaseModel, Discriminator, Tag
+from pydantic import BaseModel, Tag
 from pydantic.fields import FieldInfo
 
 from fedsim.core.settings import Branch, Choice
@@ -117,14 +117,16 @@ def shape_of(field: FieldInfo) -> Shape:
     models = [option for option in options if _is_model(option)]
     if isinstance(field.discriminator, str):
         return TaggedUnion(field.discriminator, _variants(field.discriminator, models))
-    branch = next(
-        (branch for branch in map(_branch, (field.discriminator, *field.metadata)) if branch), None
-    )
+    marks = [
+        getattr(mark, "discriminator", None) for mark in (field.discriminator, *field.metadata)
+    ]
+    branch = next((mark for mark in marks if isinstance(mark, Branch)), None)
     if branch is not None:
         return TaggedUnion(branch.key, _tagged(options), branch.branch_of)
     if len(models) == 1:
         return models[0] if len(options) == 1 else NameOrMapping(models[0])
-    words = [word for option in options for word in _words(option)]
+    literals = [option for option in options if get_origin(option) is Literal]
+    words = [word for literal in literals for word in get_args(literal)]
     if words and len(options) > 1:
         return NumberOrWord(tuple(words))
     if len(options) == 1 and get_origin(options[0]) in (dict, list):
@@ -234,11 +236,6 @@ def choices_of(model: Model, tag: str) -> tuple[str, ...]:
     return tuple(map(str, field.examples or get_args(field.annotation)))
 
 
-def _branch(mark: object) -> Branch | None:
-    branch = mark.discriminator if isinstance(mark, Discriminator) else None
-    return branch if isinstance(branch, Branch) else None
-
-
 def _tagged(options: Iterable[object]) -> dict[str, Model]:
     """Return the classes of a union by the tags that its members are annotated with."""
     return {
@@ -253,10 +250,6 @@ def _options(annotation: object) -> tuple[object, ...]:
     if get_origin(annotation) in (Union, UnionType):
         return get_args(annotation)
     return (annotation,)
-
-
-def _words(option: object) -> tuple[str, ...]:
-    return get_args(option) if get_origin(option) is Literal else ()
 
 
 def _is_model(option: object) -> TypeGuard[Model]:

@@ -38,6 +38,16 @@ class Location:
         """Return a problem at this location, for a key path and a message."""
         return Problem(self.source, self.line, self.column, path, message)
 
+    def error(self, problems: list[Problem], message: str, path: KeyPath = ()) -> ExperimentError:
+        """Return the error that ends the reading, with all problems so far and one at this place.
+
+        Args:
+            problems: the problems so far.
+            message: what is wrong.
+            path: the keys from the top level to the mistake.
+        """
+        return ExperimentError([*problems, self.problem(path, message)])
+
 
 @dataclass(frozen=True)
 class Node:
@@ -213,7 +223,7 @@ def grown(
     """
     size += child.size
     if size > MAX_SIZE:
-        raise ExperimentError([*problems, location.problem(path, f"more than {MAX_SIZE:,} values")])
+        raise location.error(problems, f"more than {MAX_SIZE:,} values", path)
     return size
 
 

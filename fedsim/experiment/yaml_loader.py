@@ -99,14 +99,14 @@ def _text(content: str | bytes, place: _Place, problems: list[Problem]) -> str:
             text = encoded.decode()
         except UnicodeDecodeError as error:
             location = _after(encoded[: error.start].decode(), place)
-            raise _fatal(problems, location, "the file is not UTF-8 text") from error
+            raise location.error(problems, "the file is not UTF-8 text") from error
     else:
         text = content.removeprefix("\ufeff")
     forbidden = _FORBIDDEN.search(text)
     if forbidden:
         location = _after(text[: forbidden.start()], place)
         code = f"U+{ord(forbidden.group()):04X}"
-        raise _fatal(problems, location, f"character {code} is not allowed in YAML")
+        raise location.error(problems, f"character {code} is not allowed in YAML")
     return text
 
 
@@ -114,12 +114,6 @@ def _after(text: str, place: _Place) -> Location:
     """Return the location of the first character after `text`."""
     lines = re.split(r"\r\n|\r|\n", text)
     return place(len(lines), len(lines[-1]) + 1)
-
-
-def _fatal(
-    problems: list[Problem], location: Location, message: str, path: KeyPath = ()
-) -> ExperimentError:
-    return ExperimentError([*problems, location.problem(path, message)])
 
 
 class _Builder:
@@ -135,7 +129,7 @@ class _Builder:
         self._next()  # the start of the stream
         first = self._next()
         if isinstance(first, events.StreamEndEvent):
-            raise _fatal(self._problems, self._place(1, 1), "the file is empty")
+            raise self._place(1, 1).error(self._problems, "the file is empty")
         root = self._node(self._next(), ())
         self._next()  # the end of the document
         after = self._next()
@@ -150,7 +144,7 @@ class _Builder:
             raise self._syntax_error(error) from error
         except (ValueError, OverflowError) as error:  # an escape beyond Unicode, a huge version
             location = self._at(self._loader.get_mark())
-            raise _fatal(self._problems, location, "not valid YAML: bad number") from error
+            raise location.error(self._problems, "not valid YAML: bad number") from error
 
     def _syntax_error(self, error: yaml.MarkedYAMLError) -> ExperimentError:
         problem = " ".join(str(error.problem or error.context or "syntax error").split())
@@ -161,7 +155,7 @@ class _Builder:
             if re.match(pattern, problem):
                 problem = words
         location = self._at(mark) if mark else self._place(1, 1)
-        return _fatal(self._problems, location, f"not valid YAML: {problem}")
+        return location.error(self._problems, f"not valid YAML: {problem}")
 
     def _node(self, event: events.Event, path: KeyPath) -> Node:
         if isinstance(event, events.AliasEvent):
@@ -262,4 +256,4 @@ class _Builder:
         return self._place(mark.line + 1, mark.column + 1)
 
     def _stop(self, event: events.Event, message: str, path: KeyPath = ()) -> ExperimentError:
-        return _fatal(self._problems, self._at(event.start_mark), message, path)
+        return self._at(event.start_mark).error(self._problems, message, path)

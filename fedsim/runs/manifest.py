@@ -16,6 +16,7 @@ from os import scandir
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from fedsim.core.durable import digest_of
 from fedsim.runs.directory import KEPT, RunDirectory, RunDirectoryError
 from fedsim.runs.files import SCHEMAS, DamagedRunError, SchemaError, check_schema
 from fedsim.runs.run_lock import LOCK
@@ -53,9 +54,7 @@ class Manifest:
     @property
     def root(self) -> str:
         """SHA-256 of the schema number and of `records`, as JSON with sorted keys and no spaces."""
-        content = {"records": dict(self.records), "schema": SCHEMAS[FILE]}
-        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()
+        return digest_of({"records": dict(self.records), "schema": SCHEMAS[FILE]})
 
     def to_text(self) -> str:
         """Return the text of `manifest.json`; `read_manifest` accepts only this exact text."""

@@ -108,15 +108,6 @@ def _participation(
     return {"scheme": participation.scheme, "rate": participation.rate}
 
 
-def _weighting(experiment: Experiment, privacy: PrivacySettings) -> str | None:
-    is_client = privacy.release_kind.protects_client
-    return experiment.federation.weights.name if is_client else None
-
-
-def _sampling(experiment: Experiment, privacy: PrivacySettings) -> str | None:
-    return privacy.sampling.name if privacy.release_kind.draws_batches else None
-
-
 def _mechanism(experiment: Experiment, privacy: PrivacySettings) -> dict[str, Any] | None:
     """Return the mechanism; None where it adds noise to gradients or updates."""
     if privacy.mechanism.name == GRADIENT_PERTURBATION:
@@ -138,11 +129,6 @@ def _noise_correlation(
     return {**recorded, **asdict(separation), "sensitivity": float(f"{sensitivity:.9g}")}
 
 
-def _orders(experiment: Experiment, privacy: PrivacySettings) -> list[float] | None:
-    orders = privacy.accountant.orders
-    return None if orders is None else list(orders)
-
-
 _OfPrivacy = Callable[[ExperimentWithClients, PrivacySettings], Any]
 
 
@@ -157,16 +143,26 @@ TERMS: Mapping[str, Callable[[ExperimentWithClients], Any]] = {
     "sums": _private(_sums),
     "participation": _private(_participation),
     "votes": _private(lambda experiment, _: experiment.task_facts.votes),
-    "weighting": _private(_weighting),
+    "weighting": _private(
+        lambda experiment, privacy: (
+            experiment.federation.weights.name if privacy.release_kind.protects_client else None
+        )
+    ),
     "adjacency": _private(lambda _, privacy: privacy.adjacency.name),
     "accountant": _private(lambda _, privacy: privacy.accountant.name),
-    "sampling": _private(_sampling),
+    "sampling": _private(
+        lambda _, privacy: privacy.sampling.name if privacy.release_kind.draws_batches else None
+    ),
     "clipping": _private(lambda _, privacy: privacy.recorded_clipping),
     "noise": _private(lambda _, privacy: privacy.noise),
     "mechanism": _private(_mechanism),
     "noise_correlation": _private(_noise_correlation),
     "public_parts": _private(lambda experiment, _: experiment.public_parts),
-    "orders": _private(_orders),
+    "orders": _private(
+        lambda _, privacy: (
+            None if privacy.accountant.orders is None else list(privacy.accountant.orders)
+        )
+    ),
     "target_rho": _private(lambda _, privacy: privacy.accountant.target_rho),
     "personal_models": lambda experiment: experiment.personal_models,
 }

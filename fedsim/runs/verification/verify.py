@@ -225,7 +225,11 @@ def verify_run(
     directory.read_version()
     files = RunFiles(directory)
     if not any((directory.path / name).exists() for name in ("summary.json", FILE)):
-        return Verification((), (_unfinished(directory),))
+        unfinished = (
+            "unfinished: it has no summary.json, so it is still running or was killed; finish it "
+            f"with fedsim run FILE --out {directory.path} --resume"
+        )
+        return Verification((), (unfinished,))
     unchecked = [
         f"{folder}/, the files of a tracker, which {FILE} does not cover"
         for folder in uncovered_folders(directory)
@@ -246,13 +250,6 @@ def verify_run(
     )
 
 
-def _unfinished(directory: RunDirectory) -> str:
-    return (
-        "unfinished: it has no summary.json, so it is still running or was killed; finish it with "
-        f"fedsim run FILE --out {directory.path} --resume"
-    )
-
-
 def _against_manifest(
     directory: RunDirectory, root: str | None, *, pages: bool
 ) -> tuple[list[str], str | None]:
@@ -260,16 +257,13 @@ def _against_manifest(
     try:
         manifest = read_manifest(directory)
     except ManifestError as error:
-        return [f"{error}; {_ways_out(directory)}"], None
+        ways_out = (
+            "every run ends with one, so it was removed or changed, or the run was killed at its "
+            "very end: restore it from a copy, or let fedsim run FILE --out "
+            f"{directory.path} --resume write it anew for the files as they are now"
+        )
+        return [f"{error}; {ways_out}"], None
     problems = attempt(FILE, lambda: changed_files(directory, manifest, pages=pages))
     if root is not None and root.lower() != manifest.root:
         problems.append(f"the root of its records is {manifest.root}, not the given {root.lower()}")
     return problems, manifest.root
-
-
-def _ways_out(directory: RunDirectory) -> str:
-    return (
-        "every run ends with one, so it was removed or changed, or the run was killed at its "
-        "very end: restore it from a copy, or let fedsim run FILE --out "
-        f"{directory.path} --resume write it anew for the files as they are now"
-    )
