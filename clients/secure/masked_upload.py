@@ -366,8 +366,6 @@ class MaskedUpload:
         if parties < least:
             raise TooFewClientsError(
                 f"the server {verb} {parties} parties, below the client's own min_clients {least}",
-                have=parties,
-                need=least,
                 client=self.client,
                 **self._location(),
             )

@@ -191,7 +191,6 @@ class FixedPointEncoder:
                 f"the weight must be a whole number from 1 to {self.max_weight}, got {weight!r}; "
                 "raise max_weight, or weight uniformly",
                 client=client,
-                weight=weight,
             )
         return int(weight)
 
@@ -265,7 +264,6 @@ class FixedPointEncoder:
             raise NonFiniteUpdateError(
                 f"{name!r} has {bad} NaN or infinite values; lower the learning rate or clip",
                 tensor=name,
-                count=bad,
             )
         if self.range_policy == "error":
             largest = float(np.abs(block).max())
@@ -273,7 +271,6 @@ class FixedPointEncoder:
                 f"{name!r} has |value| {largest:.6g}, above value_bound {bound}; raise "
                 "value_bound, or set range_policy: clip",
                 tensor=name,
-                largest=largest,
                 bound=bound,
             )
         outside = int((np.abs(block) > bound).sum())

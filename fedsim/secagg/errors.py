@@ -9,7 +9,7 @@ class SecureAggregationError(FedsimError):
     Attributes:
         round_number: number of the round; None outside of a round.
         client: the number of the client at fault; None if no client is at fault.
-        detail: further values by name, for programs that handle the error.
+        detail: values of the error by name, for a text that must not hold all of them.
     """
 
     def __init__(
@@ -30,6 +30,20 @@ class SecureAggregationError(FedsimError):
 
 class TooFewClientsError(SecureAggregationError):
     """Raised if a sum has fewer than `min_clients` clients and would reveal too much about each."""
+
+
+def check_enough_clients(have: int, min_clients: int, *, round_number: int) -> None:
+    """Check that a sum has at least `min_clients` clients.
+
+    Raises:
+        TooFewClientsError: it has fewer.
+    """
+    if have < min_clients:
+        raise TooFewClientsError(
+            f"{have} clients are left, but min_clients is {min_clients}; "
+            "ask more clients, or lower min_clients",
+            round_number=round_number,
+        )
 
 
 class LayoutMismatchError(SecureAggregationError):
@@ -99,8 +113,6 @@ class ThresholdError(SecureAggregationError):
             f"{message}: {have} of the {need} that are needed",
             round_number=where.get("round_number"),
             client=where.get("client"),
-            have=have,
-            need=need,
         )
 
 

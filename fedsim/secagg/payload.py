@@ -105,8 +105,6 @@ class TensorLayout:
             f"the arrays differ from the announced layout: expected {expected}, got {actual}; "
             "all parties must build the same model",
             client=client,
-            expected=self.digest,
-            got=got.digest,
         )
 
     def slices(self) -> Iterator[tuple[TensorSpec, slice]]:
@@ -241,6 +239,26 @@ class PayloadCodec:
         """
         return self._body.stop + 2
 
+    def check_vector(self, vector: Ring, *, round_number: int, client: int | None = None) -> None:
+        """Check that a received vector has the dtype and the length of a payload.
+
+        Args:
+            vector: the received array.
+            round_number: the round that error messages name.
+            client: the client that error messages name; None if no client sent the vector.
+
+        Raises:
+            LayoutMismatchError: dtype or length differ.
+        """
+        if vector.dtype != self.encoder.dtype or vector.shape != (self.length,):
+            raise LayoutMismatchError(
+                f"expected {self.encoder.dtype}[{self.length}], got "
+                f"{vector.dtype}{list(vector.shape)}; all parties must use the same settings and "
+                "model",
+                round_number=round_number,
+                client=client,
+            )
+
     def encode(
         self,
         arrays: NamedArrays,
@@ -342,9 +360,7 @@ class PayloadCodec:
         if count != num_clients:
             raise ShareMismatchError(
                 f"the shares sum up {count} clients, but {num_clients} took part; "
-                "a share is missing, doubled or of another round",
-                count=count,
-                clients=num_clients,
+                "a share is missing, doubled or of another round"
             )
         if weight == 0:
             raise ZeroWeightError("the weights of the round add up to 0; there is no mean")

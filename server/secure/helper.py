@@ -262,8 +262,6 @@ class Helper:
                 f"than {self.state.min_clients}; wait for more clients, or lower min_clients in "
                 "the helper's own settings",
                 **where,
-                have=len(request.clients),
-                need=self.state.min_clients,
             )
 
     def _check_unanswered(self, request: CombineRequest, question: str) -> None:

@@ -23,12 +23,11 @@ from fedsim.secagg.errors import (
     ContextMismatchError,
     DuplicateClientError,
     EnvelopeError,
-    LayoutMismatchError,
     ProtocolOrderError,
     ReplayError,
     ShareMismatchError,
-    TooFewClientsError,
     WireError,
+    check_enough_clients,
 )
 from fedsim.secagg.fields import check_fields
 from fedsim.secagg.messages import CombineReply, CombineRequest, HelloReply, RoundOffer, Upload
@@ -195,7 +194,6 @@ class Leader:
                 f"helpers {silent} gave no share of the sum, and all of them are needed; "
                 "check that they run, then repeat the round",
                 round_number=self._context.server_round,
-                helpers=silent,
             )
         return self._codec.decode(
             self._total, num_clients=len(self._envelopes), reference=reference
@@ -230,18 +228,12 @@ class Leader:
                 **where,
             )
         check_fields(upload)
-        _check_vector(upload.share, self._codec, **where)
+        self._codec.check_vector(upload.share, **where)
 
     def _check_enough(self) -> None:
-        have = len(self._envelopes)
-        if have < self._min_clients:
-            raise TooFewClientsError(
-                f"{have} clients are left, but min_clients is {self._min_clients}; "
-                "ask more clients, or lower min_clients",
-                round_number=self._context.server_round,
-                have=have,
-                need=self._min_clients,
-            )
+        check_enough_clients(
+            len(self._envelopes), self._min_clients, round_number=self._context.server_round
+        )
 
     def _request(self, helper: int, release: bool) -> CombineRequest:
         context, place = self._context, self._helpers.index(helper)
@@ -293,16 +285,4 @@ class Leader:
                 f"{len(self.clients)} clients of the leader; repeat the round",
                 **where,
             )
-        _check_vector(reply.total, self._codec, **where)
-
-
-def _check_vector(
-    vector: Ring, codec: PayloadCodec, *, round_number: int, client: int | None = None
-) -> None:
-    if vector.dtype != codec.encoder.dtype or vector.shape != (codec.length,):
-        raise LayoutMismatchError(
-            f"expected {codec.encoder.dtype}[{codec.length}], got "
-            f"{vector.dtype}{list(vector.shape)}; all parties must use the same settings and model",
-            round_number=round_number,
-            client=client,
-        )
+        self._codec.check_vector(reply.total, **where)

@@ -20,11 +20,10 @@ from fedsim.secagg.encoding import Ring
 from fedsim.secagg.errors import (
     ContextMismatchError,
     DuplicateClientError,
-    LayoutMismatchError,
     ProtocolOrderError,
     ThresholdError,
-    TooFewClientsError,
     WireError,
+    check_enough_clients,
 )
 from fedsim.secagg.fields import check_fields
 from fedsim.secagg.graph import NeighbourGraph
@@ -178,13 +177,9 @@ class MaskedSum:
                 message before, was not asked for it, or sent it at the wrong stage.
         """
         self._check_turn(reply, _MASKED, self._mask_peers, self._summed_clients)
-        if reply.masked.shape != self._total.shape or reply.masked.dtype != self._total.dtype:
-            raise LayoutMismatchError(
-                f"expected {self._total.dtype}[{len(self._total)}], "
-                f"got {reply.masked.dtype}{list(reply.masked.shape)}",
-                round_number=self._context.server_round,
-                client=reply.client,
-            )
+        self._codec.check_vector(
+            reply.masked, round_number=self._context.server_round, client=reply.client
+        )
         verify_and_add(
             self._total,
             reply.masked,
@@ -327,11 +322,6 @@ class MaskedSum:
         self._stage += 1
 
     def _check_enough(self, have: int) -> None:
-        if have < self._settings.min_clients:
-            raise TooFewClientsError(
-                f"{have} clients are left, but min_clients is {self._settings.min_clients}; "
-                "ask more clients, or lower min_clients",
-                round_number=self._context.server_round,
-                have=have,
-                need=self._settings.min_clients,
-            )
+        check_enough_clients(
+            have, self._settings.min_clients, round_number=self._context.server_round
+        )

@@ -123,8 +123,7 @@ class QueryChannel:
         raise AggregatorUnavailableError(
             f"helpers {silent} did not answer {stage} in {1 + retries} attempts "
             f"({reasons[silent[0]]}), and all of them are needed; check that they run, then repeat "
-            "the round",
-            helpers=silent,
+            "the round"
         )
 
 
