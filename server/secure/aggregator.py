@@ -36,8 +36,6 @@ from fedsim.server.secure.rounds import (
     error_text,
 )
 
-_NO_HELPERS = AdditiveSettings(name="additive")  # `quantized` has no helpers to wait for
-
 
 class SecureAggregator(Aggregator[SealedReply]):
     """Aggregator for updates of which the server sees only the sum.
@@ -74,8 +72,6 @@ class SecureAggregator(Aggregator[SealedReply]):
         self.declared_metrics = tuple(settings.metrics)
         self.ends_run_on_abort = settings.on_abort == "raise"
         self._settings, self._codec = settings, codec
-        protocol = settings.protocol
-        self._combine = protocol if isinstance(protocol, AdditiveSettings) else _NO_HELPERS
         self._clients = {client: node for node, client in registered.clients.items()}
         self._helpers = {helper: node for node, helper in registered.helpers.items()}
         self._opened_sums, self._weights, self._plan = opened_sums, weights, plan
@@ -84,6 +80,7 @@ class SecureAggregator(Aggregator[SealedReply]):
         self._hello_replies: dict[int, HelloReply] | None = None
         self._reference: NamedArrays | None = None
         self._secure_round: SecureRound | None = None
+        self._channel: QueryChannel | None = None
         self._added: set[int] = set()
 
     def begin(
@@ -106,7 +103,8 @@ class SecureAggregator(Aggregator[SealedReply]):
         self._round_number = round_number
         if not clients:
             return None
-        with _abort_on_error():
+        channel = self._channel = self._make_channel(grid)
+        with self._abort_on_error():
             if len(clients) < self._settings.min_clients:
                 raise TooFewClientsError(
                     f"{len(clients)} clients can be asked, but min_clients is "
@@ -124,7 +122,7 @@ class SecureAggregator(Aggregator[SealedReply]):
                 asked=set_digest(clients),
                 plan=self._plan,
             )
-            self._secure_round = self._make_round(context, clients, grid)
+            self._secure_round = self._make_round(context, clients, channel)
             offer = to_records(self._secure_round.offer())[SECAGG]
         if not isinstance(offer, ConfigRecord):
             raise TypeError("an offer has no arrays")
@@ -167,13 +165,11 @@ class SecureAggregator(Aggregator[SealedReply]):
             return AggregationResult(None)
         secure_round = self._current
         try:
-            with _abort_on_error():
+            with self._abort_on_error():
                 decoded = secure_round.open(self._reference)
         except RoundAbortedError:
             self._hello_replies = None  # a helper that was restarted has lost the run's key
             raise
-        finally:
-            self.retried += secure_round.retried
         self._secure_round = None
         lost = secure_round.lost_clients()
         self._check_weight(decoded.weight, self._added - lost.keys())
@@ -210,13 +206,21 @@ class SecureAggregator(Aggregator[SealedReply]):
             raise RuntimeError("no round has begun; call begin() first")
         return self._secure_round
 
-    def _make_round(self, context: RoundContext, clients: Sequence[int], grid: Grid) -> SecureRound:
+    def _make_channel(self, grid: Grid) -> QueryChannel:
+        """Return the channel to the parties that hold the other secrets: helpers or clients."""
+        protocol = self._settings.protocol
+        if isinstance(protocol, AdditiveSettings):
+            timeout, retries = protocol.combine_timeout_s, protocol.combine_retries
+            return QueryChannel(grid, self._helpers, timeout, retries)
+        return QueryChannel(grid, self._clients)
+
+    def _make_round(
+        self, context: RoundContext, clients: Sequence[int], channel: QueryChannel
+    ) -> SecureRound:
         settings, codec = self._settings, self._codec
         if settings.protocol.name.startswith("secagg"):
             server = MaskedSum(codec=codec, context=context, settings=settings, clients=clients)
-            return MaskedRound(
-                server, QueryChannel(grid, self._clients), record_opening=self._record_opening
-            )
+            return MaskedRound(server, channel, record_opening=self._record_opening)
         leader = Leader(
             codec=codec,
             context=context,
@@ -224,15 +228,8 @@ class SecureAggregator(Aggregator[SealedReply]):
             clients=clients,
             min_clients=settings.min_clients,
         )
-        helpers = QueryChannel(grid, self._helpers)
-        return AdditiveRound(
-            leader,
-            self._helper_keys(helpers),
-            helpers,
-            timeout=self._combine.combine_timeout_s,
-            retries=self._combine.combine_retries,
-            record_opening=self._record_opening,
-        )
+        hellos = self._helper_keys(channel)
+        return AdditiveRound(leader, hellos, channel, record_opening=self._record_opening)
 
     def _record_opening(self, clients: Iterable[int]) -> None:
         self._opened_sums.record_opening(self._round_number, clients)
@@ -247,14 +244,8 @@ class SecureAggregator(Aggregator[SealedReply]):
             min_clients=self._settings.min_clients,
         )
         hellos: dict[int, HelloReply] = {}
-        for helper, reply in helpers.query_with_retries(
-            HELLO,
-            dict.fromkeys(self._helpers, hello),
-            HelloReply,
-            timeout=self._combine.combine_timeout_s,
-            retries=self._combine.combine_retries,
-            on_retry=self._count_retries,
-        ):
+        queries = dict.fromkeys(self._helpers, hello)
+        for helper, reply in helpers.query_with_retries(HELLO, queries, HelloReply):
             check_fields(reply)
             load_public_key(reply.public_key)
             if (reply.helper, reply.run_id) != (helper, self._run_id):
@@ -266,14 +257,12 @@ class SecureAggregator(Aggregator[SealedReply]):
         self._hello_replies = hellos
         return hellos
 
-    def _count_retries(self, queries: int) -> None:
-        self.retried += queries
-
-
-@contextmanager
-def _abort_on_error() -> Iterator[None]:
-    """Raise RoundAbortedError in place of an error of the protocol."""
-    try:
-        yield
-    except SecureAggregationError as error:
-        raise RoundAbortedError(error_text(error)) from error
+    @contextmanager
+    def _abort_on_error(self) -> Iterator[None]:
+        """Raise RoundAbortedError in place of an error of the protocol; read the retries."""
+        try:
+            yield
+        except SecureAggregationError as error:
+            raise RoundAbortedError(error_text(error)) from error
+        finally:
+            self.retried = 0 if self._channel is None else self._channel.retried

@@ -35,20 +35,26 @@ STAGE_TIMEOUT_SECONDS = 600.0  # for the clients' replies in one stage of secagg
 _Reply = TypeVar("_Reply")
 
 
-@dataclass(frozen=True)
+@dataclass
 class QueryChannel:
-    """Channel that sends queries to numbered parties over Flower's grid.
+    """Channel that sends queries to numbered parties over Flower's grid in one round.
 
     Attributes:
         grid: Flower's grid, which transports the messages.
         nodes: the node id of each party, by the party's number.
+        timeout: the longest time to wait for the replies to one attempt, in seconds.
+        retries: the number of further attempts for silent parties.
+        retried: the number of queries that were sent again.
     """
 
     grid: Grid
     nodes: Mapping[int, int]
+    timeout: float = STAGE_TIMEOUT_SECONDS
+    retries: int = 0
+    retried: int = 0
 
     def query(
-        self, stage: str, queries: Mapping[int, object], kind: type[_Reply], *, timeout: float
+        self, stage: str, queries: Mapping[int, object], kind: type[_Reply]
     ) -> Iterator[tuple[int, _Reply | SecureAggregationError | ClientError]]:
         """Send a query to each party, and yield each party's number and reply once.
 
@@ -59,13 +65,12 @@ class QueryChannel:
             stage: the message type of the queries.
             queries: the query to each party, by the party's number.
             kind: the class of the replies.
-            timeout: the longest time to wait for all replies, in seconds.
         """
         messages = {
             number: make_query(stage, query, self.nodes[number])
             for number, query in queries.items()
         }
-        for number, answer in exchange(self.grid, messages, timeout=timeout):
+        for number, answer in exchange(self.grid, messages, timeout=self.timeout):
             if isinstance(answer, ClientError):
                 yield number, answer
                 continue
@@ -77,14 +82,7 @@ class QueryChannel:
                 yield number, reply
 
     def query_with_retries(
-        self,
-        stage: str,
-        queries: Mapping[int, object],
-        kind: type[_Reply],
-        *,
-        timeout: float,
-        retries: int,
-        on_retry: Callable[[int], None],
+        self, stage: str, queries: Mapping[int, object], kind: type[_Reply]
     ) -> Iterator[tuple[int, _Reply]]:
         """Query each party, ask silent parties again, and yield each party's number and reply.
 
@@ -94,22 +92,19 @@ class QueryChannel:
             stage: the message type of the queries.
             queries: the query to each party, by the party's number.
             kind: the class of the replies.
-            timeout: the longest time to wait in each attempt, in seconds.
-            retries: the number of further attempts.
-            on_retry: function that is called with the number of queries that are sent again.
 
         Raises:
             SecureAggregationError: a party refused.
             AggregatorUnavailableError: a party stayed silent in all attempts.
         """
         pending, reasons = dict(queries), dict[int, str]()
-        for attempt in range(1 + retries):
+        for attempt in range(1 + self.retries):
             if attempt:
-                on_retry(len(pending))
+                self.retried += len(pending)
                 if isinstance(self.grid, PatientGrid):
                     silent_nodes = [self.nodes[number] for number in pending]
-                    self.grid.wait_until_online(silent_nodes, timeout=timeout)
-            for number, reply in self.query(stage, dict(pending), kind, timeout=timeout):
+                    self.grid.wait_until_online(silent_nodes, timeout=self.timeout)
+            for number, reply in self.query(stage, dict(pending), kind):
                 if isinstance(reply, SecureAggregationError):
                     raise reply
                 if isinstance(reply, ClientError):
@@ -121,7 +116,7 @@ class QueryChannel:
                 return
         silent = sorted(pending)
         raise AggregatorUnavailableError(
-            f"helpers {silent} did not answer {stage} in {1 + retries} attempts "
+            f"helpers {silent} did not answer {stage} in {1 + self.retries} attempts "
             f"({reasons[silent[0]]}), and all of them are needed; check that they run, then repeat "
             "the round"
         )
@@ -131,12 +126,9 @@ class SecureRound(ABC):
     """Base class of one round of a secure aggregation protocol, as the server runs it.
 
     Attributes:
-        retried: the number of queries that were sent again.
         record_opening: function that is called with the client set of a secure sum before the sum
             is requested. It may raise SecureAggregationError.
     """
-
-    retried: int = 0
 
     def __init__(self, record_opening: Callable[[Iterable[int]], None]) -> None:
         self.record_opening = record_opening
@@ -180,8 +172,6 @@ class AdditiveRound(SecureRound):
         leader: the server's state machine for this round.
         hellos: each helper's reply to the first message of the run, by helper number.
         helpers: the channel to the helpers.
-        timeout: the longest time to wait for a helper's reply, in seconds.
-        retries: the number of further attempts for silent helpers.
         record_opening: function that is called with the client set before the sum is requested.
     """
 
@@ -191,13 +181,10 @@ class AdditiveRound(SecureRound):
         hellos: Mapping[int, HelloReply],
         helpers: QueryChannel,
         *,
-        timeout: float,
-        retries: int,
         record_opening: Callable[[Iterable[int]], None],
     ) -> None:
         super().__init__(record_opening)
         self._leader, self._hellos, self._helpers = leader, hellos, helpers
-        self._timeout, self._retries = timeout, retries
 
     def offer(self) -> RoundOffer:
         """Return the parameters of the round (the offer), which train requests carry."""
@@ -215,14 +202,8 @@ class AdditiveRound(SecureRound):
             requests = self._leader.requests()
             if any(request.release for request in requests.values()):
                 self.record_opening(self._leader.clients)
-            for number, reply in self._helpers.query_with_retries(
-                COMBINE,
-                requests,
-                CombineReply,
-                timeout=self._timeout,
-                retries=self._retries,
-                on_retry=self._count_retries,
-            ):
+            replies = self._helpers.query_with_retries(COMBINE, requests, CombineReply)
+            for number, reply in replies:
                 _check_sender(reply.helper, number, "helper")
                 self._leader.take(reply)
         return self._leader.open(reference=reference)
@@ -230,9 +211,6 @@ class AdditiveRound(SecureRound):
     def lost_clients(self) -> Mapping[int, str]:
         """Return the clients whose share a helper could not decrypt, each with the reason."""
         return self._leader.rejected
-
-    def _count_retries(self, queries: int) -> None:
-        self.retried += queries
 
 
 class MaskedRound(SecureRound):
@@ -293,9 +271,7 @@ class MaskedRound(SecureRound):
         kind: type[_Reply],
         take: Callable[[_Reply], None],
     ) -> None:
-        for client, reply in self._clients.query(
-            stage, queries, kind, timeout=STAGE_TIMEOUT_SECONDS
-        ):
+        for client, reply in self._clients.query(stage, queries, kind):
             try:
                 if isinstance(reply, SecureAggregationError):
                     raise reply

@@ -312,9 +312,7 @@ def test_a_helper_answers_for_itself_only(secure_parties: Any) -> None:
             yield 2, scene.helpers[1].combine(queries[1])
 
     swapped: Any = Swapped()
-    one = AdditiveRound(
-        leader, scene.keys, swapped, timeout=1.0, retries=0, record_opening=lambda _: None
-    )
+    one = AdditiveRound(leader, scene.keys, swapped, record_opening=lambda _: None)
     with pytest.raises(ContextMismatchError, match="helper 2 sent the message of helper 1"):
         one.open(scene.reference)
 

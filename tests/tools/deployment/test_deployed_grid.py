@@ -132,7 +132,7 @@ def test_a_helper_is_asked_again_when_it_is_back() -> None:
     link = Back(offline=(0, 1))
     grid = DeployedGrid(cast("Grid", link), pause=link.look_away, clock=lambda: float(link.looks))
     hello = Hello(run_id="run", params="", min_clients=2)
-    found = QueryChannel(grid, {1: 12}).query_with_retries(
-        HELLO, {1: hello}, HelloReply, timeout=9.0, retries=1, on_retry=lambda _: None
+    found = QueryChannel(grid, {1: 12}, timeout=9.0, retries=1).query_with_retries(
+        HELLO, {1: hello}, HelloReply
     )
     assert [number for number, _ in found] == [1]
