@@ -129,8 +129,7 @@ class SecureUploader:
             metrics=metrics,
             rng=rng,
         )
-        context = offer.context
-        infos = [seed_info(context, self.client, helper) for helper in offer.helpers]
+        infos = [seed_info(offer, self.client, helper) for helper in offer.helpers]
         seeds = AdditiveSharing(SeedExpander(self.settings.prg)).split(vector, infos)
         sealed = zip(seeds, offer.helper_keys, infos, strict=True)
         envelopes = tuple(seal(seed, key, info=info) for seed, key, info in sealed)
@@ -140,7 +139,7 @@ class SecureUploader:
             round_nonce=offer.round_nonce,
             model=offer.model,
             share=vector,
-            tag=vector_tag(vector, leader_share_info(context, self.client)),
+            tag=vector_tag(vector, leader_share_info(offer, self.client)),
             envelopes=envelopes,
             identity=identity,
             signatures=signatures,

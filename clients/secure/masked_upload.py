@@ -50,22 +50,14 @@ def _empty_vector() -> Ring:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskingState:
+class MaskingState(RoundContext):
     """State of a client between the stages of a round of masking, stored as a Flower record.
 
-    The record's keys are the names of the attributes. The record holds private keys and must not
-    leave the client.
+    The record's keys are the names of the attributes, of which the first eight are the context of
+    the round. The record holds private keys and must not leave the client.
 
     Attributes:
         stage: number of the last stage that the client has answered; 0 before the first.
-        run_id: identifier of the run.
-        round_nonce: nonce of the round.
-        server_round: number of the round.
-        layout: digest of the layout of the arrays.
-        params: digest of the secure aggregation settings.
-        model: digest of the global model.
-        asked: digest of the set of clients that got a request in the round.
-        plan: digest of the privacy plan.
         sealing_private: private key that decrypts the shares from neighbours in the graph.
         masking_private: private key of the pairwise masks.
         seed: seed of the mask that this client alone adds (self-mask).
@@ -77,7 +69,6 @@ class MaskingState:
         payload: the encoded update, ring elements (d,), until it is masked.
     """
 
-    stage: int = _NEW
     run_id: str = ""
     round_nonce: bytes = b""
     server_round: int = 0
@@ -86,6 +77,7 @@ class MaskingState:
     model: str = ""
     asked: str = ""
     plan: str = ""
+    stage: int = _NEW
     sealing_private: bytes = b""
     masking_private: bytes = b""
     seed: bytes = b""
@@ -95,11 +87,6 @@ class MaskingState:
     holders: tuple[int, ...] = ()
     held: tuple[bytes, ...] = ()
     payload: Ring = field(default_factory=_empty_vector)
-
-    @property
-    def context(self) -> RoundContext:
-        """Names and digests that identify the round; encryptions and masks are bound to them."""
-        return RoundContext.of(self)
 
 
 class MaskedUpload:
@@ -160,15 +147,8 @@ class MaskedUpload:
         check_fields(offer)
         sealing, masking = SealingKey.generate(), SealingKey.generate()
         self.state = MaskingState(
+            **offer.values(),
             stage=_KEYS,
-            run_id=offer.run_id,
-            round_nonce=offer.round_nonce,
-            server_round=offer.server_round,
-            layout=offer.layout,
-            params=offer.params,
-            model=offer.model,
-            asked=offer.asked,
-            plan=offer.plan,
             sealing_private=sealing.to_bytes(),
             masking_private=masking.to_bytes(),
             payload=payload,
@@ -205,7 +185,7 @@ class MaskedUpload:
             if holder == self.client:
                 kept.append(seed_share + key_share)
                 continue
-            info = secret_share_info(self.state.context, self.client, holder)
+            info = secret_share_info(self.state, self.client, holder)
             receivers.append(holder)
             envelopes.append(seal(seed_share + key_share, key, info=info))
         self.state = replace(
@@ -222,7 +202,7 @@ class MaskedUpload:
             client=self.client,
             receivers=tuple(receivers),
             envelopes=tuple(envelopes),
-            commitment=commitment(self.state.context, self.client, seed),
+            commitment=commitment(self.state, self.client, seed),
         )
 
     def mask(self, request: MaskRequest) -> MaskedReply:
@@ -244,7 +224,7 @@ class MaskedUpload:
         key = SealingKey.from_bytes(state.sealing_private)
         holders, held = list(state.holders), list(state.held)
         for sender, envelope in zip(request.senders, request.envelopes, strict=True):
-            info = secret_share_info(state.context, sender, self.client)
+            info = secret_share_info(state, sender, self.client)
             holders.append(sender)
             held.append(key.open(envelope, info=info, client=sender))
         masked = state.payload.copy()
@@ -259,7 +239,7 @@ class MaskedUpload:
             seed=b"",
             masking_private=b"",
         )
-        tag = vector_tag(masked, masked_info(state.context, self.client))
+        tag = vector_tag(masked, masked_info(state, self.client))
         return MaskedReply(client=self.client, masked=masked, tag=tag)
 
     def unmask(self, request: UnmaskRequest) -> UnmaskReply:
@@ -409,7 +389,7 @@ class MaskedUpload:
     def _apply_masks(self, vector: Ring, peers: tuple[int, ...]) -> None:
         state = self.state
         keys = dict(zip(state.peers, state.masking_keys, strict=True))
-        masking = PairwiseMasks(state.context, SeedExpander(self._settings.prg))
+        masking = PairwiseMasks(state, SeedExpander(self._settings.prg))
         masking.add_self_mask(self.client, state.seed)
         for peer in peers:
             masking.add_pairwise_mask(self.client, state.masking_private, peer, keys[peer])

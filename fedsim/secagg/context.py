@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import Self
+from typing import Any
 
 NONCE_BYTES = 16
 _DOMAIN = b"fedsim secure aggregation 2"
@@ -33,10 +33,9 @@ class RoundContext:
     asked: str
     plan: str
 
-    @classmethod
-    def of(cls, message: object) -> Self:
-        """Return the context in a message or a saved state, whose fields have the same names."""
-        return cls(**{field.name: getattr(message, field.name) for field in fields(cls)})
+    def values(self) -> dict[str, Any]:
+        """Return the values of the context by name, without those that a subclass adds."""
+        return {field.name: getattr(self, field.name) for field in fields(RoundContext)}
 
     def info(self, *, purpose: str, sender: int, receiver: int) -> bytes:
         """Return the `info` bytes (HPKE, HKDF) that bind one secret to this round and its parties.
@@ -48,22 +47,9 @@ class RoundContext:
             sender: the number of the client or helper that sends the secret.
             receiver: the number of the party that receives it; 0 for the server.
         """
-        return pack(
-            [
-                _DOMAIN,
-                purpose.encode(),
-                self.run_id.encode(),
-                self.round_nonce,
-                str(self.server_round).encode(),
-                self.layout.encode(),
-                self.params.encode(),
-                self.model.encode(),
-                self.asked.encode(),
-                self.plan.encode(),
-                str(sender).encode(),
-                str(receiver).encode(),
-            ]
-        )
+        parts = (purpose, *self.values().values(), sender, receiver)
+        encoded = (part if isinstance(part, bytes) else str(part).encode() for part in parts)
+        return pack([_DOMAIN, *encoded])
 
 
 def pack(fields: Iterable[bytes]) -> bytes:

@@ -67,10 +67,10 @@ class HelloReply:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoundOffer:
+class RoundOffer(RoundContext):
     """Message from server to client, in the train request, with the parameters of a secure upload.
 
-    The first eight fields are those of `RoundContext`. The other fields have one entry for each
+    The fields that `RoundContext` does not have hold one entry for each
     helper: its number, its sealing key, its lasting key, and the signature of the sealing key.
     These other fields are empty without helpers.
     """
@@ -112,11 +112,6 @@ class RoundOffer:
             )
             for helper, key, identity, signature in rows
         )
-
-    @property
-    def context(self) -> RoundContext:
-        """The context of this round, made from the first eight fields."""
-        return RoundContext.of(self)
 
 
 @dataclass(frozen=True, kw_only=True)

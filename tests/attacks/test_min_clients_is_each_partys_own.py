@@ -71,7 +71,7 @@ def _forge(scene: Any) -> tuple[Any, CombineReply, dict[int, bytes], Any]:
     for client in (1, 2):
         leader.add(scene.upload(leader, client))
     genuine = leader.requests()[1]
-    context, key = leader.offer(scene.keys).context, scene.keys[1].public_key
+    context, key = leader.offer(scene.keys), scene.keys[1].public_key
     forged = {client: new_seed() for client in (1, 2)}
     infos = {client: seed_info(context, client, 1) for client in (0, 1, 2)}
     envelopes = [seal(seed, key, info=infos[client]) for client, seed in forged.items()]

@@ -83,13 +83,13 @@ def test_a_recorded_round_still_opens_to_the_same_numbers() -> None:
     reply = Helper(helper=1, settings=settings, state=state).combine(request)
     assert reply.released
     np.testing.assert_array_equal(reply.total, recorded["total"])
-    assert reply.tag == recorded["tag"] == vector_tag(reply.total, total_info(offer.context, 1))
+    assert reply.tag == recorded["tag"] == vector_tag(reply.total, total_info(offer, 1))
     opened = AdditiveSharing.combine([*recorded["shares"], reply.total])
     np.testing.assert_array_equal(opened, recorded["sum"])
     for client, share, tag in zip(
         request.clients, recorded["shares"], recorded["tags"], strict=True
     ):
-        assert vector_tag(share, leader_share_info(offer.context, client)) == tag
+        assert vector_tag(share, leader_share_info(offer, client)) == tag
 
 
 def test_a_recorded_seed_still_hides_the_same() -> None:
@@ -98,7 +98,7 @@ def test_a_recorded_seed_still_hides_the_same() -> None:
     for prg, expected in recorded["masked_by_seed"].items():
         vector = np.arange(5, dtype=np.uint64)
         sharing = AdditiveSharing(SeedExpander(prg), draw_seed=lambda: bytes(range(32)))
-        sharing.split(vector, [seed_info(offer.context, 2, 1)])
+        sharing.split(vector, [seed_info(offer, 2, 1)])
         np.testing.assert_array_equal(vector, expected)
 
 

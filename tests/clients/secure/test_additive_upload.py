@@ -65,7 +65,7 @@ def test_share_and_seed_hold_the_update() -> None:
     one = uploader()
     announced = offer(one.settings)
     sent = upload(one, announced)
-    info = seed_info(announced.context, 3, 1)
+    info = seed_info(announced, 3, 1)
     seed = KEY.open(sent.envelopes[0], info=info)
     total = sent.share.copy()
     SeedExpander().add_into(total, [derive_key(seed, info)])
