@@ -25,7 +25,7 @@ from fedsim.protocol.messages import (
     TrainReply,
     TrainRequest,
 )
-from fedsim.protocol.secure import from_records, make_reply, to_records
+from fedsim.protocol.secure import from_records, load_state, make_reply, save_state, to_records
 from fedsim.secagg.errors import (
     ContextMismatchError,
     InvalidWeightError,
@@ -132,7 +132,7 @@ class SecureChannel:
             if self.settings.protocol.name.startswith("secagg"):
                 upload = self._masked_upload(client, context)
                 sealed = upload.begin(offer, uploader.encode_payload(offer, **arguments))
-                _save_state(upload.state, context)
+                save_state(upload.state, context, name=MASKING_STATE_RECORD)
             else:
                 sealed = uploader.upload(offer, **arguments)
         except SecureAggregationError as error:
@@ -154,7 +154,7 @@ class SecureChannel:
         try:
             upload = self._masked_upload(client, context)
             reply = _STAGES[stage](upload, message.content)
-            _save_state(upload.state, context)
+            save_state(upload.state, context, name=MASKING_STATE_RECORD)
         except SecureAggregationError as error:
             reply = to_refusal(error)
         return make_reply(reply, message)
@@ -163,7 +163,7 @@ class SecureChannel:
         return MaskedUpload(
             client=client,
             settings=self.settings,
-            state=_load_state(context),
+            state=load_state(MaskingState, context, name=MASKING_STATE_RECORD),
             num_clients=len(self.weights),
         )
 
@@ -175,17 +175,6 @@ class SecureChannel:
                 "secure_aggregation; nothing was sent. Run the same experiment on both sides"
             )
         return request.offer
-
-
-def _load_state(context: Context) -> MaskingState | None:
-    if MASKING_STATE_RECORD not in context.state.config_records:
-        return None
-    return from_records(MaskingState, context.state, name=MASKING_STATE_RECORD)
-
-
-def _save_state(state: MaskingState, context: Context) -> None:
-    for name, record in to_records(state, name=MASKING_STATE_RECORD).items():
-        context.state[name] = record
 
 
 def _text_without_values(error: SecureAggregationError) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 
 from fedsim.protocol.arrays import live_record, to_arrays
 from fedsim.protocol.messages import SECAGG
@@ -56,6 +56,31 @@ def from_records(kind: type[_T], content: RecordDict, *, name: str = SECAGG) -> 
     return wire.from_record(
         kind, dict(config), {key: array.numpy() for key, array in arrays.items()}
     )
+
+
+def load_state(kind: type[_T], context: Context, *, name: str) -> _T | None:
+    """Return the state of a party that Flower's context stores; None before the first.
+
+    Args:
+        kind: the class of the state.
+        context: Flower's context of the party's node.
+        name: the name of the state's record of plain fields.
+    """
+    if name not in context.state.config_records:
+        return None
+    return from_records(kind, context.state, name=name)
+
+
+def save_state(state: object, context: Context, *, name: str) -> None:
+    """Store a party's state in Flower's context, which `load_state` reads.
+
+    Args:
+        state: the state, with fields of the types that messages have.
+        context: Flower's context of the party's node.
+        name: the name of the state's record of plain fields.
+    """
+    for key, record in to_records(state, name=name).items():
+        context.state[key] = record
 
 
 def make_query(stage: str, message: object, node_id: int) -> Message:

@@ -7,7 +7,7 @@ from flwr.clientapp import ClientApp
 
 from fedsim.core.limits import MAX_CLIENTS
 from fedsim.protocol.node_registration import NODE_REGISTRATION, NodeIdentity, registration_reply
-from fedsim.protocol.secure import COMBINE, HELLO, from_records, make_reply, to_records
+from fedsim.protocol.secure import COMBINE, HELLO, from_records, load_state, make_reply, save_state
 from fedsim.secagg import wire
 from fedsim.secagg.errors import SecureAggregationError
 from fedsim.secagg.identity import IdentityKey
@@ -47,7 +47,7 @@ def make_helper_app(
         return Helper(
             helper=number_of(context),
             settings=settings,
-            state=_state(context),
+            state=load_state(HelperState, context, name=HELPER_STATE_RECORD),
             identity=identity,
             record=lambda release: record_of(context, release),
             num_clients=num_clients,
@@ -82,14 +82,7 @@ _Answer = tuple[object, HelperState]  # the reply, and the state that is stored 
 def _reply(answer: Callable[[], _Answer], message: Message, context: Context) -> Message:
     try:
         reply, state = answer()
-        for name, record in to_records(state, name=HELPER_STATE_RECORD).items():
-            context.state[name] = record
+        save_state(state, context, name=HELPER_STATE_RECORD)
     except SecureAggregationError as error:
         reply = wire.to_refusal(error)
     return make_reply(reply, message)
-
-
-def _state(context: Context) -> HelperState | None:
-    if HELPER_STATE_RECORD not in context.state:
-        return None
-    return from_records(HelperState, context.state, name=HELPER_STATE_RECORD)
