@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedsim.secagg.additive import AdditiveSharing, leader_share_info, seed_info
+from fedsim.secagg.additive import leader_share_info, seed_info, split
 from fedsim.secagg.context import NONCE_BYTES
 from fedsim.secagg.digests import vector_tag
 from fedsim.secagg.encoding import Ring
@@ -19,7 +19,7 @@ from fedsim.secagg.fields import check_fields
 from fedsim.secagg.hpke import check_distinct, load_public_key, seal
 from fedsim.secagg.identity import IdentityKey, verify_helper_key
 from fedsim.secagg.masks import SeedExpander
-from fedsim.secagg.messages import RoundOffer, Upload
+from fedsim.secagg.messages import HelloReply, RoundOffer, Upload
 from fedsim.secagg.payload import NamedArrays, PayloadCodec
 from fedsim.secagg.settings import SecureAggregationSettings
 
@@ -130,7 +130,7 @@ class SecureUploader:
             rng=rng,
         )
         infos = [seed_info(offer, self.client, helper) for helper in offer.helpers]
-        seeds = AdditiveSharing(SeedExpander(self.settings.prg)).split(vector, infos)
+        seeds = split(vector, infos, SeedExpander(self.settings.prg))
         sealed = zip(seeds, offer.helper_keys, infos, strict=True)
         envelopes = tuple(seal(seed, key, info=info) for seed, key, info in sealed)
         identity, signatures = self._signed(envelopes, infos)
@@ -193,6 +193,12 @@ class SecureUploader:
         for key in offer.helper_keys:
             load_public_key(key)
         check_distinct(offer.helper_keys)
-        params = self.settings.digest()
-        for hello, pin in zip(offer.hellos if pins else (), pins, strict=True):
-            verify_helper_key(hello, pin, params=params, client=self.client)
+        for place, pin in enumerate(pins):
+            hello = HelloReply(
+                run_id=offer.run_id,
+                helper=offer.helpers[place],
+                public_key=offer.helper_keys[place],
+                identity=offer.helper_identities[place],
+                signature=offer.helper_signatures[place],
+            )
+            verify_helper_key(hello, pin, params=self.settings.digest(), client=self.client)

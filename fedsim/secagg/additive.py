@@ -7,64 +7,45 @@ AES-256 (or ChaCha20) is pseudorandom. The module also computes the `info` bytes
 HKDF bind a share to its round and parties.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-
-import numpy as np
+from collections.abc import Sequence
 
 from fedsim.secagg.context import RoundContext
 from fedsim.secagg.encoding import Ring
 from fedsim.secagg.masks import SeedExpander, derive_key, new_seed
 
 
-@dataclass(frozen=True)
-class AdditiveSharing:
-    """Additive secret sharing of a vector among the leader (the server) and its helpers.
+def split(vector: Ring, infos: Sequence[bytes], expander: SeedExpander) -> list[bytes]:
+    """Replace a vector by the leader's share, in place, and return the helpers' seeds.
 
     Guarantee: seeds come fresh from the operating system in every call. They are never derived
     from other values.
 
     Args:
+        vector: the vector to share, ring elements (d,); overwritten with the leader's share.
+        infos: the `info` bytes of each helper's share; all must be different.
         expander: the keystream generator of the helpers' shares.
-        draw_seed: function that returns a new 32-byte seed; tests replace it to reproduce recorded
-            vectors.
     """
+    seeds = [new_seed() for _ in infos]
+    expander.add_into(vector, _keys(seeds, infos), subtract=True)
+    return seeds
 
-    expander: SeedExpander
-    draw_seed: Callable[[], bytes] = new_seed
 
-    def split(self, vector: Ring, contexts: Sequence[bytes]) -> list[bytes]:
-        """Replace a vector by the leader's share, in place, and return the helpers' seeds.
+def expand_into(
+    total: Ring, seeds: Sequence[bytes], infos: Sequence[bytes], expander: SeedExpander
+) -> None:
+    """Expand seeds to shares and add the shares to a helper's sum, in place.
 
-        Args:
-            vector: the vector to share, ring elements (d,); overwritten with the leader's share.
-            contexts: the `info` bytes of each helper's share; all must be different.
-        """
-        seeds = [self.draw_seed() for _ in contexts]
-        self.expander.add_into(vector, self._keys(seeds, contexts), subtract=True)
-        return seeds
+    Args:
+        total: the helper's sum, ring elements (d,).
+        seeds: a 32-byte seed for each client.
+        infos: the `info` bytes of each share, in the same order.
+        expander: the keystream generator of the shares.
+    """
+    expander.add_into(total, _keys(seeds, infos))
 
-    def expand_into(self, total: Ring, seeds: Sequence[bytes], contexts: Sequence[bytes]) -> None:
-        """Expand seeds to shares and add the shares to a helper's sum, in place.
 
-        Args:
-            total: the helper's sum, ring elements (d,).
-            seeds: a 32-byte seed for each client.
-            contexts: the `info` bytes of each share, in the same order.
-        """
-        self.expander.add_into(total, self._keys(seeds, contexts))
-
-    @staticmethod
-    def combine(shares: Sequence[Ring]) -> Ring:
-        """Return the sum of all shares of a vector, which is the vector itself."""
-        total = shares[0].copy()
-        for share in shares[1:]:
-            np.add(total, share, out=total)
-        return total
-
-    @staticmethod
-    def _keys(seeds: Sequence[bytes], contexts: Sequence[bytes]) -> list[bytes]:
-        return [derive_key(seed, info) for seed, info in zip(seeds, contexts, strict=True)]
+def _keys(seeds: Sequence[bytes], infos: Sequence[bytes]) -> list[bytes]:
+    return [derive_key(seed, info) for seed, info in zip(seeds, infos, strict=True)]
 
 
 SHARE_PURPOSE = "leader share"

@@ -82,18 +82,6 @@ class SeedExpander:
             group = [self._stream(key) for key in pending[start : start + _MAX_OPEN_STREAMS]]
             _add(vector, group, subtract=subtract)
 
-    def expand(self, key: bytes, length: int, dtype: np.dtype) -> Ring:
-        """Return the mask that belongs to a key.
-
-        Args:
-            key: the key, 32 bytes.
-            length: the number of ring elements.
-            dtype: the dtype of ring elements, uint32 or uint64.
-        """
-        mask = np.zeros(length, dtype)
-        self.add_into(mask, [key])
-        return mask
-
     def _stream(self, key: bytes) -> _Keystream:
         if len(key) != SEED_BYTES:
             raise ValueError(f"a key must have {SEED_BYTES} bytes, got {len(key)}")

@@ -70,9 +70,9 @@ class HelloReply:
 class RoundOffer(RoundContext):
     """Message from server to client, in the train request, with the parameters of a secure upload.
 
-    The fields that `RoundContext` does not have hold one entry for each
-    helper: its number, its sealing key, its lasting key, and the signature of the sealing key.
-    These other fields are empty without helpers.
+    The fields that `RoundContext` does not have hold one entry for each helper, as the server
+    reports them: its number, its sealing key, its lasting key, and the signature of the sealing
+    key. These fields are empty without helpers.
     """
 
     run_id: Name
@@ -87,31 +87,6 @@ class RoundOffer(RoundContext):
     helper_keys: tuple[bytes, ...]
     helper_identities: tuple[Identity, ...] = ()
     helper_signatures: tuple[Signature, ...] = ()
-
-    @property
-    def hellos(self) -> tuple[HelloReply, ...]:
-        """The helpers' replies to `Hello`, as the server reports them; it could have altered them.
-
-        Raises:
-            ValueError: the fields with one entry for each helper differ in length.
-        """
-        rows = zip(
-            self.helpers,
-            self.helper_keys,
-            self.helper_identities,
-            self.helper_signatures,
-            strict=True,
-        )
-        return tuple(
-            HelloReply(
-                run_id=self.run_id,
-                helper=helper,
-                public_key=key,
-                identity=identity,
-                signature=signature,
-            )
-            for helper, key, identity, signature in rows
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

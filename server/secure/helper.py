@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedsim.core.limits import MAX_CLIENTS
-from fedsim.secagg.additive import AdditiveSharing, seed_info, total_info
+from fedsim.secagg.additive import expand_into, seed_info, total_info
 from fedsim.secagg.context import RoundContext, pack, set_digest
 from fedsim.secagg.digests import vector_tag
 from fedsim.secagg.errors import (
@@ -116,7 +116,6 @@ class Helper:
         self._identity = identity
         self._record = record
         self._num_clients = num_clients
-        self._sharing = AdditiveSharing(SeedExpander(settings.prg))
 
     def hello(self, hello: Hello) -> HelloReply:
         """Answer the first message of a run: begin the run if it is new, and return its public key.
@@ -306,7 +305,7 @@ class Helper:
     def _release(self, request: CombineRequest, seeds: list[bytes]) -> CombineReply:
         dtype = np.uint64 if self._settings.encoding.ring_bits == 64 else np.uint32
         total = np.zeros(request.length, dtype)
-        self._sharing.expand_into(total, seeds, self._infos(request))
+        expand_into(total, seeds, self._infos(request), SeedExpander(self._settings.prg))
         context = self._context(request)
         return CombineReply(
             helper=self.helper,

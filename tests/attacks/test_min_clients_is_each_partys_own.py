@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedsim.runs.privacy_summary import secure_facts
-from fedsim.secagg.additive import AdditiveSharing, seed_info
+from fedsim.secagg.additive import expand_into, seed_info
 from fedsim.secagg.errors import TooFewClientsError, WireError
 from fedsim.secagg.hpke import seal
 from fedsim.secagg.identity import IdentityKey
@@ -96,8 +96,8 @@ def test_forged_clients_are_told_and_not_hidden(secure_parties: Any) -> None:
     real, reply, forged, (leader, infos, _) = _forge(scene)
     assert reply.released, "a helper cannot tell"
     known = np.zeros_like(reply.total)
-    sharing = AdditiveSharing(SeedExpander(scene.settings.prg))
-    sharing.expand_into(known, list(forged.values()), [infos[1], infos[2]])
+    expander = SeedExpander(scene.settings.prg)
+    expand_into(known, list(forged.values()), [infos[1], infos[2]], expander)
     read = real.share + (reply.total - known)
     np.testing.assert_array_equal(
         read, scene.uploader(0).encode_payload(leader.offer(scene.keys), **scene.arguments(0))

@@ -5,13 +5,14 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from fedsim.secagg.additive import AdditiveSharing
+from fedsim.secagg.additive import expand_into, split
 from fedsim.secagg.masks import SeedExpander, derive_key
 
 INFOS = (b"helper 1", b"helper 2")
@@ -38,9 +39,9 @@ def _views(secret: int, values: int) -> dict[tuple[int, ...], Counter[tuple[int,
     views = {pair: Counter() for pair in itertools.combinations(range(3), 2)}
     for seeds in itertools.product(range(values), repeat=2):
         draws: Iterator[bytes] = iter(bytes([seed]) * 32 for seed in seeds)
-        sharing = AdditiveSharing(RingOfEight(values), draw_seed=lambda draws=draws: next(draws))
         share = np.array([secret], np.uint64)
-        given = sharing.split(share, INFOS)
+        with patch("fedsim.secagg.additive.new_seed", lambda draws=draws: next(draws)):
+            given = split(share, INFOS, RingOfEight(values))
         shares = (int(share[0]), given[0][0], given[1][0])
         assert sum(shares) % 8 == secret
         for pair, seen in views.items():
@@ -80,7 +81,7 @@ def looks_uniform(share: NDArray[np.uint64]) -> bool:
 
 def leader_share(secret: int, size: int = 1 << 18) -> NDArray[np.uint64]:
     share = np.full(size, secret, np.uint64)
-    AdditiveSharing(SeedExpander()).split(share, [b"a"])
+    split(share, [b"a"], SeedExpander())
     return share
 
 
@@ -176,8 +177,8 @@ def test_the_leader_cannot_tell_two_sets_of_updates_with_one_sum(secure_parties:
 def test_shares_add_up_again() -> None:
     vector = np.arange(9, dtype=np.uint64)
     share, expander = vector.copy(), SeedExpander()
-    seeds = AdditiveSharing(expander).split(share, INFOS)
+    seeds = split(share, INFOS, expander)
     others = [np.zeros(9, np.uint64) for _ in INFOS]
     for other, seed, info in zip(others, seeds, INFOS, strict=True):
-        AdditiveSharing(expander).expand_into(other, [seed], [info])
-    np.testing.assert_array_equal(AdditiveSharing.combine([share, *others]), vector)
+        expand_into(other, [seed], [info], expander)
+    np.testing.assert_array_equal(sum(others, share), vector)

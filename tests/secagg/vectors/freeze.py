@@ -10,10 +10,11 @@ never changed.
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
-from fedsim.secagg.additive import AdditiveSharing, leader_share_info, seed_info
+from fedsim.secagg.additive import leader_share_info, seed_info, split
 from fedsim.secagg.context import RoundContext, set_digest
 from fedsim.secagg.digests import vector_tag
 from fedsim.secagg.hpke import SealingKey, seal
@@ -62,12 +63,11 @@ def recorded_round() -> dict[str, Any]:
         helper_identities=(b"",),
         helper_signatures=(b"",),
     )
-    sharing = AdditiveSharing(SeedExpander(settings.prg))
     shares, envelopes = [], []
     for client, payload in PAYLOADS.items():
         share = np.array(payload, np.int64).view(np.uint64)
         info = seed_info(context, client, 1)
-        (seed,) = sharing.split(share, [info])
+        (seed,) = split(share, [info], SeedExpander(settings.prg))
         shares.append(share)
         envelopes.append(seal(seed, key.public, info=info))
     request = CombineRequest(
@@ -104,7 +104,7 @@ def recorded_round() -> dict[str, Any]:
         ],
         "total": reply.total,
         "tag": reply.tag,
-        "sum": AdditiveSharing.combine([*shares, reply.total]),
+        "sum": sum(shares, reply.total),
         "masked_by_seed": {prg: masked_by_seed(prg, context) for prg in ("aes256_ctr", "chacha20")},
     }
 
@@ -112,8 +112,8 @@ def recorded_round() -> dict[str, Any]:
 def masked_by_seed(prg: Any, context: RoundContext) -> np.ndarray:
     """Return a vector under the mask of a known seed."""
     vector = np.arange(5, dtype=np.uint64)
-    sharing = AdditiveSharing(SeedExpander(prg), draw_seed=lambda: bytes(range(32)))
-    sharing.split(vector, [seed_info(context, 2, 1)])
+    with patch("fedsim.secagg.additive.new_seed", lambda: bytes(range(32))):
+        split(vector, [seed_info(context, 2, 1)], SeedExpander(prg))
     return vector
 
 
