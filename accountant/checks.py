@@ -6,9 +6,9 @@ Every check takes the `name` of an argument, for the error message, and the argu
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from functools import update_wrapper
+from functools import wraps
 from threading import Lock
-from typing import Generic, ParamSpec, SupportsFloat, TypeVar
+from typing import Any, ParamSpec, SupportsFloat, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,53 +101,48 @@ Arguments = ParamSpec("Arguments")
 Value = TypeVar("Value")
 
 
-class CachedByBytes(Generic[Arguments, Value]):
-    """A function with a cache of its most recently used results, at most `limit` bytes in total.
+def cached_by_bytes(
+    limit: int,
+) -> Callable[[Callable[Arguments, Value]], Callable[Arguments, Value]]:
+    """Return a decorator that keeps a function's most recently used results.
 
     The newest result is kept even if it exceeds the limit. Threads that call with equal arguments
-    at the same time may each compute the result. Arguments must be positional and hashable.
-
-    Args:
-        function: the function whose results are kept.
-        limit: largest total size of the kept results, in bytes.
-        size_of: function that returns the size of one result, in bytes.
-    """
-
-    def __init__(
-        self, function: Callable[Arguments, Value], limit: int, size_of: Callable[[Value], int]
-    ) -> None:
-        self._function, self._limit, self._size_of = function, limit, size_of
-        self._kept: OrderedDict[Hashable, tuple[Value, int]] = OrderedDict()
-        self._lock = Lock()
-        self.bytes_kept = 0
-        update_wrapper(self, function)
-
-    def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Value:
-        """Return the function's value at `args`, from the cache if it is kept there."""
-        if kwargs:
-            raise TypeError("a cached function takes positional arguments only")
-        with self._lock:
-            if args in self._kept:
-                self._kept.move_to_end(args)
-                return self._kept[args][0]
-        value = self._function(*args, **kwargs)
-        size = self._size_of(value)
-        with self._lock:
-            if args not in self._kept:
-                self._kept[args] = value, size
-                self.bytes_kept += size
-                while self.bytes_kept > self._limit and len(self._kept) > 1:
-                    self.bytes_kept -= self._kept.popitem(last=False)[1][1]
-        return value
-
-
-def cached_by_bytes(
-    limit: int, size_of: Callable[[Value], int]
-) -> Callable[[Callable[Arguments, Value]], CachedByBytes[Arguments, Value]]:
-    """Return a decorator that gives a function a cache of bounded size, see `CachedByBytes`.
+    at the same time may each compute the result. Arguments must be positional and hashable. A
+    result is None, has an attribute `nbytes`, or is a tuple of results.
 
     Args:
         limit: largest total size of the kept results, in bytes.
-        size_of: function that returns the size of one result, in bytes.
     """
-    return lambda function: CachedByBytes(function, limit, size_of)
+
+    def decorate(function: Callable[Arguments, Value]) -> Callable[Arguments, Value]:
+        kept: OrderedDict[Hashable, tuple[Value, int]] = OrderedDict()
+        lock, total = Lock(), 0
+
+        @wraps(function)
+        def cached(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Value:
+            nonlocal total
+            if kwargs:
+                raise TypeError("a cached function takes positional arguments only")
+            with lock:
+                if args in kept:
+                    kept.move_to_end(args)
+                    return kept[args][0]
+            value = function(*args, **kwargs)
+            with lock:
+                if args not in kept:
+                    kept[args] = value, _size(value)
+                    total += kept[args][1]
+                    while total > limit and len(kept) > 1:
+                        total -= kept.popitem(last=False)[1][1]
+            return value
+
+        return cached
+
+    return decorate
+
+
+def _size(value: Any) -> int:
+    """Return the size of a result in bytes."""
+    if isinstance(value, tuple):
+        return sum(map(_size, value))
+    return 0 if value is None else value.nbytes

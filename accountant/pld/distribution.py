@@ -28,9 +28,8 @@ from functools import lru_cache, reduce
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedsim.accountant.checks import Floats, cached_by_bytes
+from fedsim.accountant.checks import Complexes, Floats, cached_by_bytes
 from fedsim.accountant.composition import (
     AllocatedGaussian,
     Approximate,
@@ -45,7 +44,7 @@ from fedsim.accountant.composition import (
 )
 from fedsim.accountant.gaussian import gaussian_epsilon, gaussian_log_delta
 from fedsim.accountant.pld.fourier import circular, log_mgf, power, tilted_profile
-from fedsim.accountant.pld.loss_pmf import MAX_CELLS, LossPmf
+from fedsim.accountant.pld.loss_pmf import MAX_CELLS
 from fedsim.accountant.pld.mechanisms import (
     Dominated,
     mechanism_pmfs,
@@ -204,11 +203,7 @@ def _plain_mu(steps: _Steps) -> float | None:
     return None
 
 
-def _profile_bytes(profile: PrivacyProfile | None) -> int:
-    return sum(curve.bytes for curve in profile.directions) if profile else 0
-
-
-@cached_by_bytes(_CACHE_BYTES, _profile_bytes)
+@cached_by_bytes(_CACHE_BYTES)
 def _composed(steps: _Steps) -> PrivacyProfile | None:
     """Return the composition's profile, or None if it needs more than `_MAX_POINTS` points."""
     if leak(steps) > 0.5:
@@ -220,11 +215,11 @@ def _composed(steps: _Steps) -> PrivacyProfile | None:
             if max(high - low for low, high in windows) < _MAX_POINTS:
                 fine = _profile(steps, spacing, windows)
                 if share == 0.0 or 2.0 * spacing > _COARSEST:
-                    return PrivacyProfile(_curves(fine))
+                    return _privacy_profile(fine)
                 windows = [_window(steps, 2.0 * spacing, direction) for direction in (0, 1)]
                 coarse = _profile(steps, 2.0 * spacing, windows)
-                return PrivacyProfile(
-                    _curves([f.mix(c, share) for f, c in zip(fine, coarse, strict=True)])
+                return _privacy_profile(
+                    [f.mix(c, share) for f, c in zip(fine, coarse, strict=True)]
                 )
         spacing, share = 2.0 * spacing, 0.0
     return None
@@ -268,7 +263,7 @@ def _window(steps: _Steps, spacing: float, direction: int) -> tuple[int, int]:
     """Return the least and largest grid index; at most e^-37 of the mass lies beyond either."""
     pmfs = [(mechanism_pmfs(kind, spacing)[direction], n) for kind, n in steps]
     lowest = sum(n * pmf.first for pmf, n in pmfs)
-    highest = sum(n * (pmf.first + pmf.mass.size - 1) for pmf, n in pmfs)
+    highest = sum(n * pmf.last for pmf, n in pmfs)
     low, high = (sign * _reach(steps, spacing, direction, sign) / spacing for sign in (-1, 1))
     return max(lowest, math.floor(low)), min(highest, math.ceil(high))
 
@@ -314,9 +309,8 @@ class _Tail(NamedTuple):
         return _Tail(first, self.spacing, mass, missing)
 
 
-def _curves(tails: list[_Tail]) -> tuple[DeltaCurve, DeltaCurve]:
-    remove, add = (DeltaCurve.of(*tail) for tail in tails)
-    return remove, add
+def _privacy_profile(tails: list[_Tail]) -> PrivacyProfile:
+    return PrivacyProfile(tuple(DeltaCurve.of(*tail) for tail in tails))
 
 
 def _profile(steps: _Steps, spacing: float, windows: list[tuple[int, int]]) -> list[_Tail]:
@@ -350,13 +344,6 @@ def _reused_size(points: int) -> int:
     return 3 * double // 4 if points <= 3 * double // 4 else double
 
 
-def _array_bytes(array: NDArray[np.complex128]) -> int:
-    return array.nbytes
-
-
-@cached_by_bytes(_CACHE_BYTES, _array_bytes)
-def _spectrum(kind: Dominated, spacing: float, direction: int, size: int) -> NDArray[np.complex128]:
-    """Return the FFT of one step's pmf, laid on a circle of `size` grid points."""
-    pmf: LossPmf = mechanism_pmfs(kind, spacing)[direction]
-    places = np.arange(pmf.first, pmf.first + pmf.mass.size) % size
-    return np.fft.rfft(np.bincount(places, weights=pmf.mass, minlength=size))
+@cached_by_bytes(_CACHE_BYTES)
+def _spectrum(kind: Dominated, spacing: float, direction: int, size: int) -> Complexes:
+    return mechanism_pmfs(kind, spacing)[direction].spectrum(size)

@@ -20,7 +20,8 @@ from fedsim.accountant.composition import Mechanism, SampledGaussian, joint_nois
 from fedsim.accountant.gaussian import gaussian_epsilon
 from fedsim.accountant.pld.distribution import pld_epsilon
 from fedsim.accountant.pld.fourier import circular, fft_size, power
-from fedsim.accountant.pld.loss_pmf import MAX_CELLS, LossPmf, loss_range, loss_variance, step_pmfs
+from fedsim.accountant.pld.loss_pmf import MAX_CELLS, LossPmf, loss_range, loss_variance
+from fedsim.accountant.pld.mechanisms import mechanism_pmfs
 from fedsim.accountant.pld.privacy_profile import DeltaCurve
 from fedsim.accountant.rdp.curves import rdp_table
 from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS
@@ -225,7 +226,7 @@ def _one_direction(
     ranges = (loss_range(*kind) for kind, _ in steps)
     if max(high - low for low, high in ranges) > MAX_CELLS * spacing:
         return None
-    pmfs = [(step_pmfs(*kind, spacing)[direction], count) for kind, count in steps]
+    pmfs = [(mechanism_pmfs(kind, spacing)[direction], count) for kind, count in steps]
     low, high = _window(pmfs, spacing, rdp, delta)
     if high - low >= _MAX_POINTS:
         return None
@@ -249,7 +250,7 @@ def _window(
 ) -> tuple[int, int]:
     """Return the least and largest grid index; at most e^-20 delta lies beyond each (Chernoff)."""
     lowest = sum(count * pmf.first for pmf, count in pmfs)
-    highest = sum(count * (pmf.first + pmf.mass.size - 1) for pmf, count in pmfs)
+    highest = sum(count * pmf.last for pmf, count in pmfs)
     tail = _BEYOND - math.log(delta)
     order = int(np.argmin(rdp + tail / (_ORDERS - 1.0)))
     slope = float(_ORDERS[order]) - 1.0
@@ -275,26 +276,16 @@ def _low_reach(pmfs: Sequence[tuple[LossPmf, int]], tail: float, slope: float) -
 
 def _log_mgf(pmfs: Sequence[tuple[LossPmf, int]], slope: float) -> float:
     """Return log E[exp(slope * L / spacing); L finite] of the composition."""
-    total = 0.0
-    for pmf, count in pmfs:
-        exponent = pmf.log_mass + slope * np.arange(pmf.first, pmf.first + pmf.mass.size)
-        top = float(exponent.max())
-        total += count * (top + math.log(float(np.exp(exponent - top).sum())))
-    return total
+    return sum(count * pmf.log_mgf(slope) for pmf, count in pmfs)
 
 
 def _variance(pmf: LossPmf) -> float:
-    index = np.arange(pmf.first, pmf.first + pmf.mass.size, dtype=np.float64)
-    mean = float((pmf.mass * index).sum())
-    return float((pmf.mass * np.square(index - mean)).sum())
+    mean = float((pmf.mass * pmf.places).sum())
+    return float((pmf.mass * np.square(pmf.places - mean)).sum())
 
 
 def _circle(pmfs: Sequence[tuple[LossPmf, int]], points: int) -> tuple[Floats, float]:
     """Return the composed pmf on a circle of >= `points` points, and a bound on its rounding."""
     size = fft_size(points)
-    spectra = []
-    for pmf, count in pmfs:
-        places = np.arange(pmf.first, pmf.first + pmf.mass.size) % size
-        laid = np.bincount(places, weights=pmf.mass, minlength=size)
-        spectra.append(power(np.fft.rfft(laid), count))
-    return circular(reduce(np.multiply, spectra), size, sum(count for _, count in pmfs))
+    spectrum = reduce(np.multiply, (power(pmf.spectrum(size), count) for pmf, count in pmfs))
+    return circular(spectrum, size, sum(count for _, count in pmfs))

@@ -114,7 +114,7 @@ def tilted_profile(
         if curve is None:
             return None
         curves.append(curve)
-    return PrivacyProfile((curves[0], curves[1]))
+    return PrivacyProfile(tuple(curves))
 
 
 def _tilted_curve(
@@ -134,10 +134,9 @@ def _tilted_curve(
     spectrum, total, log_finite = np.ones(size // 2 + 1, dtype=np.complex128), 0, 0.0
     for kind, n in steps:
         pmf = mechanism_pmfs(kind, spacing)[direction]
-        places = np.arange(pmf.first, pmf.first + pmf.mass.size)
-        exponent = pmf.log_mass + tilt * spacing * places
+        exponent = pmf.log_mass + tilt * spacing * pmf.places
         masses = np.exp(exponent - log_mgf(kind, spacing, direction, tilt))
-        spectrum *= power(np.fft.rfft(np.bincount(places % size, masses, size)), n)
+        spectrum *= power(np.fft.rfft(np.bincount(pmf.places % size, masses, size)), n)
         total, log_finite = total + n, log_finite + n * math.log1p(-pmf.infinite)
     circle, noise = circular(spectrum, size, total)
     # By Cauchy and Schwarz, only the rounding weighted with e^(-s l) matters.
@@ -179,7 +178,4 @@ def log_mgf(kind: Dominated, spacing: float, direction: int, s: float) -> float:
         direction: 0 for "remove", 1 for "add".
         s: the argument of the moment generating function, any number.
     """
-    pmf = mechanism_pmfs(kind, spacing)[direction]
-    exponent: Floats = pmf.log_mass + s * spacing * np.arange(pmf.first, pmf.first + pmf.mass.size)
-    top = float(exponent.max())
-    return top + math.log(float(np.exp(exponent - top).sum()))
+    return mechanism_pmfs(kind, spacing)[direction].log_mgf(s * spacing)

@@ -40,13 +40,12 @@ from functools import lru_cache
 from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from fedsim.accountant.checks import Floats, cached_by_bytes
-from fedsim.accountant.composition import Approximate, FixedSizeGaussian, ReplacedGaussian
+from fedsim.accountant.checks import Complexes, Floats
 
 MAX_CELLS = 1 << 20
-_CACHE_BYTES = 128 << 20  # a step at the finest grids has 32 MB
 _REACH = 9.4  # standard deviations kept; a Gaussian has 3e-21 beyond
 _NODES, _WEIGHTS = (
     array.astype(float) for array in np.polynomial.legendre.leggauss(5)
@@ -84,6 +83,31 @@ class LossPmf:
         with np.errstate(divide="ignore"):
             return cls(first, mass, infinite, np.log(mass))
 
+    @property
+    def nbytes(self) -> int:
+        """Size of the arrays, in bytes."""
+        return self.mass.nbytes + self.log_mass.nbytes
+
+    @property
+    def last(self) -> int:
+        """Index of the last grid point."""
+        return self.first + self.mass.size - 1
+
+    @property
+    def places(self) -> NDArray[np.intp]:
+        """Indices of all grid points."""
+        return np.arange(self.first, self.last + 1)
+
+    def log_mgf(self, slope: float) -> float:
+        """Return log E[exp(slope * index); loss finite] over the index of the grid point."""
+        exponent = self.log_mass + slope * self.places
+        top = float(exponent.max())
+        return top + math.log(float(np.exp(exponent - top).sum()))
+
+    def spectrum(self, size: int) -> Complexes:
+        """Return the FFT of the masses, laid on a circle of `size` grid points."""
+        return np.fft.rfft(np.bincount(self.places % size, self.mass, size))
+
 
 def loss_range(q: float, z: float) -> tuple[float, float]:
     """Return the least and largest privacy loss of a step in the direction "remove".
@@ -118,12 +142,6 @@ def loss_variance(q: float, z: float) -> float:
     return float(weight @ (loss - mean) ** 2)
 
 
-def pmf_bytes(pmfs: tuple[LossPmf, LossPmf]) -> int:
-    """Return the size of a pair of pmfs in memory, in bytes."""
-    return sum(pmf.mass.nbytes + pmf.log_mass.nbytes for pmf in pmfs)
-
-
-@cached_by_bytes(_CACHE_BYTES, pmf_bytes)
 def step_pmfs(q: float, z: float, spacing: float) -> tuple[LossPmf, LossPmf]:
     """Return the pmfs of one step's privacy loss on a grid, in the directions ("remove", "add").
 
@@ -162,65 +180,27 @@ def step_pmfs(q: float, z: float, spacing: float) -> tuple[LossPmf, LossPmf]:
     )
 
 
-# Mechanisms with a dominating pair that is its own mirror image.
-Mirrored = ReplacedGaussian | FixedSizeGaussian | Approximate
-
-
-def mirrored_range(mechanism: Mirrored) -> tuple[float, float]:
-    """Return the least and largest privacy loss of one run of a symmetric mechanism.
-
-    The mechanism has the same losses for adding and for removing an example. Tails with less than
-    1e-20 of the probability mass are left out.
+def highest_replaced_loss(q: float, z: float) -> float:
+    """Return the largest privacy loss of `ReplacedGaussian`; the least one is its negative.
 
     Args:
-        mechanism: the mechanism; its two dominating distributions must mirror each other.
+        q: sampling rate in (0, 1).
+        z: noise multiplier > 0.
     """
-    match mechanism:
-        case ReplacedGaussian():
-            q, z = mechanism.sampling_rate, mechanism.noise_multiplier
-            farthest = 1.0 + _REACH * z
-            highest = _loss(farthest, q, z) - _loss(-farthest, q, z)
-        case FixedSizeGaussian():
-            highest = loss_range(mechanism.sampling_rate, 0.5 * mechanism.noise_multiplier)[1]
-        case Approximate():
-            highest = mechanism.epsilon
-    return -highest, highest
+    farthest = 1.0 + _REACH * z
+    return _loss(farthest, q, z) - _loss(-farthest, q, z)
 
 
-def _mirrored_bytes(pmf: LossPmf) -> int:
-    return pmf.mass.nbytes + pmf.log_mass.nbytes
-
-
-@cached_by_bytes(_CACHE_BYTES, _mirrored_bytes)
-def mirrored_pmf(mechanism: Mirrored, spacing: float) -> LossPmf:
-    """Return the pmf of a mechanism's privacy loss, the same in directions "remove" and "add".
-
-    Guarantee: delta(epsilon) of the pmf is never below that of the mechanism, except by rounding.
-
-    Args:
-        mechanism: the mechanism, run once; its dominating pair must be its own mirror image.
-        spacing: the grid's spacing h > 0.
-    """
-    match mechanism:
-        case ReplacedGaussian():
-            positive, infinite = _replaced_masses(
-                mechanism.sampling_rate, mechanism.noise_multiplier, spacing
-            )
-        case FixedSizeGaussian():
-            remove = step_pmfs(mechanism.sampling_rate, 0.5 * mechanism.noise_multiplier, spacing)[
-                0
-            ]
-            positive, infinite = remove.mass[1 - remove.first :], remove.infinite
-        case Approximate():
-            positive, infinite = _two_point_masses(mechanism.epsilon, mechanism.delta, spacing)
-    return _mirrored(positive, infinite, spacing)
-
-
-def _mirrored(positive: Floats, infinite: float, spacing: float) -> LossPmf:
+def mirrored_pmf(positive: Floats, infinite: float, spacing: float) -> LossPmf:
     """Return the pmf of a pair that is its own mirror image, from its masses at losses > 0.
 
     The mass of P at -l is the mass of Q at l, which is e^-l times the mass of P at l. All other
     mass is at 0, including the mirror image of `infinite`, which would lie below every loss.
+
+    Args:
+        positive: masses at the grid points 1, 2, ..., float64 (points,).
+        infinite: probability of an infinite loss.
+        spacing: distance of grid points, > 0.
     """
     negative = positive * np.exp(-spacing * np.arange(1.0, positive.size + 1.0))
     centre = 1.0 - infinite - float(positive.sum()) - float(negative.sum())
@@ -228,9 +208,15 @@ def _mirrored(positive: Floats, infinite: float, spacing: float) -> LossPmf:
     return LossPmf.of(-positive.size, mass, infinite)
 
 
-def _replaced_masses(q: float, z: float, spacing: float) -> tuple[Floats, float]:
-    """Return the masses of `ReplacedGaussian` at the positive grid points, and the mass beyond."""
-    last = math.ceil(mirrored_range(ReplacedGaussian(q, z))[1] / spacing)
+def replaced_masses(q: float, z: float, spacing: float) -> tuple[Floats, float]:
+    """Return the masses of `ReplacedGaussian` at the positive grid points, and the mass beyond.
+
+    Args:
+        q: sampling rate in (0, 1).
+        z: noise multiplier > 0.
+        spacing: distance of grid points, > 0.
+    """
+    last = math.ceil(highest_replaced_loss(q, z) / spacing)
     epsilon = spacing * np.arange(last + 1, dtype=np.float64)
     x = _replaced_position(epsilon, q, z)
     to_low, to_high = _replaced_cell_parts(x, epsilon, q, z)
@@ -305,12 +291,17 @@ def _narrow_replaced(
     return np.maximum(low * scale, 0.0), np.maximum(high * scale, 0.0)
 
 
-def _two_point_masses(epsilon: float, delta: float, spacing: float) -> tuple[Floats, float]:
+def two_point_masses(epsilon: float, delta: float, spacing: float) -> tuple[Floats, float]:
     """Return the masses of an (epsilon, delta)-DP release at positive grid points and infinity.
 
     The dominating pair has infinite loss with probability delta, else epsilon or -epsilon with odds
     e^epsilon : 1 (Kairouz, Oh, Viswanath 2015, arXiv:1311.0776); epsilon is split between its
     neighbouring grid points so that both masses are kept.
+
+    Args:
+        epsilon: the epsilon of the release, >= 0.
+        delta: the delta of the release, in [0, 1).
+        spacing: distance of grid points, > 0.
     """
     upper = max(1, math.ceil(epsilon / spacing))
     mass = np.zeros(upper)

@@ -39,18 +39,19 @@ from fedsim.accountant.composition import (
 )
 from fedsim.accountant.pld.loss_pmf import (
     LossPmf,
+    highest_replaced_loss,
     loss_range,
     loss_variance,
     mirrored_pmf,
-    mirrored_range,
-    pmf_bytes,
+    replaced_masses,
     step_pmfs,
+    two_point_masses,
 )
 
 _POINTS = 640  # of a grid
 _BINS = 512  # to find a grid's ends
 _NOTHING = 1e-22  # mass beyond each end of a grid
-_CACHE_BYTES = 64 << 20
+_CACHE_BYTES = 128 << 20  # a step at the finest grids has 32 MB
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +100,6 @@ def allocation_variance(batches: int, z: float) -> float:
     return float((weight * (loss - mean) ** 2).sum())
 
 
-@cached_by_bytes(_CACHE_BYTES, pmf_bytes)
 def allocation_pmfs(batches: int, z: float, spacing: float) -> tuple[LossPmf, LossPmf]:
     """Return the pmfs of a random-allocation pass's privacy loss on a grid.
 
@@ -142,7 +142,7 @@ def _one_ratio(z: float) -> _Ratios:
     low, high = loss_range(1.0, z)
     spacing = (high - low) / _POINTS
     pmf, _ = step_pmfs(1.0, z, spacing)
-    loss = spacing * np.arange(pmf.first, pmf.first + pmf.mass.size)
+    loss = spacing * pmf.places
     masses = np.exp(pmf.log_mass - loss)
     zero = max(0.0, 1.0 - float(masses.sum()))
     return _Ratios(np.exp(np.append(-np.inf, loss)), np.append(zero, masses), 1.0, pmf.infinite)
@@ -212,8 +212,13 @@ def mechanism_range(mechanism: Dominated) -> tuple[float, float]:
             return loss_range(*mechanism)
         case AllocatedGaussian(batches, z):
             return allocation_range(batches, z)
-        case _:
-            return mirrored_range(mechanism)
+        case ReplacedGaussian(q, z):
+            highest = highest_replaced_loss(q, z)
+        case FixedSizeGaussian(q, z):
+            highest = loss_range(q, 0.5 * z)[1]
+        case Approximate(epsilon):
+            highest = epsilon
+    return -highest, highest
 
 
 def mechanism_variance(mechanism: Dominated) -> float:
@@ -224,15 +229,15 @@ def mechanism_variance(mechanism: Dominated) -> float:
         case AllocatedGaussian(batches, z):
             return allocation_variance(batches, z)
         case ReplacedGaussian(q, z):
-            return 4.0 * loss_variance(
-                q, z
-            )  # a small loss is about the sum of two examples' losses
+            # A small loss is about the sum of two examples' losses.
+            return 4.0 * loss_variance(q, z)
         case FixedSizeGaussian(q, z):
             return loss_variance(q, 0.5 * z)
         case Approximate(epsilon):
             return epsilon * epsilon
 
 
+@cached_by_bytes(_CACHE_BYTES)
 def mechanism_pmfs(mechanism: Dominated, spacing: float) -> tuple[LossPmf, LossPmf]:
     """Return the pmfs of a mechanism's privacy loss on a grid, in directions ("remove", "add").
 
@@ -248,6 +253,12 @@ def mechanism_pmfs(mechanism: Dominated, spacing: float) -> tuple[LossPmf, LossP
             return step_pmfs(*mechanism, spacing)
         case AllocatedGaussian(batches, z):
             return allocation_pmfs(batches, z, spacing)
-        case _:
-            pmf = mirrored_pmf(mechanism, spacing)
-            return pmf, pmf
+        case ReplacedGaussian(q, z):
+            positive, infinite = replaced_masses(q, z, spacing)
+        case FixedSizeGaussian(q, z):
+            remove, _ = step_pmfs(q, 0.5 * z, spacing)
+            positive, infinite = remove.mass[1 - remove.first :], remove.infinite
+        case Approximate(epsilon, delta):
+            positive, infinite = two_point_masses(epsilon, delta, spacing)
+    pmf = mirrored_pmf(positive, infinite, spacing)
+    return pmf, pmf

@@ -157,7 +157,7 @@ class DeltaCurve:
         return cls(first, spacing, mass, discounted, at_points, missing)
 
     @property
-    def bytes(self) -> int:
+    def nbytes(self) -> int:
         """Size of the curve's arrays, in bytes."""
         return self.mass.nbytes + self.discounted.nbytes + self.at_points.nbytes
 
@@ -213,7 +213,12 @@ class PrivacyProfile:
     Its delta is the larger one of the directions "remove" and "add".
     """
 
-    directions: tuple[DeltaCurve, DeltaCurve]
+    directions: tuple[DeltaCurve, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the arrays of both curves, in bytes."""
+        return sum(curve.nbytes for curve in self.directions)
 
     @property
     def resolution(self) -> float:

@@ -37,10 +37,6 @@ _CACHE_BYTES = 32 << 20  # a curve at the default orders has 1 kB
 _NEGLIGIBLE = 46.0  # exp(-46) = 1e-20 of the integrand's maximum
 
 
-def _array_bytes(curve: Floats) -> int:
-    return curve.nbytes
-
-
 def rdp_sampled_gaussian(
     sampling_rate: float,
     noise_multiplier: float,
@@ -100,7 +96,7 @@ def rdp_replaced_gaussian(
     return _replaced_curve(q, z, check_orders(tuple(orders)))
 
 
-@cached_by_bytes(_CACHE_BYTES, _array_bytes)
+@cached_by_bytes(_CACHE_BYTES)
 def _replaced_curve(q: float, z: float, orders: tuple[float, ...]) -> Floats:
     alphas = np.array(orders)
     if q == 0.0:
@@ -133,7 +129,7 @@ def check_orders(orders: tuple[float, ...]) -> tuple[float, ...]:
     return values
 
 
-@cached_by_bytes(_CACHE_BYTES, _array_bytes)
+@cached_by_bytes(_CACHE_BYTES)
 def _curve(q: float, z: float, orders: tuple[float, ...]) -> Floats:
     alphas = np.array(orders)
     rates, noises = np.array([q]), np.array([z])

@@ -2,7 +2,9 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from fedsim.accountant.checks import cached_by_bytes
 
@@ -10,32 +12,31 @@ from fedsim.accountant.checks import cached_by_bytes
 def test_the_least_recently_used_results_go_first() -> None:
     calls: list[int] = []
 
-    @cached_by_bytes(25, len)
-    def text(number: int) -> str:
-        """Ten letters."""
+    @cached_by_bytes(25)
+    def digits(number: int) -> tuple[NDArray[np.uint8], None]:
+        """Ten bytes."""
         calls.append(number)
-        return str(number) * 10
+        return np.full(10, number, np.uint8), None
 
     for number in (1, 2, 1, 3, 1, 2):
-        assert text(number) == str(number) * 10
+        assert digits(number)[0].tolist() == 10 * [number]
     assert calls == [1, 2, 3, 2]
-    assert text.bytes_kept == 20
-    assert text.__doc__ == "Ten letters."
+    assert digits.__doc__ == "Ten bytes."
 
 
 def test_one_result_is_kept_whatever_its_size() -> None:
     calls: list[int] = []
 
-    @cached_by_bytes(5, len)
-    def text(number: int) -> str:
+    @cached_by_bytes(5)
+    def digits(number: int) -> NDArray[np.uint8]:
         calls.append(number)
-        return "x" * 10
+        return np.zeros(10, np.uint8)
 
-    assert text(1) is text(1)
+    assert digits(1) is digits(1)
     assert calls == [1]
 
 
 def test_keywords_are_refused() -> None:
-    text: Any = cached_by_bytes(5, len)(str)
+    cached: Any = cached_by_bytes(5)(np.zeros)
     with pytest.raises(TypeError, match="positional"):
-        text(object=1)
+        cached(shape=1)
