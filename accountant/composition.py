@@ -7,8 +7,9 @@ event without a proven rule for the adjacency is refused.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass, field
+from functools import partial
 from typing import NamedTuple, NoReturn
 
 from fedsim.accountant.events import (
@@ -209,6 +210,9 @@ def zcdp_rho(charges: Iterable[tuple[Event, int]], adjacency: Adjacency = "zero_
     return rho
 
 
+_SampledEvent = PoissonSampled | FixedSizeSampled | EpochShuffled | RandomAllocation
+
+
 @dataclass
 class _Walk:
     # The whole event is walked even where a count is 0: an event is supported or it is not.
@@ -244,18 +248,25 @@ class _Walk:
             case _:
                 raise UnsupportedEventError(f"no accounting rule for {event!r}")
 
-    def _poisson(self, event: PoissonSampled, count: int) -> None:
-        rate, noise = event.sampling_rate, _noise_about_one_sample(event.event, event)
-        if rate == 0.0 or noise is None:
+    def _sampled(
+        self, event: _SampledEvent, count: int, amplified: Callable[[float], Mechanism] | None
+    ) -> None:
+        """Add releases about samples; `amplified` makes the mechanism of z, None without gain."""
+        noise = _noise_about_one_sample(event.event, event)
+        if noise is None:
             return
-        if rate == 1.0:
+        if amplified is None:
             self._add_gaussian(noise, count)
         elif noise == 0.0:
             self.into.non_private |= count > 0
-        elif self.adjacency == "replace_one":
-            self._add(ReplacedGaussian(rate, noise), count)
         else:
-            self._add(SampledGaussian(rate, noise), count)
+            self._add(amplified(noise), count)
+
+    def _poisson(self, event: PoissonSampled, count: int) -> None:
+        rate = event.sampling_rate
+        kind = ReplacedGaussian if self.adjacency == "replace_one" else SampledGaussian
+        drawn = partial(kind, rate) if rate < 1.0 else None
+        self._sampled(event, count if rate > 0.0 else 0, drawn)
 
     def _fixed_size(self, event: FixedSizeSampled, count: int) -> None:
         if self.adjacency == "add_remove":
@@ -271,15 +282,8 @@ class _Walk:
                 "missing one, so the Poisson figure would be too low)",
                 "use replace_one, whose guarantee includes zero_out, or Poisson sampling",
             )
-        noise = _noise_about_one_sample(event.event, event)
-        if noise is None:
-            return
-        if event.batch == event.population:
-            self._add_gaussian(noise, count)
-        elif noise == 0.0:
-            self.into.non_private |= count > 0
-        else:
-            self._add(FixedSizeGaussian(event.batch / event.population, noise), count)
+        drawn = partial(FixedSizeGaussian, event.batch / event.population)
+        self._sampled(event, count, drawn if event.batch < event.population else None)
 
     def _epoch(self, event: EpochShuffled, count: int) -> None:
         if self.adjacency == "add_remove":
@@ -291,21 +295,12 @@ class _Walk:
         # Given the shuffle and all that was released before, only the batch that holds the example
         # differs, by one Gaussian; the shuffle is independent of the data, and hockey-stick
         # divergences are jointly convex, so mixing over shuffles does not add to it.
-        noise = _noise_about_one_sample(event.event, event)
-        if noise is not None:
-            self._add_gaussian(noise, count)
+        self._sampled(event, count, None)
 
     def _allocation(self, event: RandomAllocation, count: int) -> None:
-        noise = _noise_about_one_sample(event.event, event)
-        if noise is None:
-            return
-        if self.adjacency == "replace_one" or event.batches == 1:
-            # As for a shuffle: the new example takes the batch of the old one.
-            self._add_gaussian(noise, count)
-        elif noise == 0.0:
-            self.into.non_private |= count > 0
-        else:
-            self._add(AllocatedGaussian(event.batches, noise), count)
+        # Under replace-one as for a shuffle: the new example takes the batch of the old one.
+        plain = self.adjacency == "replace_one" or event.batches == 1
+        self._sampled(event, count, None if plain else partial(AllocatedGaussian, event.batches))
 
     def _epsilon_delta(self, event: EpsilonDelta, count: int) -> None:
         if event.delta == 1.0:
