@@ -12,10 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Self, final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from fedsim.accountant import checks
+from fedsim.accountant.checks import Floats
 from fedsim.accountant.composition import Mechanism, UnsupportedEventError, break_down, sort_steps
 from fedsim.accountant.events import Adjacency, Event, append_event, check_adjacency
 from fedsim.accountant.pld.distribution import pld_delta, pld_epsilon
@@ -30,7 +28,7 @@ from fedsim.accountant.rdp.conversion import (
     delta_from_rdp,
     epsilon_from_rdp,
 )
-from fedsim.accountant.rdp.curves import leak, mechanism_rdp, total_rdp
+from fedsim.accountant.rdp.curves import leak, total_rdp
 from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS, check_orders
 
 __all__ = [
@@ -244,7 +242,6 @@ class _RenyiAccountant(Accountant):
         super().__init__(adjacency=adjacency)
         self.orders = check_orders(tuple(orders))
         self.conversion: ConversionName = check_conversion(conversion)
-        self._curves: dict[Mechanism, NDArray[np.float64]] = {}
 
     @final
     def rdp(self) -> tuple[tuple[float, float], ...]:
@@ -254,14 +251,9 @@ class _RenyiAccountant(Accountant):
         values = self._total().tolist()
         return tuple(zip(self.orders, values, strict=True))
 
-    def _total(self) -> NDArray[np.float64]:
-        total = np.zeros(len(self.orders))
-        for mechanism, count in sort_steps(self._steps):  # rounding must not depend on the history
-            curve = self._curves.get(mechanism)
-            if curve is None:
-                curve = self._curves[mechanism] = mechanism_rdp(mechanism, self.orders)
-            total += count * curve
-        return total
+    def _total(self) -> Floats:
+        # Sorted: rounding must not depend on the history.
+        return total_rdp(sort_steps(self._steps), self.orders)
 
     def _leak(self) -> float:
         return leak(self._steps.items())
@@ -286,10 +278,6 @@ class RdpAccountant(_RenyiAccountant):
         orders: Rényi orders to try, each in (1, 65536]. More orders can only lower epsilon.
         conversion: the conversion from RDP to (epsilon, delta): "tight", or the older "mironov".
         adjacency: "zero_out", "add_remove" or "replace_one".
-        refine: whether to search between the neighbours of the best order. This lowers epsilon (not
-            delta) by some 1e-3 relative at ten to a hundred times the cost. The order then depends
-            on the events, so `refine` is valid for a schedule fixed in advance, but not for a
-            privacy filter.
 
     Raises:
         ValueError: there are no orders, one is outside (1, 65536], or a name is unknown.
@@ -307,44 +295,19 @@ class RdpAccountant(_RenyiAccountant):
         *,
         conversion: ConversionName = "tight",
         adjacency: Adjacency = "zero_out",
-        refine: bool = False,
     ) -> None:
         super().__init__(orders, conversion, adjacency)
-        self.refine = refine
 
     def _epsilon(self, delta: float) -> tuple[float, float | None]:
         kinds = exactly_composable(self._steps.items())
-        if kinds is not None:
-            return composed_epsilon(kinds, delta), None
-        epsilon, order = super()._epsilon(delta)
-        if not self.refine or not 0.0 < epsilon < math.inf or order is None:
-            return epsilon, order
-        ascending = sorted(set(self.orders))
-        place = ascending.index(order)
-        low, high = ascending[max(0, place - 1)], ascending[min(place + 1, len(ascending) - 1)]
-        if low == high:
-            return epsilon, order
-        from scipy.optimize import minimize_scalar  # as long to import as all of this package
-
-        minimum = minimize_scalar(
-            lambda at: self._epsilon_at(float(at), delta),
-            bounds=(low, high),
-            method="bounded",
-            options={"xatol": 1e-4 * (high - low), "maxiter": 40},
-        )
-        return min((epsilon, order), (float(minimum.fun), float(minimum.x)))
+        return super()._epsilon(delta) if kinds is None else (composed_epsilon(kinds, delta), None)
 
     def _delta(self, epsilon: float) -> float:
         kinds = exactly_composable(self._steps.items())
         return super()._delta(epsilon) if kinds is None else composed_delta(kinds, epsilon)
 
-    def _epsilon_at(self, order: float, delta: float) -> float:
-        rdp = total_rdp(sort_steps(self._steps), (order,))
-        return epsilon_from_rdp((order,), rdp, delta, self.conversion, self._leak())[0]
-
     def _settings(self) -> dict[str, Any]:
-        refined = {"refine": True} if self.refine else {}
-        return {"conversion": self.conversion, "orders": len(self.orders), **refined}
+        return {"conversion": self.conversion, "orders": len(self.orders)}
 
 
 @final
