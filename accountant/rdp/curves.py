@@ -68,8 +68,6 @@ def mechanism_rdp(mechanism: Mechanism, orders: tuple[float, ...]) -> Floats:
             return rdp_replaced_gaussian(
                 mechanism.sampling_rate, mechanism.noise_multiplier, orders
             )
-        case AllocatedGaussian():
-            return rdp_random_allocation(mechanism.batches, mechanism.noise_multiplier, orders)
         case _:
             return _cached(mechanism, orders)
 
@@ -81,6 +79,8 @@ def _cached(mechanism: Mechanism, orders: tuple[float, ...]) -> Floats:
             curve = rdp_without_replacement(
                 mechanism.sampling_rate, mechanism.noise_multiplier, orders
             )
+        case AllocatedGaussian():
+            curve = rdp_random_allocation(mechanism.batches, mechanism.noise_multiplier, orders)
         case Concentrated():
             curve = mechanism.rho * np.array(orders)
         case Approximate():

@@ -24,7 +24,6 @@ integrals of terms >= 0.
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
 from scipy.special import gammaln, logsumexp
@@ -44,7 +43,7 @@ _LOG_STEP = 0.05  # of the integral over log t: its integrand is entire with fea
 def rdp_random_allocation(
     batches: int, noise_multiplier: float, orders: Sequence[float] = DEFAULT_ORDERS
 ) -> Floats:
-    """Return an RDP bound of one pass of random allocation, read-only float64 (orders,).
+    """Return an RDP bound of one pass of random allocation, float64 (orders,).
 
     Guarantee: the pass is (orders[i], result[i])-RDP for every i, under zero-out and add-remove
     adjacency. No value is above order / (2 z^2), the RDP of one Gaussian release without
@@ -62,14 +61,9 @@ def rdp_random_allocation(
     Raises:
         ValueError: an argument is outside its range.
     """
-    count = checks.positive_whole_number("batches", batches)
+    batches = checks.positive_whole_number("batches", batches)
     z = checks.non_negative("noise_multiplier", noise_multiplier)
-    return _curve(count, z, check_orders(tuple(orders)))
-
-
-@lru_cache(maxsize=1024)
-def _curve(batches: int, z: float, orders: tuple[float, ...]) -> Floats:
-    alphas = np.array(orders)
+    alphas = np.array(check_orders(tuple(orders)))
     curve = alphas * (0.5 / z / z) if z > 1e-100 else np.full_like(alphas, math.inf)
     if batches > 1 and z >= _LEAST_NOISE:
         # More noise or more batches are lowered to these limits: still a bound, no digits lost.
@@ -86,7 +80,6 @@ def _curve(batches: int, z: float, orders: tuple[float, ...]) -> Floats:
                 )
             log_a = np.maximum(log_a, _log_moments_added(alphas[small], batches, z))
             curve[small] = np.minimum(curve[small], log_a / (alphas[small] - 1.0))
-    curve.setflags(write=False)
     return curve
 
 
