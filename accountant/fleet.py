@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from fedsim.accountant import checks
 from fedsim.accountant.accountants import Accountant, AccountantChoice, RdpOrders, make_accountant
 from fedsim.accountant.checks import Floats
 from fedsim.accountant.composition import Breakdown, Mechanism, break_down
-from fedsim.accountant.events import SCHEMA_VERSION, Adjacency, Event, event_from_dict, to_dict
+from fedsim.accountant.events import Adjacency, Event
 from fedsim.accountant.pld.fleet import MechanismCurves, pld_epsilons
 from fedsim.accountant.pld.privacy_profile import composed_epsilon, exactly_composable
 from fedsim.accountant.rdp.curves import epsilons_from_rdp, leak, rdp_table
@@ -69,10 +69,6 @@ class FleetAccountant:
         """Names or numbers of all clients, in the order of their first composed event."""
         return tuple(self._counts)
 
-    def events(self, client: Client) -> Mapping[Event, int]:
-        """Return how often `client` released each event; empty for an unknown client."""
-        return dict(self._counts.get(client, {}))
-
     def compose(self, client: Client, event: Event, count: int = 1) -> Self:
         """Add `count` releases of `event` to the account of `client`; return the fleet accountant.
 
@@ -114,7 +110,7 @@ class FleetAccountant:
             ValueError: a delta is not in (0, 1).
         """
         if not isinstance(delta, Mapping):
-            return dict(zip(self._counts, self.get_epsilons(delta).tolist(), strict=True))
+            delta = dict.fromkeys(self._counts, checks.open_probability("delta", delta))
         groups: dict[float, list[Client]] = {}
         for client, value in delta.items():
             groups.setdefault(checks.open_probability("delta", value), []).append(client)
@@ -159,63 +155,10 @@ class FleetAccountant:
             self._learn(event)
         return self._epsilons_of(compositions, delta)
 
-    def get_epsilons(self, delta: float) -> Floats:
-        """Return every client's epsilon at `delta`, float64 (clients,), in the order of `clients`.
-
-        Raises:
-            ValueError: `delta` is not in (0, 1).
-        """
-        self._answer(self._counts, checks.open_probability("delta", delta))
-        return np.array([self._answers[client][1] for client in self._counts])
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the fleet accountant as JSON values, for `load_state_dict`."""
-        numbers = {event: i for i, event in enumerate(self._breakdowns)}
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "accountant": self._recorded_name(),
-            "adjacency": self._adjacency,
-            "events": [to_dict(event) for event in self._breakdowns],
-            "clients": [
-                {"client": client, "counts": [[numbers[e], n] for e, n in counts.items()]}
-                for client, counts in self._counts.items()
-            ],
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> Self:
-        """Replace the state by one that `state_dict` returned; return the fleet accountant.
-
-        Raises:
-            ValueError: the state is of another version, accountant or adjacency, or is malformed;
-                the state does not change.
-        """
-        expected = (SCHEMA_VERSION, self._recorded_name(), self._adjacency)
-        names = ("schema_version", "accountant", "adjacency")
-        for name, value in zip(names, expected, strict=True):
-            if not isinstance(state, Mapping) or state.get(name) != value:
-                raise ValueError(f"state must have {name}={value!r}, got {state!r:.200}")
-        loaded = FleetAccountant(self._name, adjacency=self._adjacency)
-        try:
-            events = [event_from_dict(record) for record in state["events"]]
-            for record in state["clients"]:
-                loaded._account(record["client"])
-                for number, count in record["counts"]:
-                    if number < 0:  # Python would count from the end
-                        raise IndexError(number)
-                    loaded.compose(record["client"], events[number], count)
-        except (KeyError, IndexError, TypeError) as error:
-            raise ValueError(f"state is malformed: {error!r}") from error
-        self.__dict__.update(loaded.__dict__)
-        return self
-
     def _account(self, client: Client) -> Counter[Event]:
         if isinstance(client, bool) or not isinstance(client, (str, int)):
             raise ValueError(f"client must be a str or an int, got {client!r}")
         return self._counts.setdefault(client, Counter())
-
-    def _recorded_name(self) -> str | dict[str, list[float]]:
-        """Return the name of the accountant, or its orders, as a JSON value."""
-        return {"rdp": list(self._orders)} if isinstance(self._name, RdpOrders) else self._name
 
     def _single(self) -> Accountant:
         return make_accountant(self._name, adjacency=self._adjacency)

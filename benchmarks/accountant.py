@@ -137,7 +137,7 @@ def one_query_rdp(steps: int, repetitions: int) -> dict[str, Any]:
     def fleet(repetition: int) -> float:
         q, z = perturbed(repetition + 0.5)  # what others cached is of no use
         fleet = FleetAccountant("rdp").compose(0, PoissonSampled(q, Gaussian(z)), steps)
-        return float(fleet.get_epsilons(DELTA)[0])
+        return float(fleet.get_epsilon(DELTA)[0])
 
     def theirs(repetition: int) -> float:
         event = other_event(*perturbed(repetition))
@@ -180,7 +180,7 @@ def one_query_pld(steps: int, repetitions: int) -> dict[str, Any]:
     def fleet(repetition: int) -> float:
         q, z = perturbed(repetition + 0.5)  # what others cached is of no use
         fleet = FleetAccountant("pld").compose(0, PoissonSampled(q, Gaussian(z)), steps)
-        return float(fleet.get_epsilons(DELTA)[0])
+        return float(fleet.get_epsilon(DELTA)[0])
 
     def theirs(repetition: int) -> float:
         accountant = OtherPldAccountant(value_discretization_interval=spacing)
@@ -226,8 +226,8 @@ def whole_fleet(name: Any, number: int, sample: int, repetitions: int) -> dict[s
     """Case (c): all clients of a federation; others on a subsample, scaled up."""
 
     def ours(repetition: int) -> float:
-        epsilons = fleet_of(name, federation(number, repetition + 1)).get_epsilons(DELTA)
-        return float(epsilons[:sample].mean())
+        epsilons = fleet_of(name, federation(number, repetition + 1)).get_epsilon(DELTA)
+        return float(np.mean(list(epsilons.values())[:sample]))
 
     def alone(repetition: int) -> float:
         accountant = RdpAccountant if name == "rdp" else PldAccountant
@@ -272,7 +272,7 @@ def other_epsilon(name: str, client: Client) -> float:
 def excesses(clients: Sequence[Client]) -> dict[str, float]:
     """Prints and returns how far both are above the exact epsilons, where those can be had."""
     ours, theirs = [], []
-    answers = fleet_of("pld", clients).get_epsilons(DELTA)
+    answers = fleet_of("pld", clients).get_epsilon(DELTA).values()
     for (q, z, steps), answer in zip(clients, answers, strict=True):
         if steps < 20:
             continue
