@@ -10,13 +10,8 @@ from functools import lru_cache
 from fedsim.accountant import checks
 from fedsim.accountant.accountants import AccountantChoice, make_accountant
 from fedsim.accountant.events import Adjacency, Gaussian, PoissonSampled, check_adjacency
-from fedsim.accountant.search import (
-    MOST,
-    NOISE_TOLERANCE,
-    largest_count,
-    least_noise,
-    solve_falling,
-)
+from fedsim.accountant.privacy_filter import PrivacyFilter
+from fedsim.accountant.search import MOST, NOISE_TOLERANCE, least_noise, solve_falling
 from fedsim.core.formatting import epsilon_text
 
 _LEAST_RATE = 1e-12  # below, an example is never sampled in any run
@@ -97,8 +92,6 @@ def calibrate_steps(
     Guarantee: by the same accountant, the returned number of Poisson-sampled Gaussian steps has
     get_epsilon(delta) <= target_epsilon, and one step more exceeds the target.
 
-    The result depends on the arguments alone and is cached.
-
     Args:
         target_epsilon: largest epsilon to spend, > 0.
         delta: the delta of that epsilon, in (0, 1).
@@ -118,18 +111,18 @@ def calibrate_steps(
         ... )
         1202
     """
-    target = checks.positive("target_epsilon", target_epsilon)
-    delta = checks.open_probability("delta", delta)
-    rate = _positive_rate(sampling_rate)
+    budget = PrivacyFilter(target_epsilon, delta, accountant=accountant, adjacency=adjacency)
+    rate = checks.probability("sampling_rate", sampling_rate)
+    if rate == 0.0:
+        raise ValueError("sampling_rate must be > 0 to calibrate steps, got 0.0")
     noise = checks.positive("noise_multiplier", noise_multiplier)
-    adjacency = check_adjacency(adjacency)
-    steps = _steps(target, delta, rate, noise, accountant, adjacency)
+    steps = budget.max_count(PoissonSampled(rate, Gaussian(noise)))
     schedule = (
-        f"target_epsilon={target!r} at delta={delta!r}, sampling_rate={rate!r}, "
-        f"noise_multiplier={noise!r}"
+        f"target_epsilon={budget.target_epsilon!r} at delta={budget.delta!r}, "
+        f"sampling_rate={rate!r}, noise_multiplier={noise!r}"
     )
     if steps == 0:
-        spent = _epsilon(accountant, adjacency, delta, rate, noise, 1)
+        spent = _epsilon(accountant, adjacency, budget.delta, rate, noise, 1)
         raise ValueError(
             f"{schedule} cannot be met: a single step spends epsilon {epsilon_text(spent)}; raise "
             "target_epsilon, delta or noise_multiplier, or lower sampling_rate"
@@ -191,13 +184,6 @@ def calibrate_sampling_rate(
     return _sampling_rate(target, delta, noise, count, accountant, adjacency, tolerance)
 
 
-def _positive_rate(value: float) -> float:
-    rate = checks.probability("sampling_rate", value)
-    if rate == 0.0:
-        raise ValueError("sampling_rate must be > 0 to calibrate steps, got 0.0")
-    return rate
-
-
 def _epsilon(
     name: AccountantChoice,
     adjacency: Adjacency,
@@ -227,23 +213,6 @@ def _noise_multiplier(
         f"target_epsilon={target!r} at delta={delta!r}, sampling_rate={rate!r}, steps={steps!r}"
     )
     return least_noise(epsilon, target, tolerance=tolerance, schedule=schedule)
-
-
-@lru_cache(maxsize=4096)
-def _steps(
-    target: float,
-    delta: float,
-    rate: float,
-    noise: float,
-    name: AccountantChoice,
-    adjacency: Adjacency,
-) -> int:
-    start = 1
-    if name == "pld":  # Rényi DP is cheap and never far above: a good guess
-        start = max(1, _steps(target, delta, rate, noise, "rdp", adjacency))
-    return largest_count(
-        lambda count: _epsilon(name, adjacency, delta, rate, noise, count), target, start
-    )
 
 
 @lru_cache(maxsize=4096)
