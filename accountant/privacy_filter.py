@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -18,28 +18,10 @@ from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS, check_orders
 from fedsim.accountant.search import largest_count
 
 
-class Budget(Protocol):
-    """Interface of a privacy budget, which is charged for releases and limits further ones."""
-
-    order: float | None  # the Rényi order of the filter, if it has one
-
-    def max_count(self, event: Event) -> int:
-        """Return the number of further releases of `event` that the budget allows."""
-        ...
-
-    def charge(self, event: Event, count: int) -> None:
-        """Charge `count` releases of `event`, even if they exceed the budget."""
-        ...
-
-    def spent(self) -> float:
-        """Return the epsilon of all charged releases, at the delta of this budget."""
-        ...
-
-
 class FixedSchedule:
     """A privacy budget in (epsilon, delta) for a schedule of releases that is fixed in advance."""
 
-    order: float | None = None
+    order = None
 
     def __init__(
         self, epsilon: float, delta: float, adjacency: Adjacency, name: AccountantChoice
@@ -47,7 +29,7 @@ class FixedSchedule:
         self._target, self._delta = epsilon, delta
         self._adjacency: Adjacency = adjacency
         self._name: AccountantChoice = name
-        self._counts: Counter[Event] = Counter()
+        self.counts: Counter[Event] = Counter()  # charged releases
         self._account(name)  # refuses unknown names
 
     def max_count(self, event: Event) -> int:
@@ -60,10 +42,6 @@ class FixedSchedule:
             lambda n: self._cost(self._name, event, n), self._target, start=max(1, guess)
         )
 
-    def charge(self, event: Event, count: int) -> None:
-        """Charge `count` releases of `event`, even if they exceed the budget."""
-        self._counts[event] += count
-
     def spent(self) -> float:
         """Return the epsilon of all charged releases, at the delta of this budget."""
         return self._account(self._name).get_epsilon(self._delta)
@@ -73,7 +51,7 @@ class FixedSchedule:
 
     def _account(self, name: AccountantChoice) -> Accountant:
         accountant = make_accountant(name, adjacency=self._adjacency)
-        for event, count in self._counts.items():
+        for event, count in self.counts.items():
             accountant.compose(event, count)
         return accountant
 
@@ -88,7 +66,6 @@ class RenyiFilter:
         adjacency: Adjacency,
         orders: Sequence[float] = DEFAULT_ORDERS,
     ) -> None:
-        self.order: float | None
         self._delta = delta
         self._adjacency: Adjacency = adjacency
         alphas = np.array(check_orders(tuple(orders)))
@@ -96,16 +73,15 @@ class RenyiFilter:
             epsilon - np.log1p(-1.0 / alphas) + (math.log(delta) + np.log(alphas)) / (alphas - 1.0)
         )
         best = int(np.argmax(room / alphas))
-        self._alpha, self._limit = float(alphas[best]), float(room[best])
+        self.order, self._limit = float(alphas[best]), float(room[best])
         if self._limit <= 0.0:
             raise ValueError(
-                f"order={self._alpha!r} leaves no budget for epsilon={epsilon!r} at "
+                f"order={self.order!r} leaves no budget for epsilon={epsilon!r} at "
                 f"delta={delta!r}: "
                 "use a larger order, or a larger target_epsilon or delta"
             )
-        self.order = self._alpha
         self._limit *= 1.0 - 1e-12  # covers the rounding of the sums below
-        self._counts: Counter[Event] = Counter()
+        self.counts: Counter[Event] = Counter()  # charged releases
         self._costs: dict[Event, float] = {}
 
     def max_count(self, event: Event) -> int:
@@ -113,17 +89,13 @@ class RenyiFilter:
         cost, used = self._cost(event), self._used()
         return largest_count(lambda n: used + n * cost, self._limit)
 
-    def charge(self, event: Event, count: int) -> None:
-        """Charge `count` releases of `event`, even if they exceed the budget."""
-        self._counts[event] += count
-
     def spent(self) -> float:
         """Return the epsilon of all charged releases, at the delta of this budget."""
         used = np.array([self._used()])
-        return epsilon_from_rdp((self._alpha,), used, self._delta)[0]
+        return epsilon_from_rdp((self.order,), used, self._delta)[0]
 
     def _used(self) -> float:
-        return math.fsum(count * self._cost(event) for event, count in self._counts.items())
+        return math.fsum(count * self._cost(event) for event, count in self.counts.items())
 
     def _cost(self, event: Event) -> float:
         if event not in self._costs:
@@ -134,7 +106,7 @@ class RenyiFilter:
                     f"no rule for {event!r} in mode 'adaptive': a Rényi filter cannot account for "
                     "events whose own delta is above 0; use mode 'fixed_schedule' or pure events"
                 )
-            rdp = float(total_rdp(steps, (self._alpha,))[0])
+            rdp = float(total_rdp(steps, (self.order,))[0])
             self._costs[event] = math.inf if breakdown.non_private else rdp
         return self._costs[event]
 
@@ -199,7 +171,7 @@ class PrivacyFilter:
         self.delta = checks.open_probability("delta", delta)
         self.mode: FilterMode = mode
         target = (self.target_epsilon, self.delta, check_adjacency(adjacency))
-        self._budget: Budget
+        self._budget: FixedSchedule | RenyiFilter
         if mode == "fixed_schedule":
             if order is not None:
                 raise ValueError(f"order must be None in mode 'fixed_schedule', got {order!r}")
@@ -277,8 +249,7 @@ class PrivacyFilter:
         """
         granted = min(checks.whole_number("count", count), self.max_count(event))
         if granted:
-            self._budget.charge(event, granted)
-            self._ledger.record(event, granted)
+            self._charge(event, granted)
             self._left -= granted
         return granted
 
@@ -297,9 +268,12 @@ class PrivacyFilter:
         count = checks.whole_number("count", count)
         self.max_count(event)  # refuses what has no rule
         if count:
-            self._budget.charge(event, count)
-            self._ledger.record(event, count)
+            self._charge(event, count)
             self._event = None
+
+    def _charge(self, event: Event, count: int) -> None:
+        self._budget.counts[event] += count
+        self._ledger.record(event, count)
 
 
 def _orders(accountant: AccountantChoice | None, order: float | None) -> tuple[float, ...]:
