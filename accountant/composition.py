@@ -140,20 +140,7 @@ def _sort_key(item: tuple[Mechanism, int]) -> tuple[str, tuple[float, ...], str]
     return type(mechanism).__name__, astuple(mechanism), ""
 
 
-@dataclass
-class Breakdown:
-    """The mechanisms into which an event was broken down for accounting.
-
-    Attributes:
-        steps: number of runs of each mechanism.
-        non_private: whether something was released without any guarantee.
-    """
-
-    steps: Counter[Mechanism] = field(default_factory=Counter)
-    non_private: bool = False
-
-
-def break_down(event: Event, count: int = 1, adjacency: Adjacency = "zero_out") -> Breakdown:
+def break_down(event: Event, count: int = 1, adjacency: Adjacency = "zero_out") -> "Breakdown":
     """Return the mechanisms of which `count` releases of `event` consist, for accounting.
 
     Several Gaussians with noise multipliers z_i about the same sample are one Gaussian with
@@ -170,8 +157,8 @@ def break_down(event: Event, count: int = 1, adjacency: Adjacency = "zero_out") 
             message names it.
         ValueError: there is no such adjacency.
     """
-    breakdown = Breakdown()
-    _Walk(check_adjacency(adjacency), breakdown).collect(event, count)
+    breakdown = Breakdown(check_adjacency(adjacency))
+    breakdown.add(event, count)
     return breakdown
 
 
@@ -214,23 +201,34 @@ _SampledEvent = PoissonSampled | FixedSizeSampled | EpochShuffled | RandomAlloca
 
 
 @dataclass
-class _Walk:
-    # The whole event is walked even where a count is 0: an event is supported or it is not.
-    adjacency: Adjacency
-    into: Breakdown
+class Breakdown:
+    """The mechanisms into which events were broken down for accounting.
 
-    def collect(self, event: Event, count: int) -> None:
-        """Add `count` releases of `event` to the breakdown."""
+    Attributes:
+        adjacency: the neighbouring data sets.
+        steps: number of runs of each mechanism.
+        non_private: whether something was released without any guarantee.
+    """
+
+    adjacency: Adjacency
+    steps: Counter[Mechanism] = field(default_factory=Counter)
+    non_private: bool = False
+
+    def add(self, event: Event, count: int) -> None:
+        """Add `count` releases of `event`; raise UnsupportedEventError if it has no rule.
+
+        The whole event is walked even if a count is 0: an event is supported or it is not.
+        """
         match event:
             case Gaussian() | JointGaussian():
                 self._add_gaussian(event.noise_multiplier, count)
             case NonPrivate():
-                self.into.non_private |= count > 0
+                self.non_private |= count > 0
             case SelfComposed():
-                self.collect(event.event, count * event.count)
+                self.add(event.event, count * event.count)
             case Composed():
                 for part in event.events:
-                    self.collect(part, count)
+                    self.add(part, count)
             case PoissonSampled():
                 self._poisson(event, count)
             case FixedSizeSampled():
@@ -258,7 +256,7 @@ class _Walk:
         if amplified is None:
             self._add_gaussian(noise, count)
         elif noise == 0.0:
-            self.into.non_private |= count > 0
+            self.non_private |= count > 0
         else:
             self._add(amplified(noise), count)
 
@@ -304,7 +302,7 @@ class _Walk:
 
     def _epsilon_delta(self, event: EpsilonDelta, count: int) -> None:
         if event.delta == 1.0:
-            self.into.non_private |= count > 0
+            self.non_private |= count > 0
         elif event.epsilon > 0.0 or event.delta > 0.0:
             self._add(Approximate(event.epsilon, event.delta), count)
 
@@ -316,7 +314,7 @@ class _Walk:
                     f"no accounting rule for {mechanism!r} inside {event!r}: selection is "
                     "accounted for by Rényi DP, which delta > 0 does not have; use delta = 0"
                 )
-        self.into.non_private |= inside.non_private and count > 0
+        self.non_private |= inside.non_private and count > 0
         if event.mean == 1.0 and event.shape is not None:  # always exactly one run
             for mechanism, times in inside.steps.items():
                 self._add(mechanism, times * count)
@@ -328,13 +326,13 @@ class _Walk:
         if self.adjacency == "replace_one":
             noise *= 0.5
         if noise == 0.0:
-            self.into.non_private |= count > 0
+            self.non_private |= count > 0
         else:
             self._add(SampledGaussian(1.0, noise), count)
 
     def _add(self, mechanism: Mechanism, count: int) -> None:
         if count > 0:
-            self.into.steps[mechanism] += count
+            self.steps[mechanism] += count
 
     def _refuse(self, event: Event, reason: str, fix: str) -> NoReturn:
         raise UnsupportedEventError(
