@@ -153,8 +153,6 @@ def calibrate_sampling_rate(
 
     Edge cases: the result is 1 if even sampling every example stays below the target.
 
-    The result depends on the arguments alone and is cached.
-
     Args:
         target_epsilon: largest epsilon to spend, > 0.
         delta: the delta of that epsilon, in (0, 1).
@@ -180,8 +178,22 @@ def calibrate_sampling_rate(
     noise = checks.positive("noise_multiplier", noise_multiplier)
     count = checks.positive_whole_number("steps", steps)
     tolerance = checks.positive("tolerance", tolerance)
-    adjacency = check_adjacency(adjacency)
-    return _sampling_rate(target, delta, noise, count, accountant, adjacency, tolerance)
+
+    def epsilon(inverse: float) -> float:  # of 1 / rate: falls, as it does with noise
+        return _epsilon(accountant, adjacency, delta, 1.0 / inverse, noise, count)
+
+    low = high = (1.0, epsilon(1.0))
+    while high[1] > target:
+        if high[0] * 4.0 > 1.0 / _LEAST_RATE:
+            raise ValueError(
+                f"target_epsilon={target!r} at delta={delta!r}, noise_multiplier={noise!r}, "
+                f"steps={count!r} cannot be met: even sampling_rate={1.0 / high[0]:.1e} spends "
+                f"epsilon {high[1]:.3g}; raise target_epsilon, delta or noise_multiplier"
+            )
+        low, high = high, (high[0] * 4.0, epsilon(high[0] * 4.0))
+    if low == high:
+        return 1.0
+    return 1.0 / solve_falling(epsilon, target, tolerance, low, high)
 
 
 def _epsilon(
@@ -213,30 +225,3 @@ def _noise_multiplier(
         f"target_epsilon={target!r} at delta={delta!r}, sampling_rate={rate!r}, steps={steps!r}"
     )
     return least_noise(epsilon, target, tolerance=tolerance, schedule=schedule)
-
-
-@lru_cache(maxsize=4096)
-def _sampling_rate(
-    target: float,
-    delta: float,
-    noise: float,
-    steps: int,
-    name: AccountantChoice,
-    adjacency: Adjacency,
-    tolerance: float,
-) -> float:
-    def epsilon(inverse: float) -> float:  # of 1 / rate: falls, as it does with noise
-        return _epsilon(name, adjacency, delta, 1.0 / inverse, noise, steps)
-
-    low = high = (1.0, epsilon(1.0))
-    while high[1] > target:
-        if high[0] * 4.0 > 1.0 / _LEAST_RATE:
-            raise ValueError(
-                f"target_epsilon={target!r} at delta={delta!r}, noise_multiplier={noise!r}, "
-                f"steps={steps!r} cannot be met: even sampling_rate={1.0 / high[0]:.1e} spends "
-                f"epsilon {high[1]:.3g}; raise target_epsilon, delta or noise_multiplier"
-            )
-        low, high = high, (high[0] * 4.0, epsilon(high[0] * 4.0))
-    if low == high:
-        return 1.0
-    return 1.0 / solve_falling(epsilon, target, tolerance, low, high)
