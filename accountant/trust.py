@@ -74,9 +74,10 @@ def _is_explained(claimed: Event, server_event: Event, factor: float) -> bool:
     if isinstance(claimed, Gaussian) and isinstance(server_event, Gaussian):
         return claimed.noise_multiplier <= server_event.noise_multiplier * factor
     if isinstance(claimed, JointGaussian) and isinstance(server_event, JointGaussian):
-        pairs = list(zip(claimed.noise_multipliers, server_event.noise_multipliers, strict=False))
-        same = len(claimed.noise_multipliers) == len(server_event.noise_multipliers)
-        return same and all(noise <= share * factor for noise, share in pairs)
+        noises, shares = claimed.noise_multipliers, server_event.noise_multipliers
+        return len(noises) == len(shares) and all(
+            noise <= share * factor for noise, share in zip(noises, shares, strict=True)
+        )
     inner, share = getattr(claimed, "event", None), getattr(server_event, "event", None)
     if not isinstance(inner, Event) or not isinstance(share, Event):
         return False

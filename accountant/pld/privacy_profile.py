@@ -104,15 +104,27 @@ def _losses(kinds: _Kinds) -> tuple[Floats, Floats]:
         if kind.epsilon == 0.0:
             continue
         flips = np.arange(count + 1.0)
-        choices = gammaln(count + 1.0) - gammaln(flips + 1.0) - gammaln(count - flips + 1.0)
-        kind_log_p = choices - flips * kind.epsilon - count * math.log1p(math.exp(-kind.epsilon))
         losses = np.add.outer(losses, (count - 2.0 * flips) * kind.epsilon).ravel()
-        log_p = np.add.outer(log_p, kind_log_p).ravel()
+        log_p = np.add.outer(log_p, log_flips(flips, kind.epsilon, count)).ravel()
     order = np.argsort(-losses, kind="stable")
     losses, log_p = losses[order], log_p[order]
     losses.setflags(write=False)
     log_p.setflags(write=False)
     return losses, log_p
+
+
+def log_flips(flips: Floats, epsilon: float, count: int) -> Floats:
+    """Return the log probabilities of numbers of flips in `count` = k randomised responses.
+
+    P[l flips] = C(k, l) e^((k - l) eps) / (1 + e^eps)^k.
+
+    Args:
+        flips: the numbers l of flips, float64 (n,).
+        epsilon: eps of one response, >= 0.
+        count: the number k of responses.
+    """
+    log_choose = gammaln(count + 1.0) - gammaln(flips + 1.0) - gammaln(count - flips + 1.0)
+    return log_choose - flips * epsilon - count * math.log1p(math.exp(-epsilon))
 
 
 @dataclass(frozen=True, eq=False)

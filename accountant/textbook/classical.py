@@ -15,10 +15,11 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.special import gammaln, logsumexp
+from scipy.special import logsumexp
 
 from fedsim.accountant import checks
 from fedsim.accountant.checks import Floats
+from fedsim.accountant.pld.privacy_profile import log_flips
 
 _BLOCK = 1 << 16  # outcomes of randomised response per block: bounds memory at any count
 
@@ -200,7 +201,7 @@ def _between(epsilon: float, count: int, low: int, log_slack: float) -> float:
     delta = sum over l <= low of P[l] - e^target P[l] e^(-(k - 2l) eps).
     """
     flips = np.arange(low + 1.0)
-    log_p = _log_flips(flips, epsilon, count)
+    log_p = log_flips(flips, epsilon, count)
     top = (count - 2 * low) * epsilon
     # With target = top - x the bracket is 1 - e^(-x - 2 (low - l) eps): solve for e^-x.
     first = _log_sum(log_p)
@@ -226,18 +227,12 @@ def _log_response_delta(epsilon: float, count: int, target: float) -> float:
         gap = (count - 2.0 * flips) * epsilon - target
         with np.errstate(divide="ignore"):  # a gap that rounds to 0 adds nothing
             log_gap = np.log(-np.expm1(-np.maximum(gap, 0.0)))
-        parts.append(_log_sum(_log_flips(flips, epsilon, count) + log_gap))
+        parts.append(_log_sum(log_flips(flips, epsilon, count) + log_gap))
     return _log_sum(np.array(parts))
 
 
 def _log_sum(values: Floats) -> float:
     return float(np.asarray(logsumexp(values)))
-
-
-def _log_flips(flips: Floats, epsilon: float, count: int) -> Floats:
-    """Return log P[l flips] = log C(k, l) e^((k - l) eps) / (1 + e^eps)^k."""
-    log_choose = gammaln(count + 1.0) - gammaln(flips + 1.0) - gammaln(count - flips + 1.0)
-    return log_choose - flips * epsilon - count * math.log1p(math.exp(-epsilon))
 
 
 def _checked(
