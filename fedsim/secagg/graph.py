@@ -113,61 +113,55 @@ def sparse_neighbourhood(
     for degree in range(2, clients):
         if degree % 2 and clients % 2:
             continue  # no graph has an odd number of odd degrees
-        tails = _Tails(clients, degree, corrupt_fraction, dropout_fraction, security_bits)
-        threshold = tails.threshold()
-        if threshold is not None and tails.is_recoverable(
-            raised := max(threshold, degree // 2 + 1)
-        ):
-            return Neighbourhood(degree, raised)
+        threshold = smallest_threshold(
+            clients,
+            degree,
+            corrupt_fraction=corrupt_fraction,
+            dropout_fraction=dropout_fraction,
+            security_bits=security_bits,
+            least=degree // 2 + 1,
+        )
+        if threshold is not None:
+            return Neighbourhood(degree, threshold)
     return None
 
 
-@dataclass(frozen=True)
-class _Tails:
-    """The failure probabilities of a graph in which each client has `degree` neighbours."""
+def smallest_threshold(
+    clients: int,
+    degree: int,
+    *,
+    corrupt_fraction: float,
+    dropout_fraction: float,
+    security_bits: int,
+    least: int = 1,
+) -> int | None:
+    """Return the smallest safe threshold where each client has `degree` neighbours, or None.
 
-    clients: int
-    degree: int
-    corrupt_fraction: float
-    dropout_fraction: float
-    security_bits: int
+    Args:
+        clients: the number n of clients.
+        degree: the number of neighbours of each client.
+        corrupt_fraction: the fraction γ of corrupt clients.
+        dropout_fraction: the fraction δ of clients that drop out.
+        security_bits: the exponent σ, as in `sparse_neighbourhood`.
+        least: the threshold is not below it.
+    """
+    from scipy.stats import hypergeom  # slow to import, and most runs have no sparse graph
 
-    def threshold(self) -> int | None:
-        """Return the smallest threshold that corrupt neighbours miss, or None if disconnected."""
-        from scipy.stats import hypergeom  # slow to import, and most runs have no sparse graph
-
-        budget = 2.0 ** -(self.security_bits + 1)
-        if self._disconnected() > budget:
-            return None
-        corrupt = _count(self.corrupt_fraction, self.clients)
-        for threshold in range(1, self.degree + 1):
-            tail = hypergeom.sf(threshold - 1, self.clients - 1, corrupt, self.degree)
-            if self.clients * tail <= budget:
-                return threshold
+    corrupt, dropped = _count(corrupt_fraction, clients), _count(dropout_fraction, clients)
+    budget, others = 2.0 ** -(security_bits + 1), clients - 1
+    # Isolated clients with independent neighbours. A Harary graph falls apart only if two runs of
+    # ⌊degree/2⌋ consecutive places are lost, drawn without replacement.
+    isolated = clients * (corrupt_fraction + dropout_fraction) ** degree
+    run = 2 * (degree // 2)
+    cut = math.comb(corrupt + dropped, run) / math.comb(clients, run)
+    if max(isolated, math.comb(clients, 2) * cut) > budget:
         return None
-
-    def is_recoverable(self, threshold: int) -> bool:
-        """Whether every client keeps `threshold` neighbours with high enough probability."""
-        from scipy.stats import hypergeom  # as above
-
-        alive = self.clients - 1 - _count(self.dropout_fraction, self.clients)
-        lost = hypergeom.cdf(threshold - 1, self.clients - 1, alive, self.degree)
-        return bool(self.clients * lost <= 2.0**-CORRECTNESS_BITS)
-
-    def _disconnected(self) -> float:
-        """Return a bound on the probability that the honest survivors are not connected.
-
-        The first term bounds isolated clients with independent neighbours. A Harary graph falls
-        apart only if two runs of ⌊degree/2⌋ consecutive places are lost, drawn without
-        replacement: the second term.
-        """
-        lost_fraction = self.corrupt_fraction + self.dropout_fraction
-        isolated = self.clients * lost_fraction**self.degree
-        lost = _count(self.corrupt_fraction, self.clients)
-        lost += _count(self.dropout_fraction, self.clients)
-        run = 2 * (self.degree // 2)
-        cut = math.comb(lost, run) / math.comb(self.clients, run)
-        return max(isolated, math.comb(self.clients, 2) * cut)
+    for threshold in range(1, degree + 1):
+        if clients * hypergeom.sf(threshold - 1, others, corrupt, degree) <= budget:
+            raised = max(threshold, least)
+            lost = hypergeom.cdf(raised - 1, others, others - dropped, degree)
+            return raised if clients * lost <= 2.0**-CORRECTNESS_BITS else None
+    return None
 
 
 def _count(fraction: float, clients: int) -> int:

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import hypergeom
 
 from fedsim.secagg.errors import ThresholdError
-from fedsim.secagg.graph import NeighbourGraph, _Tails, sparse_neighbourhood
+from fedsim.secagg.graph import NeighbourGraph, smallest_threshold, sparse_neighbourhood
 from fedsim.secagg.settings import SecureAggregationSettings
 
 # (n, γ, δ) -> smallest (degree, threshold) by the tails of Bell et al. 2020, 40 and 30 bits.
@@ -37,20 +37,6 @@ TABLE = {
 
 def keys(corrupt: float, dropout: float) -> dict[str, Any]:
     return {"corrupt_fraction": corrupt, "dropout_fraction": dropout, "security_bits": 40}
-
-
-def smallest_threshold(
-    clients: int,
-    degree: int,
-    *,
-    corrupt_fraction: float,
-    dropout_fraction: float,
-    security_bits: int,
-) -> int | None:
-    """Return the smallest safe threshold at a degree, or None if the degree is not safe."""
-    tails = _Tails(clients, degree, corrupt_fraction, dropout_fraction, security_bits)
-    threshold = tails.threshold()
-    return threshold if threshold is not None and tails.is_recoverable(threshold) else None
 
 
 @pytest.mark.parametrize("case", TABLE)
