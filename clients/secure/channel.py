@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 
 from fedsim.clients.faults import ClientFailureError
 from fedsim.clients.secure.additive_upload import SecureUploader
@@ -108,6 +108,11 @@ class SecureChannel:
                 settings, or the client's long-term key cannot be read. The message holds no value
                 of the update and no weight.
         """
+        if request.offer is None:
+            raise ClientFailureError(
+                "the server requests an update in clear, but this client's experiment has "
+                "secure_aggregation; nothing was sent. Run the same experiment on both sides"
+            )
         arguments: dict[str, Any] = {
             "arrays": to_numpy(reply.arrays),
             "reference": to_numpy(upload_base(request.arrays)),
@@ -122,7 +127,7 @@ class SecureChannel:
             uploader = SecureUploader(
                 client, self.settings, self.codec, self.plan, self.identity_of(client)
             )
-            offer = from_records(RoundOffer, RecordDict({SECAGG: self._offer(request)}))
+            offer = from_records(RoundOffer, RecordDict({SECAGG: request.offer}))
             if offer.server_round != request.round_number:
                 raise ContextMismatchError(
                     f"the offer is of round {offer.server_round}, and the request of round "
@@ -166,15 +171,6 @@ class SecureChannel:
             state=load_state(MaskingState, context, name=MASKING_STATE_RECORD),
             num_clients=len(self.weights),
         )
-
-    @staticmethod
-    def _offer(request: TrainRequest) -> ConfigRecord:
-        if request.offer is None:
-            raise ClientFailureError(
-                "the server requests an update in clear, but this client's experiment has "
-                "secure_aggregation; nothing was sent. Run the same experiment on both sides"
-            )
-        return request.offer
 
 
 def _text_without_values(error: SecureAggregationError) -> str:

@@ -255,9 +255,7 @@ class MaskedUpload:
             WireError: a field is malformed.
         """
         if self.state.stage == _DONE:
-            raise UnmaskRefusedError(
-                "the client unmasks once in a round", client=self.client, **self._location()
-            )
+            raise UnmaskRefusedError("the client unmasks once in a round", **self._where)
         self._check_stage(_MASKED)
         check_fields(request)
         self._check_unmask(request)
@@ -308,7 +306,7 @@ class MaskedUpload:
         )
         for wrong, reason in reasons:
             if wrong:
-                raise WireError(f"the roster {reason}", client=self.client, **self._location())
+                raise WireError(f"the roster {reason}", **self._where)
 
     def _check_threshold(self, roster: Roster) -> None:
         holders = len(roster.clients)
@@ -322,8 +320,7 @@ class MaskedUpload:
                 f"{rule}",
                 have=roster.threshold,
                 need=least,
-                client=self.client,
-                **self._location(),
+                **self._where,
             )
 
     def _check_keys(self, roster: Roster) -> None:
@@ -346,8 +343,7 @@ class MaskedUpload:
         if parties < least:
             raise TooFewClientsError(
                 f"the server {verb} {parties} parties, below the client's own min_clients {least}",
-                client=self.client,
-                **self._location(),
+                **self._where,
             )
 
     def _check_senders(self, request: MaskRequest) -> None:
@@ -364,8 +360,7 @@ class MaskedUpload:
                 "too few neighbours are left",
                 have=have,
                 need=self.state.threshold,
-                client=self.client,
-                round_number=self.state.server_round,
+                **self._where,
             )
 
     def _check_unmask(self, request: UnmaskRequest) -> None:
@@ -382,8 +377,7 @@ class MaskedUpload:
             if wrong:
                 raise UnmaskRefusedError(
                     f"the request {reason}; answering could reveal a single update",
-                    client=self.client,
-                    **self._location(),
+                    **self._where,
                 )
 
     def _apply_masks(self, vector: Ring, peers: tuple[int, ...]) -> None:
@@ -399,9 +393,9 @@ class MaskedUpload:
         if self.state.stage != stage:
             raise ProtocolOrderError(
                 f"asked to {_NEXT_STEPS[stage]} where {_NEXT_STEPS[self.state.stage]} is next",
-                client=self.client,
-                **self._location(),
+                **self._where,
             )
 
-    def _location(self) -> dict[str, int]:
-        return {"round_number": self.state.server_round}
+    @property
+    def _where(self) -> dict[str, int]:
+        return {"round_number": self.state.server_round, "client": self.client}

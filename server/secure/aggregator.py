@@ -1,8 +1,9 @@
 """Aggregator for secure aggregation: the server learns only the sum of the updates."""
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
@@ -218,9 +219,10 @@ class SecureAggregator(Aggregator[SealedReply]):
         self, context: RoundContext, clients: Sequence[int], channel: QueryChannel
     ) -> SecureRound:
         settings, codec = self._settings, self._codec
+        record_opening = partial(self._opened_sums.record_opening, context.server_round)
         if settings.protocol.name.startswith("secagg"):
             server = MaskedSum(codec=codec, context=context, settings=settings, clients=clients)
-            return MaskedRound(server, channel, record_opening=self._record_opening)
+            return MaskedRound(server, channel, record_opening=record_opening)
         leader = Leader(
             codec=codec,
             context=context,
@@ -229,10 +231,7 @@ class SecureAggregator(Aggregator[SealedReply]):
             min_clients=settings.min_clients,
         )
         hellos = self._helper_keys(channel)
-        return AdditiveRound(leader, hellos, channel, record_opening=self._record_opening)
-
-    def _record_opening(self, clients: Iterable[int]) -> None:
-        self._opened_sums.record_opening(self._round_number, clients)
+        return AdditiveRound(leader, hellos, channel, record_opening=record_opening)
 
     def _helper_keys(self, helpers: QueryChannel) -> dict[int, HelloReply]:
         """Return the helpers' keys of this run, asking for them once, or again after an abort."""
