@@ -34,41 +34,41 @@ def real_number(name: str, value: SupportsFloat) -> float:
 def non_negative(name: str, value: SupportsFloat) -> float:
     """Return `value` as a float >= 0; raises ValueError if it is negative or infinite."""
     number = real_number(name, value)
-    if not 0.0 <= number < math.inf:
-        raise ValueError(f"{name} must be finite and >= 0, got {number!r}")
+    _require(0.0 <= number < math.inf, name, number, "be finite and >= 0")
     return number + 0.0  # -0.0 would make an event unequal in JSON though equal in Python
 
 
 def positive(name: str, value: SupportsFloat) -> float:
     """Return `value` as a float > 0; raises ValueError if it is not positive or is infinite."""
     number = real_number(name, value)
-    if not 0.0 < number < math.inf:
-        raise ValueError(f"{name} must be finite and > 0, got {number!r}")
+    _require(0.0 < number < math.inf, name, number, "be finite and > 0")
     return number
 
 
 def at_least_one(name: str, value: SupportsFloat) -> float:
     """Return `value` as a float >= 1; raises ValueError if it is smaller or infinite."""
     number = real_number(name, value)
-    if not 1.0 <= number < math.inf:
-        raise ValueError(f"{name} must be finite and >= 1, got {number!r}")
+    _require(1.0 <= number < math.inf, name, number, "be finite and >= 1")
     return number
 
 
 def probability(name: str, value: SupportsFloat) -> float:
     """Return `value` as a float in [0, 1]; raises ValueError if it is outside."""
     number = real_number(name, value)
-    if not 0.0 <= number <= 1.0:
-        raise ValueError(f"{name} must be between 0 and 1, got {number!r}")
+    _require(0.0 <= number <= 1.0, name, number, "be between 0 and 1")
     return number + 0.0
 
 
 def open_probability(name: str, value: SupportsFloat) -> float:
     """Return `value` as a float in (0, 1); raises ValueError if it is outside."""
     number = real_number(name, value)
-    if not 0.0 < number < 1.0:
-        raise ValueError(f"{name} must lie strictly between 0 and 1, got {number!r}")
+    _require(0.0 < number < 1.0, name, number, "lie strictly between 0 and 1")
     return number
+
+
+def _require(holds: bool, name: str, number: float, rule: str) -> None:
+    if not holds:
+        raise ValueError(f"{name} must {rule}, got {number!r}")
 
 
 def whole_number(name: str, value: SupportsFloat) -> int:
@@ -77,19 +77,16 @@ def whole_number(name: str, value: SupportsFloat) -> int:
         number = value  # exact beyond 2**53, where a float would round
     else:
         real = real_number(name, value)
-        if not math.isfinite(real) or real != math.floor(real):
-            raise ValueError(f"{name} must be a whole number >= 0, got {real!r}")
+        _require(real.is_integer(), name, real, "be a whole number >= 0")
         number = int(real)
-    if number < 0:
-        raise ValueError(f"{name} must be a whole number >= 0, got {number!r}")
+    _require(number >= 0, name, number, "be a whole number >= 0")
     return number
 
 
 def positive_whole_number(name: str, value: SupportsFloat) -> int:
     """Return `value` as an int >= 1; raises ValueError if it is smaller or not whole."""
     number = whole_number(name, value)
-    if number == 0:
-        raise ValueError(f"{name} must be a whole number >= 1, got 0")
+    _require(number > 0, name, number, "be a whole number >= 1")
     return number
 
 
