@@ -2,11 +2,10 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 
 import numpy as np
 
-from fedsim.accountant.checks import Floats
+from fedsim.accountant.checks import Floats, cached_by_bytes
 from fedsim.accountant.composition import (
     AllocatedGaussian,
     Approximate,
@@ -22,6 +21,8 @@ from fedsim.accountant.rdp.poisson_batch import is_supported, rdp_curves
 from fedsim.accountant.rdp.random_allocation import rdp_random_allocation
 from fedsim.accountant.rdp.selection import rdp_repeat_and_select
 from fedsim.accountant.rdp.without_replacement import rdp_without_replacement
+
+_CACHE_BYTES = 64 << 20  # a curve at the default orders has 1 kB
 
 
 def total_rdp(steps: Iterable[tuple[Mechanism, int]], orders: tuple[float, ...]) -> Floats:
@@ -54,6 +55,7 @@ def leak(steps: Iterable[tuple[Mechanism, int]]) -> float:
     return -math.expm1(kept)
 
 
+@cached_by_bytes(_CACHE_BYTES)
 def mechanism_rdp(mechanism: Mechanism, orders: tuple[float, ...]) -> Floats:
     """Return the RDP of one mechanism at each order, read-only float64 (orders,).
 
@@ -63,24 +65,13 @@ def mechanism_rdp(mechanism: Mechanism, orders: tuple[float, ...]) -> Floats:
     """
     match mechanism:
         case SampledGaussian():
-            return rdp_sampled_gaussian(*mechanism, orders)
-        case ReplacedGaussian():
-            return rdp_replaced_gaussian(
-                mechanism.sampling_rate, mechanism.noise_multiplier, orders
-            )
-        case _:
-            return _cached(mechanism, orders)
-
-
-@lru_cache(maxsize=1024)
-def _cached(mechanism: Mechanism, orders: tuple[float, ...]) -> Floats:
-    match mechanism:
-        case FixedSizeGaussian():
-            curve = rdp_without_replacement(
-                mechanism.sampling_rate, mechanism.noise_multiplier, orders
-            )
-        case AllocatedGaussian():
-            curve = rdp_random_allocation(mechanism.batches, mechanism.noise_multiplier, orders)
+            curve = rdp_sampled_gaussian(*mechanism, orders)
+        case ReplacedGaussian(q, z):
+            curve = rdp_replaced_gaussian(q, z, orders)
+        case FixedSizeGaussian(q, z):
+            curve = rdp_without_replacement(q, z, orders)
+        case AllocatedGaussian(batches, z):
+            curve = rdp_random_allocation(batches, z, orders)
         case Concentrated():
             curve = mechanism.rho * np.array(orders)
         case Approximate():

@@ -19,7 +19,7 @@ import numpy as np
 from scipy.special import gammaln, logsumexp
 
 from fedsim.accountant import checks
-from fedsim.accountant.checks import Floats, cached_by_bytes
+from fedsim.accountant.checks import Floats
 from fedsim.accountant.rdp.poisson_batch import is_supported, log_expm1, rdp_curves
 from fedsim.core.limits import MAX_RENYI_ORDER
 
@@ -33,7 +33,6 @@ DEFAULT_ORDERS: tuple[float, ...] = (
 )
 
 _MAX_NODES = 1 << 20  # quadrature nodes; reached only where the loss is astronomical
-_CACHE_BYTES = 32 << 20  # a curve at the default orders has 1 kB
 _NEGLIGIBLE = 46.0  # exp(-46) = 1e-20 of the integrand's maximum
 
 
@@ -42,7 +41,7 @@ def rdp_sampled_gaussian(
     noise_multiplier: float,
     orders: Sequence[float] = DEFAULT_ORDERS,
 ) -> Floats:
-    """Return the RDP of one Poisson-sampled Gaussian step, read-only float64 (orders,).
+    """Return the RDP of one Poisson-sampled Gaussian step, float64 (orders,).
 
     Guarantee: the step is (orders[i], result[i])-RDP for every i, under zero-out and add-remove
     adjacency. Each example moves the sum by at most 1 in L2 norm before noise of standard deviation
@@ -68,7 +67,25 @@ def rdp_sampled_gaussian(
     """
     q = checks.probability("sampling_rate", sampling_rate)
     z = checks.non_negative("noise_multiplier", noise_multiplier)
-    return _curve(q, z, check_orders(tuple(orders)))
+    orders = check_orders(tuple(orders))
+    alphas = np.array(orders)
+    rates, noises = np.array([q]), np.array([z])
+    if is_supported(rates, noises, orders)[0]:
+        return rdp_curves(rates, noises, orders)[0]
+    if q == 0.0:
+        return np.zeros_like(alphas)
+    if z < 1e-100:
+        return np.full_like(alphas, math.inf)
+    # Outside these limits less noise or more sampling is assumed: still a bound, no underflow.
+    z, q = min(z, 1e50), max(q, 1e-100)
+    unsampled = alphas * (0.5 / z / z)  # sampling never hurts
+    if q == 1.0:
+        return unsampled
+    whole = alphas == np.floor(alphas)
+    log_a = np.empty_like(alphas)
+    log_a[whole] = _log_moments_whole(alphas[whole], q, z)
+    log_a[~whole] = [_log_moment_fractional(a, q, z) for a in alphas[~whole]]
+    return np.minimum(unsampled, log_a / (alphas - 1.0))
 
 
 def rdp_replaced_gaussian(
@@ -76,7 +93,7 @@ def rdp_replaced_gaussian(
     noise_multiplier: float,
     orders: Sequence[float] = DEFAULT_ORDERS,
 ) -> Floats:
-    """Return the RDP of a Poisson-sampled Gaussian under REPLACE-ONE, read-only float64 (orders,).
+    """Return the RDP of a Poisson-sampled Gaussian under REPLACE-ONE, float64 (orders,).
 
     Guarantee: the step is (orders[i], result[i])-RDP for every i, if one example is replaced by
     another. Examples are clipped to norm C, and the noise has standard deviation z C.
@@ -93,24 +110,17 @@ def rdp_replaced_gaussian(
     """
     q = checks.probability("sampling_rate", sampling_rate)
     z = checks.non_negative("noise_multiplier", noise_multiplier)
-    return _replaced_curve(q, z, check_orders(tuple(orders)))
-
-
-@cached_by_bytes(_CACHE_BYTES)
-def _replaced_curve(q: float, z: float, orders: tuple[float, ...]) -> Floats:
-    alphas = np.array(orders)
+    alphas = np.array(check_orders(tuple(orders)))
     if q == 0.0:
-        curve = np.zeros_like(alphas)
-    elif z < 1e-100:
-        curve = np.full_like(alphas, math.inf)
-    else:
-        z, q = min(z, 1e50), max(q, 1e-100)
-        curve = alphas * (2.0 / z / z)  # sampling never hurts
-        if q < 1.0:
-            log_a = np.array([_log_moment_replaced(a, q, z) for a in orders])
-            curve = np.minimum(curve, log_a / (alphas - 1.0))
-    curve.setflags(write=False)
-    return curve
+        return np.zeros_like(alphas)
+    if z < 1e-100:
+        return np.full_like(alphas, math.inf)
+    z, q = min(z, 1e50), max(q, 1e-100)
+    unsampled = alphas * (2.0 / z / z)
+    if q == 1.0:
+        return unsampled
+    log_a = np.array([_log_moment_replaced(a, q, z) for a in alphas.tolist()])
+    return np.minimum(unsampled, log_a / (alphas - 1.0))
 
 
 @lru_cache(maxsize=64)
@@ -127,30 +137,6 @@ def check_orders(orders: tuple[float, ...]) -> tuple[float, ...]:
         if not 1.0 < value <= MAX_RENYI_ORDER:
             raise ValueError(f"orders must lie in (1, {MAX_RENYI_ORDER:.0f}], got {value!r}")
     return values
-
-
-@cached_by_bytes(_CACHE_BYTES)
-def _curve(q: float, z: float, orders: tuple[float, ...]) -> Floats:
-    alphas = np.array(orders)
-    rates, noises = np.array([q]), np.array([z])
-    if is_supported(rates, noises, orders)[0]:
-        curve = rdp_curves(rates, noises, orders)[0]
-    elif q == 0.0:
-        curve = np.zeros_like(alphas)
-    elif z < 1e-100:
-        curve = np.full_like(alphas, math.inf)
-    else:
-        # Outside these limits less noise or more sampling is assumed: still a bound, no underflow.
-        z, q = min(z, 1e50), max(q, 1e-100)
-        curve = alphas * (0.5 / z / z)  # sampling never hurts
-        if q < 1.0:
-            whole = alphas == np.floor(alphas)
-            log_a = np.empty_like(alphas)
-            log_a[whole] = _log_moments_whole(alphas[whole], q, z)
-            log_a[~whole] = [_log_moment_fractional(a, q, z) for a in alphas[~whole]]
-            curve = np.minimum(curve, log_a / (alphas - 1.0))
-    curve.setflags(write=False)
-    return curve
 
 
 def _log_moments_whole(alphas: Floats, q: float, z: float) -> Floats:

@@ -13,6 +13,8 @@ from dp_accounting.rdp import RdpAccountant as OracleAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedsim.accountant.composition import SampledGaussian
+from fedsim.accountant.rdp.curves import mechanism_rdp
 from fedsim.accountant.rdp.poisson import (
     DEFAULT_ORDERS,
     rdp_replaced_gaussian,
@@ -210,8 +212,8 @@ def test_default_orders_cover_what_epsilon_needs() -> None:
 
 
 def test_curves_are_cached_and_cannot_be_changed() -> None:
-    curve = rdp_sampled_gaussian(0.1, 1.0)
-    assert rdp_sampled_gaussian(np.float64(0.1), 1) is curve
+    curve = mechanism_rdp(SampledGaussian(0.1, 1.0), DEFAULT_ORDERS)
+    assert mechanism_rdp(SampledGaussian(np.float64(0.1), 1), DEFAULT_ORDERS) is curve
     with pytest.raises(ValueError, match="read-only"):
         curve[0] = 0.0
 
