@@ -54,8 +54,7 @@ class FleetAccountant:
         self, accountant: AccountantChoice = "rdp", *, adjacency: Adjacency = "zero_out"
     ) -> None:
         self._name: AccountantChoice = accountant
-        orders = accountant.orders if isinstance(accountant, RdpOrders) else None
-        self._orders = DEFAULT_ORDERS if orders is None else orders
+        self._orders = accountant.orders if isinstance(accountant, RdpOrders) else DEFAULT_ORDERS
         self._adjacency: Adjacency = adjacency
         self._single()  # refuses unknown names
         self._breakdowns: dict[Event, Breakdown] = {}
@@ -83,8 +82,10 @@ class FleetAccountant:
                 negative or not whole; nothing was added.
         """
         count = checks.whole_number("count", count)
-        self._learn(event)
-        counts = self._account(client)
+        self.check(event)
+        if isinstance(client, bool) or not isinstance(client, (str, int)):
+            raise ValueError(f"client must be a str or an int, got {client!r}")
+        counts = self._counts.setdefault(client, Counter())
         if count:
             counts[event] += count
             self._answers.pop(client, None)
@@ -97,7 +98,10 @@ class FleetAccountant:
             UnsupportedEventError: the accountant has no rule for the event.
             ValueError: `event` is not an event.
         """
-        self._learn(event)
+        if not isinstance(event, Event):
+            raise ValueError(f"event must be a privacy event such as Gaussian(1.0), got {event!r}")
+        if event not in self._breakdowns:
+            self._breakdowns[event] = break_down(event, 1, self._adjacency)
 
     def get_epsilon(self, delta: float | Mapping[Client, float]) -> dict[Client, float]:
         """Return a dict from client to epsilon, for all clients or for the clients in `delta`.
@@ -152,24 +156,11 @@ class FleetAccountant:
         """
         delta = checks.open_probability("delta", delta)
         for event in {event for counts in compositions for event in counts}:
-            self._learn(event)
+            self.check(event)
         return self._epsilons_of(compositions, delta)
-
-    def _account(self, client: Client) -> Counter[Event]:
-        if isinstance(client, bool) or not isinstance(client, (str, int)):
-            raise ValueError(f"client must be a str or an int, got {client!r}")
-        return self._counts.setdefault(client, Counter())
 
     def _single(self) -> Accountant:
         return make_accountant(self._name, adjacency=self._adjacency)
-
-    def _learn(self, event: Event) -> None:
-        """Break an event down if it is new to the fleet; raise if it has no accounting rule."""
-        if not isinstance(event, Event):
-            raise ValueError(f"event must be a privacy event such as Gaussian(1.0), got {event!r}")
-        if event not in self._breakdowns:
-            self._single().compose(event)
-            self._breakdowns[event] = break_down(event, 1, self._adjacency)
 
     def _answer(self, clients: Iterable[Client], delta: float) -> None:
         """Compute and keep the epsilon at `delta` of the clients whose epsilon is not kept yet."""
