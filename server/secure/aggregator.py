@@ -124,7 +124,7 @@ class SecureAggregator(Aggregator[SealedReply]):
                 plan=self._plan,
             )
             self._secure_round = self._make_round(context, clients, channel)
-            offer = to_records(self._secure_round.offer())[SECAGG]
+            offer = to_records(self._secure_round.offer)[SECAGG]
         if not isinstance(offer, ConfigRecord):
             raise TypeError("an offer has no arrays")
         return offer

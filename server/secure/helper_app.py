@@ -1,6 +1,7 @@
 """Flower ClientApp of a helper node, a party of secure aggregation beside server and clients."""
 
 from collections.abc import Callable
+from typing import TypeVar
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -16,6 +17,7 @@ from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.secure.helper import Helper, HelperRelease, HelperState
 
 HELPER_STATE_RECORD = "secagg-helper"
+_Question = TypeVar("_Question", Hello, CombineRequest)
 
 
 def make_helper_app(
@@ -43,15 +45,27 @@ def make_helper_app(
     """
     app = ClientApp()
 
-    def helper_of(context: Context, identity: IdentityKey | None = None) -> Helper:
-        return Helper(
-            helper=number_of(context),
-            settings=settings,
-            state=load_state(HelperState, context, name=HELPER_STATE_RECORD),
-            identity=identity,
-            record=lambda release: record_of(context, release),
-            num_clients=num_clients,
-        )
+    def answer(
+        message: Message,
+        context: Context,
+        kind: type[_Question],
+        ask: Callable[[Helper, _Question], object],
+        identity_of: Callable[[Context], IdentityKey | None] = lambda _: None,
+    ) -> Message:
+        try:
+            helper = Helper(
+                helper=number_of(context),
+                settings=settings,
+                state=load_state(HelperState, context, name=HELPER_STATE_RECORD),
+                identity=identity_of(context),
+                record=lambda release: record_of(context, release),
+                num_clients=num_clients,
+            )
+            reply = ask(helper, from_records(kind, message.content))
+            save_state(helper.state, context, name=HELPER_STATE_RECORD)
+        except SecureAggregationError as error:
+            reply = wire.to_refusal(error)
+        return make_reply(reply, message)
 
     @app.query(NODE_REGISTRATION)
     def node_registration(message: Message, context: Context) -> Message:
@@ -59,30 +73,10 @@ def make_helper_app(
 
     @app.query(HELLO)
     def hello(message: Message, context: Context) -> Message:
-        def answer() -> _Answer:
-            helper = helper_of(context, identity_of(context))
-            return helper.hello(from_records(Hello, message.content)), helper.state
-
-        return _reply(answer, message, context)
+        return answer(message, context, Hello, Helper.hello, identity_of)
 
     @app.query(COMBINE)
     def combine(message: Message, context: Context) -> Message:
-        def answer() -> _Answer:
-            helper = helper_of(context)
-            return helper.combine(from_records(CombineRequest, message.content)), helper.state
-
-        return _reply(answer, message, context)
+        return answer(message, context, CombineRequest, Helper.combine)
 
     return app
-
-
-_Answer = tuple[object, HelperState]  # the reply, and the state that is stored before it leaves
-
-
-def _reply(answer: Callable[[], _Answer], message: Message, context: Context) -> Message:
-    try:
-        reply, state = answer()
-        save_state(state, context, name=HELPER_STATE_RECORD)
-    except SecureAggregationError as error:
-        reply = wire.to_refusal(error)
-    return make_reply(reply, message)

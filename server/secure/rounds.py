@@ -126,16 +126,13 @@ class SecureRound(ABC):
     """Base class of one round of a secure aggregation protocol, as the server runs it.
 
     Attributes:
+        offer: the parameters of the round, which train requests carry.
         record_opening: function that is called with the client set of a secure sum before the sum
             is requested. It may raise SecureAggregationError.
     """
 
-    def __init__(self, record_opening: Callable[[Iterable[int]], None]) -> None:
-        self.record_opening = record_opening
-
-    @abstractmethod
-    def offer(self) -> RoundOffer:
-        """Return the parameters of the round (the offer), which train requests carry."""
+    def __init__(self, offer: RoundOffer, record_opening: Callable[[Iterable[int]], None]) -> None:
+        self.offer, self.record_opening = offer, record_opening
 
     @abstractmethod
     def add(self, content: RecordDict, client: int) -> None:
@@ -183,12 +180,8 @@ class AdditiveRound(SecureRound):
         *,
         record_opening: Callable[[Iterable[int]], None],
     ) -> None:
-        super().__init__(record_opening)
-        self._leader, self._hellos, self._helpers = leader, hellos, helpers
-
-    def offer(self) -> RoundOffer:
-        """Return the parameters of the round (the offer), which train requests carry."""
-        return self._leader.offer(self._hellos)
+        super().__init__(leader.offer(hellos), record_opening)
+        self._leader, self._helpers = leader, helpers
 
     def add(self, content: RecordDict, client: int) -> None:
         """Add the server's share of a client's update."""
@@ -232,14 +225,10 @@ class MaskedRound(SecureRound):
         *,
         record_opening: Callable[[Iterable[int]], None],
     ) -> None:
-        super().__init__(record_opening)
+        super().__init__(server.offer(), record_opening)
         self._server, self._clients = server, clients
         self._drop_reasons: dict[int, str] = {}
         self._key_senders: list[int] = []
-
-    def offer(self) -> RoundOffer:
-        """Return the parameters of the round (the offer), which train requests carry."""
-        return self._server.offer()
 
     def add(self, content: RecordDict, client: int) -> None:
         """Store the public keys in a client's train reply."""
