@@ -16,14 +16,14 @@ from fedsim.clients.privacy_engine.attachment import AttachedModel
 from fedsim.clients.privacy_engine.batch_schedule import EngineStreams
 from fedsim.clients.privacy_engine.loaders import PrivateLoader, loader_sizes, tensor_batches
 from fedsim.clients.privacy_engine.opacus_names import (
+    ATTRIBUTES,
     accountant_name,
-    attribute_hint,
     batch_and_population,
     without_opacus_arguments,
 )
 from fedsim.clients.privacy_engine.opacus_style import OpacusStyle
 from fedsim.clients.privacy_engine.optimizer_patch import OptimizerPatch, check_optimizer
-from fedsim.clients.privacy_engine.row_losses import check_reduction, find_reduction
+from fedsim.clients.privacy_engine.row_losses import find_reduction
 from fedsim.clients.privacy_engine.state import EngineSpending
 from fedsim.clients.privacy_engine.steps import PrivateSteps
 from fedsim.clients.privacy_engine.terms import (
@@ -224,10 +224,10 @@ class PrivacyEngine(EngineSpending, OpacusStyle):
         self._steps = PrivateSteps(attached, mechanism, terms, self._streams)
 
     def __getattr__(self, name: str) -> Any:
-        hint = attribute_hint(name)
-        if hint is not None:
+        if name in ATTRIBUTES:
             raise AttributeError(
-                f"{name!r} of Opacus's PrivacyEngine is not supported; use instead: {hint}"
+                f"{name!r} of Opacus's PrivacyEngine is not supported; use instead: "
+                f"{ATTRIBUTES[name]}"
             )
         if "terms" not in self.__dict__ and (name in _OF_A_MODEL or hasattr(type(self), name)):
             raise AttributeError(
@@ -346,9 +346,16 @@ class PrivacyEngine(EngineSpending, OpacusStyle):
             check_isolation(self._model.model, loss, features, targets)
             rows = batch * terms.augmentation_multiplicity
             reduction = find_reduction(self._model.model, loss, features, targets, rows)
-        if reduction != "none":  # a loss for engine.backward needs no check
-            check_reduction(reduction, terms.loss_reduction)
-            self._steps.losses.is_checked = True
+        if reduction == "none":  # a loss for engine.backward needs no check
+            return
+        if reduction != terms.loss_reduction:
+            raise ValueError(
+                f"the loss is a {reduction} over the examples, and "
+                f"loss_reduction={terms.loss_reduction!r} was declared, so gradients would be "
+                "scaled by the size of the batch before clipping; pass "
+                f"loss_reduction={reduction!r}"
+            )
+        self._steps.losses.is_checked = True
 
     def batches(self, *tensors: Tensor, steps: int | None = None) -> Iterator[tuple[Tensor, ...]]:
         """Yield batches sampled from examples in memory; call `optimizer.step()` once for each.
@@ -365,6 +372,8 @@ class PrivacyEngine(EngineSpending, OpacusStyle):
         Raises:
             ValueError: the tensors differ in length.
         """
+        if len({len(tensor) for tensor in tensors}) != 1:
+            raise ValueError(f"tensors must share one length, got {[len(t) for t in tensors]}")
         planned = self.terms.planned_steps
         if steps is None:
             steps = self.terms.batches_per_epoch if planned is None else planned - self.steps

@@ -2,68 +2,55 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-
-@dataclass(frozen=True)
-class OpacusArgument:
-    """Argument of Opacus that fedsim accepts with some values, without any effect.
-
-    Attributes:
-        accepted: values that describe what fedsim does anyway.
-        instead: advice on how to get the effect of other values in fedsim.
-    """
-
-    accepted: tuple[object, ...]
-    instead: str
-
-
-ARGUMENTS: Mapping[str, OpacusArgument] = {
-    "batch_first": OpacusArgument(
-        (True,), "put the examples in the first dimension of the model's input and outputs"
+_ADAPTIVE = (
+    "pass max_grad_norm=AdaptiveClipping.for_batch(batch_size, max_grad_norm=..., quantile=..., "
+    "learning_rate=...) of fedsim.clients.clipping.adaptive"
+)
+ARGUMENTS: Mapping[str, tuple[tuple[object, ...], str]] = {
+    "batch_first": (
+        (True,),
+        "put the examples in the first dimension of the model's input and outputs",
     ),
-    "clip_per_layer": OpacusArgument(
-        (False,), "give max_grad_norm a list, with one bound for each layer"
-    ),
-    "clipping": OpacusArgument(
+    "clip_per_layer": ((False,), "give max_grad_norm a list, with one bound for each layer"),
+    "clipbound_learning_rate": ((), _ADAPTIVE),
+    "clipping": (
         ("flat",),
         "give max_grad_norm a list of bounds for clipping by layer, or "
         "AdaptiveClipping.for_batch(batch_size, max_grad_norm=...) of "
         "fedsim.clients.clipping.adaptive for an adaptive bound",
     ),
-    "distributed": OpacusArgument((False,), "train in one process"),
-    "enable_stat": OpacusArgument(
-        (False,), "read engine.private_statistics, which must not leave the client"
+    "distributed": ((False,), "train in one process"),
+    "enable_stat": (
+        (False,),
+        "read engine.private_statistics, which must not leave the client",
     ),
-    "grad_norm_type": OpacusArgument((2, 2.0), "only the L2 norm has an accountant"),
-    "grad_sample_mode": OpacusArgument(
+    "experimental": ((), "leave it out"),
+    "grad_norm_type": ((2, 2.0), "only the L2 norm has an accountant"),
+    "grad_sample_mode": (
         ("hooks", "functorch", "ew", "ghost"),
         "leave it out: the engine chooses how per-example gradients are computed",
     ),
-    "noise_generator": OpacusArgument(
-        (None,), "pass seed=..., or secure_mode=True for noise that nobody can repeat"
+    "max_clipbound": ((), _ADAPTIVE),
+    "min_clipbound": ((), _ADAPTIVE),
+    "n_accumulation_steps": ((), "pass max_physical_batch=..., or call optimizer.virtual_step()"),
+    "noise_generator": (
+        (None,),
+        "pass seed=..., or secure_mode=True for noise that nobody can repeat",
     ),
-    "rand_on_empty": OpacusArgument(
-        (False,), "an empty batch is a step of pure noise; call optimizer.step() for it, too"
+    "rand_on_empty": (
+        (False,),
+        "an empty batch is a step of pure noise; call optimizer.step() for it, too",
     ),
-    "wrap_model": OpacusArgument(
-        (True, False), "leave it out: the model is the same object, attached"
-    ),
+    "target_unclipped_quantile": ((), _ADAPTIVE),
+    "unclipped_num_std": ((), _ADAPTIVE),
+    "wrap_model": ((True, False), "leave it out: the model is the same object, attached"),
 }
-_ADAPTIVE = (
-    "pass max_grad_norm=AdaptiveClipping.for_batch(batch_size, max_grad_norm=..., quantile=..., "
-    "learning_rate=...) of fedsim.clients.clipping.adaptive"
-)
-RETIRED: Mapping[str, str] = {
-    "clipbound_learning_rate": _ADAPTIVE,
-    "max_clipbound": _ADAPTIVE,
-    "min_clipbound": _ADAPTIVE,
-    "target_unclipped_quantile": _ADAPTIVE,
-    "unclipped_num_std": _ADAPTIVE,
-    "experimental": "leave it out",
-    "n_accumulation_steps": "pass max_physical_batch=..., or call optimizer.virtual_step()",
-}
+"""Arguments of Opacus: the values that fedsim accepts, without any effect, and advice on others.
+
+The accepted values describe what fedsim does anyway.
+"""
 ATTRIBUTES: Mapping[str, str] = {
     "alphas": "pass alphas= to PrivacyEngine; engine.get_privacy_spent(delta) returns the best one",
     "clipper": "engine.backward and loss.backward() keep per-example gradients inside the engine",
@@ -85,7 +72,6 @@ ATTRIBUTES: Mapping[str, str] = {
     "validate": "ModuleValidator.validate(model) of fedsim.clients",
     "virtual_step": "optimizer.virtual_step()",
 }
-_ACCOUNTANTS = {"prv": "pld"}
 
 
 def without_opacus_arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,16 +85,11 @@ def without_opacus_arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: an argument of Opacus has another form in fedsim; the message names it.
     """
-    kept = {}
     for name, value in settings.items():
-        known = ARGUMENTS.get(name)
-        if name in RETIRED:
-            raise ValueError(f"{name}={value!r} of Opacus is not supported; {RETIRED[name]}")
-        if known is None:
-            kept[name] = value
-        elif not any(value is good or value == good for good in known.accepted):
-            raise ValueError(f"{name}={value!r} of Opacus is not supported; {known.instead}")
-    return kept
+        accepted, instead = ARGUMENTS.get(name, ((value,), ""))
+        if not any(value is good or value == good for good in accepted):
+            raise ValueError(f"{name}={value!r} of Opacus is not supported; {instead}")
+    return {name: value for name, value in settings.items() if name not in ARGUMENTS}
 
 
 def accountant_name(name: str) -> str:
@@ -122,7 +103,7 @@ def accountant_name(name: str) -> str:
             "accountant='gdp' is a limit theorem, whose ε may be too small: it is no guarantee; "
             "use accountant='pld', which is as tight as Opacus's 'prv'"
         )
-    return _ACCOUNTANTS.get(name, name)
+    return "pld" if name == "prv" else name
 
 
 def batch_and_population(
@@ -163,11 +144,6 @@ def batch_and_population(
         "PrivacyEngine().make_private(module=..., optimizer=..., data_loader=...), which reads "
         "them from the loader"
     )
-
-
-def attribute_hint(name: str) -> str | None:
-    """Return fedsim's equivalent of an attribute of Opacus's engine; None for unknown names."""
-    return ATTRIBUTES.get(name)
 
 
 class NoGradSample:

@@ -61,10 +61,9 @@ class ModelOutput(Tensor):
     ) -> Any:
         """Call a torch function, and keep the losses of the rows if it reduces them."""
         call = _Call(func, args, dict(kwargs or {}))
-        rule = _RULES.get(func)
-        outcome = None if rule is None else rule(call)
-        if outcome is not None:
-            return outcome.value
+        result = _RULES[func](call) if func in _RULES else NotImplemented
+        if result is not NotImplemented:
+            return result
         result = call.plain()
         for value in [result] if isinstance(result, Tensor) else pytree.tree_leaves(result):
             if isinstance(value, ModelOutput):  # the function changed it in place
@@ -112,13 +111,6 @@ class _Call:
         return self.first.origin if isinstance(self.first, ModelOutput) else None
 
 
-@dataclass(frozen=True)
-class _Found:
-    """The result of a rule; a rule that does not apply returns None instead."""
-
-    value: Any
-
-
 def _noted(result: Any, origin: ForwardPass, losses: Tensor | None = None) -> Any:
     """Return a tensor with its forward pass and losses attached, if it requires a gradient."""
     if type(result) is not Tensor or not result.requires_grad:
@@ -128,20 +120,20 @@ def _noted(result: Any, origin: ForwardPass, losses: Tensor | None = None) -> An
     return noted
 
 
-def _reduced(values: Tensor, origin: ForwardPass, *, mean: bool) -> _Found | None:
+def _reduced(values: Tensor, origin: ForwardPass, *, mean: bool) -> Any:
     """Return the mean or sum of values that have the same number for each row of a pass."""
     if not values.requires_grad or not values.ndim:
-        return None
+        return NotImplemented
     if not values.numel():  # an empty batch, for which torch's mean is NaN
-        return _Found(_noted(values.sum(), origin, values.flatten()))
+        return _noted(values.sum(), origin, values.flatten())
     if not origin.rows or values.numel() % origin.rows:
-        return None
+        return NotImplemented
     by_row = values.reshape(origin.rows, -1)
     losses = by_row.mean(1) if mean else by_row.sum(1)
-    return _Found(_noted(losses.mean() if mean else losses.sum(), origin, losses))
+    return _noted(losses.mean() if mean else losses.sum(), origin, losses)
 
 
-def _loss(call: _Call) -> _Found | None:
+def _loss(call: _Call) -> Any:
     """Compute a torch loss function for each example, then reduce the losses.
 
     Weights may be computed from the whole batch, and a mean with weights or with ignored labels
@@ -153,68 +145,70 @@ def _loss(call: _Call) -> _Found | None:
     given = bound.arguments
     reduction, origin = given["reduction"], call.origin
     if origin is None or reduction not in ("none", "mean", "sum"):
-        return None
+        return NotImplemented
     if any(given.get(name) is not None for name in _UNKNOWN_IF_GIVEN):
-        return None
+        return NotImplemented
     if given.get("ignore_index", _NEVER_A_LABEL) != _NEVER_A_LABEL:
-        return None
+        return NotImplemented
     given["reduction"] = "none"
     values = _Call(call.func, bound.args, bound.kwargs).plain()
     if reduction == "none":
-        return _Found(_noted(values, origin))
+        return _noted(values, origin)
     return _reduced(values, origin, mean=reduction == "mean")
 
 
-def _reduction(call: _Call) -> _Found | None:
+def _reduction(call: _Call) -> Any:
     """Reduce losses of examples to their mean or sum."""
     origin = call.origin
     if origin is None or len(call.args) != 1 or call.kwargs or _is_loss(call.args[0]):
-        return None
+        return NotImplemented
     is_mean = call.func in (torch.mean, Tensor.mean)
     return _reduced(without_origin(call.args[0]), origin, mean=is_mean)
 
 
-def _added(call: _Call) -> _Found | None:
+def _added(call: _Call) -> Any:
     """Add losses of one forward pass; a Python number may be added too, as it has no gradient."""
     losses = [value for value in call.args if _is_loss(value)]
     numbers = [value for value in call.args if isinstance(value, int | float)]
     passes = {id(loss.origin) for loss in losses}
     if call.kwargs or len(losses) + len(numbers) != len(call.args) or len(passes) != 1:
-        return None
+        return NotImplemented
     total = losses[0].losses
     for loss in losses[1:]:
         total = total + loss.losses
-    return _Found(_noted(call.plain(), losses[0].origin, total))
+    return _noted(call.plain(), losses[0].origin, total)
 
 
-def _by_row(call: _Call) -> _Found | None:
+def _by_row(call: _Call) -> Any:
     """Apply an operation that computes each row from the same row alone."""
-    return None if call.origin is None else _Found(_noted(call.plain(), call.origin))
+    return NotImplemented if call.origin is None else _noted(call.plain(), call.origin)
 
 
-def _along_dimension(call: _Call) -> _Found | None:
+def _along_dimension(call: _Call) -> Any:
     """Apply a softmax along a dimension other than that of the examples."""
     dimension = next(iter(call.args[1:]), call.kwargs.get("dim"))
     if call.origin is None or not isinstance(dimension, int):
-        return None
-    return _by_row(call) if dimension % max(1, call.first.ndim) else None
+        return NotImplemented
+    return _by_row(call) if dimension % max(1, call.first.ndim) else NotImplemented
 
 
-def _part(call: _Call) -> _Found | None:
+def _part(call: _Call) -> Any:
     """Take a part of each row, such as `outputs[:, 0]`."""
     place: Any = call.args[1]
     if not isinstance(place, tuple) or place[:1] != (slice(None),):
-        return None
-    return _by_row(call) if all(isinstance(index, int | slice) for index in place) else None
+        return NotImplemented
+    return (
+        _by_row(call) if all(isinstance(index, int | slice) for index in place) else NotImplemented
+    )
 
 
-def _backward(call: _Call) -> _Found | None:
+def _backward(call: _Call) -> Any:
     """Run `engine.backward` with the loss of each example."""
     (loss, *others) = call.args
     if not _is_loss(loss) or others or any(map(bool, call.kwargs.values())):
-        return None
+        return NotImplemented
     loss.origin.backward(loss.losses)
-    return _Found(None)
+    return None
 
 
 def _is_loss(value: object) -> bool:
@@ -249,7 +243,8 @@ _SOFTMAXES: tuple[Callable[..., Any], ...] = (
     *(torch.softmax, Tensor.softmax, functional.softmax),
     *(torch.log_softmax, Tensor.log_softmax, functional.log_softmax),
 )
-_RULES: Mapping[Callable[..., Any], Callable[[_Call], _Found | None]] = {
+# A rule returns the result of a call, or NotImplemented where it does not apply.
+_RULES: Mapping[Callable[..., Any], Callable[[_Call], Any]] = {
     **dict.fromkeys(_LOSSES, _loss),
     **dict.fromkeys((torch.mean, Tensor.mean, torch.sum, Tensor.sum), _reduction),
     **dict.fromkeys((torch.add, Tensor.add), _added),
@@ -325,17 +320,3 @@ def find_reduction(
         "weights or the number of labels that are not ignored, or mixes them. Return one value per "
         "example (reduction='none') and call engine.backward(losses)"
     )
-
-
-def check_reduction(reduction: Reduction, declared: Reduction) -> None:
-    """Check that a loss reduces over the examples as the argument `loss_reduction` says.
-
-    Raises:
-        ValueError: the loss has another reduction than the declared one.
-    """
-    if reduction != declared:
-        raise ValueError(
-            f"the loss is a {reduction} over the examples, and loss_reduction={declared!r} was "
-            "declared, so gradients would be scaled by the size of the batch before clipping; pass "
-            f"loss_reduction={reduction!r}"
-        )

@@ -18,7 +18,7 @@ from fedsim.accountant import Gaussian, PldAccountant, PoissonSampled, RdpAccoun
 from fedsim.accountant.sampler_slack import epsilon_with_slack
 from fedsim.clients import BatchMemoryManager, ModuleValidator, PrivacyEngine
 from fedsim.clients.model_checks.safety import UnsafeModelError
-from fedsim.clients.privacy_engine.opacus_names import ARGUMENTS, ATTRIBUTES, RETIRED
+from fedsim.clients.privacy_engine.opacus_names import ARGUMENTS, ATTRIBUTES
 
 X = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long()
@@ -247,7 +247,7 @@ def test_every_argument_of_opacus_has_a_place() -> None:
         *inspect.signature(opacus.PrivacyEngine.make_private).parameters,
         *inspect.signature(opacus.PrivacyEngine.make_private_with_epsilon).parameters,
     }
-    assert theirs - {"self", "kwargs"} <= ours | set(ARGUMENTS) | set(RETIRED)
+    assert theirs - {"self", "kwargs"} <= ours | set(ARGUMENTS)
 
 
 def test_every_public_name_of_opacus_engine_works_or_has_a_hint() -> None:
