@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -152,10 +153,17 @@ class BatchFeed:
             self._current, given = batch, 0
             try:
                 for left, part in zip(reversed(range(len(parts))), parts, strict=True):
-                    given = self._give(left, len(part))
+                    given = self._parts_given = self._parts_given + 1
+                    self.part, self.parts_left = given, left
+                    self._drawn, self._used, self._is_looping = len(part), 0, True
                     yield part
+                    if left and self.part != given:
+                        raise EpochError(
+                            "another loop has taken a batch; use one loop over engine.batches or a "
+                            "private loader at a time"
+                        )
                     if left:
-                        self._check_next(given)
+                        self.check_used()
             finally:
                 self._end_batch(batch, given)
             if self.schedule.steps != step + 1:
@@ -170,20 +178,6 @@ class BatchFeed:
         whole = batch.indices
         most = max(1, len(whole)) if self.most is None else self.most
         return [whole[start : start + most] for start in range(0, max(1, len(whole)), most)]
-
-    def _give(self, parts_left: int, examples: int) -> int:
-        self._parts_given += 1
-        self.part, self.parts_left = self._parts_given, parts_left
-        self._drawn, self._used, self._is_looping = examples, 0, True
-        return self.part
-
-    def _check_next(self, given: int) -> None:
-        if self.part != given:
-            raise EpochError(
-                "another loop has taken a batch; use one loop over engine.batches or a private "
-                "loader at a time"
-            )
-        self.check_used()
 
     def _end_batch(self, batch: Batch, given: int) -> None:
         """End a batch that its loop has left; one that was yielded whole may still be released."""
@@ -206,20 +200,8 @@ def tensor_batches(
         feed: source that draws and checks the batches of the engine.
         tensors: features, targets and so on, each with the n examples as rows (n, ...).
         steps: number of batches.
-
-    Raises:
-        ValueError: there is no tensor, or the tensors differ in length.
     """
-    lengths = {len(tensor) for tensor in tensors}
-    if len(lengths) != 1:
-        raise ValueError(f"tensors must share one length, got {[len(t) for t in tensors]}")
-    return _tensor_batches(feed, tensors, lengths.pop(), steps)
-
-
-def _tensor_batches(
-    feed: BatchFeed, tensors: Sequence[Tensor], length: int, steps: int
-) -> Iterator[tuple[Tensor, ...]]:
-    with closing(feed.indices(feed.schedule.draw_batches(length, steps))) as parts:
+    with closing(feed.indices(feed.schedule.draw_batches(len(tensors[0]), steps))) as parts:
         for part in parts:
             index = torch.from_numpy(part)
             yield tuple(tensor[index.to(tensor.device)] for tensor in tensors)
@@ -248,7 +230,10 @@ class PrivateLoader:
         self.dataset: Any = loader.dataset
         self.privacy_engine = owner
         self._loader, self._feed, self._batches = loader, feed, batches
-        self._collate = _EmptyCollate(loader)
+        # An empty batch has the structure and shapes of a full one; no value is used.
+        example = loader.collate_fn([loader.dataset[0]])
+        empty = map_tensors(example, lambda tensor: tensor[:0])
+        self._collate = partial(_collate, loader.collate_fn, empty)
 
     def __len__(self) -> int:
         return self._batches
@@ -260,27 +245,15 @@ class PrivateLoader:
         )
 
     def __iter__(self) -> Iterator[Any]:
-        batches = self._feed.schedule.draw_batches(len(self.dataset), self._batches)
         loader = self._loader
-        in_memory = isinstance(self.dataset, TensorDataset) and not loader.num_workers
+        in_memory = type(self.dataset) is TensorDataset and not loader.num_workers
         if in_memory and loader.collate_fn is default_collate and not loader.pin_memory:
-            yield from self._from_tensors(batches)
+            for rows in tensor_batches(self._feed, self.dataset.tensors, self._batches):
+                yield list(rows)
             return
         # Workers fetch ahead, so the batches of the iteration are drawn before it starts.
-        drawn = list(batches)
+        drawn = list(self._feed.schedule.draw_batches(len(self.dataset), self._batches))
         parts = [part.tolist() for one_batch in drawn for part in self._feed.split(one_batch)]
-        with closing(self._feed.indices(drawn)) as indices:
-            for _, batch in zip(indices, self._fetched(parts), strict=False):
-                yield batch
-
-    def _from_tensors(self, batches: Iterator[Batch]) -> Iterator[list[Tensor]]:
-        tensors: Sequence[Tensor] = self.dataset.tensors
-        with closing(self._feed.indices(batches)) as indices:
-            for part in indices:
-                yield [tensor[torch.from_numpy(part)] for tensor in tensors]
-
-    def _fetched(self, parts: list[list[int]]) -> Iterator[Any]:
-        loader = self._loader
         fetching: DataLoader[Any] = DataLoader(
             self.dataset,
             batch_sampler=parts,
@@ -292,7 +265,9 @@ class PrivateLoader:
             multiprocessing_context=loader.multiprocessing_context,
             generator=torch.Generator(),  # not torch's global one
         )
-        return iter(fetching)
+        with closing(self._feed.indices(drawn)) as indices:
+            for _, batch in zip(indices, fetching, strict=False):
+                yield batch
 
 
 def loader_sizes(loader: DataLoader[Any]) -> tuple[int, int]:
@@ -329,14 +304,6 @@ def loader_sizes(loader: DataLoader[Any]) -> tuple[int, int]:
     return min(loader.batch_size, len(dataset)), len(dataset)
 
 
-class _EmptyCollate:
-    """A loader's collate function that also makes batches of zero examples."""
-
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        self._collate = loader.collate_fn
-        # An empty batch has the structure and shapes of a full one; no value is used.
-        example = self._collate([loader.dataset[0]])
-        self._empty = map_tensors(example, lambda tensor: tensor[:0])
-
-    def __call__(self, examples: list[Any]) -> Any:
-        return self._collate(examples) if examples else self._empty
+def _collate(collate: Callable[..., Any], empty: Any, examples: list[Any]) -> Any:
+    """Return the batch of some examples, and `empty` for none."""
+    return collate(examples) if examples else empty

@@ -9,6 +9,7 @@ sizes that Poisson samples cannot have are refused.
 import logging
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +46,9 @@ class BatchSizes:
     most 1e-9. Each of the two tests after batch k fails with probability at most ½ · 1e-9 / (k (k +
     1)), and the sum is at most 1e-9. Sizes cannot prove that batches are Poisson samples.
 
+    Attributes:
+        counts: number of batches so far of each size.
+
     Args:
         sample_size: public number of examples.
         rate: declared sampling rate, in (0, 1].
@@ -53,16 +57,7 @@ class BatchSizes:
     def __init__(self, sample_size: int, rate: float) -> None:
         self._population, self._rate = sample_size, rate
         self._probabilities = size_probabilities(sample_size, rate)
-        self._counts: Counter[int] = Counter()
-
-    @property
-    def counts(self) -> dict[int, int]:
-        """Number of batches so far of each size: a dict from batch size to number of batches."""
-        return dict(self._counts)
-
-    def restore(self, counts: dict[int, int]) -> None:
-        """Restore the counts that `counts` returned."""
-        self._counts = Counter({int(size): int(count) for size, count in counts.items()})
+        self.counts: Counter[int] = Counter()
 
     def add_size(self, size: int) -> None:
         """Add the size of one more batch, and test all sizes so far.
@@ -70,18 +65,17 @@ class BatchSizes:
         Raises:
             NotPoissonError: Poisson sampling gives such sizes in less than one of 1e9 trainings.
         """
-        self._counts[size] += 1
-        batches = self._counts.total()
-        if batches > 64 and batches & (
-            batches - 1
-        ):  # later tests are rare: each sums over all sizes
+        self.counts[size] += 1
+        batches = self.counts.total()
+        # Later tests are rare, at powers of two: each sums over all sizes.
+        if batches > 64 and batches & (batches - 1):
             return
         limit = 0.5 * FALSE_ALARM_PROBABILITY / (batches * (batches + 1))
         self._refuse_repeats(batches, limit)
         self._refuse_excess(batches, limit)
 
     def _refuse_repeats(self, batches: int, limit: float) -> None:
-        often, times = self._counts.most_common(1)[0]
+        often, times = self.counts.most_common(1)[0]
         chance = chance_of_repeats(self._probabilities, batches, times)
         if chance < limit:
             raise NotPoissonError(
@@ -90,7 +84,7 @@ class BatchSizes:
             )
 
     def _refuse_excess(self, batches: int, limit: float) -> None:
-        seen = sum(size * count for size, count in self._counts.items())
+        seen = sum(size * count for size, count in self.counts.items())
         possible = batches * self._population
         if seen <= possible * self._rate:
             return
@@ -233,16 +227,14 @@ class OutsideBatches:
         self.are_amplified = False
         return mechanism.mechanism
 
-    def state(self) -> Mapping[str, object]:
+    def state(self) -> dict[str, Any]:
         """Return the counts of batch sizes, and `are_amplified`, for a resumed engine."""
-        return {"sizes": self._sizes.counts, "are_amplified": self.are_amplified}
+        return {"sizes": dict(self._sizes.counts), "are_amplified": self.are_amplified}
 
-    def restore(self, state: Mapping[str, object]) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the values that `state` returned."""
-        sizes = state["sizes"]
-        if not isinstance(sizes, Mapping):
-            raise TypeError(f"sizes of batches must be a map, got {sizes!r}")
-        self._sizes.restore(dict(sizes))
+        sizes = {int(size): int(count) for size, count in state["sizes"].items()}
+        self._sizes.counts = Counter(sizes)
         self.are_amplified = bool(state["are_amplified"])
 
     def _refuse_unaccounted(self) -> None:

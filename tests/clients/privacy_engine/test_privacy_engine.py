@@ -847,6 +847,22 @@ def test_loaders_of_other_data_sets_give_empty_batches_too(workers: int) -> None
     assert checked(engine).get_epsilon() <= 5.0
 
 
+class Doubled(TensorDataset):
+    """Tensors whose examples are changed on the way out, as by augmentation."""
+
+    def __getitem__(self, index: Any) -> tuple[Tensor, ...]:
+        x, y = super().__getitem__(index)
+        return 2 * x, y
+
+
+def test_a_data_set_over_tensors_keeps_its_own_way_to_read_examples() -> None:
+    x, y = torch.ones(12, 1, 4, 4, dtype=torch.float64), torch.zeros(12, dtype=torch.long)
+    loader = engine_for(net()).private_loader(DataLoader(Doubled(x, y), batch_size=8))
+    batch, _ = next(iter(loader))
+    assert len(batch)
+    assert (batch == 2).all()
+
+
 def test_make_private_with_shuffled_passes() -> None:
     x, y = data(20)
     model = net()
