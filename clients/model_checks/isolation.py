@@ -88,9 +88,6 @@ class _Seen:
 class Probe:
     """Runner of a model on small batches, with the same random numbers each time.
 
-    To save time, one pass computes both outputs and gradients. The results of the last batch are
-    cached until the mode or the parameters change.
-
     Args:
         model: the model.
         loss: function of (outputs, targets) that returns one value per example, or a single value.
@@ -103,17 +100,6 @@ class Probe:
         # Batches of one shape run the same kernels, so rows that are not coupled hardly change
         # (7e-5 in float32). Other sizes round differently, more so in deep models (2e-3).
         self._tolerance_same_shape, self.tolerance_other_shape = eps**0.6, 30 * eps**0.6
-        self._seen: _Seen | None = None
-
-    def use_eval_mode(self) -> None:
-        """Put the model in eval mode."""
-        self.model.eval()
-        self._seen = None
-
-    def use_train_mode(self) -> None:
-        """Put the model in train mode."""
-        self.model.train()
-        self._seen = None
 
     def outputs(self, batch: ProbeBatch, seed: int = _SEED) -> Any:
         """Return the model's outputs on a batch, after seeding the random generators.
@@ -159,35 +145,38 @@ class Probe:
             batch: the batch of n examples.
             seed: seed of the model's random numbers.
         """
-        losses = self.losses(batch, seed)
-        return [self._gradient(value) for value in (losses if losses.ndim else [losses])]
+        return self._gradients_of(self.losses(batch, seed))
 
-    def is_repeatable(self, batch: ProbeBatch) -> bool:
-        """Return whether two passes on a batch with the same seed give the same gradients."""
-        self._seen = None
-        first, second = self._see(batch).gradients, self.gradients(batch)
-        if not any(bool(g.isfinite().all()) for g in first):
+    def see(self, batch: ProbeBatch) -> _Seen:
+        """Return the results of a pass over a batch, in the model's current mode."""
+        outputs = self.outputs(batch)
+        kept = [value.detach().clone() for value in rows(outputs, len(batch))]
+        return _Seen(batch, kept, self._gradients_of(self._losses_of(outputs, batch)))
+
+    def is_repeatable(self, seen: _Seen) -> bool:
+        """Return whether another pass on the batch with the same seed gives the same gradients."""
+        if not any(bool(g.isfinite().all()) for g in seen.gradients):
             raise UnsafeModelError(
                 "the gradients of the examples are not finite, so it cannot be checked that "
                 "examples are kept apart; scale the features or check the model"
             )
-        return not any(map(self._is_far, first, second))
+        return not any(map(self._is_far, seen.gradients, self.gradients(seen.batch)))
 
-    def is_random(self, batch: ProbeBatch) -> bool:
+    def is_random(self, seen: _Seen) -> bool:
         """Return whether the gradients depend on the random seed."""
-        return any(map(self._is_far, self._see(batch).gradients, self.gradients(batch, _SEED + 1)))
+        return any(map(self._is_far, seen.gradients, self.gradients(seen.batch, _SEED + 1)))
 
-    def first_moved_example(self, batch: ProbeBatch, other: ProbeBatch, j: int) -> int | None:
+    def first_moved_example(self, seen: _Seen, other: ProbeBatch, j: int) -> int | None:
         """Return the index of the first example whose results differ between two batches.
 
         Results are outputs and gradients. If they are equal for all examples, return None.
 
         Args:
-            batch: the batch.
+            seen: results of a batch.
             other: the same batch with example j replaced.
             j: index of the replaced example, which is skipped.
         """
-        seen, outputs = self._see(batch), self.outputs(other)
+        batch, outputs = seen.batch, self.outputs(other)
         others = [i for i in range(len(batch)) if i != j]
         pairs = list(zip(seen.outputs, rows(outputs, len(batch)), strict=False))
         for i in others:
@@ -223,12 +212,12 @@ class Probe:
             ((before - left) - (after - right)).norm() > 10 * self._tolerance_same_shape * scale
         )
 
-    def first_different_alone(self, batch: ProbeBatch) -> int | None:
+    def first_different_alone(self, seen: _Seen) -> int | None:
         """Return the index of the first example whose gradient changes if it is alone in a batch.
 
         The result is None if there is no such example.
         """
-        together = self._see(batch).gradients
+        batch, together = seen.batch, seen.gradients
         alone = [self._gradient_alone(batch, i) for i in range(len(batch))]
         if len(together) > 1 or len(batch) == 1:
             most = max(float(g.norm()) for g in together)
@@ -253,15 +242,8 @@ class Probe:
                 "any size; keep the first dimension for the examples, whatever their number"
             ) from error
 
-    def _see(self, batch: ProbeBatch) -> _Seen:
-        """Return the results of a batch in the current mode, cached for the last batch."""
-        if self._seen is None or self._seen.batch is not batch:
-            outputs = self.outputs(batch)
-            kept = [value.detach().clone() for value in rows(outputs, len(batch))]
-            losses = self._losses_of(outputs, batch)
-            gradients = [self._gradient(value) for value in (losses if losses.ndim else [losses])]
-            self._seen = _Seen(batch, kept, gradients)
-        return self._seen
+    def _gradients_of(self, losses: Tensor) -> list[Tensor]:
+        return [self._gradient(value) for value in (losses if losses.ndim else [losses])]
 
     def _gradient(self, value: Tensor) -> Tensor:
         if not value.requires_grad:
@@ -350,42 +332,41 @@ def check_isolation(model: nn.Module, loss: Loss, features: Tensor, targets: Ten
 
 
 def _check(probe: Probe, batch: ProbeBatch) -> None:
-    if not probe.is_repeatable(batch):
+    seen = probe.see(batch)
+    if not probe.is_repeatable(seen):
         # The model draws random numbers that torch's seed does not fix; eval mode may draw none.
-        probe.use_eval_mode()
-        if not probe.is_repeatable(batch):
+        probe.model.eval()
+        seen = probe.see(batch)
+        if not probe.is_repeatable(seen):
             raise UnsafeModelError(
                 "the model gives different gradients for the same examples and the same torch "
                 "seed, so it cannot be checked that examples are kept apart; draw random numbers "
                 "with torch"
             )
-    _check_replaced(probe, batch)
-    if probe.is_random(batch):
-        probe.use_eval_mode()
-    _check_alone(probe, batch)
-    probe.use_train_mode()
-
-
-def _check_replaced(probe: Probe, batch: ProbeBatch) -> None:
     for j, other in batches_to_compare(batch):
-        i = probe.first_moved_example(batch, other, j)
+        i = probe.first_moved_example(seen, other, j)
         if i is not None:
             raise UnsafeModelError(
                 f"example {i} is coupled to example {j}: its gradient changes when example {j} "
                 f"is replaced by another; {likely_cause(probe, batch, other, i)}"
             )
+    if probe.is_random(seen):
+        probe.model.eval()
+        seen = probe.see(batch)
+    _check_alone(probe, seen)
+    probe.model.train()
 
 
-def _check_alone(probe: Probe, batch: ProbeBatch) -> None:
-    i = probe.first_different_alone(batch)
-    if i is not None and probe.is_random(batch):
+def _check_alone(probe: Probe, seen: _Seen) -> None:
+    i = probe.first_different_alone(seen)
+    if i is not None and probe.is_random(seen):
         raise UnsafeModelError(
             "the model's forward draws random numbers in evaluation mode, too, so an example alone "
             "cannot be compared with the same example in a batch; draw them only if self.training "
             "is true, as nn.Dropout does, or put the noise into the data"
         )
     if i is not None:
-        j = 0 if i else 1
+        batch, j = seen.batch, 0 if i else 1
         raise UnsafeModelError(
             f"example {i} is coupled to example {j}: its gradient in a batch differs from its "
             f"gradient alone; {likely_cause(probe, batch, batch.only(i), i)}"
