@@ -22,6 +22,7 @@ class FlatParameters:
         names: name of each parameter. The position in this list is the index of the parameter.
         tensors: tensor of each parameter, a view of `data`.
         sizes: number of values of each parameter.
+        size: number of trainable values.
         index: index of each parameter, by Python's `id` of its tensor.
 
     Raises:
@@ -48,6 +49,7 @@ class FlatParameters:
         self.names: tuple[str, ...] = tuple(name for name, _ in named)
         self.tensors: tuple[nn.Parameter, ...] = tuple(parameter for _, parameter in named)
         self.sizes: tuple[int, ...] = tuple(parameter.numel() for parameter in self.tensors)
+        self.size = sum(self.sizes)
         ends = list(accumulate(self.sizes))
         self._places = [slice(end - n, end) for end, n in zip(ends, self.sizes, strict=True)]
         self.data: Tensor = torch.cat([parameter.detach().flatten() for parameter in self.tensors])
@@ -55,15 +57,10 @@ class FlatParameters:
         for parameter, view in zip(self.tensors, self.views(self.data), strict=True):
             parameter.data = view
 
-    @property
-    def size(self) -> int:
-        """Number of trainable values."""
-        return self.data.numel()
-
     def views(self, flat: Tensor) -> list[Tensor]:
         """Return one view of a flat tensor (size,) for each parameter, in the parameter's shape."""
-        places = self.slices(range(len(self.tensors)))
-        return [flat[at].view(p.shape) for at, p in zip(places, self.tensors, strict=True)]
+        parts = flat.split_with_sizes(self.sizes)
+        return [part.view(p.shape) for part, p in zip(parts, self.tensors, strict=True)]
 
     def slices(self, indices: Sequence[int]) -> list[slice]:
         """Return the slices of the flat tensor that hold the parameters with the given indices."""

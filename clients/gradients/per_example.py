@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -58,56 +58,6 @@ class ClipBounds:
     members: Sequence[Sequence[int]]
     bounds: Tensor
     scales: Tensor
-
-
-def clip_rows(norms: Tensor, clip: ClipBounds) -> tuple[tuple[Tensor, ...], Tensor | None]:
-    """Return the factors that clip and scale gradients, and which gradients are not finite.
-
-    Args:
-        norms: gradient norms of n rows in m groups, float64 (n, m). If a row has a norm that is not
-            finite, the row is dropped: all its norms become NaN, in place.
-        clip: clipping norms and scales of the rows.
-
-    Returns:
-        For each group the factors (n,) of the rows; and booleans (n,), true for dropped rows. The
-        second value may be None if no row is dropped.
-
-    Guarantee: a dropped row has factor 0 in all groups; a row's factors depend on that row alone.
-    """
-    dropped = None
-    # The largest of numbers with NaN is NaN, which is not finite either. A GPU skips this test:
-    # waiting for its result takes longer than to drop rows in every case.
-    if norms.is_cuda or not math.isfinite(norms.max().item()):
-        dropped = ~norms.isfinite().all(1)
-        norms.masked_fill_(dropped.unsqueeze(1), torch.nan)
-    factors = clip.clipping.clip_factors(norms, clip.bounds) * clip.scales
-    if dropped is not None:
-        factors = factors.masked_fill(dropped.unsqueeze(1), 0.0)
-    return factors.unbind(1), dropped
-
-
-def group_norms(
-    squared_norms: Mapping[int, Tensor],
-    rows: int,
-    members: Sequence[Sequence[int]],
-    like: Tensor,
-) -> Tensor:
-    """Return the gradient norm of each of n rows in each of m parameter groups, float64 (n, m).
-
-    Args:
-        squared_norms: for each parameter index, the squared gradient norms of the rows, float64
-            (n,). A parameter that the model did not use may be absent.
-        rows: number of rows n.
-        members: parameter indices of each group.
-        like: a tensor on the device of the result.
-    """
-    columns = []
-    for group in members:
-        terms = [squared_norms[i] for i in group if i in squared_norms]
-        total = like.new_zeros(rows, dtype=torch.float64)
-        columns.append(sum(terms[1:], terms[0]) if terms else total)
-    norms = torch.stack(columns, dim=1) if len(columns) > 1 else columns[0].unsqueeze(1)
-    return norms.sqrt()
 
 
 PerExampleLoss = Callable[[Tensor, Tensor], Tensor]
@@ -382,15 +332,23 @@ def clipped_rows(
         clients: number of clients K.
         times: factor of each gradient before clipping, such as n for gradients of a mean over rows.
     """
-    n, like = clip.scales.shape[0], clip.scales
     squared = {index: of.squared_norms(index) for index, of in sorted(uses.items())}
-    norms = group_norms(squared, n, clip.members, like)
+    totals = list[Tensor]()
+    for group in clip.members:
+        terms = [squared[index] for index in group if index in squared]
+        totals.append(sum(terms[1:], terms[0]) if terms else torch.zeros_like(clip.scales[:, 0]))
+    norms, scales, dropped = torch.stack(totals, 1).sqrt_(), clip.scales, None
     if times != 1:
-        norms *= times
-        clip = replace(clip, scales=clip.scales * times)
-    factors, dropped = clip_rows(norms, clip)
+        norms, scales = norms.mul_(times), scales * times
+    # The largest of numbers with NaN is NaN, which is not finite either. A GPU skips this test:
+    # waiting for its result takes longer than to drop rows in every case.
+    if norms.is_cuda or not math.isfinite(norms.max().item()):
+        dropped = ~norms.isfinite().all(1)
+        norms.masked_fill_(dropped.unsqueeze(1), torch.nan)
+    factors = clip.clipping.clip_factors(norms, clip.bounds) * scales
     if dropped is not None:
+        factors = factors.masked_fill(dropped.unsqueeze(1), 0.0)
         for of in {id(of): of for of in uses.values()}.values():
             of.drop(dropped)
-    columns = [factor.view(clients, -1) for factor in factors]
+    columns = [column.view(clients, -1) for column in factors.unbind(1)]
     return ClippedRows(uses, clip.members, norms, columns, dropped)

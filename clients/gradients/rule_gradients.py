@@ -182,11 +182,12 @@ def by_parameter(uses: Sequence[ExampleUse]) -> dict[int, ExampleUse]:
     result: dict[int, ExampleUse] = {}
     joined: dict[tuple[int, ...], LinearUse] = {}
     for index, several in used.items():
-        linear = [use for use in several if isinstance(use, LinearUse)]
         if len(several) == 1:
             result[index] = several[0]
-        elif len(linear) == len(several) and len({tuple(u.parameters) for u in linear}) == 1:
-            key: Any = tuple(id(use) for use in linear)
+            continue
+        linear = [use for use in several if isinstance(use, LinearUse)]
+        if len(linear) == len(several) and len({tuple(u.parameters) for u in linear}) == 1:
+            key = tuple(map(id, linear))
             if key not in joined:
                 joined[key] = LinearUse.joined(linear)
             result[index] = joined[key]

@@ -146,11 +146,19 @@ class Part:
             clients: number of clients K.
         """
         height = len(values) // clients
-        start, stop, _ = self.rows.indices(height)
         if self.client is None:
-            return values.unflatten(0, (clients, height))[:, start:stop]
-        first = self.client * height
-        return values[first + start : first + stop].unsqueeze(0)
+            return values.unflatten(0, (clients, height))[:, self.rows]
+        return values[self.place(height)].unsqueeze(0)
+
+    def place(self, height: int) -> slice:
+        """Return the slice of the padded batch that holds the selected rows of `client`.
+
+        Args:
+            height: number of rows R of each client.
+        """
+        start, stop, _ = self.rows.indices(height)
+        first = (self.client or 0) * height
+        return slice(first + start, first + stop)
 
 
 WHOLE = Part()

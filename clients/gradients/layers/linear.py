@@ -38,7 +38,6 @@ class LinearUse(LayerUse):
         super().__init__(weight, bias)
         self._norms: tuple[Tensor, ...] | None = None  # of output gradients and inputs
         self._scaled: tuple[Tensor | None, torch.dtype, Tensor] | None = None
-        self._split: dict[str, tuple[Tensor, Sequence[Tensor]]] = {}
 
     @staticmethod
     def joined(uses: Sequence["LinearUse"]) -> "LinearUse":
@@ -124,23 +123,15 @@ class LinearUse(LayerUse):
             part: the client and its rows.
             beta: 1 to add, 0 to overwrite.
         """
-        client = part.client or 0
-        scaled = self._of_clients("g", self._scaled_by(factors, into.dtype))[client][part.rows]
+        rows = part.place(self.output_gradient.shape[0] // self.clients)
+        scaled = self._scaled_by(factors, into.dtype)[rows].flatten(1)
         if index == self.weight_index:
-            x = self._of_clients("x", self.input)[client][part.rows]
-            x = x if x.dtype == into.dtype else x.to(into.dtype)
+            x = self.input[rows].flatten(1).to(into.dtype)
             torch.addmm(into, scaled.t(), x, beta=beta, out=into)
         elif beta:
             into += scaled.sum(0)
         else:
             torch.sum(scaled, 0, out=into)
-
-    def _of_clients(self, name: str, values: Tensor) -> Sequence[Tensor]:
-        """Return one tensor (R, d) of vectors for each client, made once for all calls."""
-        known = self._split.get(name)
-        if known is None or known[0] is not values:
-            known = self._split[name] = values, self.by_client(values).unbind()
-        return known[1]
 
     def _scaled_by(self, factors: Tensor | None, kind: torch.dtype) -> Tensor:
         """Return the output gradients times the factors of their rows, once for all parameters."""

@@ -29,19 +29,11 @@ def _gru_cell(x: Tensor, h: Tensor, state: State) -> State:
     return ((1 - z) * new + z * state[0],)
 
 
-def _tanh_cell(x: Tensor, h: Tensor, state: State) -> State:
-    return (torch.tanh(x + h),)
-
-
-def _relu_cell(x: Tensor, h: Tensor, state: State) -> State:
-    return (torch.relu(x + h),)
-
-
 _CELLS: dict[str, Callable[[Tensor, Tensor, State], State]] = {
     "LSTM": _lstm_cell,
     "GRU": _gru_cell,
-    "RNN_TANH": _tanh_cell,
-    "RNN_RELU": _relu_cell,
+    "RNN_TANH": lambda x, h, state: (torch.tanh(x + h),),
+    "RNN_RELU": lambda x, h, state: (torch.relu(x + h),),
 }
 
 
