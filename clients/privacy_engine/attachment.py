@@ -47,13 +47,7 @@ class InPlaceParameters(FlatParameters):
         super().__init__(model)
         for parameter, data in before.items():
             parameter.data = data
-        self._size = self.data.numel()
         del self.data  # a copy, which must not be taken for the parameters' values
-
-    @property
-    def size(self) -> int:
-        """Number of trainable scalars (all values of all trainable parameters)."""
-        return self._size
 
 
 class AttachedModel:
@@ -66,6 +60,7 @@ class AttachedModel:
     Args:
         model: the model; the parameters that are now trainable are trained.
         views: number K of successive rows that each example has in a forward pass.
+        is_mean: whether the training loop's loss is a mean over the rows, else a sum.
 
     Attributes:
         passes: the state that all forward passes share.
@@ -76,11 +71,11 @@ class AttachedModel:
             less precision than float32.
     """
 
-    def __init__(self, model: nn.Module, views: int = 1) -> None:
+    def __init__(self, model: nn.Module, views: int, *, is_mean: bool) -> None:
         self.model, self.views = model, views
-        self.passes = PassContext([])
         self.padded_examples = 1
         self.parameters = InPlaceParameters(model)
+        self.passes = PassContext(self.parameters, views, is_mean)
         check_parameter_types(zip(self.parameters.names, self.parameters.tensors, strict=True))
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._forward: RecordingForward | None = None
@@ -220,8 +215,7 @@ class AttachedModel:
         origin = ForwardPass(n, self.backward)
         if not n:
             return with_origin(_without_examples(forward, args, kwargs), origin)
-        recorded = RecordedPass(self.parameters, n // self.views, self.views, self.passes)
-        padded_batches = [recorded.start_padded(rows) for _ in range(0, n, rows)]
+        padded_batches = RecordedPass(self.passes, n // self.views, rows).padded_batches
         by_hand = len(args) == 1 and not kwargs and first is args[0] and sequence.is_usable
         if by_hand and not first.requires_grad and not _is_autocast(first):
             return self._noted(sequence.record(padded_batches, first), origin)

@@ -216,7 +216,8 @@ class PrivacyEngine(EngineSpending, OpacusStyle):
         max_grad_norm, allocation = of_terms.pop("max_grad_norm"), of_terms.pop("noise_allocation")
         seed, secure_mode = of_terms.pop("seed"), of_terms.pop("secure_mode")
         terms = privacy_terms(batch_size=batch_size, sample_size=sample_size, **of_terms)
-        attached = AttachedModel(model, terms.augmentation_multiplicity)
+        is_mean = terms.loss_reduction == "mean"
+        attached = AttachedModel(model, terms.augmentation_multiplicity, is_mean=is_mean)
         mechanism = mechanism_for(terms, attached.parameters, max_grad_norm, allocation)
         attached.padded_examples = mechanism.padded_rows
         self.terms, self._model = terms, attached
@@ -404,5 +405,4 @@ class PrivacyEngine(EngineSpending, OpacusStyle):
         return self._steps.step(update)
 
     def _check(self, optimizer: Optimizer) -> None:
-        parameters = self._model.parameters
-        check_optimizer(optimizer, self._model.model, parameters.names, parameters.tensors)
+        check_optimizer(optimizer, self._model.model, self._model.parameters)

@@ -1,11 +1,13 @@
 """Replacement of the methods `step` and `zero_grad` of an optimizer object."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
+
+from fedsim.clients.gradients.parameters import FlatParameters
 
 _NAMES = ("step", "zero_grad", "virtual_step")
 
@@ -13,7 +15,7 @@ _NAMES = ("step", "zero_grad", "virtual_step")
 class OptimizerPatch:
     """Patch that gives an optimizer a privacy engine's `step`, `zero_grad` and `virtual_step`.
 
-    These three are bound methods of the optimizer, as learning-rate schedulers expect. Copies and
+    The step is a bound method of the optimizer, as learning-rate schedulers expect. Copies and
     pickles of the optimizer are not patched, because torch stores only groups and state.
 
     Args:
@@ -48,10 +50,7 @@ class OptimizerPatch:
                 )
             return step(own_step)
 
-        def private_virtual_step(_: Optimizer) -> None:
-            virtual_step()
-
-        def private_zero_grad(_: Optimizer, set_to_none: bool = True) -> None:
+        def private_zero_grad(set_to_none: bool = True) -> None:
             own_zero_grad(set_to_none)
             if self._active:
                 zero_grad()
@@ -59,8 +58,8 @@ class OptimizerPatch:
         self._before = {name: optimizer.__dict__.get(name) for name in _NAMES}
         self._ours = {
             "step": MethodType(private_step, optimizer),
-            "zero_grad": MethodType(private_zero_grad, optimizer),
-            "virtual_step": MethodType(private_virtual_step, optimizer),
+            "zero_grad": private_zero_grad,
+            "virtual_step": virtual_step,
         }
         optimizer.__dict__.update(self._ours, privacy_engine=owner)
 
@@ -78,16 +77,13 @@ class OptimizerPatch:
                 attributes[name] = self._before[name]
 
 
-def check_optimizer(
-    optimizer: Optimizer, model: nn.Module, names: Sequence[str], tensors: Sequence[nn.Parameter]
-) -> None:
+def check_optimizer(optimizer: Optimizer, model: nn.Module, parameters: FlatParameters) -> None:
     """Check that an optimizer has exactly the parameters that are trained privately.
 
     Args:
         optimizer: the optimizer.
         model: the model.
-        names: names of the parameters that the engine trains.
-        tensors: these parameters.
+        parameters: the parameters that the engine trains.
 
     Raises:
         ValueError: the parameters differ, and the message names them; or the optimizer evaluates
@@ -98,31 +94,24 @@ def check_optimizer(
             "LBFGS evaluates the loss several times in a step, each of which would have to be "
             "noised and charged; use SGD, Adam or another optimizer that steps once"
         )
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    ours = {id(parameter) for parameter in tensors}
-    named = list(model.named_parameters())
-    trained = {id(parameter) for _, parameter in named if parameter.requires_grad}
-    if held == ours == trained:
-        return
-    of_ours = {id(tensor): name for name, tensor in zip(names, tensors, strict=True)}
-    raise ValueError(_difference(optimizer, named, held, of_ours))
+    held = {id(p): p for group in optimizer.param_groups for p in group["params"]}
+    trained = {id(p) for p in model.parameters() if p.requires_grad}
+    if not held.keys() == parameters.index.keys() == trained:
+        raise ValueError(_difference(held, model, parameters))
 
 
-def _difference(
-    optimizer: Optimizer,
-    named: list[tuple[str, nn.Parameter]],
-    held: set[int],
-    ours: dict[int, str],
-) -> str:
-    names = {id(parameter): name for name, parameter in named} | ours
-    missing = [name for key, name in ours.items() if key not in held]
+def _difference(held: dict[int, Tensor], model: nn.Module, parameters: FlatParameters) -> str:
+    """Return the text of the error for an optimizer that holds other tensors, given by `id`."""
+    ours = parameters.index.keys()
+    names = {id(p): name for name, p in model.named_parameters()}
+    names |= {key: parameters.names[index] for key, index in parameters.index.items()}
+    missing = [names[key] for key in ours if key not in held]
     extra = [
-        names.get(id(p), f"one of shape {tuple(p.shape)} that the model does not have")
-        for group in optimizer.param_groups
-        for p in group["params"]
-        if id(p) not in ours
+        names.get(key, f"one of shape {tuple(p.shape)} that the model does not have")
+        for key, p in held.items()
+        if key not in ours
     ]
-    changed = [name for name, p in named if p.requires_grad != (id(p) in ours)]
+    changed = [name for name, p in model.named_parameters() if p.requires_grad != (id(p) in ours)]
     parts = []
     if missing:
         parts.append(f"it lacks {_shorten(missing)}")

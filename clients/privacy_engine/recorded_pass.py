@@ -25,6 +25,9 @@ class PassContext:
     """State that all forward passes of an attached model share.
 
     Attributes:
+        parameters: the model's trainable parameters.
+        views: number K of successive rows of each example.
+        is_mean: whether the training loop's loss is a mean over the rows, else a sum.
         pending: forward passes that a backward pass has reached, but that no batch has used yet.
         part: function that returns the number of the training loop's current physical batch.
         losses: number of losses in the current call of `engine.backward`; None outside a call.
@@ -32,7 +35,10 @@ class PassContext:
         checks_left: how many further calls of `engine.backward` are checked.
     """
 
-    pending: "list[RecordedPass]"
+    parameters: FlatParameters
+    views: int
+    is_mean: bool
+    pending: "list[RecordedPass]" = field(default_factory=list["RecordedPass"])
     part: Callable[[], int] = lambda: 0
     losses: int | None = None
     outputs: list[Tensor] = field(default_factory=list[Tensor])
@@ -46,10 +52,9 @@ class RecordedPass:
     pass without a backward pass leaves nothing behind.
 
     Args:
-        parameters: the model's trainable parameters; their values are not copied.
-        examples: n, number of examples.
-        views: number K of successive rows of each example.
         context: the state that the model's forward passes share.
+        examples: n, number of examples.
+        rows: number of rows of a padded batch.
 
     Attributes:
         examples: n, number of examples.
@@ -58,25 +63,21 @@ class RecordedPass:
         part: number of the training loop's physical batch at the time of the forward pass.
         losses: number of losses given to `engine.backward`; None if the training loop called
             `loss.backward()`.
+        context: the state that the model's forward passes share.
     """
 
-    def __init__(
-        self, parameters: FlatParameters, examples: int, views: int, context: PassContext
-    ) -> None:
-        self.examples, self.views, self.padded_batches = examples, views, list[PaddedRecording]()
-        self.part = context.part()
+    def __init__(self, context: PassContext, examples: int, rows: int) -> None:
+        self.examples, self.views, self.part = examples, context.views, context.part()
         self.losses: int | None = None
-        self._context, self._taken = context, False
+        self.context, self._taken = context, False
         self._ways = set[int | None]()  # `losses` of the context at each backward pass
-        self._parameters = parameters
-        self._values = [tensor.detach().unsqueeze(0) for tensor in parameters.tensors]
-
-    def start_padded(self, rows: int) -> "PaddedRecording":
-        """Start and return the record of the next padded batch, which has `rows` rows."""
-        examples = self.examples - sum(padded.examples for padded in self.padded_batches)
-        padded = PaddedRecording(self._parameters, self._values, rows, examples, self)
-        self.padded_batches.append(padded)
-        return padded
+        # Each value with a leading dimension of one client (1, *shape); they are not copied.
+        values = [tensor.detach().unsqueeze(0) for tensor in context.parameters.tensors]
+        height = rows // self.views
+        self.padded_batches = [
+            PaddedRecording(self, values, rows, min(examples - start, height))
+            for start in range(0, examples, height)
+        ]
 
     def note(self) -> None:
         """Note that a backward pass has reached this forward pass.
@@ -90,9 +91,9 @@ class RecordedPass:
                 "already (retain_graph); its examples would count twice. Add the losses up and "
                 "call backward once, or make a new forward pass after optimizer.step()"
             )
-        self._ways.add(self._context.losses)
-        if not any(other is self for other in self._context.pending):
-            self._context.pending.append(self)
+        self._ways.add(self.context.losses)
+        if not any(other is self for other in self.context.pending):
+            self.context.pending.append(self)
 
     def take(self) -> None:
         """Check the gradients of the forward pass, and note that a batch now uses them.
@@ -119,16 +120,14 @@ class RecordedPass:
             )
         self._taken = True
 
-    def gradient_factor(self, *, is_mean: bool) -> float:
-        """Return the factor that turns recorded gradients into per-example gradients.
+    @property
+    def gradient_factor(self) -> float:
+        """Factor that turns recorded gradients into per-example gradients.
 
         A per-example gradient is the mean over the example's views. `engine.backward` does not
         divide losses by the number of examples, so the factor does not depend on this number then.
-
-        Args:
-            is_mean: whether the training loop's loss is a mean over the rows, else a sum.
         """
-        if self.losses is None and is_mean:
+        if self.losses is None and self.context.is_mean:
             return float(self.examples)
         return 1.0 if self.losses == self.examples else 1.0 / self.views
 
@@ -146,45 +145,29 @@ class PaddedRecording(Recording):
     """Record of the layer calls in one padded batch of a forward pass.
 
     Args:
-        parameters: the model's trainable parameters.
+        whole: the record of the forward pass to which the padded batch belongs.
         values: value of each parameter, with a leading dimension of one client (1, *shape).
         rows: number of rows of the padded batch.
-        left: number of examples of the forward pass that are in no earlier padded batch.
-        whole: the record of the forward pass to which the padded batch belongs.
-
-    Attributes:
         examples: number of examples in the padded batch.
     """
 
     def __init__(
-        self,
-        parameters: FlatParameters,
-        values: Sequence[Tensor],
-        rows: int,
-        left: int,
-        whole: RecordedPass,
+        self, whole: RecordedPass, values: Sequence[Tensor], rows: int, examples: int
     ) -> None:
-        super().__init__(parameters, values, rows)
-        self._height = rows // whole.views
-        self.examples, self._whole = min(left, self._height), whole
+        super().__init__(whole.context.parameters, values, rows)
+        self.examples, self._whole = examples, whole
 
     @property
     def example_weights(self) -> Tensor:
         """Weight of each place in the padded batch: 1 if it holds an example, otherwise 0."""
-        weights = self._values[0].new_ones(self._height)
+        weights = self._values[0].new_ones(self.rows // self._whole.views)
         weights[self.examples :] = 0.0
         return weights
 
-    def clipped(self, clip: ClipBounds, *, is_mean: bool) -> ClippedRows:
-        """Return the clipped gradients of the examples.
-
-        Args:
-            clip: clipping norms and scales of the examples.
-            is_mean: whether the training loop's loss is a mean over the rows, else a sum.
-        """
-        whole = self._whole
-        uses = by_example(by_parameter(self.uses), whole.views)
-        return clipped_rows(uses, clip, times=whole.gradient_factor(is_mean=is_mean))
+    def clipped(self, clip: ClipBounds) -> ClippedRows:
+        """Return the clipped gradients of the examples."""
+        uses = by_example(by_parameter(self.uses), self._whole.views)
+        return clipped_rows(uses, clip, times=self._whole.gradient_factor)
 
     def note(self, use: ExampleUse) -> None:
         """Record a call of a layer that a backward pass has reached.

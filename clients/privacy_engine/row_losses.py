@@ -78,6 +78,8 @@ def with_origin(outputs: Any, origin: ForwardPass) -> Any:
         outputs: plain tensors in nested containers.
         origin: the forward pass from which they come.
     """
+    if isinstance(outputs, Tensor):  # pytree takes longer than a small model
+        return _noted(outputs, origin)
     return pytree.tree_map_only(Tensor, lambda value: _noted(value, origin), outputs)
 
 
@@ -140,9 +142,8 @@ def _loss(call: _Call) -> Any:
     divides by something that depends on all examples: these have no rule. A label of -100 gives a
     loss of 0 here, and does not change the divisor.
     """
-    bound = _SIGNATURES[call.func].bind(*call.args, **call.kwargs)
-    bound.apply_defaults()
-    given = bound.arguments
+    defaults = _DEFAULTS[call.func]
+    given = defaults | dict(zip(defaults, call.args, strict=False)) | call.kwargs
     reduction, origin = given["reduction"], call.origin
     if origin is None or reduction not in ("none", "mean", "sum"):
         return NotImplemented
@@ -150,8 +151,7 @@ def _loss(call: _Call) -> Any:
         return NotImplemented
     if given.get("ignore_index", _NEVER_A_LABEL) != _NEVER_A_LABEL:
         return NotImplemented
-    given["reduction"] = "none"
-    values = _Call(call.func, bound.args, bound.kwargs).plain()
+    values = _Call(call.func, (), given | {"reduction": "none"}).plain()
     if reduction == "none":
         return _noted(values, origin)
     return _reduced(values, origin, mean=reduction == "mean")
@@ -233,7 +233,10 @@ _LOSSES: tuple[Callable[..., Any], ...] = (
     functional.smooth_l1_loss,
     functional.soft_margin_loss,
 )
-_SIGNATURES = {func: inspect.signature(func) for func in _LOSSES}
+_DEFAULTS = {
+    func: {name: argument.default for name, argument in inspect.signature(func).parameters.items()}
+    for func in _LOSSES
+}
 _ROW_OPERATIONS: tuple[Callable[..., Any], ...] = (
     *(torch.sigmoid, Tensor.sigmoid, functional.sigmoid, functional.logsigmoid),
     *(torch.squeeze, Tensor.squeeze, torch.flatten, Tensor.flatten, torch.reshape),

@@ -1,12 +1,12 @@
 """Privacy spending of an engine: charges, ε, remaining budget, and the state to resume from."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
-from fedsim.accountant import Accountant, Event, PrivacyLedger, RdpAccountant, make_accountant
+from fedsim.accountant import Event, PrivacyLedger, make_accountant
 from fedsim.accountant.privacy_filter import PrivacyFilter
 from fedsim.accountant.sampler_slack import SHARE, epsilon_with_slack, target_without_slack
-from fedsim.accountant.search import largest_count
 from fedsim.clients.gradients.per_example import BatchStatistics
 from fedsim.clients.privacy_engine.batch_schedule import EngineStreams
 from fedsim.clients.privacy_engine.steps import PrivateSteps
@@ -72,7 +72,9 @@ class EngineSpending:
             ValueError: δ is not in (0, 1).
         """
         self._check_claims()
-        account, delta = self._account(), self._delta(delta)
+        terms, delta = self.terms, self._delta(delta)
+        account = make_accountant(terms.accountant_choice, adjacency=terms.adjacency)
+        self._steps.ledger.compose_into(account)
         epsilon = epsilon_with_slack(account.get_epsilon, delta)
         return epsilon, account.get_privacy_spent(delta * (1.0 - SHARE)).best_order
 
@@ -92,14 +94,18 @@ class EngineSpending:
         terms, mechanism = self.terms, self._steps.mechanism
         is_amplified = self._steps.schedule.outside.are_amplified
         event = mechanism.event if is_amplified else mechanism.mechanism
-        events = self._affordable_events(event, target_epsilon, self._delta(delta))
-        if events is None:
-            return 0
-        steps = events * (terms.batches_per_epoch if terms.by_epoch else 1)
-        steps += self._steps.schedule.steps_paid
-        return (
-            steps if terms.planned_steps is None else min(steps, terms.planned_steps - self.steps)
+        limit, inner_delta = target_without_slack(target_epsilon, self._delta(delta))
+        budget = PrivacyFilter(
+            limit, inner_delta, accountant=terms.accountant_choice, adjacency=terms.adjacency
         )
+        for entry, count in self._steps.ledger.entries:
+            budget.record(entry, count)
+        if budget.spent > limit:
+            return 0
+        steps = budget.max_count(event) * (terms.batches_per_epoch if terms.by_epoch else 1)
+        steps += self._steps.schedule.steps_paid
+        planned = terms.planned_steps
+        return steps if planned is None else min(steps, planned - self.steps)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state from which an engine can resume.
@@ -117,14 +123,15 @@ class EngineSpending:
                 "a batch is unfinished: the sum of virtual_step() has no noise yet and must not be "
                 "stored; call optimizer.step() first"
             )
+        norm = steps.mechanism.clipping.adapted_clip_norm  # None if it is fixed
         return {
             "schema": _SCHEMA,
             "noise_multiplier": self.terms.noise_multiplier,
             "ledger": steps.ledger.to_list(),
             "schedule": steps.schedule.state(),
             "streams": self._streams.state(),
-            "clipping": steps.clipping_state(),
-            "losses": steps.losses.state(),
+            "clipping": None if norm is None else {"max_grad_norm": norm},
+            "losses": asdict(steps.losses),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -160,37 +167,11 @@ class EngineSpending:
         steps.losses.restore(state["losses"])
         self._streams.restore(state["streams"])
         if state["clipping"] is not None:
-            steps.clipping_from(state["clipping"])
+            steps.use_mechanism(steps.mechanism.resume(state["clipping"]["max_grad_norm"]))
 
     def _check_claims(self) -> None:
         self._steps.schedule.outside.check_claim()
         self._steps.losses.require()
-
-    def _affordable_events(self, event: Event, target_epsilon: float, delta: float) -> int | None:
-        """Return how often an event fits into a budget; None if the budget is exceeded already."""
-        terms = self.terms
-        limit, inner_delta = target_without_slack(target_epsilon, delta)
-        if terms.alphas is not None:
-            if self._account().get_epsilon(inner_delta) > limit:
-                return None
-            return largest_count(
-                lambda n: self._account().compose(event, n).get_epsilon(inner_delta), limit
-            )
-        budget = PrivacyFilter(
-            limit, inner_delta, accountant=terms.accountant, adjacency=terms.adjacency
-        )
-        for entry, count in self._steps.ledger.entries:
-            budget.record(entry, count)
-        return None if budget.spent > budget.target_epsilon else budget.max_count(event)
-
-    def _account(self) -> Accountant:
-        """Return the accountant of the terms, with all charges composed."""
-        terms = self.terms
-        if terms.alphas is None:
-            account = make_accountant(terms.accountant, adjacency=terms.adjacency)
-        else:
-            account = RdpAccountant(terms.alphas, adjacency=terms.adjacency)
-        return self._steps.ledger.compose_into(account)
 
     def _delta(self, delta: float | None) -> float:
         return self.terms.target_delta if delta is None else delta

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.sampler_slack import MAX_DRAWS
-from fedsim.clients.gradients.per_example import BatchStatistics, ClipBounds, ClippedRows
+from fedsim.clients.gradients.per_example import BatchStatistics
 from fedsim.clients.mechanisms.dp_sgd.batch_sums import products_are_exact
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.dp_sgd.step import PrivateStep, Use
@@ -27,7 +27,6 @@ from fedsim.clients.privacy_engine.recorded_pass import PaddedRecording, Recorde
 from fedsim.clients.privacy_engine.terms import PrivacyTerms
 from fedsim.core.errors import FedsimError
 from fedsim.noise.sources import NoiseSource
-from fedsim.protocol.noisy_sums import AdaptiveClipNorm
 
 
 @dataclass(frozen=True)
@@ -59,6 +58,7 @@ class UncheckedLossError(FedsimError, RuntimeError):
     """
 
 
+@dataclass
 class LossEvidence:
     """Record of whether all losses so far are known not to mix examples.
 
@@ -72,8 +72,8 @@ class LossEvidence:
         is_checked: whether `check_isolation` has checked the loss.
     """
 
-    def __init__(self) -> None:
-        self.has_plain_backward = self.is_checked = False
+    has_plain_backward: bool = False
+    is_checked: bool = False
 
     def note_plain_backward(self) -> None:
         """Record that gradients came from `loss.backward()` of a loss that may mix examples."""
@@ -97,12 +97,8 @@ class LossEvidence:
                 f"apart was not checked; {_WAYS}"
             )
 
-    def state(self) -> dict[str, bool]:
-        """Return the attributes by name, as a part of the engine's `state_dict`."""
-        return {"has_plain_backward": self.has_plain_backward, "is_checked": self.is_checked}
-
     def restore(self, state: Mapping[str, bool]) -> None:
-        """Restore the attributes that `state` returned; a true `is_checked` stays true."""
+        """Restore the attributes from a dict; a true `is_checked` stays true."""
         self.has_plain_backward = bool(state["has_plain_backward"])
         self.is_checked = self.is_checked or bool(state["is_checked"])
 
@@ -232,15 +228,6 @@ class PrivateSteps:
         self.feed.most = most
         self._model.use_padded_batches(self.mechanism.padded_rows)
 
-    def clipping_state(self) -> dict[str, AdaptiveClipNorm] | None:
-        """Return the state of adaptive clipping; None if the clip norm is fixed."""
-        norm = self.mechanism.clipping.adapted_clip_norm
-        return None if norm is None else {"max_grad_norm": norm}
-
-    def clipping_from(self, state: Mapping[str, AdaptiveClipNorm]) -> None:
-        """Restore the state of adaptive clipping that `clipping_state` returned."""
-        self.use_mechanism(self.mechanism.resume(state["max_grad_norm"]))
-
     def _take(self) -> RecordedPass | None:
         """Return the forward pass of the last backward pass, after counting its examples."""
         recorded = self._model.take()
@@ -291,15 +278,13 @@ class PrivateSteps:
         examples, earlier = last.examples if last else 0, {0: batch.total} if batch else {}
         try:
             with off if torch.is_autocast_enabled(kind) else nullcontext():
-                step = self._private_step()
-                (counts,) = step.take(self._clip, padded, [examples], noises, use, earlier=earlier)
+                (counts,) = self._private_step().take(
+                    PaddedRecording.clipped, padded, [examples], noises, use, earlier=earlier
+                )
         finally:
             if last is not None:
                 last.clear()  # frees activations now, not with the user's graph
         return batch.statistics + counts if batch else counts
-
-    def _clip(self, padded: PaddedRecording, clip: ClipBounds) -> ClippedRows:
-        return padded.clipped(clip, is_mean=self._terms.loss_reduction == "mean")
 
     def _private_step(self) -> PrivateStep:
         """Return the step for the device, the products and the padded batches as they are now."""

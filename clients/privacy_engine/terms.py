@@ -10,8 +10,13 @@ from dataclasses import dataclass
 from glob import escape
 from typing import Literal, get_args
 
-from fedsim.accountant import RdpAccountant, make_accountant
-from fedsim.accountant.accountants import AccountantName
+from fedsim.accountant import make_accountant
+from fedsim.accountant.accountants import (
+    AccountantChoice,
+    AccountantName,
+    RdpOrders,
+    choose_accountant,
+)
 from fedsim.accountant.events import Adjacency
 from fedsim.clients.clipping.clipping import Clipping, FlatClipping, LayerClipping, PatternClipping
 from fedsim.clients.gradients.parameters import FlatParameters
@@ -75,6 +80,11 @@ class PrivacyTerms:
     def by_epoch(self) -> bool:
         """Whether one privacy event is charged for each epoch, not for each step."""
         return self.sampling.scheme.by_epoch
+
+    @property
+    def accountant_choice(self) -> AccountantChoice:
+        """The accountant of the reported ε, with its orders."""
+        return choose_accountant(self.accountant, self.alphas)
 
 
 def privacy_terms(
@@ -176,7 +186,7 @@ def _accountant(
             "alphas and target_epsilon exclude each other: the noise is calibrated with all orders "
             "of the accountant; leave alphas out"
         )
-    return "rdp", RdpAccountant(alphas).orders
+    return "rdp", RdpOrders(tuple(alphas)).orders
 
 
 def mechanism_for(

@@ -553,11 +553,11 @@ def test_an_interrupted_virtual_step_counts_no_example_twice(
     optimizer, x = sgd(model), torch.ones(20, 3)  # of which 16 are in the first padded batch
     clipped, calls = PaddedRecording.clipped, list[int]()
 
-    def failing(self: PaddedRecording, clip: ClipBounds, *, is_mean: bool) -> ClippedRows:
+    def failing(self: PaddedRecording, clip: ClipBounds) -> ClippedRows:
         calls.append(self.examples)
         if len(calls) == 3:
             raise MemoryError
-        return clipped(self, clip, is_mean=is_mean)
+        return clipped(self, clip)
 
     monkeypatch.setattr(PaddedRecording, "clipped", failing)
     with engine_for(model, batches="poisson").attach(optimizer) as engine:
