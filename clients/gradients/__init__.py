@@ -3,5 +3,5 @@
 The model runs once, forwards and backwards, on a padded batch: R rows (examples or zeros) of each
 of K clients, each client with separate parameter values. Common layer types have a layer rule,
 which is code in `layers` that computes their per-example gradients. Modules without a rule run
-through `torch.func` (`fallback`). `choice` tries a model on public examples to find these modules.
+through `torch.func` (`recording`). `choice` tries a model on public examples to find these modules.
 """

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +18,6 @@ from fedsim.clients.model_checks.safety import UnsafeModelError, preserve_state
 from fedsim.core.errors import FedsimError
 
 logger = logging.getLogger(__name__)
-
-GradientMode = Literal["auto", "rules", "loop"]
 
 _TRIED = 4  # and fewer: several batch sizes, so that no fixed dimension passes for the batch
 # Errors of models that are run in a way that they were not written for.
@@ -45,7 +42,7 @@ def gradients_for(
     features: Tensor,
     targets: Tensor,
     *,
-    mode: GradientMode = "auto",
+    rules_only: bool = False,
     is_isolated: bool = False,
 ) -> PerExampleGradients:
     """Return a gradient method for a model: fast layer rules, or a loop over single examples.
@@ -62,18 +59,16 @@ def gradients_for(
         features: a few public or synthetic examples (n, ...), at least one; never private examples,
             as the choice must not depend on private data.
         targets: targets of these examples (n, ...).
-        mode: "rules" or "loop" to request a method; "auto" takes the loop only if rules are wrong.
+        rules_only: whether wrong rules are an error; otherwise the result is then the loop.
         is_isolated: whether `check_isolation` has already passed with these examples.
 
     Guarantee:
         the model's values, buffers and modes and the global random generators are unchanged.
 
     Raises:
-        BackendError: `mode` is "rules", and layer rules are not correct for the model.
+        BackendError: layer rules are not correct for the model, and `rules_only` is true.
     """
     exact = OneAtATime(model, loss)
-    if mode == "loop":
-        return exact
     x, y = _several(features, targets)
     with preserve_state(model):
         try:
@@ -82,7 +77,7 @@ def gradients_for(
             model.eval()  # dropout would draw different masks for a batch and for one example
             return _Trial(exact, x, y).rules()
         except (UnsafeModelError, BackendError) as error:
-            if mode == "rules":
+            if rules_only:
                 raise BackendError(f"not right for this model: {error}") from error
             logger.info("per-example gradients: one example at a time, because %s", error)
     return exact

@@ -4,6 +4,10 @@ During a pass, a layer rule replaces `forward` of each module with trained param
 the model is unchanged. A "use" is one call of a layer, which uses its trained parameters. The
 backward pass adds the per-example gradients to each use. A layer may be called several times, and
 forward passes may interleave, as each call is a separate use.
+
+A module without a rule is a unit: `torch.func` turns it into a function of its parameters and of
+one example. `vmap` runs this function on all rows of a padded batch, each row with the parameter
+values of its client. One backward pass gives the gradients of all rows.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.func import functional_call, vjp, vmap
+from torch.utils import _pytree as pytree
 
-from fedsim.clients.gradients.fallback import run_unit
 from fedsim.clients.gradients.layers import RULES
 from fedsim.clients.gradients.layers.base import ExampleUse, LayerUse, Operand
 from fedsim.clients.gradients.parameters import FlatParameters
@@ -35,6 +40,7 @@ class Recording:
 
     Attributes:
         uses: the recorded layer calls with their gradients, appended by backward passes.
+        clients: number of clients K in the padded batch.
         dtype: type of the parameters.
     """
 
@@ -42,18 +48,12 @@ class Recording:
         self.rows, self.uses = rows, list[ExampleUse]()
         self.is_running = False
         self.parameters = parameters
-        self._values = values
-        self.dtype = values[0].dtype
+        self.values, self.clients, self.dtype = values, len(values[0]), values[0].dtype
 
     @cached_property
     def anchor(self) -> Tensor:
         """Dummy leaf tensor on which all recorded outputs depend, so autograd visits each layer."""
         return torch.zeros((), requires_grad=True)
-
-    @property
-    def clients(self) -> int:
-        """Number of clients K in the padded batch."""
-        return self._values[0].shape[0]
 
     def operand(self, parameter: Tensor) -> Operand:
         """Return the values (K, *shape) of a trained or frozen parameter for all K clients."""
@@ -61,11 +61,7 @@ class Recording:
         if index is None:
             frozen = parameter.detach()
             return Operand(frozen.expand(self.clients, *frozen.shape), None)
-        return Operand(self._values[index], index)
-
-    def values_of(self, index: int) -> Tensor:
-        """Return the values (K, *shape) of the parameter with the given index, for K clients."""
-        return self._values[index]
+        return Operand(self.values[index], index)
 
     def record(self, use: LayerUse, x: Tensor) -> Tensor:
         """Return the output of a layer call, and have the backward pass record the call.
@@ -132,6 +128,148 @@ class _Recorded(torch.autograd.Function):
         use.output_gradient = g
         ctx.recording.note(use)
         return None, use.input_gradient(g) if ctx.needs_input_grad[1] else None, None, None
+
+
+Layout = dict[Any, bool]
+"""Whether an argument of a unit has one row per example, by call structure and argument index."""
+
+
+def run_unit(
+    module: nn.Module, layout: Layout, recording: Recording, *args: Any, **kwargs: Any
+) -> Any:
+    """Run a module on each row of a padded batch through `torch.func`, and return its output.
+
+    Tensors with one row per example are split into their rows. All other arguments are passed whole
+    to each row. The module's first call decides which arguments are split. Later calls split
+    the same arguments, as a mask may by chance have as many rows as a later batch.
+
+    Args:
+        module: the module to run.
+        layout: for each argument, whether it is split. The first call of the module fills this in.
+        recording: record to which the backward pass adds the per-example gradients.
+        args: positional arguments of the call.
+        kwargs: keyword arguments of the call.
+
+    Raises:
+        UncoveredParameterError: no argument has one row per example, or an argument that had one
+            row per example in an earlier call no longer has.
+    """
+    index = recording.parameters.index
+    trained = {name: index[id(p)] for name, p in module.named_parameters() if id(p) in index}
+    leaves, structure = pytree.tree_flatten((args, kwargs))
+    places = [
+        i
+        for i, leaf in enumerate(leaves)
+        if isinstance(leaf, Tensor)
+        and layout.setdefault((structure, i), _has_rows(leaf, recording.rows))
+    ]
+    if not places or not all(_has_rows(leaves[i], recording.rows) for i in places):
+        raise UncoveredParameterError(
+            f"a {type(module).__name__} layer gets no input with one row per example",
+            tuple(trained.values()),
+        )
+    call = _RowCall(module, list(trained), leaves, structure, places)
+    use = ExampleUse(dict.fromkeys(trained.values(), recording.anchor))  # filled in later
+    values = [recording.values[i] for i in trained.values()]
+    rows = [leaves[i] for i in places]
+    outputs: Any = _RunUnit.apply(recording.anchor, call, use, recording, values, *rows)
+    return call.output(outputs)
+
+
+class _RowCall:
+    """The call of a module on one example, as a function of its parameters and its input rows."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        names: list[str],
+        leaves: list[Any],
+        structure: pytree.TreeSpec,
+        places: list[int],
+    ) -> None:
+        self._module, self._names = module, names
+        self._leaves, self._structure, self._places = leaves, structure, places
+        self._output: tuple[list[Any], pytree.TreeSpec] | None = None
+
+    def __call__(self, parameters: tuple[Tensor, ...], *rows: Tensor) -> tuple[Tensor, ...]:
+        leaves = list(self._leaves)
+        for place, row in zip(self._places, rows, strict=True):
+            leaves[place] = row.unsqueeze(0)
+        args, kwargs = pytree.tree_unflatten(leaves, self._structure)
+        values = dict(zip(self._names, parameters, strict=True))
+        stand_in = vars(self._module).pop("forward", None)
+        try:
+            output = functional_call(self._module, values, args, kwargs)
+        finally:
+            if stand_in is not None:
+                vars(self._module)["forward"] = stand_in
+        results, structure = pytree.tree_flatten(output)
+        self._output = [_TENSOR if isinstance(v, Tensor) else v for v in results], structure
+        return tuple(value.squeeze(0) for value in results if isinstance(value, Tensor))
+
+    def output(self, tensors: tuple[Tensor, ...]) -> Any:
+        """Return the module's output structure, filled with the given tensors (n, ...)."""
+        if self._output is None:
+            raise RuntimeError("the unit has not run yet")
+        leaves, structure = self._output
+        given = iter(tensors)
+        return pytree.tree_unflatten(
+            [next(given) if leaf is _TENSOR else leaf for leaf in leaves], structure
+        )
+
+
+class _RunUnit(torch.autograd.Function):
+    """Runs a unit on all rows, and records its gradients in the backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        anchor: Tensor,
+        call: _RowCall,
+        use: ExampleUse,
+        recording: Recording,
+        values: Sequence[Tensor],
+        *rows: Tensor,
+    ) -> tuple[Tensor, ...]:
+        clients = recording.clients
+        size = recording.rows // clients
+        copies = tuple(v.unsqueeze(1).expand(-1, size, *v.shape[1:]) for v in values)
+        stacked = [row.unflatten(0, (clients, size)) for row in rows]
+        smooth = [i for i, row in enumerate(rows) if row.is_floating_point()]
+        over_rows = vmap(vmap(call, randomness="different"), randomness="different")
+
+        def run(parameters: tuple[Tensor, ...], *given: Tensor) -> tuple[Tensor, ...]:
+            filled = list(stacked)
+            for place, value in zip(smooth, given, strict=True):
+                filled[place] = value
+            return over_rows(parameters, *filled)
+
+        result: Any = vjp(run, copies, *(stacked[i] for i in smooth))
+        outputs, ctx.gradients_of = result
+        ctx.use, ctx.recording, ctx.smooth, ctx.rows_each = use, recording, smooth, size
+        ctx.set_materialize_grads(True)
+        return tuple(value.flatten(0, 1) for value in outputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        stacked = tuple(g.unflatten(0, (-1, ctx.rows_each)) for g in gradients)
+        parameter_gradients, *given = ctx.gradients_of(stacked)
+        use: ExampleUse = ctx.use
+        held = (value.flatten(0, 1) for value in parameter_gradients)
+        use.held = dict(zip(use.parameters, held, strict=True))
+        ctx.recording.note(use)
+        input_gradients: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
+        for place, value in zip(ctx.smooth, given, strict=True):
+            input_gradients[5 + place] = value.flatten(0, 1)
+        return tuple(input_gradients)
+
+
+_TENSOR = object()  # stands for a tensor in a unit's output
+
+
+def _has_rows(leaf: Tensor, rows: int) -> bool:
+    return leaf.ndim > 0 and len(leaf) == rows
 
 
 class RuledModel:

@@ -4,7 +4,7 @@ The losses of this module have a formula for the gradient with respect to the mo
 the formula, torch's backward pass through the loss is not needed.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,8 +17,6 @@ from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.gradients.per_example import PaddedBatch, PerExampleGradients, PerExampleLoss
 from fedsim.clients.gradients.recording import RuledModel
 from fedsim.clients.gradients.sequence import ModuleSequence
-
-_Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class KnownGradient(Protocol):
@@ -45,20 +43,14 @@ def known_gradient(loss: Any) -> KnownGradient | None:
 
 @dataclass(frozen=True)
 class _ScaledLoss:
-    """A loss times a constant."""
+    """A loss with a closed-form gradient, times a constant."""
 
-    loss: _Loss
+    loss: PerExampleLoss
+    known: KnownGradient
     factor: float
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self.factor * self.loss(outputs, targets)
-
-
-@dataclass(frozen=True)
-class _ScaledKnownLoss(_ScaledLoss):
-    """A loss with a closed-form gradient, times a constant."""
-
-    known: KnownGradient
 
     def output_gradient(
         self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None
@@ -67,7 +59,7 @@ class _ScaledKnownLoss(_ScaledLoss):
         return self.factor * self.known.output_gradient(outputs, targets, weights)
 
 
-def scaled_loss(loss: _Loss, factor: float) -> _Loss:
+def scaled_loss(loss: PerExampleLoss, factor: float) -> PerExampleLoss:
     """Return a loss times a constant, with a closed-form gradient if the loss has one.
 
     Args:
@@ -75,7 +67,9 @@ def scaled_loss(loss: _Loss, factor: float) -> _Loss:
         factor: the constant.
     """
     known = known_gradient(loss)
-    return _ScaledLoss(loss, factor) if known is None else _ScaledKnownLoss(loss, factor, known)
+    if known is None:
+        return lambda outputs, targets: factor * loss(outputs, targets)
+    return _ScaledLoss(loss, known, factor)
 
 
 class RuleGradients(PerExampleGradients):

@@ -228,6 +228,12 @@ def _many_rows(examples: tuple[Tensor, Tensor], n: int) -> tuple[Tensor, Tensor]
     return x, y
 
 
+def _moved_values(gradients: PerExampleGradients, clients: int) -> Tensor:
+    """Return values near the model's (K, size), as weights of zero could hide a difference."""
+    data, generator = gradients.parameters.data, torch.Generator().manual_seed(1)
+    return data + 0.02 * torch.randn(clients, len(data), generator=generator).to(data)
+
+
 def _base(examples: tuple[Tensor, Tensor], shape: tuple[int, int, int]) -> _Layout:
     """Return the layout of the first pass.
 
@@ -252,11 +258,7 @@ class _Trial:
 
     def __init__(self, gradients: PerExampleGradients, base: _Layout) -> None:
         self._gradients, self._base = gradients, base
-        data = gradients.parameters.data
-        moved = torch.randn(
-            len(base.features), len(data), generator=torch.Generator().manual_seed(1)
-        )
-        self._values = data + 0.02 * moved.to(data)  # zero weights could hide a difference
+        self._values = _moved_values(gradients, len(base.features))
         self._clipping = LayerClipping(1.0)
         self._groups = self._clipping.groups(gradients.parameters)
         self._first = base.padded()
@@ -349,8 +351,7 @@ class MemberIsolation(_Isolation):
         return (
             f"in blocks of {clients} clients, a client's update changes in its last bits with "
             f"{cause} of another client, so no ε of a client would hold; set "
-            f"local.vectorized_clients: off, "
-            "which trains each client alone"
+            "local.vectorized_clients: off, which trains each client alone"
         )
 
     def _first_cause(self, clients: int, rows: int) -> str | None:
@@ -358,14 +359,12 @@ class MemberIsolation(_Isolation):
         n = clients * rows * self._views
         weights = self._gradients.parameters.data.new_full((n,), 1.0 / rows)
         base = PaddedBatch(clients, *_many_rows(self._examples, n), weights, self._views)
-        generator = torch.Generator().manual_seed(1)
-        data = self._gradients.parameters.data
-        values = data + 0.02 * torch.randn(clients, len(data), generator=generator).to(data)
+        values = _moved_values(self._gradients, clients)
         if self._is_moved(values, base):
             return "the place"
         expected = self._sums(values, base)
         for parity in (0, 1):
-            watched = torch.arange(clients, device=data.device) % 2 == parity
+            watched = torch.arange(clients, device=values.device) % 2 == parity
             kept = watched.repeat_interleave(rows * self._views)
             for cause, x, y in other_rows(base.features, base.targets, kept):
                 changed = replace(base, features=x, targets=y)

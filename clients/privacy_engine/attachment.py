@@ -24,6 +24,7 @@ from fedsim.clients.privacy_engine.forward_checks import (
     check_forward,
     join_outputs,
     leading_tensor,
+    values_in_place,
 )
 from fedsim.clients.privacy_engine.opacus_names import NoGradSample
 from fedsim.clients.privacy_engine.recorded_pass import (
@@ -43,10 +44,8 @@ class InPlaceParameters(FlatParameters):
     """
 
     def __init__(self, model: nn.Module) -> None:
-        before = {parameter: parameter.data for parameter in model.parameters()}
-        super().__init__(model)
-        for parameter, data in before.items():
-            parameter.data = data
+        with values_in_place(model):
+            super().__init__(model)
         del self.data  # a copy, which must not be taken for the parameters' values
 
 
@@ -90,7 +89,6 @@ class AttachedModel:
         if isinstance(vars(self.model).get("forward"), RecordingForward):
             raise ValueError("the model is attached to a privacy engine already; detach that first")
         self._forward = RecordingForward(self.model, self._record)
-        self._forward.install()
         for name, parameter in zip(self.parameters.names, self.parameters.tensors, strict=True):
             hook = refuse_gradient(name)
             self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
@@ -217,7 +215,8 @@ class AttachedModel:
             return with_origin(_without_examples(forward, args, kwargs), origin)
         padded_batches = RecordedPass(self.passes, n // self.views, rows).padded_batches
         by_hand = len(args) == 1 and not kwargs and first is args[0] and sequence.is_usable
-        if by_hand and not first.requires_grad and not _is_autocast(first):
+        is_plain = not first.requires_grad and not torch.is_autocast_enabled(first.device.type)
+        if by_hand and is_plain:
             return self._noted(sequence.record(padded_batches, first), origin)
         outputs = []
         calls = call_in_padded_batches(args, kwargs, n, rows, checked.layout)
@@ -292,10 +291,6 @@ def _structure(model: nn.Module) -> list[tuple[Any, ...]]:
         forward = None if module is model else attributes.get("forward")
         structure.append((module, forward, hooks))
     return structure
-
-
-def _is_autocast(like: Tensor) -> bool:
-    return torch.is_autocast_enabled(like.device.type)
 
 
 def _without_examples(

@@ -243,8 +243,7 @@ class BatchSchedule:
         elif batch.number != self.steps:
             raise EpochError(
                 f"the batch drawn for step {batch.number} is used in step {self.steps}; use one "
-                f"loop "
-                "over batches at a time"
+                "loop over batches at a time"
             )
         self.steps += 1
         return [(event, 1)]
@@ -282,9 +281,8 @@ class BatchSchedule:
             expected = self._next_own(sampling.batches)
             if (batch.number, batch.place) != expected:
                 raise EpochError(
-                    f"batch {batch.place} of pass {batch.number} is used where batch "
-                    f"{expected[1]} of "
-                    f"pass {expected[0]} is due; use one loop over batches at a time"
+                    f"batch {batch.place} of pass {batch.number} is used where batch {expected[1]} "
+                    f"of pass {expected[0]} is due; use one loop over batches at a time"
                 )
             if batch.place == 0:
                 self._refuse_beyond_plan(sampling)

@@ -1,6 +1,7 @@
 """DP-SGD with any torch optimizer: `PrivacyEngine`, with the interface of Opacus."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -22,7 +23,7 @@ from fedsim.clients.privacy_engine.opacus_names import (
     without_opacus_arguments,
 )
 from fedsim.clients.privacy_engine.opacus_style import OpacusStyle
-from fedsim.clients.privacy_engine.optimizer_patch import OptimizerPatch, check_optimizer
+from fedsim.clients.privacy_engine.optimizer_patch import check_optimizer, patch_optimizer
 from fedsim.clients.privacy_engine.row_losses import find_reduction
 from fedsim.clients.privacy_engine.state import EngineSpending
 from fedsim.clients.privacy_engine.steps import PrivateSteps
@@ -30,7 +31,7 @@ from fedsim.clients.privacy_engine.terms import (
     BatchSource,
     EngineSamplingName,
     LossReduction,
-    checked_count,
+    check_physical_batch,
     mechanism_for,
     privacy_terms,
 )
@@ -147,7 +148,7 @@ class PrivacyEngine(EngineSpending, OpacusStyle):
     """
 
     _model: AttachedModel
-    _patch: OptimizerPatch | None = None
+    _undo: Callable[[], None] | None = None  # takes the patch of the optimizer back
 
     def __init__(
         self,
@@ -244,8 +245,7 @@ class PrivacyEngine(EngineSpending, OpacusStyle):
 
     @max_physical_batch.setter
     def max_physical_batch(self, most: int | None) -> None:
-        if most is not None:
-            checked_count("max_physical_batch", most, "the most examples in a forward pass")
+        check_physical_batch(most)
         self._steps.split_batches(most)
 
     def attach(self, optimizer: Optimizer) -> Self:
@@ -258,15 +258,15 @@ class PrivacyEngine(EngineSpending, OpacusStyle):
             ValueError: the optimizer does not have exactly the model's trainable parameters, or the
                 engine, the model or the optimizer is already attached.
         """
-        if self._patch is not None:
+        if self._undo is not None:
             raise ValueError("the engine is attached to an optimizer already; detach it first")
         if "privacy_engine" in optimizer.__dict__:
             raise ValueError("the optimizer has a privacy engine already; detach that first")
         self._check(optimizer)
         self._model.attach()
-        self._patch = OptimizerPatch(
+        self._undo = patch_optimizer(
             optimizer,
-            step=self._step,
+            step=partial(self._step, optimizer),
             virtual_step=self._steps.virtual_step,
             zero_grad=self._model.discard,
             owner=self,
@@ -275,10 +275,10 @@ class PrivacyEngine(EngineSpending, OpacusStyle):
 
     def detach(self) -> None:
         """Restore the model and the optimizer, and drop the gradients of an unfinished batch."""
-        if self._patch is not None:
-            self._patch.undo()
+        if self._undo is not None:
+            self._undo()
             self._model.detach()
-        self._patch = None
+        self._undo = None
         self._steps.drop()
 
     def __enter__(self) -> Self:
@@ -399,9 +399,8 @@ class PrivacyEngine(EngineSpending, OpacusStyle):
         """
         self._steps.schedule.begin_epoch()
 
-    def _step(self, update: Callable[[], Any]) -> Any:
-        if self._patch is not None:
-            self._check(self._patch.optimizer)
+    def _step(self, optimizer: Optimizer, update: Callable[[], Any]) -> Any:
+        self._check(optimizer)
         return self._steps.step(update)
 
     def _check(self, optimizer: Optimizer) -> None:

@@ -82,13 +82,13 @@ def check_forward(
     if examples.dtype in (torch.bfloat16, torch.float16):  # for autocast, which is off here
         examples = examples.float()
     with (
-        _values_in_place(model),
+        values_in_place(model),
         _with_advice(model, first, public),
         torch.autocast(first.device.type, enabled=False),
     ):
         check_private_model(call, examples)
         targets = torch.zeros(len(examples))
-        chosen = gradients_for(call, _fixed_function, examples, targets, mode="rules")
+        chosen = gradients_for(call, _fixed_function, examples, targets, rules_only=True)
         units = chosen.units if isinstance(chosen, RuleGradients) else ()
         if call is not model and "" in units:
             raise BackendError("other arguments than the first tensor are not taken apart by row")
@@ -181,7 +181,7 @@ def _synthetic(like: Tensor) -> Tensor:
 
 
 @contextmanager
-def _values_in_place(model: nn.Module) -> Iterator[None]:
+def values_in_place(model: nn.Module) -> Iterator[None]:
     """Restore the memory of the parameters afterwards, as backends move them to a flat tensor."""
     before = [(parameter, parameter.data) for parameter in model.parameters()]
     try:

@@ -103,8 +103,7 @@ class BatchFeed:
                 f"{self._used + examples} examples came through backward passes, of a batch of "
                 f"{self._drawn}, which is charged for one clipped gradient of each. For K views of "
                 "each example make the engine with augmentation_multiplicity=K; where an example "
-                "is a "
-                "sequence, give the model (examples, tokens, ...) and flatten inside it"
+                "is a sequence, give the model (examples, tokens, ...) and flatten inside it"
             )
         self._used += examples
 
@@ -128,12 +127,11 @@ class BatchFeed:
         """
         if self.part and self._used != self._drawn:
             raise BatchReuseError(
-                f"{self._used} examples came through backward passes, of a batch of "
-                f"{self._drawn}: run the model and loss.backward() on all of them, one row (or "
+                f"{self._used} examples came through backward passes, of a batch of {self._drawn}: "
+                "run the model and loss.backward() on all of them, one row (or "
                 "augmentation_multiplicity=K rows) each, as a row of several examples or a choice "
-                "of examples "
-                "has another sensitivity; to leave examples out, remove them from the dataset "
-                "before training"
+                "of examples has another sensitivity; to leave examples out, remove them from the "
+                "dataset before training"
             )
 
     def indices(self, batches: Iterable[Batch]) -> Generator[np.ndarray, None, None]:

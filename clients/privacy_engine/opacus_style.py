@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from types import MethodType, TracebackType
+from types import MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from torch import nn
@@ -250,12 +250,7 @@ class BatchMemoryManager:
         self._engine.max_physical_batch = self._most
         return self._loader
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._engine.max_physical_batch = self._before
 
 
@@ -351,17 +346,9 @@ def _groups(layer: _BatchNorm) -> int:
 
 def _replaced(layer: nn.Module) -> nn.Module:
     if isinstance(layer, _BatchNorm):
-        weight = layer.running_mean if layer.weight is None else layer.weight
-        device = None if weight is None else weight.device
-        dtype = None if weight is None else weight.dtype
-        return nn.GroupNorm(
-            _groups(layer),
-            layer.num_features,
-            layer.eps,
-            layer.affine,
-            device=device,
-            dtype=dtype,
-        )
+        norm = nn.GroupNorm(_groups(layer), layer.num_features, layer.eps, layer.affine)
+        like = layer.running_mean if layer.weight is None else layer.weight
+        return norm if like is None else norm.to(like)
     if isinstance(layer, _InstanceNorm):
         layer.track_running_stats = False
         layer.running_mean = layer.running_var = layer.num_batches_tracked = None

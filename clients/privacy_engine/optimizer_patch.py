@@ -9,11 +9,16 @@ from torch.optim import LBFGS, Optimizer
 
 from fedsim.clients.gradients.parameters import FlatParameters
 
-_NAMES = ("step", "zero_grad", "virtual_step")
 
-
-class OptimizerPatch:
-    """Patch that gives an optimizer a privacy engine's `step`, `zero_grad` and `virtual_step`.
+def patch_optimizer(
+    optimizer: Optimizer,
+    *,
+    step: Callable[[Callable[[], Any]], None],
+    virtual_step: Callable[[], None],
+    zero_grad: Callable[[], None],
+    owner: object,
+) -> Callable[[], None]:
+    """Give an optimizer the methods of a privacy engine; return a function that takes them back.
 
     The step is a bound method of the optimizer, as learning-rate schedulers expect. Copies and
     pickles of the optimizer are not patched, because torch stores only groups and state.
@@ -25,56 +30,57 @@ class OptimizerPatch:
         zero_grad: function that is called after the original `optimizer.zero_grad`.
         owner: the engine, which becomes `optimizer.privacy_engine`.
     """
+    own_step, own_zero_grad, attributes = optimizer.step, optimizer.zero_grad, vars(optimizer)
+    is_active = True
 
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        *,
-        step: Callable[[Callable[[], Any]], None],
-        virtual_step: Callable[[], None],
-        zero_grad: Callable[[], None],
-        owner: object,
-    ) -> None:
-        self.optimizer = optimizer
-        self._active = True
-        own_step, own_zero_grad = optimizer.step, optimizer.zero_grad
+    def private_step(_: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+        if not is_active:
+            return own_step() if closure is None else own_step(closure)
+        if closure is not None:
+            raise ValueError(
+                "step() takes no closure while a privacy engine is attached: gradients that a "
+                "closure computes again would be clipped and released twice; call "
+                "loss.backward() and then step()"
+            )
+        return step(own_step)
 
-        def private_step(_: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
-            if not self._active:
-                return own_step() if closure is None else own_step(closure)
-            if closure is not None:
-                raise ValueError(
-                    "step() takes no closure while a privacy engine is attached: gradients that a "
-                    "closure computes again would be clipped and released twice; call "
-                    "loss.backward() and then step()"
-                )
-            return step(own_step)
+    def private_zero_grad(set_to_none: bool = True) -> None:
+        own_zero_grad(set_to_none)
+        if is_active:
+            zero_grad()
 
-        def private_zero_grad(set_to_none: bool = True) -> None:
-            own_zero_grad(set_to_none)
-            if self._active:
-                zero_grad()
-
-        self._before = {name: optimizer.__dict__.get(name) for name in _NAMES}
-        self._ours = {
-            "step": MethodType(private_step, optimizer),
-            "zero_grad": private_zero_grad,
-            "virtual_step": virtual_step,
-        }
-        optimizer.__dict__.update(self._ours, privacy_engine=owner)
-
-    def undo(self) -> None:
-        """Restore the original methods of the optimizer."""
-        self._active = False
-        attributes = self.optimizer.__dict__
+    def undo() -> None:
+        nonlocal is_active
+        is_active = False
         attributes.pop("privacy_engine", None)
-        for name, ours in self._ours.items():
-            if attributes.get(name) is not ours:
-                continue  # a scheduler has wrapped it; ours now calls the original method
-            if self._before[name] is None:
-                del attributes[name]
-            else:
-                attributes[name] = self._before[name]
+        for name, method in ours.items():
+            restore_method(attributes, name, method, before[name])
+
+    ours = {
+        "step": MethodType(private_step, optimizer),
+        "zero_grad": private_zero_grad,
+        "virtual_step": virtual_step,
+    }
+    before = {name: attributes.get(name) for name in ours}
+    attributes.update(ours, privacy_engine=owner)
+    return undo
+
+
+def restore_method(attributes: dict[str, Any], name: str, ours: Any, before: Any) -> None:
+    """Restore a method of an object, unless other code has wrapped ours, which it still calls.
+
+    Args:
+        attributes: the object's `__dict__`.
+        name: name of the method.
+        ours: the method that replaced it.
+        before: the attribute that it replaced; None for a method of the class.
+    """
+    if attributes.get(name) is not ours:
+        return
+    if before is None:
+        del attributes[name]
+    else:
+        attributes[name] = before
 
 
 def check_optimizer(optimizer: Optimizer, model: nn.Module, parameters: FlatParameters) -> None:

@@ -13,6 +13,7 @@ from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.gradients.per_example import ClipBounds, ClippedRows, by_example, clipped_rows
 from fedsim.clients.gradients.recording import Recording
 from fedsim.clients.gradients.rule_gradients import by_parameter
+from fedsim.clients.privacy_engine.optimizer_patch import restore_method
 from fedsim.core.errors import FedsimError
 
 
@@ -160,7 +161,7 @@ class PaddedRecording(Recording):
     @property
     def example_weights(self) -> Tensor:
         """Weight of each place in the padded batch: 1 if it holds an example, otherwise 0."""
-        weights = self._values[0].new_ones(self.rows // self._whole.views)
+        weights = self.values[0].new_ones(self.rows // self._whole.views)
         weights[self.examples :] = 0.0
         return weights
 
@@ -181,7 +182,7 @@ class PaddedRecording(Recording):
 
 
 class RecordingForward:
-    """Replacement for the `forward` of an attached model, which records its calls.
+    """Replacement for the `forward` of a model, which records its calls from then on.
 
     Args:
         model: the model.
@@ -195,9 +196,10 @@ class RecordingForward:
         record: Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any],
     ) -> None:
         self._model, self._record = model, record
-        self._had_own = "forward" in vars(model)
+        self._before = vars(model).get("forward")
         self._original: Callable[..., Any] = model.forward
-        self._active = False
+        self._active = True
+        model.forward = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the model's outputs, and record the call if gradients are enabled."""
@@ -205,20 +207,10 @@ class RecordingForward:
             return self._original(*args, **kwargs)
         return self._record(self._original, args, kwargs)
 
-    def install(self) -> None:
-        """Start to record the model's forward passes."""
-        self._active = True
-        self._model.forward = self
-
     def restore(self) -> None:
         """Restore the original `forward` of the model."""
         self._active = False
-        if vars(self._model).get("forward") is not self:
-            return  # other code has patched it, and calls the original through this object
-        if self._had_own:
-            self._model.forward = self._original
-        else:
-            del self._model.forward
+        restore_method(vars(self._model), "forward", self, self._before)
 
     @contextmanager
     def removed(self) -> Iterator[None]:

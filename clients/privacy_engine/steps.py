@@ -161,9 +161,8 @@ class PrivateSteps:
                 recorded.clear()
                 raise OutsideBatchError(
                     "with augmentation_multiplicity, a batch that the engine did not draw needs "
-                    "one forward "
-                    "pass on all views of all its examples, those of an example side by side; if "
-                    "that exceeds memory, take batches from engine.batches(x, y) with "
+                    "one forward pass on all views of all its examples, those of an example side "
+                    "by side; if that exceeds memory, take batches from engine.batches(x, y) with "
                     "max_physical_batch"
                 )
             # An interrupted sum is dropped: another try would count its first examples twice.

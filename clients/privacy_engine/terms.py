@@ -112,8 +112,8 @@ def privacy_terms(
     Raises:
         ValueError: an argument is outside its range, or arguments exclude each other.
     """
-    sample_size = checked_count("sample_size", sample_size, "the public number of examples")
-    batch_size = checked_count("batch_size", batch_size, "the expected batch size")
+    sample_size = _checked_count("sample_size", sample_size, "the public number of examples")
+    batch_size = _checked_count("batch_size", batch_size, "the expected batch size")
     if batch_size > sample_size:
         raise ValueError(
             f"batch_size must be at most sample_size={sample_size}, got {batch_size}: the sampling "
@@ -127,15 +127,12 @@ def privacy_terms(
             f"batches='poisson' declares Poisson samples, but sampling is {sampling!r}; leave "
             f"batches out"
         )
-    augmentation_multiplicity = checked_count(
+    augmentation_multiplicity = _checked_count(
         "augmentation_multiplicity", augmentation_multiplicity, "the views of each example"
     )
     accountant, orders = _accountant(accountant, alphas, target_epsilon)
     make_accountant(accountant, adjacency=adjacency)  # refuses unknown names, listing the known
-    if max_physical_batch is not None:
-        checked_count(
-            "max_physical_batch", max_physical_batch, "the most examples in a forward pass"
-        )
+    check_physical_batch(max_physical_batch)
     _check_delta(target_delta, sample_size)
     drawn = _make_sampling(sampling, batch_size, sample_size, adjacency)
     planned = _planned_steps(
@@ -200,16 +197,25 @@ def mechanism_for(
     Args:
         terms: the engine's public terms.
         parameters: the model's trainable parameters.
-        max_grad_norm: the clip norm or clip norms, as `clipping_for` takes them.
+        max_grad_norm: a number is the clip norm of the whole gradient. A sequence has one clip norm
+            for each layer (a module that directly holds trainable parameters, in the model's order)
+            or one for each trainable tensor. A `Clipping` is used unchanged.
         allocation: how the noise is divided among groups of parameters.
 
     Raises:
-        ValueError: clipping or noise do not fit the model.
+        ValueError: a clip norm is not positive, or is infinite although noise is added. Or the
+            sequence has a length that is neither the number of layers nor of tensors. Or the noise
+            does not fit the model.
     """
-    noise = terms.noise_multiplier
+    noise, clipping = terms.noise_multiplier, _clipping(max_grad_norm, parameters)
+    if noise > 0.0 and not math.isfinite(clipping.groups(parameters).sensitivity):
+        raise ValueError(
+            "max_grad_norm must be finite where noise is added, got inf: the noise is "
+            "noise_multiplier * max_grad_norm; for training without privacy use noise_multiplier=0"
+        )
     mechanism = DpSgdMechanism(
         sampling=terms.sampling,
-        clipping=clipping_for(max_grad_norm, parameters, noisy=noise > 0.0),
+        clipping=clipping,
         noise_multiplier=noise,
         expected_batch=float(terms.batch_size),
         allocation=allocation,
@@ -219,45 +225,19 @@ def mechanism_for(
     return mechanism if terms.target_epsilon is None else mechanism.with_effective_noise(noise)
 
 
-def clipping_for(
-    max_grad_norm: float | Sequence[float] | Clipping,
-    parameters: FlatParameters,
-    *,
-    noisy: bool,
+def _clipping(
+    max_grad_norm: float | Sequence[float] | Clipping, parameters: FlatParameters
 ) -> Clipping:
-    """Return the clipping that the engine's argument `max_grad_norm` stands for.
-
-    Args:
-        max_grad_norm: a number is the clip norm of the whole gradient. A sequence has one clip norm
-            for each layer (a module that directly holds trainable parameters, in the model's order)
-            or one for each trainable tensor. A `Clipping` is returned unchanged.
-        parameters: the model's trainable parameters.
-        noisy: whether noise is added, which needs finite clip norms.
-
-    Raises:
-        ValueError: a clip norm is not positive, or is infinite although noise is added. Or the
-            sequence has a length that is neither the number of layers nor of tensors.
-    """
     if isinstance(max_grad_norm, Clipping):
-        clipping = max_grad_norm
-    elif isinstance(max_grad_norm, Sequence):
-        clipping = _clipping_by_part([_checked_bound(value) for value in max_grad_norm], parameters)
-    else:
-        clipping = FlatClipping(_checked_bound(max_grad_norm))
-    if noisy and not math.isfinite(clipping.groups(parameters).sensitivity):
-        raise ValueError(
-            "max_grad_norm must be finite where noise is added, got inf: the noise is "
-            "noise_multiplier * max_grad_norm; for training without privacy use noise_multiplier=0"
-        )
-    return clipping
-
-
-def _clipping_by_part(bounds: list[float], parameters: FlatParameters) -> Clipping:
+        return max_grad_norm
+    if not isinstance(max_grad_norm, Sequence):
+        return FlatClipping(_checked_bound(max_grad_norm))
+    bounds = tuple(map(_checked_bound, max_grad_norm))
     layers = dict.fromkeys(name.rpartition(".")[0] for name in parameters.names)
     if len(bounds) == len(layers):
-        return LayerClipping(math.hypot(*bounds), bounds=tuple(bounds))
+        return LayerClipping(math.hypot(*bounds), bounds=bounds)
     if len(bounds) == len(parameters.names):
-        return PatternClipping(tuple(map(escape, parameters.names)), tuple(bounds))
+        return PatternClipping(tuple(map(escape, parameters.names)), bounds)
     raise ValueError(
         f"max_grad_norm must have one bound for each of the {len(layers)} trainable layers "
         f"({', '.join(layers)}) or of the {len(parameters.names)} trainable tensors, "
@@ -317,7 +297,7 @@ def _planned_steps(
             "calibrated to the whole of training"
         )
     if steps is not None:
-        return checked_count("steps", steps, "the number of optimizer steps of the whole training")
+        return _checked_count("steps", steps, "the number of optimizer steps of the whole training")
     if epochs is None or not 0.0 < epochs < math.inf:
         raise ValueError(f"epochs must be finite and > 0, got {epochs!r}")
     return math.ceil(epochs * batches_per_epoch)
@@ -337,17 +317,14 @@ def _checked_bound(value: float) -> float:
     return float(value)
 
 
-def checked_count(name: str, value: int, meaning: str) -> int:
-    """Return an argument as an int, after a check that it is a whole number of at least 1.
+def check_physical_batch(most: int | None) -> None:
+    """Check that the argument `max_physical_batch` is None or a whole number of at least 1."""
+    if most is not None:
+        _checked_count("max_physical_batch", most, "the most examples in a forward pass")
 
-    Args:
-        name: name of the argument, for the message.
-        value: value of the argument.
-        meaning: the quantity that the argument counts, for the message.
 
-    Raises:
-        ValueError: the value is not a whole number, or below 1.
-    """
+def _checked_count(name: str, value: int, meaning: str) -> int:
+    """Return an argument as an int, after a check that it is a whole number of at least 1."""
     if isinstance(value, bool) or value != int(value) or value < 1:
         raise ValueError(f"{name} must be a whole number >= 1 ({meaning}), got {value!r}")
     return int(value)

@@ -10,12 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedsim.clients.clipping.clipping import FlatClipping
-from fedsim.clients.gradients.choice import (
-    BackendError,
-    GradientMode,
-    gradients_for,
-    training_gradients,
-)
+from fedsim.clients.gradients.choice import BackendError, gradients_for, training_gradients
 from fedsim.clients.gradients.fallback import OneAtATime
 from fedsim.clients.gradients.per_example import (
     BatchStatistics,
@@ -357,18 +352,13 @@ def test_any_number_of_public_examples_will_do(examples: int) -> None:
         gradients_for(model, squared, x[:0], torch.randn(0))
 
 
-def test_a_way_may_be_asked_for() -> None:
+def test_rules_may_be_required() -> None:
     torch.manual_seed(0)
     x, y = torch.randn(3, 3), torch.randn(3)
-    kinds: dict[GradientMode, type] = {
-        "rules": RuleGradients,
-        "loop": OneAtATime,
-        "auto": RuleGradients,
-    }
-    for mode, kind in kinds.items():
-        assert type(gradients_for(nn.Linear(3, 1), squared, x, y, mode=mode)) is kind
+    model = nn.Linear(3, 1)
+    assert type(gradients_for(model, squared, x, y, rules_only=True)) is RuleGradients
     with pytest.raises(BackendError, match="it fails with RuntimeError"):
-        gradients_for(Branching(), squared, x, y, mode="rules")
+        gradients_for(Branching(), squared, x, y, rules_only=True)
 
 
 def test_rules_are_never_used_where_examples_are_coupled(
@@ -393,7 +383,7 @@ def test_rules_are_never_used_where_examples_are_coupled(
         assert not isinstance(gradients_for(model, loss, x, y), RuleGradients)
         assert "coupled" in caplog.text
         with pytest.raises(BackendError, match="coupled"):
-            gradients_for(model, loss, x, y, mode="rules")
+            gradients_for(model, loss, x, y, rules_only=True)
 
 
 def test_nothing_is_changed_by_the_choice(caplog: pytest.LogCaptureFixture) -> None:

@@ -367,7 +367,7 @@ def test_every_way_equals_one_example_at_a_time(
 @pytest.mark.parametrize("name", sorted(CASES.keys() - {"frozen batch norm", "own backward"}))
 def test_the_whole_zoo_runs_by_rules_as_chosen(name: str) -> None:
     model, x, y = case(name, torch.float64)
-    gradients = gradients_for(model, squared, x, y, mode="rules")
+    gradients = gradients_for(model, squared, x, y, rules_only=True)
     assert isinstance(gradients, RuleGradients)
     assert list(gradients.units) == UNITS.get(name, [])
 
