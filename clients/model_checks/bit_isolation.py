@@ -147,7 +147,7 @@ class RowIsolation(_Isolation):
             return None  # each example has its own passes
         with preserve_state(gradients.model):
             gradients.model.eval()  # without keys, dropout draws by place
-            trial = _Trial(gradients, _base(self._examples, (clients, rows, self._views)))
+            trial = _Trial(gradients, _base(self._examples, clients, rows, self._views))
             difference = trial.first_difference()
         if difference is None:
             return None
@@ -175,8 +175,8 @@ class _Layout:
     A row is an example here, with V views in the padded batch.
 
     Attributes:
-        features: features of the rows (K, R, V, ...).
-        targets: targets of the rows (K, R, V, ...).
+        features: features of the rows (K · R, V, ...).
+        targets: targets of the rows (K · R, V, ...).
         places: places of the watched rows in the padded batch (K,).
     """
 
@@ -184,37 +184,31 @@ class _Layout:
     targets: Tensor
     places: Tensor
 
-    @property
-    def rows(self) -> int:
-        """Number of rows R of each client."""
-        return self.features.shape[1]
-
-    def moved(self, places: Tensor) -> "_Layout":
-        """Return the layout with each client's row places[r] moved to row r.
-
-        Args:
-            places: a permutation of the rows (R,).
-        """
-        clients = torch.arange(len(self.features), device=self.places.device)
-        now = torch.argsort(places)[self.places % self.rows] + self.rows * clients
-        return _Layout(self.features[:, places], self.targets[:, places], now)
+    def moved(self, order: Tensor) -> "_Layout":
+        """Return the layout with row order[i] in place i (K · R,)."""
+        now = torch.argsort(order)[self.places]
+        return _Layout(self.features[order], self.targets[order], now)
 
     def padded(self) -> PaddedBatch:
         """Return the padded batch."""
-        x, y = self.features.flatten(0, 2), self.targets.flatten(0, 2)
-        weights = torch.ones(len(x), device=x.device)
-        return PaddedBatch(len(self.features), x, y, weights, self.features.shape[2])
+        return self._padded(self.features, self.targets, torch.ones_like(self._watched))
 
     def others(self) -> Iterator[tuple[str, PaddedBatch]]:
         """Yield (change of the other rows, padded batch with the same watched rows)."""
-        clients, rows, views = self.features.shape[:3]
-        watched = torch.zeros(clients * rows, dtype=torch.bool, device=self.places.device)
+        watched = self._watched
+        for cause, x, y in other_rows(self.features, self.targets, watched):
+            yield cause, self._padded(x, y, watched | (cause != _NUMBER))
+
+    @property
+    def _watched(self) -> Tensor:
+        watched = torch.zeros(len(self.features), dtype=torch.bool, device=self.places.device)
         watched[self.places] = True
-        x, y = self.features.flatten(0, 1), self.targets.flatten(0, 1)
-        for cause, *changed in other_rows(x, y, watched):
-            weights = (watched | (cause != _NUMBER)).float().repeat_interleave(views)
-            features, targets = (values.flatten(0, 1) for values in changed)
-            yield cause, PaddedBatch(clients, features, targets, weights, views)
+        return watched
+
+    def _padded(self, x: Tensor, y: Tensor, present: Tensor) -> PaddedBatch:
+        views = x.shape[1]
+        weights = present.float().repeat_interleave(views)
+        return PaddedBatch(len(self.places), x.flatten(0, 1), y.flatten(0, 1), weights, views)
 
 
 def _many_rows(examples: tuple[Tensor, Tensor], n: int) -> tuple[Tensor, Tensor]:
@@ -234,18 +228,12 @@ def _moved_values(gradients: PerExampleGradients, clients: int) -> Tensor:
     return data + 0.02 * torch.randn(clients, len(data), generator=generator).to(data)
 
 
-def _base(examples: tuple[Tensor, Tensor], shape: tuple[int, int, int]) -> _Layout:
-    """Return the layout of the first pass.
-
-    Args:
-        examples: features and targets of a few examples.
-        shape: numbers of clients, rows and views (K, R, V).
-    """
-    clients, rows, views = shape
+def _base(examples: tuple[Tensor, Tensor], clients: int, rows: int, views: int) -> _Layout:
+    """Return the layout of the first pass: examples for K clients, R rows and V views."""
     x, y = _many_rows(examples, clients * rows * views)
     places = torch.arange(clients, device=x.device) * rows
     places += torch.arange(clients, device=x.device) * _STEP % rows
-    return _Layout(x.unflatten(0, shape), y.unflatten(0, shape), places)
+    return _Layout(x.unflatten(0, (-1, views)), y.unflatten(0, (-1, views)), places)
 
 
 class _Trial:
@@ -258,22 +246,22 @@ class _Trial:
 
     def __init__(self, gradients: PerExampleGradients, base: _Layout) -> None:
         self._gradients, self._base = gradients, base
-        self._values = _moved_values(gradients, len(base.features))
+        self._values = _moved_values(gradients, len(base.places))
         self._clipping = LayerClipping(1.0)
         self._groups = self._clipping.groups(gradients.parameters)
         self._first = base.padded()
 
     def first_difference(self) -> tuple[str, str] | None:
         """Return the layer and the cause of the first difference; None if there is none."""
-        base, rows = self._base, self._base.rows
+        base = self._base
         norms, sums = self._pass(self._first, base.places)
-        order = torch.arange(rows, device=base.places.device)
-        for places in (order.flip(0), order.roll(_STEP)):
-            layout = base.moved(places)
+        rows = torch.arange(len(base.features), device=base.places.device)
+        rows = rows.view(len(base.places), -1)
+        for order in (rows.flip(1).flatten(), rows.roll(_STEP, 1).flatten()):
+            layout = base.moved(order)
             padded = layout.padded()
             results = self._pass(padded, layout.places)
-            expected = norms.unflatten(0, (-1, rows))[:, places].flatten(0, 1)
-            if not _same(results[0], expected) or not _same(results[1], sums):
+            if not _same(results[0], norms[order]) or not _same(results[1], sums):
                 return self._layer(padded, layout.places), "its place among the rows"
         for cause, padded in base.others():
             results = self._pass(padded, base.places)

@@ -123,12 +123,12 @@ class AttachedModel:
             UnsafeModelError: a loss depends on another example's outputs (checked in the first
                 calls).
         """
+        losses, passes = without_origin(losses), self.passes
         if losses.ndim != 1:
             raise ValueError(
                 "engine.backward takes one loss for each example (n,), as with reduction='none', "
                 f"got shape {tuple(losses.shape)}; take the mean of each example's own values"
             )
-        losses, passes = without_origin(losses), self.passes
         if passes.outputs and passes.checks_left:
             check_own_rows(losses, passes.outputs)
             passes.checks_left -= len(losses) > 1

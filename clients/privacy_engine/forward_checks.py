@@ -235,11 +235,11 @@ def all_tensors(values: Any) -> Iterator[Tensor]:
     """Yield all tensors in nested lists, tuples and mappings, in order."""
     if isinstance(values, Tensor):
         yield values
-    elif isinstance(values, Mapping):
-        yield from all_tensors(list(values.values()))
     elif isinstance(values, list | tuple):
         for value in values:
             yield from all_tensors(value)
+    elif isinstance(values, Mapping):
+        yield from all_tensors(list(values.values()))
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

@@ -272,11 +272,11 @@ class PrivateSteps:
         """Add a pass to the sum of a batch, and return their counts; see `PrivateStep.take`."""
         # A step within autocast would round the sums to its type.
         kind = self._model.parameters.tensors[0].device.type
-        off = torch.autocast(kind, enabled=False)
+        is_off = not torch.is_autocast_enabled(kind)
         padded = last.padded_batches if last else ()
         examples, earlier = last.examples if last else 0, {0: batch.total} if batch else {}
         try:
-            with off if torch.is_autocast_enabled(kind) else nullcontext():
+            with nullcontext() if is_off else torch.autocast(kind, enabled=False):
                 (counts,) = self._private_step().take(
                     PaddedRecording.clipped, padded, [examples], noises, use, earlier=earlier
                 )
