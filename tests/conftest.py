@@ -151,11 +151,10 @@ def add_clipped_sum() -> "Callable[..., BatchStatistics]":
         clip = ClipBounds(clipping, groups.members, scales.new_tensor([groups.bounds]), scales)
         data = gradients.parameters.data
         padded = PaddedBatch(1, features, targets, data.new_ones(n))
-        norms, dropped = gradients.add_clipped_sums(
-            data.unsqueeze(0), padded, clip, into.unsqueeze(0)
-        )
-        within = (norms <= clip.bounds).sum(0).tolist()
-        return BatchStatistics(n, 0 if dropped is None else int(dropped.sum()), tuple(within))
+        rows = gradients.clipped(data.unsqueeze(0), padded, clip)
+        rows.add_to(gradients.parameters.stacked_views(into.unsqueeze(0)))
+        within = (rows.norms <= clip.bounds).sum(0).tolist()
+        return BatchStatistics(n, int(rows.norms[:, 0].isnan().sum()), tuple(within))
 
     return add
 

@@ -118,7 +118,7 @@ class PerExampleGradients(ABC):
         parameters: flat layout of `model` if it exists already; None to make it.
 
     Attributes:
-        stacks: whether a padded batch may have several clients.
+        stacks: whether a padded batch may have several clients; `gradients_for` tests this.
         draws: whether the model draws random numbers; None before the first pass.
     """
 
@@ -203,31 +203,6 @@ class PerExampleGradients(ABC):
         """
         gradients = by_example(self.row_gradients(values, padded), padded.views)
         return clipped_rows(gradients, clip, clients=padded.clients, times=1.0 / padded.views)
-
-    def add_clipped_sums(
-        self, values: Tensor, padded: PaddedBatch, clip: ClipBounds, into: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
-        """Add each client's scaled sum of clipped gradients to a tensor in place.
-
-        Guarantee: in each parameter group, an example's term has an L2 norm of at most its scale
-        times the clipping norm. No term depends on another example (see `ClippedRows`).
-
-        Args:
-            values: flat parameters of each of K clients (K, size).
-            padded: the padded batch of n examples.
-            clip: clipping norms in m groups, and scales of the examples.
-            into: tensor (K, size), float32 or float64, to which scale_i · clip(gradient_i) is added
-                for each example i.
-
-        Returns:
-            A pair. First, the gradient norm of each example in each group, float64 (n, m); NaN for
-            examples that were dropped because their gradient is not finite. Second, booleans (n,),
-            true for dropped examples, or possibly None if no example was dropped.
-        """
-        rows = self.clipped(values, padded, clip)
-        with torch.no_grad():
-            rows.add_to(self.parameters.stacked_views(into))
-        return rows.norms, rows.dropped
 
 
 def by_example(uses: Mapping[int, ExampleUse], views: int) -> dict[int, ExampleUse]:

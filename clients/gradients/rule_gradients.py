@@ -84,7 +84,6 @@ class RuleGradients(PerExampleGradients):
         loss: function of (outputs, targets) that returns one value per example.
         parameters: flat layout of `model` if it exists already; None to make it.
         units: names of modules that run through `torch.func`.
-        stacks: whether a padded batch may have several clients; `gradients_for` tests this.
 
     Source: book-keeping, Bu et al. 2023, "Differentially Private Optimization on Large Model at
     Small Cost".
@@ -97,10 +96,8 @@ class RuleGradients(PerExampleGradients):
         *,
         parameters: FlatParameters | None = None,
         units: Sequence[str] = (),
-        stacks: bool = False,
     ) -> None:
         super().__init__(model, loss, parameters=parameters)
-        self.stacks = stacks
         self.ruled = RuledModel(model, self.parameters, units)
         self._sequence = ModuleSequence(self.ruled)
 

@@ -278,8 +278,10 @@ class _Trial:
         bounds = scales.new_tensor([groups.bounds]).expand(n, -1)
         into = torch.zeros_like(self._values, dtype=torch.float64)
         clip = ClipBounds(self._clipping, groups.members, bounds, scales)
-        norms, _ = self._gradients.add_clipped_sums(self._values, padded, clip, into)
-        return norms, into
+        clipped = self._gradients.clipped(self._values, padded, clip)
+        with torch.no_grad():
+            clipped.add_to(self._gradients.parameters.stacked_views(into))
+        return clipped.norms, into
 
     def _layer(self, padded: PaddedBatch, places: Tensor) -> str:
         """Return the name of the layer in which the watched rows' results first differ.

@@ -170,12 +170,12 @@ def test_blocks_that_couple_clients_are_refused() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
     x, y = torch.randn(6, 8), torch.randint(0, 3, (6,))
-    MemberIsolation(RuleGradients(model, cross_entropy, stacks=True), x, y).check(4, 8)
-    coupled = MemberIsolation(Coupled(model, cross_entropy, stacks=True), x, y)
+    MemberIsolation(RuleGradients(model, cross_entropy), x, y).check(4, 8)
+    coupled = MemberIsolation(Coupled(model, cross_entropy), x, y)
     coupled.check(1, 8)  # a client alone
     with pytest.raises(UnsafeModelError, match=r"local\.vectorized_clients: off"):
         coupled.check(4, 8)
-    placed = MemberIsolation(Placed(model, cross_entropy, stacks=True), x, y)
+    placed = MemberIsolation(Placed(model, cross_entropy), x, y)
     with pytest.raises(
         UnsafeModelError, match=r"the place of another.*local\.vectorized_clients: off"
     ):

@@ -44,7 +44,8 @@ def releases(x: float, batch: float, *, secure: bool, dtype: torch.dtype, seed: 
     """Releases of the only coordinate; the gradient of an example x = 1 is clipped to C = 1."""
     model = nn.Linear(1, 1, bias=False).to(dtype)
     nn.init.zeros_(model.weight)
-    gradients = RuleGradients(model, squared_error, stacks=True)
+    gradients = RuleGradients(model, squared_error)
+    gradients.stacks = True
     step = DpSgdMechanism(PoissonSampling(1.0), FlatClipping(1.0), 1.0, batch)
     step = step.for_model(gradients.parameters)
     data = torch.tensor([[x]], dtype=dtype), torch.tensor([[-100.0]], dtype=dtype)

@@ -59,10 +59,8 @@ class LinearUse(LayerUse):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output (n, ...) for the input x (n, ...)."""
-        w, shift = (
-            self.operand.values.transpose(1, 2),
-            None if self.bias is None else self.bias.values,
-        )
+        w = self.operand.values.transpose(1, 2)
+        shift = None if self.bias is None else self.bias.values
         y = row_products(self.by_client(x), w, shift)
         return y.view(*x.shape[:-1], w.shape[2])
 
@@ -124,9 +122,10 @@ class LinearUse(LayerUse):
             beta: 1 to add, 0 to overwrite.
         """
         rows = part.place(self.output_gradient.shape[0] // self.clients)
-        scaled = self._scaled_by(factors, into.dtype)[rows].flatten(1)
+        scaled = self._scaled_by(factors, into.dtype)[rows]
         if index == self.weight_index:
-            x = self.input[rows].flatten(1).to(into.dtype)
+            x = self.input[rows].flatten(1)
+            x = x if x.dtype == into.dtype else x.to(into.dtype)
             torch.addmm(into, scaled.t(), x, beta=beta, out=into)
         elif beta:
             into += scaled.sum(0)
@@ -138,6 +137,7 @@ class LinearUse(LayerUse):
         known = self._scaled
         if known is None or known[0] is not factors or known[1] != kind:
             g = self.output_gradient.to(kind)
+            g = g.flatten(1) if self._single else g
             if factors is not None:
                 g = g * factors.to(kind).view(-1, *[1] * (g.ndim - 1))
             known = self._scaled = factors, kind, g

@@ -149,7 +149,8 @@ def clipped(gradients: PerExampleGradients, padded: PaddedBatch, bound: float) -
         clipping, groups.members, scales.new_tensor([groups.bounds]).expand(n, -1), scales
     )
     into = torch.zeros(padded.clients, len(data), dtype=torch.float64)
-    gradients.add_clipped_sums(data.expand(padded.clients, -1), padded, clip, into)
+    rows = gradients.clipped(data.expand(padded.clients, -1), padded, clip)
+    rows.add_to(gradients.parameters.stacked_views(into))
     return into
 
 
@@ -210,5 +211,6 @@ def test_a_bound_of_the_whole_gradient_holds_for_any_views() -> None:
             scales[i] = 1.0
             into = torch.zeros(1, gradients.parameters.size, dtype=torch.float64)
             clip = ClipBounds(clipping, groups.members, scales.new_tensor([groups.bounds]), scales)
-            gradients.add_clipped_sums(gradients.parameters.data.unsqueeze(0), padded, clip, into)
+            rows = gradients.clipped(gradients.parameters.data.unsqueeze(0), padded, clip)
+            rows.add_to(gradients.parameters.stacked_views(into))
             assert into.norm() <= 0.5

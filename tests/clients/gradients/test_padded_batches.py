@@ -175,9 +175,10 @@ def contribution(
     scales[at] = 0.1
     into = torch.zeros_like(values, dtype=torch.float64)
     clip = ClipBounds(clipping, groups.members, bounds, scales)
-    norms, _ = gradients.add_clipped_sums(values, PaddedBatch(clients, x, y, weights), clip, into)
+    added = gradients.clipped(values, PaddedBatch(clients, x, y, weights), clip)
+    added.add_to(gradients.parameters.stacked_views(into))
     assert not into[[k for k in range(clients) if k != client]].any()
-    return norms[at], into[client]
+    return added.norms[at], into[client]
 
 
 def stacked_values(parameters: FlatParameters, clients: int) -> Tensor:
@@ -394,7 +395,7 @@ def check_padding(
     into = torch.zeros_like(values, dtype=torch.float64)
     expected = torch.zeros_like(into[0])
     clip = ClipBounds(clipping, groups.members, bounds, scales(padded))
-    gradients.add_clipped_sums(values, padded, clip, into)
+    gradients.clipped(values, padded, clip).add_to(gradients.parameters.stacked_views(into))
     add_clipped_sum(gradients, x, y, clipping, groups, expected)
     torch.testing.assert_close(into[0], expected, rtol=1e-4, atol=1e-6)
 
