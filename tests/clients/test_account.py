@@ -35,7 +35,7 @@ def charge(
     if proposed is None:
         return account
     if journal is not None:
-        journal.append(proposed)
+        journal.append_all([proposed])
     return account.commit(proposed, state)
 
 
