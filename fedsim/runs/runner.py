@@ -8,6 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
 import fedsim
 from fedsim.algorithms.state import ServerState
 from fedsim.core.commands import Phases
@@ -125,7 +128,7 @@ def run_experiment(
                     make_directory()
                     parts.phases.end()
                     with recorder.ending():
-                        recorder.execute()
+                        engine.execute(*recorder.apps())
                 result = recorder.conclude()
             except KeyboardInterrupt as interrupt:
                 result = recorder.conclude_interrupted(interrupt)
@@ -259,8 +262,8 @@ class _Recorder:
         finally:
             self._directory.unlock()
 
-    def execute(self) -> None:
-        """Run the rounds of the federation."""
+    def apps(self) -> tuple[ServerApp, ClientApp, int]:
+        """Return the server app, the client app and the number of nodes of the federation."""
         engine, directory = self._parts.engine, self._directory
         server = server_app(
             self._federation,
@@ -273,7 +276,7 @@ class _Recorder:
         )
         here = isinstance(engine, LocalEngine)
         clients = client_app(self._federation, in_process=here, ledger=directory.ledger)
-        engine.execute(server, clients, self._federation.num_nodes)
+        return server, clients, self._federation.num_nodes
 
     @contextmanager
     def ending(self) -> Iterator[None]:

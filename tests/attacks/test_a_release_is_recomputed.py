@@ -73,6 +73,9 @@ def no_noise(patch: pytest.MonkeyPatch) -> None:
         def __init__(self, source: NoiseSource) -> None:
             self._source = source
 
+        def keystreams(self) -> None:
+            return None
+
         def __getattr__(self, name: str) -> Any:
             found = getattr(self._source, name)
             if not callable(found):
