@@ -11,12 +11,12 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any, cast
 
-from fedsim.accountant import calibrate_noise_multiplier, make_accountant, zcdp_rho
-from fedsim.accountant.accountants import AccountantChoice
+from fedsim.accountant import calibrate_noise_multiplier, zcdp_rho
 from fedsim.accountant.events import Adjacency
-from fedsim.accountant.sampler_slack import epsilon_with_slack, target_without_slack
+from fedsim.accountant.sampler_slack import target_without_slack
 from fedsim.accountant.search import LEAST_NOISE, MOST_NOISE, largest_count, least_noise
 from fedsim.clients.clipping.clipping import FlatClipping
+from fedsim.clients.mechanisms.accounting import Accounting
 from fedsim.clients.mechanisms.contract import Mechanism
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.kinds import ReleaseKind
@@ -35,61 +35,26 @@ from fedsim.clients.sampling.sampling import PoissonSampling, Sampling
 
 @lru_cache(maxsize=4096)  # clients of one size and budget share the answer
 def affordable_steps(
-    step: Mechanism,
-    most: int,
-    *,
-    target_epsilon: float,
-    delta: float,
-    accountant: AccountantChoice,
-    adjacency: Adjacency,
+    step: Mechanism, most: int, *, target_epsilon: float, accounting: Accounting
 ) -> int:
     """Return the number of steps that fit into a target ε, at most `most`.
 
-    Guarantee: that many steps have ε(delta) ≤ `target_epsilon` by the accountant, under the
-    adjacency. If the result is below `most`, one more step exceeds the target.
+    Guarantee: that many steps have ε ≤ `target_epsilon` by the accounting. If the result is below
+    `most`, one more step exceeds the target.
 
     Args:
         step: the mechanism of each step.
         most: upper limit of the result, ≥ 0.
         target_epsilon: ε of the budget, > 0.
-        delta: δ of the budget, in (0, 1).
-        accountant: the accountant of the target.
-        adjacency: which data sets are neighbours.
+        accounting: the accounting of the target.
     """
 
     def epsilon(steps: int) -> float:
-        return epsilon_of_steps(
-            step, min(steps, most), delta=delta, accountant=accountant, adjacency=adjacency
-        )
+        return accounting.epsilon(step.charges(0, min(steps, most)))
 
     if most == 0 or epsilon(most) <= target_epsilon:
         return most
     return largest_count(epsilon, target_epsilon, start=max(1, most // 2))
-
-
-def epsilon_of_steps(
-    step: Mechanism,
-    steps: int,
-    *,
-    delta: float,
-    accountant: AccountantChoice,
-    adjacency: Adjacency,
-) -> float:
-    """Return ε of a client's first `steps` steps, with the small cost of inexact noise samplers.
-
-    Args:
-        step: the mechanism of each step.
-        steps: number of steps, ≥ 0.
-        delta: δ at which ε is computed, in (0, 1).
-        accountant: the accountant that computes ε.
-        adjacency: which data sets are neighbours.
-    """
-    if steps == 0:
-        return 0.0
-    account = make_accountant(accountant, adjacency=adjacency)
-    for event, count in step.charges(0, steps):
-        account.compose(event, count)
-    return epsilon_with_slack(account.get_epsilon, delta)
 
 
 @lru_cache(maxsize=4096)  # clients of one size share a plan
@@ -98,23 +63,19 @@ def calibrate_noise(
     steps: int,
     *,
     target_epsilon: float,
-    delta: float,
-    accountant: AccountantChoice,
-    adjacency: Adjacency,
+    accounting: Accounting,
     interpolate: bool = False,
 ) -> float:
     """Return the least noise multiplier with which the given steps spend at most the target ε.
 
-    Guarantee: ε of the steps at δ is at most `target_epsilon` by the accountant, even for sampled
-    noise that is not exactly Gaussian.
+    Guarantee: ε of the steps is at most `target_epsilon` by the accounting, even for sampled noise
+    that is not exactly Gaussian.
 
     Args:
         sampling: how batches are drawn.
         steps: number of all planned steps, ≥ 1.
         target_epsilon: ε of the budget, > 0.
-        delta: δ of the budget, in (0, 1).
-        accountant: the accountant of the target.
-        adjacency: which data sets are neighbours.
+        accounting: the accounting of the target.
         interpolate: whether the search interpolates, in fewer steps than bisection; ignored under
             Poisson and cyclic Poisson sampling.
 
@@ -122,33 +83,25 @@ def calibrate_noise(
         ValueError: no noise multiplier meets the target.
     """
     if isinstance(sampling, PoissonSampling | CyclicPoisson):
-        inner_epsilon, inner_delta = target_without_slack(target_epsilon, delta)
+        inner_epsilon, inner_delta = target_without_slack(target_epsilon, accounting.delta)
         return calibrate_noise_multiplier(
             target_epsilon=inner_epsilon,
             delta=inner_delta,
             sampling_rate=sampling.rate,
             steps=sampling.num_events(steps),
-            accountant=accountant,
-            adjacency=adjacency,
+            accountant=accounting.accountant,
+            adjacency=accounting.adjacency,
         )
 
     def epsilon(noise: float) -> float:
         step = DpSgdMechanism(sampling, FlatClipping(1.0), noise, 1.0)
-        return epsilon_of_steps(
-            step, steps, delta=delta, accountant=accountant, adjacency=adjacency
-        )
+        return accounting.epsilon(step.charges(0, steps))
 
     return least_noise(epsilon, target_epsilon, interpolate=interpolate)
 
 
 def noise_of_release(
-    release: Mechanism,
-    steps: int,
-    *,
-    target_epsilon: float,
-    delta: float,
-    accountant: AccountantChoice,
-    adjacency: Adjacency,
+    release: Mechanism, steps: int, *, target_epsilon: float, accounting: Accounting
 ) -> float:
     """Return the least noise multiplier with which the planned releases spend at most the target ε.
 
@@ -156,30 +109,20 @@ def noise_of_release(
         release: the mechanism, with any noise multiplier.
         steps: number of all planned releases, ≥ 1.
         target_epsilon: ε of the budget, > 0.
-        delta: δ of the budget, in (0, 1).
-        accountant: the accountant of the target.
-        adjacency: which data sets are neighbours.
+        accounting: the accounting of the target.
 
     Raises:
         ValueError: no noise multiplier meets the target.
     """
     sampling, count, factor = release.equivalent(steps)
     equivalent_noise = calibrate_noise(
-        sampling,
-        count,
-        target_epsilon=target_epsilon,
-        delta=delta,
-        accountant=accountant,
-        adjacency=adjacency,
+        sampling, count, target_epsilon=target_epsilon, accounting=accounting
     )
     if factor == 1.0:
         return equivalent_noise
 
     def epsilon(noise: float) -> float:
-        noisy = release.with_effective_noise(noise)
-        return epsilon_of_steps(
-            noisy, steps, delta=delta, accountant=accountant, adjacency=adjacency
-        )
+        return accounting.epsilon(release.with_effective_noise(noise).charges(0, steps))
 
     noise = equivalent_noise * factor * (1.0 + 2.0**-40)  # more than a product rounds
     return noise if epsilon(noise) <= target_epsilon else least_noise(epsilon, target_epsilon)
@@ -230,24 +173,19 @@ def plan_privacy(request: PlanRequest) -> PrivacyPlan:
     """
     privacy, kind = request.privacy, request.kind or request.privacy.release_kind
     draft = _draft_of(kind, request)
-    delta = delta_of(privacy, draft.public_size)
-    noise = _calibrated(privacy, draft, delta) if draft.given is None else draft.given
+    accounting = Accounting.of(privacy, delta_of(privacy, draft.public_size))
+    noise = _calibrated(privacy, draft, accounting) if draft.given is None else draft.given
     release, target, affordable = draft.build(noise), privacy.target_epsilon, None
     if target is not None and not privacy.gives_noise:
         affordable = draft.steps  # the noise was calibrated to them
     elif target is not None:
         affordable = affordable_steps(
-            release,
-            draft.steps,
-            target_epsilon=target,
-            delta=delta,
-            accountant=privacy.accounting,
-            adjacency=privacy.adjacency.name,
+            release, draft.steps, target_epsilon=target, accounting=accounting
         )
     return PrivacyPlan(
         release=release,
         examples=draft.examples,
-        delta=delta,
+        delta=accounting.delta,
         target_epsilon=target,
         planned_steps=draft.steps,
         affordable_steps=affordable,
@@ -263,7 +201,7 @@ def _draft_of(kind: ReleaseKind, request: PlanRequest) -> Draft:
     return import_module(f"fedsim.clients.mechanisms.{module}").draft(request)
 
 
-def _calibrated(privacy: PrivacySettings, draft: Draft, delta: float) -> float:
+def _calibrated(privacy: PrivacySettings, draft: Draft, accounting: Accounting) -> float:
     """Return the least noise multiplier at which the planned releases spend at most the target.
 
     Raises:
@@ -272,28 +210,22 @@ def _calibrated(privacy: PrivacySettings, draft: Draft, delta: float) -> float:
     target, steps = privacy.target_epsilon, max(draft.steps, draft.round_steps)
     if (rho := privacy.accountant.target_rho) is not None:
         try:
-            adjacency = privacy.adjacency.name
-            return noise_of_rho(draft.like, steps, target_rho=rho, adjacency=adjacency)
+            return noise_of_rho(draft.like, steps, target_rho=rho, adjacency=accounting.adjacency)
         except ValueError as error:
             raise PrivacyPlanError(
                 f"privacy.accountant.target_rho cannot be met: {error}{draft.hint}"
             ) from error
     if target is None:
         raise PrivacyPlanError("privacy needs target_epsilon or noise_multiplier")
-    account = {
-        "delta": delta,
-        "accountant": privacy.accounting,
-        "adjacency": privacy.adjacency.name,
-    }
     try:
-        return noise_of_release(draft.like, steps, target_epsilon=target, **cast(Any, account))
+        return noise_of_release(draft.like, steps, target_epsilon=target, accounting=accounting)
     except ValueError as error:
         most = replace(cast(Any, draft.like), noise_multiplier=MOST_NOISE)
-        fit = affordable_steps(most, steps, target_epsilon=target, **cast(Any, account))
+        fit = affordable_steps(most, steps, target_epsilon=target, accounting=accounting)
         hint = draft.hint + _orders_hint(privacy)
         if fit < steps:
             raise PrivacyBudgetError(
-                f"privacy.target_epsilon = {target:g} at δ = {delta:g} cannot be "
+                f"privacy.target_epsilon = {target:g} at δ = {accounting.delta:g} cannot be "
                 f"met over {steps} steps: even with noise_multiplier = {MOST_NOISE:g} at most "
                 f"{fit} steps fit, which is {fit // draft.round_steps} rounds{hint}"
             ) from error

@@ -20,6 +20,7 @@ from fedsim.accountant.accountants import (
 from fedsim.accountant.events import Adjacency
 from fedsim.clients.clipping.clipping import Clipping, FlatClipping, LayerClipping, PatternClipping
 from fedsim.clients.gradients.parameters import FlatParameters
+from fedsim.clients.mechanisms.accounting import Accounting
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.dp_sgd.noise_allocation import NoiseAllocation
 from fedsim.clients.mechanisms.planner import calibrate_noise
@@ -145,9 +146,7 @@ def privacy_terms(
             drawn,
             planned,
             target_epsilon=target_epsilon,
-            delta=target_delta,
-            accountant=accountant,
-            adjacency=adjacency,
+            accounting=Accounting(target_delta, accountant, adjacency),
             interpolate=True,
         )
     return PrivacyTerms(

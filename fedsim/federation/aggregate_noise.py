@@ -19,6 +19,7 @@ from typing import Self
 from fedsim.accountant.trust import NoiseNeed, NoiseShares
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.local_settings import LocalSettings, SgdSettings
+from fedsim.clients.mechanisms.accounting import Accounting
 from fedsim.clients.mechanisms.client_privacy import ClientPrivacy
 from fedsim.clients.mechanisms.contract import SummedMechanism, SumPart
 from fedsim.clients.mechanisms.plan import PrivacyBudgetError, PrivacyPlan, PrivacyPlanError
@@ -159,9 +160,7 @@ def _against_server(terms: ClientPrivacy, plan: PrivacyPlan) -> float:
             summed(plan).against_server(),
             plan.planned_steps,
             target_epsilon=limit,
-            delta=plan.delta,
-            accountant=terms.privacy.accounting,
-            adjacency=terms.privacy.adjacency.name,
+            accounting=Accounting.of(terms.privacy, plan.delta),
         )
     except ValueError as error:
         raise PrivacyBudgetError(

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median_high
 
+from fedsim.clients.mechanisms.accounting import Accounting
 from fedsim.clients.mechanisms.plan import PrivacyBudgetError, PrivacyPlan
-from fedsim.clients.mechanisms.planner import epsilon_of_steps
 from fedsim.core.formatting import epsilon_text
 from fedsim.data import DataError
 from fedsim.experiment import Experiment
@@ -171,18 +171,13 @@ def _spending(federation: Federation, overdrawn: Overdrawn, steps: int) -> str:
     privacy = federation.experiment.privacy
     if privacy is None:
         raise ValueError("a federation without privacy spends nothing")
-    epsilon = epsilon_of_steps(
-        overdrawn.plan.release,
-        steps,
-        delta=overdrawn.plan.delta,
-        accountant=privacy.accounting,
-        adjacency=privacy.adjacency.name,
-    )
+    plan = overdrawn.plan
+    epsilon = Accounting.of(privacy, plan.delta).epsilon(plan.charges(0, steps))
     return (
         f"{steps} step{'s' if steps > 1 else ''} of client {overdrawn.client} with "
-        f"noise_multiplier {overdrawn.plan.release.noise_multiplier:.4g} would spend ε = "
-        f"{epsilon_text(epsilon)} at δ = {overdrawn.plan.delta:g}, and its target_epsilon is "
-        f"{overdrawn.plan.target_epsilon:g}"
+        f"noise_multiplier {plan.noise_multiplier:.4g} would spend ε = "
+        f"{epsilon_text(epsilon)} at δ = {plan.delta:g}, and its target_epsilon is "
+        f"{plan.target_epsilon:g}"
     )
 
 

@@ -7,14 +7,12 @@ A cell is a pair of a trust model and a privacy unit. Its plan is that of the sa
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
-from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.trust import CLAIMED_AGAINST
+from fedsim.clients.mechanisms.accounting import Accounting
 from fedsim.clients.mechanisms.plan import PrivacyPlan, PrivacyPlanError
 from fedsim.clients.privacy_settings import PrivacySettings
-from fedsim.clients.sampling.sampling import Charges
 from fedsim.core.errors import InputError
 from fedsim.core.text_formats import finite_or_none
 from fedsim.experiment import Experiment, ExperimentError, LoadedExperiment, load_experiment
@@ -219,30 +217,14 @@ def _planned(federation: Federation, *, is_own: bool) -> PlannedCell:
 def _epsilons(plan: PrivacyPlan, privacy: PrivacySettings) -> dict[str, float]:
     """Return ε by observer, for each observer that the client's noise protects it from."""
     steps = plan.steps_to_take
-    claimed = planned_epsilon(plan, privacy, plan.charges(0, steps))
+    accounting = Accounting.of(privacy, plan.delta)
+    claimed = accounting.epsilon(plan.charges(0, steps))
     place = OBSERVERS.index(CLAIMED_AGAINST[privacy.trust.name])
     epsilons: dict[str, float] = dict.fromkeys(OBSERVERS[place:], claimed)
     against_server = plan.server_charges(0, steps)
     if against_server is not None:
-        epsilons["server"] = planned_epsilon(plan, privacy, against_server)
+        epsilons["server"] = accounting.epsilon(against_server)
     return epsilons
-
-
-def planned_epsilon(plan: PrivacyPlan, privacy: PrivacySettings, charges: Charges) -> float:
-    """Return the ε of one client's planned releases, including the noise sampler's error.
-
-    Args:
-        plan: privacy plan of the client.
-        privacy: the section `privacy`, whose accountant and adjacency are those of all clients.
-        charges: pairs (privacy event, number of releases), as one observer sees them.
-    """
-    return _epsilon(tuple(charges), plan.delta, privacy.accounting, privacy.adjacency.name)
-
-
-@lru_cache(maxsize=4096)  # clients of equal size and budget share the result
-def _epsilon(charges: Any, delta: float, accountant: Any, adjacency: Any) -> float:
-    ledger = PrivacyLedger.of(charges)
-    return ledger.epsilon_with_slack(delta, accountant, adjacency) if len(ledger) else 0.0
 
 
 def _strictest(federation: Federation, clients: tuple[CellClient, ...]) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 from fedsim.accountant import zcdp_rho
 from fedsim.accountant.search import largest_count
 from fedsim.accountant.textbook.bounds import choose_bounds
+from fedsim.clients.mechanisms.accounting import Accounting
 from fedsim.clients.mechanisms.plan import (
     PlanRequest,
     PrivacyBudgetError,
@@ -26,7 +27,7 @@ from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.federation.plan_checks import full_batch_note, last_round, refuse_overspending
 from fedsim.planning.bounds import BoundCurve, CurveSchedule, bound_curve, even_numbers
-from fedsim.planning.cells import PlannedCell, plan_cells, planned_epsilon, privacy_of
+from fedsim.planning.cells import PlannedCell, plan_cells, privacy_of
 from fedsim.planning.round_noise import PlannedCorrelation, plan_correlations
 
 
@@ -351,7 +352,7 @@ def _affordable_rounds(federation: Federation, client: int, privacy: PrivacySett
 
 
 def _epsilon(plan: PrivacyPlan, privacy: PrivacySettings, steps: int) -> float:
-    return planned_epsilon(plan, privacy, plan.charges(0, steps))
+    return Accounting.of(privacy, plan.delta).epsilon(plan.charges(0, steps))
 
 
 def _variations(federation: Federation, client: PlannedClient) -> Iterator[Variation]:

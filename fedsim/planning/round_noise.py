@@ -11,13 +11,14 @@ from functools import partial
 
 from fedsim.accountant.accountants import AccountantChoice
 from fedsim.accountant.events import Adjacency
+from fedsim.clients.mechanisms.accounting import Accounting
 from fedsim.clients.mechanisms.planner import calibrate_noise
 from fedsim.clients.sampling.sampling import PoissonSampling
 from fedsim.federation.federation import Federation
 from fedsim.noise.correlated.participation import SCHEME
 from fedsim.noise.correlated.run import strategies_for
 from fedsim.noise.correlated.strategies import INDEPENDENT
-from fedsim.planning.cells import planned_epsilon, privacy_of
+from fedsim.planning.cells import privacy_of
 from fedsim.server.participation.schedules import SeparatedSchedule
 
 
@@ -58,7 +59,7 @@ def plan_correlations(federation: Federation) -> tuple[PlannedCorrelation, ...]:
     targets = [plan.target_epsilon for plan in plans if plan.target_epsilon is not None]
     if privacy.accountant.target_rho is not None:
         targets = [
-            planned_epsilon(plan, privacy, plan.charges(0, plan.planned_steps))
+            Accounting.of(privacy, plan.delta).epsilon(plan.charges(0, plan.planned_steps))
             for plan in plans
             if plan.planned_steps
         ]
@@ -115,9 +116,7 @@ def compare_correlations(
     noise_of = partial(
         calibrate_noise,
         target_epsilon=target_epsilon,
-        delta=delta,
-        accountant=accountant,
-        adjacency=adjacency,
+        accounting=Accounting(delta, accountant, adjacency),
     )
     drawn, always = PoissonSampling(min(1.0, clients_per_round / clients)), PoissonSampling(1.0)
     whole = noise_of(always, 1)

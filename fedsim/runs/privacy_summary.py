@@ -7,15 +7,14 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, cast
 
 import fedsim
-from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.accountants import renyi_choice
 from fedsim.accountant.sampler_slack import Slack, sampler_slack
 from fedsim.accountant.trust import Trust
-from fedsim.clients.privacy_settings import PrivacySettings
+from fedsim.clients.mechanisms.accounting import Accounting
 from fedsim.core.formatting import count_text
 from fedsim.core.text_formats import finite_or_none
 from fedsim.federation.charges import RecordedSpend
@@ -181,8 +180,6 @@ def summarise_privacy(
         raise ValueError("a private federation needs a ledger to summarise")
     recorded, names = RecordedSpend(plan.clients, journal), federation.data.client_names
     spends = [recorded.of(client) for client in range(len(plan.clients))]
-    # Each client's own accountant makes a run's ε equal to its plan's, to the last digit.
-    epsilon_of = partial(_own_epsilon, settings, {})
     renyi = ClientLedgers(renyi_choice(settings.accounting), settings.adjacency.name)
     for spend in spends:
         renyi.record(spend)
@@ -193,29 +190,20 @@ def summarise_privacy(
     ):
         norm = clip_norms.get(client, planned.release.adapted_clip_norm)
         second = server_ledger(spend, settings.trust.name)
+        # Each client's own accountant makes a run's ε equal to its plan's, to the last digit.
+        accounting = Accounting.of(settings, spend.delta)
         summary = ClientSummary(
             **vars(spend),
-            epsilon=epsilon_of(spend.ledger, spend.delta),
+            epsilon=accounting.epsilon(spend.ledger.entries),
             epsilon_rdp=by_rdp[client],
             terms=recorded_client_terms(terms, planned, norm),
             withdrawn_round=withdrawn.get(client),
             clip_norm=norm,
-            epsilon_against_server=None if second is None else epsilon_of(second, spend.delta),
+            epsilon_against_server=None if second is None else accounting.epsilon(second.entries),
             name=None if names is None else names[client],
         )
         clients.append(summary)
     return tuple(clients)
-
-
-def _own_epsilon(
-    settings: PrivacySettings, known: dict[object, float], ledger: PrivacyLedger, delta: float
-) -> float:
-    """Return ε at `delta` with the slack of the sampler, computed once for equal ledgers."""
-    kind = ledger.entries, delta
-    if kind not in known:
-        how = settings.accounting, settings.adjacency.name
-        known[kind] = ledger.epsilon_with_slack(delta, *how)
-    return known[kind]
 
 
 def _named(name: str | None) -> dict[str, str]:

@@ -231,6 +231,19 @@ def test_the_rounds_that_fit_count_the_rounds_a_client_sits_out(tmp_path: Path) 
     assert plan.refusal is not None
 
 
+def test_a_refusal_states_the_epsilon_of_the_noise_in_the_sum() -> None:
+    """A client's share of the noise is less than what hides it: its ε is that of the sums."""
+    common = {**COMMON_NOISE, "privacy.on_exhausted": "refuse", "privacy.clients": {}}
+    common |= {"privacy.target_epsilon": 2.0, "local.steps": 1}
+    refusals = set[str | None]()
+    for trust in ("local", "distributed", "central"):
+        secure = {"protocol": "additive", "min_clients": 8} if trust == "distributed" else None
+        overrides = {**common, "privacy.trust": trust, "secure_aggregation": secure}
+        refusals.add(plan_experiment(load_experiment(EXPERIMENT, overrides)).refusal)
+    assert len(refusals) == 1
+    assert "would spend ε = " in str(refusals)
+
+
 def test_a_budget_that_affords_no_step_at_all_is_refused(tmp_path: Path) -> None:
     overrides = {**COMMON_NOISE, "privacy.target_epsilon": 0.01, "privacy.clients": {}}
     with pytest.raises(PrivacyBudgetError, match="no client can take a single step"):

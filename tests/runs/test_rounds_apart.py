@@ -12,6 +12,7 @@ import pytest
 import fedsim
 from fedsim.accountant import Gaussian, PldAccountant
 from fedsim.clients.account import PrivacyAccount
+from fedsim.clients.mechanisms.accounting import Accounting
 from fedsim.clients.mechanisms.plan import PrivacyPlanError
 from fedsim.clients.mechanisms.planner import calibrate_noise
 from fedsim.clients.sampling.sampling import PoissonSampling
@@ -261,9 +262,8 @@ def test_the_momentum_of_the_server_decides_the_parameters() -> None:
 
 
 def test_every_kind_is_charged_for_the_same_epsilon_by_its_own_sensitivity() -> None:
-    noises, account = set[float](), {"accountant": "pld", "adjacency": "zero_out"}
-    once: Any = {**account, "target_epsilon": 8.0, "delta": 1e-2}
-    needed = calibrate_noise(PoissonSampling(1.0), 1, **once)
+    noises, once = set[float](), Accounting(delta=1e-2)
+    needed = calibrate_noise(PoissonSampling(1.0), 1, target_epsilon=8.0, accounting=once)
     for noise in ("identity", "tree", {"name": "toeplitz", "bands": 4}, {"name": "blt"}):
         loaded = load_experiment(EXPERIMENT, overrides={"privacy.noise_correlation": noise})
         plan = next(iter(assemble(loaded, ledger=None).plan.clients or ()))

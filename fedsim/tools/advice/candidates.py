@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from fedsim.accountant import calibrate_noise_multiplier
 from fedsim.clients.local_settings import SgdSettings
+from fedsim.clients.mechanisms.accounting import Accounting
 from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.data.settings import DirichletPartition, ShardsPartition
 from fedsim.experiment import Experiment
 from fedsim.federation.federation import Federation
-from fedsim.planning.cells import planned_epsilon, privacy_of
+from fedsim.planning.cells import privacy_of
 
 Floats = NDArray[np.float64]
 
@@ -179,7 +180,7 @@ def budget_of(plan: PrivacyPlan, privacy: PrivacySettings) -> float:
     exhausted = plan.steps_to_take < plan.planned_steps
     if plan.target_epsilon is not None and (not privacy.gives_noise or exhausted):
         return plan.target_epsilon
-    return planned_epsilon(plan, privacy, plan.charges(0, plan.steps_to_take))
+    return Accounting.of(privacy, plan.delta).epsilon(plan.charges(0, plan.steps_to_take))
 
 
 def _rounded_down(epsilon: float) -> float:

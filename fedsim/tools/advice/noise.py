@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from fedsim.accountant.accountants import AccountantName
 from fedsim.clients.correlated_noise import NoiseCorrelation
+from fedsim.clients.mechanisms.accounting import Accounting
 from fedsim.clients.mechanisms.plan import PlanRequest, PrivacyPlan
 from fedsim.clients.mechanisms.planner import calibrate_noise, plan_privacy
 from fedsim.clients.privacy_settings import PrivacySettings, RenyiAccountantSettings
@@ -349,12 +350,7 @@ def predict_noise_error(
     spaced = drawn.spaced(bands)
     correlation = NoiseCorrelation.square_root(bands, steps)
     charged = calibrate_noise(
-        spaced,
-        steps,
-        target_epsilon=target_epsilon,
-        delta=delta,
-        accountant=accountant,
-        adjacency="zero_out",
+        spaced, steps, target_epsilon=target_epsilon, accounting=Accounting(delta, accountant)
     )
     noise = charged * correlation.column_norm
     strategy = BandedStrategy(correlation.coefficients)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedsim.accountant.trust import Observer as Against
 from fedsim.clients.gradients.per_example import PerExampleGradients, PerExampleLoss
+from fedsim.clients.mechanisms.accounting import Accounting
 from fedsim.clients.mechanisms.contract import SummedMechanism, SumPart
 from fedsim.clients.training.block import block_of
 from fedsim.clients.training.member import BlockMember
@@ -22,7 +23,6 @@ from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
 from fedsim.federation.charged_noise import ServerDraws, honest_draws, step_length_of
 from fedsim.federation.federation import Federation
-from fedsim.planning.cells import planned_epsilon
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,8 @@ def adversaries_of(federation: Federation, client: int) -> list[Adversary]:
     if plans is None or privacy is None:
         raise ValueError("an adversary needs plans")
     plan, step_length = plans[client], step_length_of(federation, client)
-    claimed = planned_epsilon(plan, privacy, plan.charges(0, plan.steps_to_take))
+    accounting = Accounting.of(privacy, plan.delta)
+    claimed = accounting.epsilon(plan.charges(0, plan.steps_to_take))
     if plan.part is None or step_length is None:
         return [Adversary("server", claimed)]
     alone = SumView(plan.part, step_length, ())
@@ -90,7 +91,7 @@ def adversaries_of(federation: Federation, client: int) -> list[Adversary]:
     by_share = plan.server_charges(0, plan.steps_to_take) or []
     return [
         Adversary("sums", claimed, plan.part.noise_factor, honest),
-        Adversary("server", planned_epsilon(plan, privacy, by_share), view=alone),
+        Adversary("server", accounting.epsilon(by_share), view=alone),
     ]
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from fedsim.clients.app import one_thread
+from fedsim.clients.mechanisms.accounting import Accounting
 from fedsim.clients.mechanisms.plan import PrivacyPlanError
 from fedsim.core.commands import Phases
 from fedsim.core.plugin_errors import plugin_calls
@@ -131,12 +132,10 @@ def _audit_client(
     rounds = rounds_of(federation, client, adversary.view, steps)
     claim = Claim(
         epsilon=adversary.epsilon,
-        delta=plan.delta,
         noise=adversary.noise_factor * rounds.charged_noise,
         sampling=rounds.sampling,
         steps=plan.steps_to_take,
-        accountant=privacy.accounting,
-        adjacency=privacy.adjacency.name,
+        accounting=Accounting.of(privacy, plan.delta),
         is_fixed=rounds.is_fixed,
     )
     findings = measure_leakage(rounds.observe(), claim, miss=miss)

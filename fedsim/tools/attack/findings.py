@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtri
 
-from fedsim.accountant.accountants import AccountantChoice
 from fedsim.accountant.checks import Floats
-from fedsim.accountant.events import Adjacency
 from fedsim.accountant.trust import Observer as Against
 from fedsim.clients.clipping.clipping import FlatClipping
+from fedsim.clients.mechanisms.accounting import Accounting
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.mechanisms.planner import epsilon_of_steps
 from fedsim.clients.sampling.sampling import PoissonSampling, Sampling
 from fedsim.core.formatting import epsilon_text, least_epsilon_text
 from fedsim.core.text_formats import finite_or_none
@@ -43,23 +41,19 @@ class Claim:
 
     Attributes:
         epsilon: claimed ε after all steps.
-        delta: δ of the claim.
         noise: charged noise multiplier σ / C (noise deviation over clip norm) on the canaries'
             coordinates.
         sampling: the sampling scheme of the batches.
         steps: number of steps over the whole run.
-        accountant: the accountant that computes ε.
-        adjacency: adjacency of the claim.
+        accounting: δ, accountant and adjacency of the claim.
         is_fixed: whether all steps have the same clip norm.
     """
 
     epsilon: float
-    delta: float
     noise: float
     sampling: Sampling
     steps: int
-    accountant: AccountantChoice
-    adjacency: Adjacency
+    accounting: Accounting
     is_fixed: bool
 
 
@@ -167,7 +161,7 @@ def _epsilon_of_runs(seen: Observations, claim: Claim, *, miss: float) -> float:
     if not choosing.size:
         return 0.0
     thresholds = np.quantile(choosing, _RUN_QUANTILES).tolist()
-    return run_lower_bound(testing, inside, thresholds, delta=claim.delta, miss=miss)
+    return run_lower_bound(testing, inside, thresholds, delta=claim.accounting.delta, miss=miss)
 
 
 def _sampling_rate(seen: Observations, *, miss: float) -> Interval:
@@ -204,13 +198,8 @@ def _epsilon_of(claim: Claim, mu: float, rate: float) -> float:
     sampling = claim.sampling
     if isinstance(sampling, PoissonSampling):
         sampling = PoissonSampling(rate)
-    return epsilon_of_steps(
-        DpSgdMechanism(sampling, FlatClipping(1.0), 1.0 / mu, 1.0),
-        claim.steps,
-        delta=claim.delta,
-        accountant=claim.accountant,
-        adjacency=claim.adjacency,
-    )
+    step = DpSgdMechanism(sampling, FlatClipping(1.0), 1.0 / mu, 1.0)
+    return claim.accounting.epsilon(step.charges(0, claim.steps))
 
 
 def _scale(interval: Interval, unit: float) -> Interval:
@@ -283,7 +272,7 @@ class ClientAudit:
             "client": self.client,
             "against": self.against,
             "examples": self.num_examples,
-            "delta": self.claim.delta,
+            "delta": self.claim.accounting.delta,
             "epsilon_claimed": self.claim.epsilon,
             "epsilon_certified": finite_or_none(findings.epsilon),
             "epsilon_certified_of_runs": finite_or_none(findings.epsilon_of_runs),

@@ -24,9 +24,10 @@ from fedsim.clients.clipping.adaptive import AdaptiveClipping
 from fedsim.clients.clipping.clipping import AutomaticClipping, FlatClipping, LayerClipping
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.local_settings import LocalSettings
+from fedsim.clients.mechanisms.accounting import Accounting
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.plan import PlanRequest, PrivacyPlan, PrivacyPlanError
-from fedsim.clients.mechanisms.planner import epsilon_of_steps, plan_privacy
+from fedsim.clients.mechanisms.planner import plan_privacy
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.clients.sampling.divided_batches import BallsAndBins, ShuffledEpochs
 from fedsim.clients.sampling.sampling import FixedSizeSampling
@@ -265,8 +266,7 @@ def test_settings_without_a_guarantee_are_refused_with_the_fix(
 @pytest.mark.parametrize("sampling", ["poisson", "shuffle"])
 def test_a_target_beyond_what_is_proven_is_met_by_a_smaller_epsilon(sampling: str) -> None:
     found = plan(sampling=sampling, target_epsilon=1e9)
-    spent = {"delta": 1e-3, "accountant": "pld", "adjacency": "zero_out"}
-    assert 70 < epsilon_of_steps(found.release, found.planned_steps, **spent) < 100
+    assert 70 < Accounting(1e-3).epsilon(found.charges(0, found.planned_steps)) < 100
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "shuffle"])
