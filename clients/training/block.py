@@ -35,6 +35,7 @@ from fedsim.clients.training.member import (
     BlockResult,
     StepCallback,
     member_rows,
+    noise_of_round,
     randomness_of,
     sent_arrays,
     start_values,
@@ -45,7 +46,7 @@ from fedsim.clients.training.plain import TorchBlock, batches_of
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import generator_state, seeded_torch
 from fedsim.core.streams import Purpose
-from fedsim.noise.sources import NoiseSource, NoNoise
+from fedsim.noise.sources import NoiseSource
 from fedsim.protocol.noisy_sums import AdaptiveClipNorm
 
 
@@ -334,14 +335,10 @@ class _DpSgdBlock(_SgdBlock):
         Raises:
             ValueError: the member has correlated noise and secure noise, which exclude each other.
         """
-        key, correlation = (
-            member.key,
-            None if member.mechanism is None else member.mechanism.correlation,
-        )
-        if member.part is not None and not member.part.adds_noise:
-            return NoNoise()
-        if correlation is None:
-            return key.noise(secure=member.secure)
+        key, mechanism = member.key, member.mechanism
+        correlation = None if mechanism is None else mechanism.correlation
+        if correlation is None or (member.part is not None and not member.part.adds_noise):
+            return noise_of_round(member)
         if member.secure:
             raise ValueError("correlated noise is computed again from the seed, got secure noise")
         return CorrelatedNoise(

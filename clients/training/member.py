@@ -137,7 +137,7 @@ def with_releases(
         trained.values[rows],
         starts[rows],
         [update for *_, update in private],
-        [noise_of_update(member) for _, member, _ in private],
+        [noise_of_round(member) for _, member, _ in private],
         [len(member.features) > 0 for _, member, _ in private],
     )
     on_grid, values = private[0][1].part is not None, starts.double().clone()
@@ -197,8 +197,8 @@ def sent_arrays(members: Sequence[BlockMember | None], like: Tensor) -> dict[str
     }
 
 
-def noise_of_update(member: BlockMember) -> NoiseSource:
-    """Return the noise source of a client's update: a source of zeros if the server adds noise."""
+def noise_of_round(member: BlockMember) -> NoiseSource:
+    """Return a client's noise source of a round: a source of zeros if the server adds noise."""
     if member.part is not None and not member.part.adds_noise:
         return NoNoise()
     return member.key.noise(secure=member.secure)
