@@ -258,56 +258,50 @@ class PrivacyAccount:
 _DIGEST_BYTES = 32
 
 
-@dataclass(frozen=True)
-class AnswerInputs:
-    """Everything on which a client's answer in a round depends, except seed and client number.
+def request_digest(
+    *,
+    seed: int,
+    client: int,
+    block: tuple[int, ...],
+    padded_rows: int | None,
+    model: str,
+    clip_norm: AdaptiveClipNorm | None,
+    mechanism: str,
+    conditions: str,
+    data: bytes | None,
+    sent: str = "",
+    places: int | None = None,
+) -> str:
+    """Return the digest (64 hex digits) by which a charge identifies the request it paid for.
 
-    Attributes:
+    Guarantee: equal digests of one client mean equal arguments, up to a collision of BLAKE2b-256.
+    The arguments are everything on which the client's answer in a round depends.
+
+    Args:
+        seed: the experiment's seed.
+        client: number of the client.
         block: numbers of the clients that are planned to train together, ascending.
         padded_rows: number of rows of each client in a padded batch of the block; None if a client
             has as many rows as when it trains alone.
-        places: number of slots (groups of rows of one client) in a padded batch, if any client may
-            use any slot; None if each client has a slot of its own.
         model: digest of the request's global model.
         clip_norm: adaptive clip norm in the request; None if the request has none.
         mechanism: the client's mechanism as text, with noise, clipping and sampling.
         conditions: digest of settings, sources of plug-ins, versions and device.
-        data: digest of the client's examples; None if the result of `request_digest` must not
-            depend on the examples.
+        data: digest of the client's examples; None if the result must not depend on the examples.
         sent: digests of the arrays that the algorithm sends beside the model; "" if there are none.
-    """
-
-    block: tuple[int, ...]
-    padded_rows: int | None
-    model: str
-    clip_norm: AdaptiveClipNorm | None
-    mechanism: str
-    conditions: str
-    data: bytes | None
-    sent: str = ""
-    places: int | None = None
-
-
-def request_digest(inputs: AnswerInputs, *, seed: int, client: int) -> str:
-    """Return the digest (64 hex digits) by which a charge identifies the request it paid for.
-
-    Guarantee: equal digests of one client mean equal inputs, up to a collision of BLAKE2b-256.
-
-    Args:
-        inputs: everything on which the answer depends.
-        seed: the experiment's seed.
-        client: number of the client.
+        places: number of slots (groups of rows of one client) in a padded batch, if any client may
+            use any slot; None if each client has a slot of its own.
     """
     parts = (
-        _text_of(inputs.block),
-        repr(inputs.padded_rows),
-        inputs.model,
-        repr(inputs.clip_norm),
-        inputs.mechanism,
-        inputs.conditions,
-        "" if inputs.data is None else inputs.data.hex(),
-        *([inputs.sent] if inputs.sent else []),
-        *([f"{inputs.places} places"] if inputs.places else []),
+        _text_of(block),
+        repr(padded_rows),
+        model,
+        repr(clip_norm),
+        mechanism,
+        conditions,
+        "" if data is None else data.hex(),
+        *([sent] if sent else []),
+        *([f"{places} places"] if places else []),
     )
     key = stream_key(seed, Purpose.REQUEST_DIGEST, client=client)
     text = "".join(f"{len(part)}:{part}" for part in parts).encode()

@@ -11,6 +11,7 @@ server and into the files of the run. So if a client trains with privacy, only e
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -75,87 +76,40 @@ class InjectedFaultError(ClientFailureError):
     """Error of a client that fails because of an entry of `faults:` in the experiment file."""
 
 
+@dataclass(frozen=True)
 class Fault:
-    """Base class of the injected fault of one client in one round; the base class does nothing.
+    """The injected fault of one client in one round; by default nothing fails.
 
     Methods are called in the order `before_charge`, `after_charge`, `alter_upload`. A client that
     fails in one of the first two does not train, because its result would not be uploaded.
 
     Attributes:
+        uncharged: text of the error of a client that fails before it is charged; "" if none does.
+        charged: text of the error of a client that fails after its charge; "" if none does.
         delay: simulated seconds by which the reply is late.
+        corrupt: function that returns an invalid copy of the first array of the upload, which the
+            server must not average; None if the upload is valid.
     """
 
+    uncharged: str = ""
+    charged: str = ""
     delay: float = 0.0
+    corrupt: Callable[[np.ndarray], np.ndarray] | None = None
 
     def before_charge(self) -> None:
-        """Raise an error if the client fails before it is charged."""
+        """Raise InjectedFaultError if the client fails before it is charged."""
+        if self.uncharged:
+            raise InjectedFaultError(self.uncharged)
 
     def after_charge(self) -> None:
-        """Raise an error if the client fails after its charge and before its upload."""
+        """Raise InjectedFaultError if the client fails after its charge and before its upload."""
+        if self.charged:
+            raise InjectedFaultError(self.charged)
 
     def alter_upload(self, upload: ArrayRecord) -> ArrayRecord:
         """Return the arrays that the client sends; by default, `upload` unchanged."""
-        return upload
-
-
-class DropoutBefore(Fault):
-    """Fault of a client that drops out before it is charged."""
-
-    def before_charge(self) -> None:
-        """Raise InjectedFaultError, because the client drops out."""
-        raise InjectedFaultError("dropped out before training (injected)")
-
-
-class EmptyPartition(Fault):
-    """Fault that treats a client as one without examples: it fails and is not charged."""
-
-    def before_charge(self) -> None:
-        """Raise InjectedFaultError, because the client has no examples."""
-        raise InjectedFaultError("has no examples (injected)")
-
-
-@dataclass(frozen=True)
-class TrainingFailure(Fault):
-    """Fault of a client that is charged and then fails in training.
-
-    Attributes:
-        reason: text of the error.
-    """
-
-    reason: str
-
-    def after_charge(self) -> None:
-        """Raise InjectedFaultError with the reason of the fault."""
-        raise InjectedFaultError(self.reason)
-
-
-class DropoutAfter(Fault):
-    """Fault of a client that is charged, but whose upload is lost."""
-
-    def after_charge(self) -> None:
-        """Raise InjectedFaultError, because the upload is lost."""
-        raise InjectedFaultError("dropped out after training (injected)")
-
-
-@dataclass(frozen=True)
-class Straggler(Fault):
-    """Fault of a client that replies `delay` simulated seconds late."""
-
-    delay: float
-
-
-@dataclass(frozen=True)
-class CorruptUpload(Fault):
-    """Fault of a client that uploads invalid values, which the server must not average.
-
-    Attributes:
-        corrupt: function that returns a corrupted copy of the first array of the upload.
-    """
-
-    corrupt: Callable[[np.ndarray], np.ndarray]
-
-    def alter_upload(self, upload: ArrayRecord) -> ArrayRecord:
-        """Return the upload with its first array corrupted."""
+        if self.corrupt is None:
+            return upload
         arrays = to_numpy(upload)
         first = next(iter(arrays))
         return to_arrays({**arrays, first: self.corrupt(arrays[first])})
@@ -206,29 +160,26 @@ class FaultPlan:
 def _make_fault(entry: FaultSettings) -> Fault:
     match entry.kind:
         case "dropout_before":
-            return DropoutBefore()
+            return Fault(uncharged="dropped out before training (injected)")
         case "dropout_during":
-            return TrainingFailure("dropped out during training (injected)")
+            return Fault(charged="dropped out during training (injected)")
         case "dropout_after":
-            return DropoutAfter()
+            return Fault(charged="dropped out after training (injected)")
         case "straggler":
-            return Straggler(entry.delay or 0.0)
+            return Fault(delay=entry.delay or 0.0)
         case "error":
-            return TrainingFailure("raised an error in training (injected)")
+            return Fault(charged="raised an error in training (injected)")
         case "nan":
-            return CorruptUpload(lambda array: _with_first_value(array, np.nan))
+            return Fault(corrupt=partial(_with_first_value, value=np.nan))
         case "inf":
-            return CorruptUpload(lambda array: _with_first_value(array, np.inf))
+            return Fault(corrupt=partial(_with_first_value, value=np.inf))
         case "wrong_shape":
-            return CorruptUpload(lambda array: array[..., np.newaxis])
+            return Fault(corrupt=lambda array: array[..., np.newaxis])
         case "empty":
-            return EmptyPartition()
+            return Fault(uncharged="has no examples (injected)")
 
 
 def _with_first_value(array: np.ndarray, value: float) -> np.ndarray:
     changed = array.astype(np.result_type(array.dtype, np.float32))
     changed.reshape(-1)[0] = value
     return changed
-
-
-NO_FAULTS = FaultPlan()

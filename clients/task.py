@@ -11,14 +11,8 @@ from torch import Tensor, nn
 
 from fedsim.accountant.ledger.journal import Journal
 from fedsim.algorithms.algorithm import ClientRule
-from fedsim.clients.account import AnswerInputs, request_digest
-from fedsim.clients.faults import (
-    NO_FAULTS,
-    ClientFailureError,
-    CoupledRowsError,
-    FaultPlan,
-    redact_error,
-)
+from fedsim.clients.account import request_digest
+from fedsim.clients.faults import ClientFailureError, CoupledRowsError, FaultPlan, redact_error
 from fedsim.clients.gradients.per_example import PerExampleGradients, PerExampleLoss
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.contract import Mechanism
@@ -209,7 +203,7 @@ class ClientTask:
     weight: int | None = None
     secure: "SecureChannel | None" = None
     scores: ClientScores = ClientScores()
-    faults: FaultPlan = NO_FAULTS
+    faults: FaultPlan = field(default_factory=FaultPlan)
 
     def planned_steps(self, round_number: int) -> int:
         """Return the planned number of the client's local steps in a round."""
@@ -327,7 +321,9 @@ class ClientTask:
             model: digest of the request's global model.
         """
         repeats = self.privacy is not None and not self.privacy.secure_noise
-        inputs = AnswerInputs(
+        return request_digest(
+            seed=self.run.seed,
+            client=self.client,
             block=block,
             padded_rows=self.training.blocks.rows(block),
             places=self.training.blocks.places,
@@ -338,7 +334,6 @@ class ClientTask:
             data=self.data.digest() if repeats else None,
             sent="".join(f"{name}={digest(array)}" for name, array in sorted(request.sent.items())),
         )
-        return request_digest(inputs, seed=self.run.seed, client=self.client)
 
     def failure(self, error: Exception) -> Exception:
         """Return an error that may be sent to the server; with privacy, private text is removed."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from flwr.app import RecordDict
 
 from fedsim.accountant.ledger.journal import FileJournal, Journal, JournalWriteError
-from fedsim.clients.account import AnswerInputs, ChargeRefusedError, PrivacyAccount, request_digest
+from fedsim.clients.account import ChargeRefusedError, PrivacyAccount, request_digest
 from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.errors import FederationError
@@ -76,7 +76,9 @@ class ServerCharges:
 
     def _request(self, client: int, plan: PrivacyPlan, model: str) -> str:
         """Return the digest of the release that a charge is for, which names no participant."""
-        inputs = AnswerInputs(
+        return request_digest(
+            seed=self._seed,
+            client=client,
             block=(),
             padded_rows=None,
             model=model,
@@ -85,7 +87,6 @@ class ServerCharges:
             conditions=self._conditions,
             data=None,
         )
-        return request_digest(inputs, seed=self._seed, client=client)
 
 
 class RecordedSpend:
