@@ -101,23 +101,18 @@ class BatchClientApp(ClientApp):
         """
         messages = (message for message, _ in requests)
         read = ((_read_request(message), context) for message, context in requests)
-        for group in self._answer(read):
+        for group in self.answer_requests(read):
             yield map(to_message, group, messages)
 
     def answer_requests(
-        self, requests: Iterable[tuple[TrainRequest, Context]]
+        self, requests: Iterable[tuple[TrainRequest | ProtocolError, Context]]
     ) -> Iterator[Iterator[Answer]]:
         """Yield the same answers as `answer_batch`, for requests that are not Flower messages.
 
         Args:
-            requests: pairs of a train request and its client's context, all of one round, in
-                ascending order of clients.
+            requests: pairs of a train request, or the error of one that cannot be read, and its
+                client's context, all of one round, in ascending order of clients.
         """
-        return self._answer(requests)
-
-    def _answer(
-        self, requests: Iterable[tuple[TrainRequest | ProtocolError, Context]]
-    ) -> Iterator[Iterator[Answer]]:
         with one_thread():
             yield from answer_rounds(self._request_of(*request) for request in requests)
 

@@ -22,10 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.clients.sampling.sampling import Charges
 from fedsim.core.limits import MAX_NOISE_BANDS
 from fedsim.noise.correlated.rows import BandedRows
-from fedsim.noise.correlated.run import charges_of_run
 from fedsim.noise.correlated.strategies import (
     COEFFICIENT_BITS,
     inverse_coefficients,
@@ -41,7 +39,7 @@ class NoiseCorrelation:
     Guarantee: suppose that an example can be in at most one of any `bands` successive batches. Then
     the run costs this example one release for each batch that may contain it. Each has noise
     multiplier z / ‖c‖, where z is the noise multiplier of the fresh noise and c are the
-    coefficients (docs/howto/correlated_noise.md). `charges` returns these releases.
+    coefficients (docs/howto/correlated_noise.md).
 
     Attributes:
         coefficients: c_0 = 1, c_1, ..., one for each band, each a multiple of 2⁻¹⁶.
@@ -95,21 +93,6 @@ class NoiseCorrelation:
     def noise_growth(self) -> float:
         """Largest standard deviation of a step's noise, as a multiple of that of fresh noise."""
         return float(np.linalg.norm(inverse_coefficients(self.coefficients, self.planned_steps)))
-
-    def charges(self, cycle: Charges, first_step: int, steps: int) -> Charges:
-        """Return the privacy events to charge for some steps, as (event, count) pairs.
-
-        The whole run is charged at step 0, and later steps cost nothing.
-
-        Args:
-            cycle: (event, count) pairs that would charge the whole run with independent noise.
-            first_step: number of the first step, from 0.
-            steps: number of successive steps.
-
-        Raises:
-            ValueError: the steps go beyond the plan.
-        """
-        return charges_of_run(cycle, self.planned_steps, first_step, steps)
 
 
 class NoiseStates:

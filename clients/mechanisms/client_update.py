@@ -42,7 +42,7 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
 
     The update is the trained model minus the global one, in the trained parameters alone. It is
     clipped to L2 norm S and rounded to an integer grid. Its noise has standard deviation z S, with
-    noise multiplier z (a larger one, `update_noise`, under adaptive clipping). Local training may
+    noise multiplier z (a larger one, `value_noise`, under adaptive clipping). Local training may
     take any number of steps by any optimizer, as only the update is released (McMahan et al. 2018,
     arXiv:1710.06963, with the noise at the client or in the sum).
 
@@ -112,7 +112,7 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
             )
 
     @property
-    def update_noise(self) -> float:
+    def value_noise(self) -> float:
         """Noise multiplier of the update alone, not counting the noisy bit of adaptive clipping."""
         z = self.noise_multiplier
         if self.count_noise is None or z == 0.0:
@@ -148,7 +148,7 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
     @property
     def update_step(self) -> float:
         """Length of an integer-grid step, in units of the update, or 1 if no noise is added."""
-        return self.update_noise * self.max_update_norm / DEVIATION or 1.0
+        return self.value_noise * self.max_update_norm / DEVIATION or 1.0
 
     @property
     def count_step(self) -> float:
@@ -195,7 +195,7 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
         Raises:
             NoiseRangeError: the parameters' dtype cannot hold the noise or the clipped update.
         """
-        z, bound = self.update_noise, self.max_update_norm
+        z, bound = self.value_noise, self.max_update_norm
         dtype = parameters.tensors[0].dtype
         if z:
             check_deviations((bound,), dtype, "max_update_norm")
@@ -206,11 +206,6 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
                     f"{DEVIATION / SATURATION:.2g} or more, or 0 for no privacy"
                 )
         return replace(self, dimensions=parameters.size)
-
-    @property
-    def value_noise(self) -> float:
-        """Noise multiplier of the update alone, equal to `update_noise`."""
-        return self.update_noise
 
     def sum_scale(self, weight: int, *, lr: float, clip_norm: float) -> float:
         """Return the weight times the clipping norm, the L2 sensitivity of the weighted update."""
@@ -241,7 +236,7 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
         self, parameters: FlatParameters, lr: float | None, round_steps: int
     ) -> float | None:
         """Return the expected squared L2 norm of a round's noise."""
-        return parameters.size * (self.update_noise * self.max_update_norm) ** 2
+        return parameters.size * (self.value_noise * self.max_update_norm) ** 2
 
     def largest_update(
         self, optimizer: OptimizerSettings, round_steps: int, *, chance: float
@@ -249,7 +244,7 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
         """Return a bound on each value of a client's update, or None under adaptive clipping."""
         if self.count_noise is not None:
             return None
-        return self.max_update_norm * (1.0 + normal_tail(chance) * self.update_noise)
+        return self.max_update_norm * (1.0 + normal_tail(chance) * self.value_noise)
 
     def with_share(self, share: float, honest: int) -> Self:
         """Return the mechanism that adds only one client's share of the noise of a sum.
@@ -269,7 +264,7 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
     @property
     def largest_integer(self) -> int:
         """Upper bound of the absolute value of a released integer before noise."""
-        parts = [self.update_noise]
+        parts = [self.value_noise]
         if self.count_noise is not None:
             parts.append(self.count_noise / COUNT_SENSITIVITY)
         return math.ceil(DEVIATION / min(parts) * 1.001) + 1
@@ -350,11 +345,11 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
         error = (self.dimensions + 32.0) * 2.0**-53
         if self.correlation is not None:
             return (
-                self.correlation.effective_multiplier(self.update_noise, self.dimensions, error),
+                self.correlation.effective_multiplier(self.value_noise, self.dimensions, error),
             )
         if not self.dimensions or not self.noise_multiplier:
-            return (self.update_noise, *(() if not self.noise_multiplier else count))
-        update = effective_multiplier(self.update_noise, self.dimensions, error)
+            return (self.value_noise, *(() if not self.noise_multiplier else count))
+        update = effective_multiplier(self.value_noise, self.dimensions, error)
         return (update, *(effective_multiplier(multiplier, 1, 0.0) for multiplier in count))
 
 

@@ -35,7 +35,6 @@ from fedsim.clients.training.member import (
     BlockResult,
     StepCallback,
     member_rows,
-    noise_of_round,
     randomness_of,
     sent_arrays,
     start_values,
@@ -338,7 +337,7 @@ class _DpSgdBlock(_SgdBlock):
         key, mechanism = member.key, member.mechanism
         correlation = None if mechanism is None else mechanism.correlation
         if correlation is None or (member.part is not None and not member.part.adds_noise):
-            return noise_of_round(member)
+            return key.noise(secure=member.secure, part=member.part)
         if member.secure:
             raise ValueError("correlated noise is computed again from the seed, got secure noise")
         return CorrelatedNoise(

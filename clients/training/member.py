@@ -15,7 +15,6 @@ from fedsim.clients.mechanisms.contract import Mechanism, SumPart, UpdateRelease
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
-from fedsim.noise.sources import NoiseSource, NoNoise
 from fedsim.protocol.noisy_sums import AdaptiveClipNorm
 
 
@@ -137,7 +136,7 @@ def with_releases(
         trained.values[rows],
         starts[rows],
         [update for *_, update in private],
-        [noise_of_round(member) for _, member, _ in private],
+        [m.key.noise(secure=m.secure, part=m.part) for _, m, _ in private],
         [len(member.features) > 0 for _, member, _ in private],
     )
     on_grid, values = private[0][1].part is not None, starts.double().clone()
@@ -195,10 +194,3 @@ def sent_arrays(members: Sequence[BlockMember | None], like: Tensor) -> dict[str
         name: torch.stack([zeros if member is None else member.sent[name] for member in members])
         for name in names
     }
-
-
-def noise_of_round(member: BlockMember) -> NoiseSource:
-    """Return a client's noise source of a round: a source of zeros if the server adds noise."""
-    if member.part is not None and not member.part.adds_noise:
-        return NoNoise()
-    return member.key.noise(secure=member.secure)

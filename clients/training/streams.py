@@ -11,9 +11,10 @@ import torch
 from fedsim.clients.augmentation import Views
 from fedsim.clients.gradients.model_randomness import KEY_BYTES
 from fedsim.clients.local_settings import LocalSettings
+from fedsim.clients.mechanisms.contract import SumPart
 from fedsim.clients.sampling.sampling import Sampling
 from fedsim.core.streams import Purpose, generator_of, stream, stream_key, torch_seed
-from fedsim.noise.sources import NoiseSource, SecureNoise, SeededNoise, secret_stream
+from fedsim.noise.sources import NoiseSource, NoNoise, SecureNoise, SeededNoise, secret_stream
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,15 @@ class StreamKey:
             return None
         return Views(local.augmentation_multiplicity, local.views, self.generator(Purpose.VIEWS))
 
-    def noise(self, *, secure: bool = False) -> NoiseSource:
-        """Return the noise source of the client in the round.
+    def noise(self, *, secure: bool = False, part: SumPart | None = None) -> NoiseSource:
+        """Return the noise source of the client in the round; of zeros if the server adds noise.
 
         Args:
             secure: whether noise comes from the operating system and so never repeats.
+            part: the noise of a sum over clients; None if the client's noise alone protects it.
         """
+        if part is not None and not part.adds_noise:
+            return NoNoise()
         return SecureNoise() if secure else SeededNoise(self.key_bytes(Purpose.NOISE))
 
     def model_randomness(self, *, secure: bool = False) -> bytes:

@@ -178,8 +178,8 @@ def test_an_audit_finds_clients_that_add_no_noise(monkeypatch: pytest.MonkeyPatc
     """Of four honest clients two add none: the own share is whole, and the sum is not."""
     whole = StreamKey.noise
 
-    def noise(self: StreamKey, secure: bool = False) -> Any:
-        source = whole(self, secure=secure)
+    def noise(self: StreamKey, **keywords: Any) -> Any:
+        source = whole(self, **keywords)
         if self.client in (0, 1):
             source.fill_ = lambda values: values.zero_()
         return source

@@ -199,7 +199,7 @@ def test_noise_is_independent_over_seeds_clients_and_rounds() -> None:
 class RoundIgnored(StreamKey):
     """`torch.manual_seed(42)` in every round, in other words."""
 
-    def noise(self, *, secure: bool = False) -> NoiseSource:
+    def noise(self, **_: object) -> NoiseSource:
         return StreamKey(self.seed, self.client, 0).noise()
 
 

@@ -37,6 +37,7 @@ from fedsim.clients.mechanisms.dp_sgd.noise_allocation import (
 )
 from fedsim.clients.mechanisms.noise_range import NoiseRangeError, check_deviations, normal_tail
 from fedsim.clients.sampling.sampling import Charges, Sampling
+from fedsim.noise.correlated.run import charges_of_run
 from fedsim.noise.grid import DEVIATION, SATURATION, SumRounding, effective_multiplier
 from fedsim.noise.release import release_
 from fedsim.noise.sources import NoiseSource
@@ -158,7 +159,7 @@ class DpSgdMechanism(SummedMechanism):
         if correlation is None:
             return self.sampling.charges(mechanism, first_step, steps)
         whole = self.sampling.charges(mechanism, 0, correlation.planned_steps)
-        return correlation.charges(whole, first_step, steps)
+        return charges_of_run(whole, correlation.planned_steps, first_step, steps)
 
     @property
     def most_examples(self) -> int:

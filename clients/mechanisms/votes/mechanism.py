@@ -272,9 +272,7 @@ def noisy_votes(
     if plan is None:
         return release_votes(labels, classes, vote=1, noise=NoNoise()).astype(np.float32)
     release = plan.release_as(VoteMechanism)
-    noise: NoiseSource = key.noise(secure=plan.secure_noise)
-    if plan.part is not None and not plan.part.adds_noise:
-        noise = NoNoise()
+    noise = key.noise(secure=plan.secure_noise, part=plan.part)
     vote = release.vote_steps(key.round_number)
     votes = release_votes(labels, classes, vote=vote, noise=noise)
     return votes if plan.part is not None else (votes * release.update_step).astype(np.float32)

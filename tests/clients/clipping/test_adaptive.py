@@ -52,7 +52,7 @@ class GivenNoise(StreamKey):
 
     source: NoiseSource
 
-    def noise(self, *, secure: bool = False) -> NoiseSource:
+    def noise(self, **_: object) -> NoiseSource:
         return self.source
 
 

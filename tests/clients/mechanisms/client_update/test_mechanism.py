@@ -115,7 +115,7 @@ def test_noise_has_the_charged_deviation_and_is_added_once() -> None:
     noisy = released(start, start, mechanism, noise)
     # False alarms: 1e-6, and the deviation of noise that is 3 % too small is found.
     assert float(noisy.steps.std()) == pytest.approx(DEVIATION, rel=0.01)
-    assert mechanism.update_step * DEVIATION == pytest.approx(mechanism.update_noise * 2.0)
+    assert mechanism.update_step * DEVIATION == pytest.approx(mechanism.value_noise * 2.0)
     assert mechanism.count_step * DEVIATION == pytest.approx(4.0)
 
 
@@ -163,8 +163,8 @@ def test_calibrated_noise_is_met_after_the_grid() -> None:
 
 def test_shares_of_noise_have_the_bit_and_the_update_on_one_grid() -> None:
     whole = UpdateMechanism(1.0, 1.5, count_noise=3.0)
-    share = whole.with_share(whole.update_noise / 3.0, honest=9)
-    assert share.update_noise == pytest.approx(whole.update_noise / 3.0)
+    share = whole.with_share(whole.value_noise / 3.0, honest=9)
+    assert share.value_noise == pytest.approx(whole.value_noise / 3.0)
     assert share.count_noise == pytest.approx(1.0)
     ((event, _),) = share.charges(0, 1, noise_factor=3.0)
     assert isinstance(event, JointGaussian)

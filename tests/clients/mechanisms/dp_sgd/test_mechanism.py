@@ -114,7 +114,7 @@ class GivenStreams(StreamKey):
             num_examples, self.given_batches, epochs=self.epoch, first_step=first_step
         )
 
-    def noise(self, *, secure: bool = False) -> NoiseSource:
+    def noise(self, **_: object) -> NoiseSource:
         return self.source
 
 
