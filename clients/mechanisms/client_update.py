@@ -182,10 +182,6 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
         count = steps if self.correlation is None else 1
         return PoissonSampling(self.sampling_rate), count, 1.0
 
-    @property
-    def _nominal_factor(self) -> float:
-        return 1.0 if self.correlation is None else self.correlation.column_norm
-
     def for_model(self, parameters: FlatParameters) -> Self:
         """Return the mechanism for a model; its events account for rounding to the integer grid.
 

@@ -194,15 +194,15 @@ class Mechanism(ABC):
         return with_noise(
             nominal_multiplier(
                 noise_multiplier,
-                noise_multiplier * self._nominal_factor,
+                noise_multiplier * self._column_norm,
                 lambda z: with_noise(z).effective_noise_multiplier,
             )
         )
 
     @property
-    def _nominal_factor(self) -> float:
-        """Ratio of z to the effective noise multiplier, without the effect of the grid."""
-        return 1.0
+    def _column_norm(self) -> float:
+        """Factor by which correlated noise increases the sensitivity of a unit; 1 without it."""
+        return 1.0 if self.correlation is None else self.correlation.column_norm
 
     def release_variance(
         self, parameters: FlatParameters, lr: float | None, round_steps: int

@@ -407,14 +407,5 @@ class DpSgdMechanism(SummedMechanism):
             for multiplier, d in parts
         )
 
-    @property
-    def _nominal_factor(self) -> float:
-        return self._column_norm
-
-    @property
-    def _column_norm(self) -> float:
-        """Factor by which correlated noise increases an example's sensitivity; 1 without it."""
-        return 1.0 if self.correlation is None else self.correlation.column_norm
-
 
 _BATCHES_ON_GRID = 4.0  # a Poisson batch may be larger than expected
