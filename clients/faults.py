@@ -9,7 +9,7 @@ server and into the files of the run. So if a client trains with privacy, only e
 """
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -138,23 +138,16 @@ class FaultPlan:
             client: number of the client.
             round_number: the round ≥ 1.
         """
-        for entry, occurs in zip(
-            self.faults, self._draw_occurrences(client, round_number), strict=True
-        ):
-            named = entry.clients is None or client in entry.clients
-            due = entry.rounds is None or round_number in entry.rounds
-            if named and due and occurs:
-                return _make_fault(entry)
-        return Fault()
-
-    def _draw_occurrences(self, client: int, round_number: int) -> Sequence[bool]:
         if not self.faults:
-            return ()
+            return Fault()
         generator = stream(self.seed, Purpose.FAULT, client=client, round_number=round_number)
         chances = generator.random(len(self.faults))
-        return [
-            chance < entry.probability for chance, entry in zip(chances, self.faults, strict=True)
-        ]
+        for entry, chance in zip(self.faults, chances, strict=True):
+            named = entry.clients is None or client in entry.clients
+            due = entry.rounds is None or round_number in entry.rounds
+            if named and due and chance < entry.probability:
+                return _make_fault(entry)
+        return Fault()
 
 
 def _make_fault(entry: FaultSettings) -> Fault:

@@ -69,8 +69,8 @@ class PrivacyPlan:
     def charges(self, first_step: int, steps: int) -> Charges:
         """Return the privacy events of further steps from which the client's ε is computed.
 
-            Guarantee: with noisy sums, the events assume the noise of the smallest sum that may be
-            opened.
+        Guarantee: with noisy sums, the events assume the noise of the smallest sum that may be
+        opened.
 
         Args:
             first_step: number of steps that the client took before.
@@ -79,8 +79,7 @@ class PrivacyPlan:
         Returns:
             (event, count) pairs, against the adversary that the client's ε assumes.
         """
-        factor = 1.0 if self.part is None else self.part.noise_factor
-        return self.release.charges(first_step, steps, noise_factor=factor)
+        return self.release.charges(first_step, steps, noise_factor=self.noise_factor)
 
     def server_charges(self, first_step: int, steps: int) -> Charges | None:
         """Return the privacy events of further steps against an adversary that sees the uploads.
@@ -124,13 +123,17 @@ class PrivacyPlan:
         return repr(self.release) if self.part is None else repr((self.release, self.part))
 
     @property
+    def noise_factor(self) -> float:
+        """Standard deviation of the noise that hides the client, over that of its own release."""
+        return 1.0 if self.part is None else self.part.noise_factor
+
+    @property
     def noise_multiplier(self) -> float:
         """Noise multiplier from which the client's ε is computed.
 
         In noisy sums, this is the noise multiplier of the smallest sum that may be opened.
         """
-        factor = 1.0 if self.part is None else self.part.noise_factor
-        return factor * self.release.noise_multiplier
+        return self.noise_factor * self.release.noise_multiplier
 
     @property
     def steps_to_take(self) -> int:

@@ -133,8 +133,7 @@ def _against_steps(
     row: PrivateClientRow, plan: PrivacyPlan, schedule: StepSchedule, history: Sequence[Charge]
 ) -> Iterator[str]:
     """Yield the first record of a client that is not the next charge of its plan."""
-    factor = 1.0 if plan.part is None else plan.part.noise_factor
-    noise = row["noise_multiplier"] / factor
+    noise = row["noise_multiplier"] / plan.noise_factor
     plan = replace(plan, release=replace(cast(Any, plan.release), noise_multiplier=noise))
     taken = 0
     for charge in history:
