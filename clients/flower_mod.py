@@ -165,8 +165,9 @@ class PrivacyLedgerMod:
         state, total = _fields(context.state), self._total(context)
         if self._journal is not None:
             self._journal.append(_journal_record(self._journal, message, context, ledger))
+        charges = int(state.get("charges", 0)) + 1
         context.state[_STATE] = ConfigRecord(
-            {**state, "ledger": total.merge(ledger).to_text(), "charges": _charges(state) + 1}
+            {**state, "ledger": total.merge(ledger).to_text(), "charges": charges}
         )
 
     def _total(self, context: Context) -> PrivacyLedger:
@@ -250,10 +251,6 @@ def _client(context: Context) -> int:
 def _fields(state: RecordDict) -> dict[str, Any]:
     record = record_of(state, _STATE, ConfigRecord)
     return {} if record is None else dict(record)
-
-
-def _charges(state: Mapping[str, Any]) -> int:
-    return int(state.get("charges", 0))
 
 
 def _stored(state: RecordDict, name: str) -> PrivacyLedger:

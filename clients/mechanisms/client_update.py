@@ -412,7 +412,6 @@ def draft(request: PlanRequest) -> Draft:
         return update
 
     return Draft(
-        public_size=1,
         examples=0,
         steps=rounds,
         given=privacy.noise_multiplier,

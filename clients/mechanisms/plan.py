@@ -194,8 +194,8 @@ class Draft:
     """Privacy plan of a client before its noise multiplier is calibrated.
 
     Attributes:
-        public_size: number of examples or clients from which δ follows if `delta` is `auto`.
-        examples: the client's public number of examples; 0 under client-level privacy.
+        examples: the client's public number of examples, from which δ follows if `delta` is `auto`;
+            0 under client-level privacy.
         steps: number of planned releases in all rounds.
         round_steps: number of releases in a full round.
         given: noise multiplier given by the settings, or None if it is calibrated.
@@ -207,7 +207,6 @@ class Draft:
         hint: ending of an error message that says how to lower the cost; may be "".
     """
 
-    public_size: int
     examples: int
     steps: int
     round_steps: int = 1
@@ -246,7 +245,6 @@ def draft_of_bounded(
         return release
 
     return Draft(
-        public_size=examples,
         examples=examples,
         steps=request.planned_rounds if examples else 0,  # nothing to release
         given=privacy.noise_multiplier,

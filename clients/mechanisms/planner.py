@@ -173,7 +173,7 @@ def plan_privacy(request: PlanRequest) -> PrivacyPlan:
     """
     privacy, kind = request.privacy, request.kind or request.privacy.release_kind
     draft = _draft_of(kind, request)
-    accounting = Accounting.of(privacy, delta_of(privacy, draft.public_size))
+    accounting = Accounting.of(privacy, delta_of(privacy, draft.examples))
     noise = _calibrated(privacy, draft, accounting) if draft.given is None else draft.given
     release, target, affordable = draft.build(noise), privacy.target_epsilon, None
     if target is not None and not privacy.gives_noise:

@@ -81,7 +81,6 @@ def draft(request: PlanRequest) -> Draft:
             raise PrivacyPlanError(f"privacy.{key} does not fit the model: {error}") from error
 
     return Draft(
-        public_size=size,
         examples=size,
         steps=steps,
         round_steps=round_steps,

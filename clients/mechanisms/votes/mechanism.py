@@ -221,7 +221,6 @@ def draft(request: PlanRequest) -> Draft:
             raise PrivacyPlanError(f"the votes cannot be released: {error}") from error
 
     return Draft(
-        public_size=1,
         examples=0,
         steps=rounds,
         given=privacy.noise_multiplier,

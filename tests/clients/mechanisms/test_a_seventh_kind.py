@@ -171,7 +171,6 @@ def draft(request: PlanRequest) -> Draft:
         return release.for_model(parameters).with_effective_noise(noise)
 
     return Draft(
-        public_size=1,
         examples=0,
         steps=rounds,
         given=math.sqrt(2.0) * rounds / target,
