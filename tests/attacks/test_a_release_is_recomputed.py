@@ -87,8 +87,8 @@ def no_noise(patch: pytest.MonkeyPatch) -> None:
 
             return quiet
 
-    def patched(self: StreamKey, *, secure: bool = False) -> Any:
-        source = noise(self, secure=secure)
+    def patched(self: StreamKey, **given: Any) -> Any:
+        source = noise(self, **given)
         return Quiet(source) if training and is_target(self) else source
 
     patch.setattr(client_round, "_train", in_a_round)

@@ -70,7 +70,7 @@ def more_honest_clients(monkeypatch: pytest.MonkeyPatch) -> None:
 def noise_of_client_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = StreamKey.noise
     monkeypatch.setattr(
-        StreamKey, "noise", lambda self, secure=False: whole(replace(self, client=0), secure=secure)
+        StreamKey, "noise", lambda self, **given: whole(replace(self, client=0), **given)
     )
 
 

@@ -99,14 +99,14 @@ def of_round_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         StreamKey,
         "noise",
-        lambda self, secure=False: whole(replace(self, round_number=1), secure=secure),
+        lambda self, **given: whole(replace(self, round_number=1), **given),
     )
 
 
 def of_client_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = StreamKey.noise
     monkeypatch.setattr(
-        StreamKey, "noise", lambda self, secure=False: whole(replace(self, client=0), secure=secure)
+        StreamKey, "noise", lambda self, **given: whole(replace(self, client=0), **given)
     )
 
 

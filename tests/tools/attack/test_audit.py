@@ -177,8 +177,8 @@ def test_shuffled_data_charged_as_poisson_is_found(monkeypatch: pytest.MonkeyPat
 def test_noise_of_one_seed_for_all_rounds_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = StreamKey.noise
 
-    def stale(self: StreamKey, *, secure: bool = False) -> NoiseSource:
-        return whole(replace(self, round_number=1), secure=secure)
+    def stale(self: StreamKey, **given: Any) -> NoiseSource:
+        return whole(replace(self, round_number=1), **given)
 
     monkeypatch.setattr(StreamKey, "noise", stale)
     for client in audited().clients:
@@ -199,8 +199,8 @@ def test_noise_that_is_the_same_in_each_step_is_found(monkeypatch: pytest.Monkey
 def test_noise_that_clients_share_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = StreamKey.noise
 
-    def common(self: StreamKey, *, secure: bool = False) -> NoiseSource:
-        return whole(replace(self, client=0), secure=secure)
+    def common(self: StreamKey, **given: Any) -> NoiseSource:
+        return whole(replace(self, client=0), **given)
 
     monkeypatch.setattr(StreamKey, "noise", common)
     found = audited(clients=3)
