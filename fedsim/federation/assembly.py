@@ -34,13 +34,14 @@ from fedsim.federation.trained_model import (
     to_tensors,
     trained_parts,
 )
-from fedsim.federation.voting import GOALS
+from fedsim.federation.voting import voting_of
 from fedsim.models.build import preflight
 from fedsim.models.catalog import ModelError
 from fedsim.models.features.transforms import FeaturePipeline
 from fedsim.models.local_base import local_base
 from fedsim.models.losses import resolve_loss
 from fedsim.models.tasks import Task, task_for
+from fedsim.pate.queries import with_queries
 from fedsim.protocol.arrays import upload_base
 
 
@@ -79,8 +80,9 @@ def _assemble(
     sources = plugin_sources(settings, base)
     data = _load(settings, base)
     experiment = with_clients(loaded, len(data.clients))
-    task_goal = GOALS[experiment.task]
-    data, queries = task_goal.split(experiment, data)
+    queries = None
+    if experiment.pate is not None:
+        data, queries = with_queries(data, experiment.pate.queries, seed=experiment.seed)
     check_batch_size(experiment, data.clients.sizes)
     if experiment.privacy is not None and len(data.test) < 2:
         raise DataError(
@@ -98,8 +100,9 @@ def _assemble(
     model, parts = _checked_model(experiment, base, data, loss, task, device)
     still = _still_parameters(experiment, model, loss, data, parts, device)
     classes = data.num_classes or 0
-    goal, shared = task_goal.of(experiment, queries, parts, loss, classes=classes, device=device)
-    parts = replace(parts, shared_model=shared)
+    voting = voting_of(experiment, queries, parts, loss, classes=classes, device=device)
+    if voting is not None:
+        parts = replace(parts, shared_model=voting.shared_model(device))
     algorithm = checked_algorithm(experiment, model, base)
     if client_privacy is not None:
         phases.begin("calibrating noise")
@@ -121,7 +124,7 @@ def _assemble(
         plan,
         journal=None if ledger is None else FileJournal(ledger),
         secure=secure,
-        goal=goal,
+        voting=voting,
     )
     federation.public_scores.check()
     refuse_edited_plugins(sources, experiment, base)

@@ -1,7 +1,7 @@
 """Federations: the data, model, plan, clients and server of an experiment, ready to run."""
 
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,12 +37,13 @@ from fedsim.federation.first_checks import StillParameter, algorithm_of
 from fedsim.federation.plan import FederationPlan
 from fedsim.federation.public_scores import Models, PublicScores
 from fedsim.federation.trained_model import model_arrays, release_parameters
-from fedsim.federation.voting import Goal, Voting
+from fedsim.federation.voting import Voting
 from fedsim.models.adapters import merge_adapters
 from fedsim.models.local_base import LocalBase, whole_state
 from fedsim.models.scores.metrics import MetricValue, choose_metrics
 from fedsim.models.tasks import Task, evaluate
 from fedsim.protocol.arrays import to_numpy
+from fedsim.server.app import scored_models
 from fedsim.server.client_ledgers import ClientLedgers
 
 if TYPE_CHECKING:
@@ -87,7 +88,8 @@ class Federation:
         plan: the participation, steps, noise and weights of all clients.
         journal: the durable ledger; None where clients keep their ledgers in their state only.
         secure: the keys and encoding of secure aggregation; None where updates are sent in clear.
-        goal: the clients' work: training a model, or with `task: pate` a `Voting`.
+        voting: the clients' work with `task: pate`: to vote on labels. None if clients train a
+            model.
     """
 
     experiment: ExperimentWithClients
@@ -98,7 +100,7 @@ class Federation:
     plan: FederationPlan
     journal: FileJournal | None = None
     secure: "SecureChannel | None" = None
-    goal: Goal = field(default_factory=Goal)
+    voting: Voting | None = None
 
     @cached_property
     def _tensors(self) -> ClientTensors:
@@ -108,12 +110,7 @@ class Federation:
     def conditions(self) -> str:
         """The digest of the settings, plug-in sources, versions and device of the run."""
         conditions = digest_conditions(self.experiment, self.sources.digest, self.model.device)
-        return self.goal.digest(conditions)
-
-    @property
-    def voting(self) -> Voting | None:
-        """The clients' work with `task: pate`: to vote on labels. None if clients train a model."""
-        return self.goal if isinstance(self.goal, Voting) else None
+        return conditions if self.voting is None else self.voting.digest(conditions)
 
     @cached_property
     def _faults(self) -> FaultPlan:
@@ -149,7 +146,7 @@ class Federation:
 
     def final_model(self, state: ServerState) -> ArrayRecord:
         """Return the model to save at the end of a run; with `task: pate`, the student model."""
-        return self.goal.model_of(state.model)
+        return self._model_of(state.model)
 
     def saved_values(self, arrays: ArrayRecord) -> dict[str, np.ndarray]:
         """Return the arrays to save in `model.safetensors`, by parameter name.
@@ -157,8 +154,8 @@ class Federation:
         Args:
             arrays: the arrays of the server; with `task: pate`, the record of answers.
         """
-        arrays = self.goal.model_of(arrays)
-        if not self.goal.averages or not self.experiment.saves_derived_model:
+        arrays = self._model_of(arrays)
+        if self.voting is not None or not self.experiment.saves_derived_model:
             return to_numpy(arrays)
         self.model.module.load_state_dict(arrays.to_torch_state_dict())
         lora, model = self.experiment.model.lora, deepcopy(self.model.module)
@@ -166,6 +163,10 @@ class Federation:
         if lora is not None and lora.save == "adapters":
             LocalBase(model).to_wire(state)
         return {name: value.cpu().numpy() for name, value in state.items()}
+
+    def _model_of(self, arrays: ArrayRecord) -> ArrayRecord:
+        """Return the model for the server's arrays; with `task: pate`, the student model."""
+        return arrays if self.voting is None else self.voting.student(arrays)
 
     def client_task(self, client: int) -> ClientTask:
         """Return what a client needs to answer requests: data, settings, plan and model."""
@@ -201,7 +202,7 @@ class Federation:
             self.blocks,
             rule=self.algorithm.client(),
             sent=self.algorithm.sent_arrays(),
-            voter=self.goal.voter,
+            voter=None if self.voting is None else self.voting.teachers,
         )
 
     @cached_property
@@ -211,7 +212,7 @@ class Federation:
             experiment=self.experiment,
             data=self.data,
             model=self.model.module,
-            gradients=None if self.goal.voter else self.model.gradients,
+            gradients=self.model.gradients if self.voting is None else None,
             participation=self.plan.participation,
             plans=self.plan.clients,
             device=self.model.device,
@@ -280,7 +281,8 @@ class Federation:
 
         If the algorithm keeps a personal model for each client, these are all personal models.
         """
-        return self.goal.scored(self.algorithm, state)
+        models = scored_models(self.algorithm, state)
+        return self._model_of(models) if isinstance(models, ArrayRecord) else models
 
     def test_metrics(self, models: Models) -> dict[str, MetricValue]:
         """Return the metrics of models on the server's test set, by names that start with `test_`.
@@ -292,10 +294,11 @@ class Federation:
         Raises:
             FederationError: a model, the loss or a metric fails.
         """
-        scored = self.goal.model_of(models) if isinstance(models, ArrayRecord) else models
+        scored, counts = models, {}
+        if self.voting is not None and isinstance(models, ArrayRecord):
+            scored, counts = self.voting.student(models), self.voting.counts(models)
         scores = self.public_scores.metrics(scored)
-        metrics = {f"test_{name}": value for name, value in scores.items()}
-        return {**metrics, **self.goal.counts(models)}
+        return {f"test_{name}": value for name, value in scores.items()} | counts
 
     @cached_property
     def algorithm(self) -> Algorithm:
@@ -304,8 +307,9 @@ class Federation:
         Raises:
             AlgorithmError: there is no such algorithm, or it does not accept its settings.
         """
-        made = self.goal.algorithm()
-        return made or algorithm_of(self.experiment, self.model.module, self.base)
+        if self.voting is not None:
+            return self.voting.algorithm()
+        return algorithm_of(self.experiment, self.model.module, self.base)
 
     @property
     def release_parameters(self) -> FlatParameters:

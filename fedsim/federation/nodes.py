@@ -32,7 +32,7 @@ from fedsim.federation.trained_model import (
     to_tensors,
     trained_parts,
 )
-from fedsim.federation.voting import GOALS
+from fedsim.federation.voting import voting_of
 from fedsim.models.losses import resolve_loss
 from fedsim.models.tasks import Task
 from fedsim.protocol.messages import TrainRequest
@@ -127,7 +127,7 @@ class _BatchNodeApp(_NodeApp):
 
 
 # Fields of a federation that are not sent to other processes: each process builds them.
-_LOCAL_FIELDS = {"model", "journal", "data", "goal"}
+_LOCAL_FIELDS = {"model", "journal", "data", "voting"}
 
 
 def client_app(
@@ -271,7 +271,7 @@ class FederationClientApp(ClientApp):
             held_out=None if data.held_out is None else data.held_out.select(here),
             test=public_examples(data, NUM_PROBE_EXAMPLES),
         )
-        queries = federation.goal.public_queries
+        queries = None if federation.voting is None else federation.voting.queries
         task, blocks = federation.model.task, federation.blocks.plan
         return _FederationShard(type(federation), rest, shard_data, task, blocks, queries)
 
@@ -295,20 +295,15 @@ class _FederationShard:
             examples = to_tensors(public_examples(self.data, NUM_CHECK_EXAMPLES), device)
             parts = trained_parts(experiment, model, loss, *examples)
         refuse_edited_plugins(self.rest["sources"], experiment, base)
-        goal, shared = GOALS[experiment.task].of(
-            experiment,
-            self.queries,
-            parts,
-            loss,
-            classes=self.data.num_classes or 0,
-            device=device,
-        )
+        classes = self.data.num_classes or 0
+        voting = voting_of(experiment, self.queries, parts, loss, classes=classes, device=device)
+        shared = parts.shared_model if voting is None else voting.shared_model(device)
         # A copy: arrays that Ray delivers are shared and read-only.
         federation = self.federation_class(
             **self.rest,
             data=self.data.copy(),
             model=FederationModel(model, shared, loss, parts.gradients, self.task, device),
-            goal=goal,
+            voting=voting,
             journal=cast("Any", journal),
         )
         probe_mechanisms(federation)

@@ -6,7 +6,6 @@ The other tensors are the results of earlier rounds. All these values are comput
 that were charged to the clients, so they are public.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,21 +79,3 @@ class Agenda:
         queries = np.full(self.rows, -1, dtype=np.int64)
         queries[: len(chosen)] = chosen
         return queries
-
-
-def shares_of(arrays: Mapping[str, np.ndarray]) -> NDArray[np.floating]:
-    """Return the noisy vote share of each query's top label, (queries,), from public tensors.
-
-    Args:
-        arrays: the public tensors of a PATE run, by name.
-    """
-    return arrays[SHARES]
-
-
-def labels_of(arrays: Mapping[str, np.ndarray]) -> NDArray[np.int64]:
-    """Return each query's label, (queries,), from public tensors; `NO_LABEL` if it has none.
-
-    Args:
-        arrays: the public tensors of a PATE run, by name.
-    """
-    return arrays[LABELS]

@@ -17,9 +17,8 @@ from fedsim.clients.training.member import BlockMember
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
 from fedsim.core.streams import Purpose, stream_key
-from fedsim.data import Examples
 from fedsim.models.tasks import eval_mode
-from fedsim.pate.public_answers import Agenda, shares_of
+from fedsim.pate.public_answers import SHARES, Agenda
 from fedsim.protocol.arrays import to_arrays
 
 _BATCH = 1024  # queries in one forward pass
@@ -40,19 +39,6 @@ class Trainer:
     loss: PerExampleLoss
     gradients: PerExampleGradients | None
     start: ArrayRecord
-
-    @classmethod
-    def of(
-        cls, model: SharedModel, loss: PerExampleLoss, gradients: PerExampleGradients | None
-    ) -> "Trainer":
-        """Return the trainer of a model whose current weights are its initial weights.
-
-        Args:
-            model: the model.
-            loss: the loss, which returns one value per example.
-            gradients: per-example gradient rules of the model; None computes gradients by torch.
-        """
-        return cls(model, loss, gradients, _values_of(model))
 
     def train(self, x: Tensor, y: Tensor, local: LocalSettings, key: StreamKey) -> None:
         """Train the model in place on the given examples, starting from the initial weights.
@@ -123,7 +109,7 @@ class Teachers:
             round_number: number of the round.
             answers: the public results so far, by name.
         """
-        asked = self.agenda.asked(round_number, shares_of(answers))
+        asked = self.agenda.asked(round_number, answers[SHARES])
         labels = self._teacher_labels(client, data)[asked]
         return np.where(asked >= 0, labels, NO_LABEL)
 
@@ -171,20 +157,10 @@ class Student:
         key = stream_key(self.seed, Purpose.STUDENT)  # other streams than those of all clients
         student = StreamKey(int.from_bytes(key[:8], "little"), 0, 0)
         self.trainer.train(x, targets, self.local, student)
-        return _values_of(self.trainer.model)
+        return values_of(self.trainer.model)
 
 
-def _values_of(model: SharedModel) -> ArrayRecord:
+def values_of(model: SharedModel) -> ArrayRecord:
     """Return a copy of the current values of a model."""
     state = model.model.state_dict().items()
     return to_arrays({name: value.cpu().numpy().copy() for name, value in state})
-
-
-def public_tensor(queries: Examples, device: torch.device) -> Tensor:
-    """Return the features of the queries on a device, without their labels.
-
-    Args:
-        queries: the public queries.
-        device: device of the models.
-    """
-    return torch.from_numpy(queries.features).to(device)

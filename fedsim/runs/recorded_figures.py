@@ -34,7 +34,7 @@ from fedsim.federation.federation import Federation
 from fedsim.models.scores.metrics import class_names
 from fedsim.models.scores.predictions import ClassPredictions, predictions_of
 from fedsim.models.tasks import evaluate_with_outputs
-from fedsim.pate.public_answers import NOT_CHECKED, labels_of, shares_of
+from fedsim.pate.public_answers import LABELS, NOT_CHECKED, SHARES
 from fedsim.pate.settings import PateSettings
 from fedsim.protocol.arrays import to_numpy
 from fedsim.protocol.errors import FederationError
@@ -123,7 +123,7 @@ def _rows(answers: Mapping[str, np.ndarray], true: np.ndarray) -> list[dict[str,
         answers: arrays of the public answers, by name.
         true: public label of each query (queries,).
     """
-    shares, labels = shares_of(answers), labels_of(answers)
+    shares, labels = answers[SHARES], answers[LABELS]
     return [
         {
             "query": query,
