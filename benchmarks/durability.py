@@ -74,6 +74,7 @@ class Contender:
             PlainAggregator(self._federation.plan.weights),
             self._federation.test_metrics,
             weights=self._federation.plan.weights,
+            steps=self._federation.plan.steps,
             parts=parts,
         )
         self._state = ServerState(self._federation.initial_arrays())

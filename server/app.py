@@ -64,17 +64,6 @@ class RegisteredNodes:
     clients: Mapping[int, int]
     helpers: Mapping[int, int] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, nodes: Mapping[int, NodeIdentity]) -> "RegisteredNodes":
-        """Build the map from the identity (client or helper, and number) of each node id."""
-
-        def numbers(role: str) -> dict[int, int]:
-            return {
-                node: identity.number for node, identity in nodes.items() if identity.role == role
-            }
-
-        return cls(numbers("client"), numbers("helper"))
-
 
 def register_nodes(
     grid: Grid, num_clients: int, num_helpers: int, *, patience: float
@@ -117,10 +106,10 @@ def register_nodes(
             if time.monotonic() > deadline:
                 break
             time.sleep(0.5)
-    registered = RegisteredNodes.of(there)
-    _check_all("client", registered.clients, range(num_clients))
-    _check_all("helper", registered.helpers, range(1, num_helpers + 1))
-    return registered
+    return RegisteredNodes(
+        _numbers_of("client", there, range(num_clients)),
+        _numbers_of("helper", there, range(1, num_helpers + 1)),
+    )
 
 
 def _is_gone(answer: Message | ClientError) -> bool:
@@ -133,13 +122,16 @@ def _identity(node: int, answer: Message | ClientError) -> NodeIdentity:
     return identity_of(answer)
 
 
-def _check_all(role: str, numbers_found: Mapping[int, int], wanted: range) -> None:
-    if sorted(numbers_found.values()) != list(wanted):
-        numbers = f"{wanted.start}..{wanted.stop - 1}" if wanted else "none"
+def _numbers_of(role: str, nodes: Mapping[int, NodeIdentity], wanted: range) -> dict[int, int]:
+    """Return the number of each node with a role, after a check that these are the wanted ones."""
+    numbers = {node: identity.number for node, identity in nodes.items() if identity.role == role}
+    if sorted(numbers.values()) != list(wanted):
+        expected = f"{wanted.start}..{wanted.stop - 1}" if wanted else "none"
         raise FederationError(
-            f"expected one node for each of the {role}s {numbers}, "
-            f"got {role}s {sorted(numbers_found.values())}"
+            f"expected one node for each of the {role}s {expected}, "
+            f"got {role}s {sorted(numbers.values())}"
         )
+    return numbers
 
 
 def _wait_for_nodes(grid: Grid, num_clients: int, deadline: float, patience: float) -> list[int]:
@@ -226,7 +218,11 @@ def make_server_app(
             if report.aborted is None:
                 check_participants(report, settings.min_participants)
             elif setup.aggregator.ends_run_on_abort:
-                raise RoundError(_abort_message(report), report)
+                raise RoundError(
+                    f"round {report.round_number} was given up "
+                    f"(secure_aggregation.on_abort: raise): {report.aborted}",
+                    report,
+                )
             on_round(state, report)
 
     return app
@@ -266,7 +262,7 @@ def run_round(state: ServerState, setup: RoundSetup, grid: Grid) -> tuple[Server
     evaluation = "off"
     if setup.evaluation is not None:
         evaluation = setup.evaluation.run(
-            after.round_number, after.model, setup.clients, counted, MAX_ROUND_SECONDS
+            after.round_number, after.model, setup.nodes, counted, MAX_ROUND_SECONDS
         )
     timeline.begin("account")
     report = RoundReport(
@@ -377,10 +373,3 @@ def _unmoved(
     old, new = before.values, after.values
     named = [name for name in sorted(parameters) if old[name].size]
     return tuple(name for name in named if np.array_equal(old[name], new[name]))
-
-
-def _abort_message(report: RoundReport) -> str:
-    return (
-        f"round {report.round_number} was given up (secure_aggregation.on_abort: raise): "
-        f"{report.aborted}"
-    )

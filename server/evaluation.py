@@ -56,42 +56,24 @@ class ClientEvaluation:
     rounds: int
     deadline: float | None = None
 
-    def is_due(self, round_number: int) -> bool:
-        """Whether clients evaluate the global model after the given round."""
-        return round_number % self.settings.every_rounds == 0 or round_number == self.rounds
-
     def clients(self, round_number: int, num_clients: int) -> tuple[int, ...]:
-        """Return the clients to ask in a round, in ascending order.
+        """Return the clients to ask in a round, ascending; empty if the round has no evaluation.
 
         All clients are asked, unless `settings.clients` is set: then that many, drawn at random.
         """
+        if round_number % self.settings.every_rounds and round_number != self.rounds:
+            return ()
         wanted = self.settings.clients
         if wanted is None or wanted >= num_clients:
             return tuple(range(num_clients))
         generator = stream(self.seed, Purpose.EVALUATION, round_number=round_number)
         return tuple(sorted(generator.choice(num_clients, wanted, replace=False).tolist()))
 
-    def requests(
-        self, round_number: int, arrays: ArrayRecord, node_of: Mapping[int, int]
-    ) -> dict[int, Message]:
-        """Return a round's evaluation requests by client; empty if the round has no evaluation.
-
-        Args:
-            round_number: the round, from 1.
-            arrays: the global model after the round.
-            node_of: the node id of each client.
-        """
-        if not self.is_due(round_number):
-            return {}
-        asked = self.clients(round_number, len(node_of))
-        request = EvaluateRequest(round_number, arrays)
-        return {client: request.to_message(node_of[client]) for client in asked}
-
     def run(
         self,
         round_number: int,
         arrays: ArrayRecord,
-        clients: Mapping[int, int],
+        nodes: Mapping[int, int],
         grid: Grid,
         timeout: float,
     ) -> EvaluationResult | None:
@@ -102,15 +84,14 @@ class ClientEvaluation:
         Args:
             round_number: the round, from 1.
             arrays: the global model after the round.
-            clients: the client number of each node, by node id.
+            nodes: the node id of each client, by client number.
             grid: Flower's grid, which sends the requests.
             timeout: the longest time to wait for the replies, in seconds.
         """
-        node_of = {client: node for node, client in clients.items()}
-        requests = self.requests(round_number, arrays, node_of)
-        if not requests:
-            return None
-        return self.averaged(exchange(grid, requests, timeout=timeout))
+        request = EvaluateRequest(round_number, arrays)
+        asked = self.clients(round_number, len(nodes))
+        requests = {client: request.to_message(nodes[client]) for client in asked}
+        return self.averaged(exchange(grid, requests, timeout=timeout)) if requests else None
 
     def averaged(self, answers: Iterable[tuple[int, Message | ClientError]]) -> EvaluationResult:
         """Return the means of the clients' metrics, weighted by the clients' numbers of examples.

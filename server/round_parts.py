@@ -5,7 +5,7 @@ A part is a `RoundPart`: an object whose hooks the server calls during each roun
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -278,46 +278,27 @@ class SharedBound(RoundPart):
 
     def after(self, state: ServerState, aggregate: Aggregate) -> ServerState:
         """Return the server state with the clip norm of the next round."""
-        bound = self.of(state.clip_norms)
-        if self._unit is None:
-            bits = [self._bits[client] for client in aggregate.clients]
-            return replace(state, clip_norms=self.after_bits(bound, bits))
-        learnt = self.after_sum(bound, aggregate.clip_count, len(aggregate.clients))
-        return replace(state, clip_norms=learnt)
+        bound, share = self.of(state.clip_norms), self._share_within(aggregate)
+        after = bound if share is None else self._rule.next_bound(bound, share)
+        return replace(state, clip_norms=dict.fromkeys(range(self._num_clients), after))
 
     def of(self, clip_norms: Mapping[int, AdaptiveClipNorm]) -> float:
         """Return the clip norm S of the next round, from the server state's clip norms."""
         return whole_bound(clip_norms.get(0, self._first))
 
-    def after_sum(self, bound: float, count: int | None, participants: int) -> dict[int, float]:
-        """Return the next clip norm of every client, from the noisy sum of the clients' bits b.
+    def _share_within(self, aggregate: Aggregate) -> float | None:
+        """Return the noisy share of updates whose norm is at most S; None if there is no update.
 
-        Args:
-            bound: S of the round.
-            count: Σ (b − ½) plus noise, in multiples of `unit`; None without a sum.
-            participants: the number of clients in the sum.
+        The clients' bits b, or their sum, are the noisy values of b − ½.
         """
-        number = participants if self._divisor is None else self._divisor
-        if count is None or self._unit is None or not number:
-            return self._for_all(bound)
-        return self._for_all(self._rule.next_bound(bound, count * self._unit / number + 0.5))
-
-    def after_bits(self, bound: float, bits: Iterable[float]) -> dict[int, float]:
-        """Return the next clip norm of every client, from the clients' noisy bits b.
-
-        Args:
-            bound: S of the round.
-            bits: the value b − ½ plus noise, for each client in the aggregate.
-        """
-        noisy_bits = list(bits)
-        if not noisy_bits:
-            return self._for_all(bound)
-        return self._for_all(
-            self._rule.next_bound(bound, math.fsum(noisy_bits) / len(noisy_bits) + 0.5)
-        )
-
-    def _for_all(self, bound: float) -> dict[int, float]:
-        return dict.fromkeys(range(self._num_clients), bound)
+        number = len(aggregate.clients) if self._divisor is None else self._divisor
+        if self._unit is None:
+            total = math.fsum(self._bits[client] for client in aggregate.clients)
+        elif aggregate.clip_count is not None:
+            total = aggregate.clip_count * self._unit
+        else:
+            return None
+        return total / number + 0.5 if number else None
 
 
 ExpectedNoise = Callable[[Mapping[int, int], Mapping[int, AdaptiveClipNorm], int], float | None]

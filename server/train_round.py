@@ -62,10 +62,9 @@ class RoundSetup:
         clients: the client number of each node, by node id.
         aggregator: the object that aggregates the updates of each round.
         evaluate: function that returns the metrics of one or several models on the public test set.
-        weights: the aggregation weight of each client, sent with every train request; None if
-            requests contain no weights.
-        steps: the planned number of local steps of each client in each round. If None, a round
-            counts as one step, and no client is reported as having taken too few steps.
+        weights: the aggregation weights of the clients; train requests contain them unless all are
+            1.
+        steps: the planned number of local steps of each client in each round.
         deadline: the simulated seconds after which a reply is too late; None for no deadline.
         evaluation: the evaluation on clients' held-out examples; None without it.
         parts: the optional parts of a round, in the order in which their hooks are called.
@@ -76,8 +75,8 @@ class RoundSetup:
     clients: Mapping[int, int]
     aggregator: Aggregator[Any]
     evaluate: Callable[[ArrayRecord | Sequence[ArrayRecord]], Metrics]
-    weights: ClientWeights | None = None
-    steps: PlannedSteps | None = None
+    weights: ClientWeights
+    steps: PlannedSteps
     deadline: float | None = None
     evaluation: ClientEvaluation | None = None
     parts: tuple[RoundPart, ...] = ()
@@ -119,7 +118,7 @@ class TrainRound:
     def clients(self) -> RoundClients:
         """Outcome of the round for each of its clients, known after `finish`."""
         setup, number = self._setup, self.round_number
-        participants, steps = self.aggregate.clients, setup.steps
+        participants = self.aggregate.clients
         slow = setup.participation.stragglers_in(number)
         return RoundClients(
             participants=tuple(participants),
@@ -127,7 +126,7 @@ class TrainRound:
             withdrawn=tuple(sorted(self._withdrawn, key=lambda withdrawal: withdrawal.client)),
             shortened=dict(sorted(self._shortened.items())),
             partial={
-                client: 1 if steps is None else steps.local_steps(client, number)
+                client: setup.steps.local_steps(client, number)
                 for client in participants
                 if client in slow
             },
@@ -136,11 +135,9 @@ class TrainRound:
     @cached_property
     def aggregate(self) -> Aggregate:
         """Clients in the aggregate, each with its number of charged steps; known after `finish`."""
-        clients, planned = sorted(self._contributions), self._setup.steps
+        clients, planned = sorted(self._contributions), self._setup.steps.charged_steps
         steps = {
-            client: self._shortened.get(
-                client, 1 if planned is None else planned.charged_steps(client, self.round_number)
-            )
+            client: self._shortened.get(client, planned(client, self.round_number))
             for client in clients
         }
         has_model = self.result.arrays is not None
@@ -178,7 +175,7 @@ class TrainRound:
             self._start(client) if start is None else to_arrays(dict(start)),
             offer,
             state.clip_norms.get(client),
-            None if setup.weights is None else setup.weights.announced(client),
+            setup.weights.announced(client),
             {name: to_arrays(dict(values)) for name, values in sent.items()},
         )
 
@@ -240,9 +237,7 @@ class TrainRound:
         aggregator.add(client, changed)
         self._contributions[client] = contribution
         taken = None if answer.spend is None else answer.spend.round_steps
-        if taken is None or setup.steps is None:
-            return
-        if taken < setup.steps.charged_steps(client, self.round_number):
+        if taken is not None and taken < setup.steps.charged_steps(client, self.round_number):
             self._shortened[client] = taken
 
     def _contribution(self, client: int, answer: ClientAnswer) -> Contribution:
@@ -251,11 +246,10 @@ class TrainRound:
         Raises:
             ProtocolError: a number that the algorithm declares is missing or not finite.
         """
-        setup, number, steps = self._setup, self.round_number, 1
-        if setup.steps is not None:
-            steps = setup.steps.local_steps(client, number)
-            if answer.spend is not None and setup.steps.charged_steps(client, number) == steps:
-                steps = answer.spend.round_steps  # charged by the step
+        setup, number = self._setup, self.round_number
+        steps = setup.steps.local_steps(client, number)
+        if answer.spend is not None and setup.steps.charged_steps(client, number) == steps:
+            steps = answer.spend.round_steps  # charged by the step
         given = answer.numbers if isinstance(answer, TrainReply) else {}
         names = setup.algorithm.private_numbers()
         for name in names:
@@ -264,7 +258,7 @@ class TrainRound:
                     f"the reply needs the finite number {name!r} that federation.strategy "
                     f"declares, got {given.get(name)}"
                 )
-        weight = 1.0 if setup.weights is None else float(setup.weights.values[client])
+        weight = float(setup.weights.values[client])
         return Contribution(client, weight, steps, {name: given[name] for name in names})
 
     def finish(self) -> AggregationResult:

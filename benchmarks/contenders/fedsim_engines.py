@@ -143,6 +143,7 @@ class _Server:
             PlainAggregator(federation.plan.weights),
             evaluate=lambda _: {},
             weights=federation.plan.weights,
+            steps=federation.plan.steps,
             parts=() if federation.plan.clients is None else (Charges(ClientLedgers("pld")),),
         )
         self._state = ServerState(federation.initial_arrays())

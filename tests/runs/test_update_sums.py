@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,20 @@ from safetensors.numpy import load_file
 from fedsim.accountant import Gaussian, JointGaussian, PoissonSampled
 from fedsim.accountant.groups import group_noise_multiplier
 from fedsim.accountant.ledger.journal import FileJournal
+from fedsim.algorithms.state import ServerState
 from fedsim.clients.mechanisms.client_update import UpdateMechanism
 from fedsim.experiment import load_experiment
 from fedsim.experiment.errors import ExperimentError
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.noise.grid import DEVIATION
+from fedsim.protocol.arrays import to_arrays
+from fedsim.protocol.messages import TrainReply
 from fedsim.protocol.noisy_sums import CLIP_COUNT, BoundRule
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
-from fedsim.server.round_parts import SharedBound
+from fedsim.server.round_parts import Aggregate, SharedBound
 from fedsim.tools.replay import replay_run
 
 CLIENTS, ROUNDS = 12, 3
@@ -125,18 +129,25 @@ def test_the_bit_is_a_part_of_the_sum_and_of_the_event() -> None:
 
 def test_the_server_learns_the_quantile() -> None:
     rule = BoundRule(quantile=0.5, learning_rate=0.2)
+    state = ServerState(to_arrays({}))
+
+    def after(shared: SharedBound, aggregate: Aggregate) -> Mapping[int, object]:
+        assert shared.of(state.clip_norms) == 0.4
+        return shared.after(state, aggregate).clip_norms
+
     shared = SharedBound(0.4, rule, num_clients=3, unit=0.25)
-    assert shared.of({}) == 0.4
     # Both clients were within the bound: the share is 1, and the bound falls.
-    after = shared.after_sum(0.4, count=4, participants=2)
-    assert after == dict.fromkeys(range(3), 0.4 * math.exp(-0.2 * 0.5))
-    assert shared.of(after) == after[0]
-    assert shared.after_sum(0.4, count=None, participants=0)[0] == 0.4
-    bits = SharedBound(0.4, rule, num_clients=3)
-    assert bits.after_bits(0.4, [0.5, -0.5])[0] == 0.4
-    assert bits.after_bits(0.4, [])[0] == 0.4
+    learnt = after(shared, Aggregate([0, 1], clip_count=4))
+    assert learnt == dict.fromkeys(range(3), 0.4 * math.exp(-0.2 * 0.5))
+    assert after(shared, Aggregate([]))[0] == 0.4
     fixed = SharedBound(0.4, rule, num_clients=3, unit=0.25, divisor=4.0)
-    assert fixed.after_sum(0.4, count=0, participants=0)[0] == 0.4
+    assert after(fixed, Aggregate([], clip_count=0))[0] == 0.4
+    bits = SharedBound(0.4, rule, num_clients=3)
+    for client, bit in enumerate([0.5, -0.5]):
+        bits.take(client, TrainReply(to_arrays({}), 1, None, clip_count=bit))
+    assert after(bits, Aggregate([0, 1]))[0] == 0.4
+    assert after(bits, Aggregate([0]))[0] == pytest.approx(0.4 * math.exp(-0.2 * 0.5))
+    assert after(bits, Aggregate([]))[0] == 0.4
 
 
 CELLS = {

@@ -85,7 +85,7 @@ def test_a_model_that_diverged_has_no_finite_mean() -> None:
 
 
 def test_rounds_and_clients_are_chosen_by_the_seed() -> None:
-    assert [n for n in range(1, 11) if evaluation(every_rounds=4).is_due(n)] == [4, 8, 10]
+    assert [n for n in range(1, 11) if evaluation(every_rounds=4).clients(n, 2)] == [4, 8, 10]
     some = evaluation(clients=3)
     chosen = {some.clients(number, 10) for number in range(1, 20)}
     assert len(chosen) > 10

@@ -11,6 +11,7 @@ from flwr.serverapp import Grid
 
 from fedsim.algorithms.built_in.fedavg import FedAvg
 from fedsim.algorithms.state import ServerState
+from fedsim.federation.schedule import StepSchedule
 from fedsim.protocol.arrays import to_arrays, to_numpy
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.messages import TrainReply, TrainRequest, Withdrawal
@@ -63,12 +64,15 @@ def score(model: Any) -> dict[str, float]:
 def round_of(
     clients: Clients, state: ServerState, aggregator: PlainAggregator | None = None, **options: Any
 ) -> tuple[ServerState, Any]:
+    participation = Participation(0, CLIENTS, CLIENTS, ROUNDS)
     setup = RoundSetup(
         FedAvg(),
-        Participation(0, CLIENTS, CLIENTS, ROUNDS),
+        participation,
         {FIRST_NODE + client: client for client in range(CLIENTS)},
         aggregator or PlainAggregator(uniform_weights(CLIENTS)),
         score,
+        uniform_weights(CLIENTS),
+        StepSchedule(participation, (1,) * CLIENTS),
         parts=(OwnBounds(),),
         **options,
     )
