@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.clients.app import one_thread
@@ -20,19 +19,20 @@ from fedsim.experiment import Experiment, LoadedExperiment
 from fedsim.experiment.load import with_clients
 from fedsim.federation.client_tensors import order_by_client
 from fedsim.federation.conditions import choose_device, plugin_sources, refuse_edited_plugins
-from fedsim.federation.federation import Federation, FederationModel
-from fedsim.federation.first_checks import StillParameter, checked_algorithm
+from fedsim.federation.federation import Federation
+from fedsim.federation.first_checks import checked_algorithm
 from fedsim.federation.plan import plan_of, schedule_of
 from fedsim.federation.plan_checks import check_batch_size
 from fedsim.federation.trained_model import (
     NUM_CHECK_EXAMPLES,
     NUM_PROBE_EXAMPLES,
-    TrainedParts,
+    FederationModel,
+    federation_model,
     initial_model,
     model_arrays,
     public_examples,
+    still_parameters_of,
     to_tensors,
-    trained_parts,
 )
 from fedsim.federation.voting import voting_of
 from fedsim.models.build import preflight
@@ -97,30 +97,28 @@ def _assemble(
     check_views(experiment.local.views or (), data.input_shape)
     client_privacy, steps = schedule_of(experiment, base, data.clients.sizes)
     phases.begin("checking the model")
-    model, parts = _checked_model(experiment, base, data, loss, task, device)
-    still = _still_parameters(experiment, model, loss, data, parts, device)
-    classes = data.num_classes or 0
-    voting = voting_of(experiment, queries, parts, loss, classes=classes, device=device)
+    model = _checked_model(experiment, base, data, loss, task, device)
+    voting = voting_of(experiment, queries, model, classes=data.num_classes or 0)
     if voting is not None:
-        parts = replace(parts, shared_model=voting.shared_model(device))
-    algorithm = checked_algorithm(experiment, model, base)
+        model = replace(model, shared=voting.shared_model(device))
+    algorithm = checked_algorithm(experiment, model.module, base)
     if client_privacy is not None:
         phases.begin("calibrating noise")
-    plan = plan_of(experiment, client_privacy, data, steps, parts, algorithm)
+    plan = plan_of(experiment, client_privacy, data, steps, model, algorithm)
     secure = None
     if (settings := experiment.secure_aggregation) is not None:
         from fedsim.federation.secure_setup import check_train_metrics, secure_channel
 
-        upload = upload_base(model_arrays(parts.shared_model.model))
+        upload = upload_base(model_arrays(model.shared.model))
         secure = secure_channel(experiment, settings, upload, plan, base=base)
         public = public_examples(data, NUM_CHECK_EXAMPLES)
-        check_train_metrics(settings.metrics, model, loss, task, public)
+        check_train_metrics(settings.metrics, model.module, loss, task, public)
     federation = Federation(
         experiment,
         base,
         sources,
         data,
-        FederationModel(model, parts.shared_model, loss, parts.gradients, task, device, still),
+        model,
         plan,
         journal=None if ledger is None else FileJournal(ledger),
         secure=secure,
@@ -156,41 +154,28 @@ def _checked_model(
     loss: PerExampleLoss,
     task: Task,
     device: torch.device,
-) -> tuple[nn.Module, TrainedParts]:
-    """Return the initial model, checked to be trainable, and the parts that clients train with.
+) -> FederationModel:
+    """Return the initial model, checked to be trainable.
 
     The checks run on one thread, as training does: their batches are so small that threads cost
     more time than they save, up to 30 times as much where processors are busy.
     """
     with one_thread():
-        model = initial_model(experiment, data, task, base=base)
-        preflight(model, loss, task, data.test)
-        model = model.to(device)
+        module = initial_model(experiment, data, task, base=base)
+        preflight(module, loss, task, data.test)
+        module = module.to(device)
         features, targets = to_tensors(public_examples(data, NUM_CHECK_EXAMPLES), device)
-        if experiment.release_kind.draws_batches or local_base(model) is not None:
-            check_private_model(model, features)
+        if experiment.release_kind.draws_batches or local_base(module) is not None:
+            check_private_model(module, features)
         if experiment.personalization is not None:
             from fedsim.personalization.personalize import check_personalization
 
-            check_personalization(experiment.personalization, model, loss, features, targets)
-        parts = trained_parts(experiment, model, loss, features, targets)
-    return model, parts
-
-
-def _still_parameters(
-    experiment: Experiment,
-    model: nn.Module,
-    loss: PerExampleLoss,
-    data: FederatedData,
-    parts: TrainedParts,
-    device: torch.device,
-) -> tuple[StillParameter, ...]:
-    """Return the trainable parameters that training on public examples does not change."""
-    public = to_tensors(public_examples(data, NUM_PROBE_EXAMPLES), device)
-    rounds = range(1, experiment.federation.rounds + 1)
-    lr = max(map(experiment.local.learning_rate, rounds))
-    with one_thread(), plugin_calls("the model failed in training", raises=ModelError):
-        return parts.still_parameters(model, loss, *public, lr=lr)
+            check_personalization(experiment.personalization, module, loss, features, targets)
+        model = federation_model(experiment, module, loss, task, features, targets)
+        public = to_tensors(public_examples(data, NUM_PROBE_EXAMPLES), device)
+        lr = max(map(experiment.local.learning_rate, range(1, experiment.federation.rounds + 1)))
+        with plugin_calls("the model failed in training", raises=ModelError):
+            return replace(model, still=still_parameters_of(model, *public, lr=lr))
 
 
 def with_plans(federation: Federation, loaded: LoadedExperiment) -> Federation:
@@ -212,6 +197,5 @@ def with_plans(federation: Federation, loaded: LoadedExperiment) -> Federation:
         raise ValueError("there is nothing to plan without privacy")
     model = federation.model
     algorithm = checked_algorithm(experiment, model.module, loaded.base)
-    parts = TrainedParts(model.gradients, model.shared)
-    plan = plan_of(experiment, client_privacy, data, steps, parts, algorithm)
+    plan = plan_of(experiment, client_privacy, data, steps, model, algorithm)
     return replace(federation, experiment=experiment, plan=plan)

@@ -7,16 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from flwr.app import ArrayRecord
-from torch import nn
 
 from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.algorithms.algorithm import Algorithm
 from fedsim.algorithms.state import ServerState
 from fedsim.clients.faults import FaultPlan
 from fedsim.clients.gradients.parameters import FlatParameters
-from fedsim.clients.gradients.per_example import PerExampleGradients, PerExampleLoss
 from fedsim.clients.task import (
     ClientData,
     ClientScores,
@@ -25,7 +22,6 @@ from fedsim.clients.task import (
     LocalTraining,
     RunTerms,
 )
-from fedsim.clients.training.shared_model import SharedModel
 from fedsim.core.plugin_sources import PluginSources
 from fedsim.data import FederatedData
 from fedsim.experiment import ExperimentWithClients
@@ -33,46 +29,21 @@ from fedsim.federation.blocks import Blocks
 from fedsim.federation.charges import RecordedSpend
 from fedsim.federation.client_tensors import ClientTensors, TrainMetrics
 from fedsim.federation.conditions import digest_conditions
-from fedsim.federation.first_checks import StillParameter, algorithm_of
+from fedsim.federation.first_checks import algorithm_of
 from fedsim.federation.plan import FederationPlan
 from fedsim.federation.public_scores import Models, PublicScores
-from fedsim.federation.trained_model import model_arrays, release_parameters
+from fedsim.federation.trained_model import FederationModel, model_arrays, release_parameters
 from fedsim.federation.voting import Voting
 from fedsim.models.adapters import merge_adapters
 from fedsim.models.local_base import LocalBase, whole_state
 from fedsim.models.scores.metrics import MetricValue, choose_metrics
-from fedsim.models.tasks import Task, evaluate
+from fedsim.models.tasks import evaluate
 from fedsim.protocol.arrays import to_numpy
 from fedsim.server.app import scored_models
 from fedsim.server.client_ledgers import ClientLedgers
 
 if TYPE_CHECKING:
     from fedsim.clients.secure.channel import SecureChannel
-
-
-@dataclass(frozen=True)
-class FederationModel:
-    """The model of a federation, and what is needed to train and evaluate the model.
-
-    Attributes:
-        module: the initial model; rounds overwrite its values.
-        shared: the model that all clients of this process train, one client after the other; with
-            `task: pate`, the record of the answers to the queries that clients vote on.
-        loss: the loss function, which returns one value per example.
-        gradients: the method for per-example gradients of the model; None if training uses torch's
-            autograd, without privacy.
-        task: the kind of prediction (such as classification), which gives targets and metrics.
-        device: the device that trains.
-        still: the trainable parameters that two test steps on public examples did not change.
-    """
-
-    module: nn.Module
-    shared: SharedModel
-    loss: PerExampleLoss
-    gradients: PerExampleGradients | None
-    task: Task
-    device: torch.device
-    still: tuple[StillParameter, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -317,4 +288,4 @@ class Federation:
 
         These are the trained parameters. For zeroth-order training they are a step's coefficients.
         """
-        return release_parameters(self.experiment, self.model.gradients, self.model.shared)
+        return release_parameters(self.experiment, self.model)

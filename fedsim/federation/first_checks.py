@@ -152,7 +152,7 @@ def still_parameters(
 
 
 def parameters_without_effect(
-    model: nn.Module, loss: PerExampleLoss, features: Tensor, targets: Tensor, *, lr: float
+    model: nn.Module, loss: PerExampleLoss, features: Tensor, targets: Tensor
 ) -> tuple[StillParameter, ...]:
     """Return the trainable parameters that do not affect the losses, found by forward passes.
 
@@ -163,7 +163,6 @@ def parameters_without_effect(
         loss: the loss function, which returns one value per example.
         features: the features of public examples (n ≥ 1, ...).
         targets: the targets of these examples (n, ...).
-        lr: unused.
 
     Guarantee:
         the model's values, buffers and modes and the global random generators are unchanged.

@@ -22,15 +22,15 @@ from fedsim.experiment import Experiment, ExperimentWithClients, LoadedExperimen
 from fedsim.federation.assembly import assemble
 from fedsim.federation.blocks import BlockPlan
 from fedsim.federation.conditions import choose_device, refuse_edited_plugins
-from fedsim.federation.federation import Federation, FederationModel
+from fedsim.federation.federation import Federation
 from fedsim.federation.mechanism_probe import probe_mechanisms
 from fedsim.federation.trained_model import (
     NUM_CHECK_EXAMPLES,
     NUM_PROBE_EXAMPLES,
+    federation_model,
     initial_model,
     public_examples,
     to_tensors,
-    trained_parts,
 )
 from fedsim.federation.voting import voting_of
 from fedsim.models.losses import resolve_loss
@@ -291,18 +291,19 @@ class _FederationShard:
         device = choose_device(experiment.runtime.device)
         loss = resolve_loss(experiment.model.loss, base=base)
         with one_thread():  # as the checks of the whole federation
-            model = initial_model(experiment, self.data, self.task, base=base).to(device)
+            module = initial_model(experiment, self.data, self.task, base=base).to(device)
             examples = to_tensors(public_examples(self.data, NUM_CHECK_EXAMPLES), device)
-            parts = trained_parts(experiment, model, loss, *examples)
+            model = federation_model(experiment, module, loss, self.task, *examples)
         refuse_edited_plugins(self.rest["sources"], experiment, base)
         classes = self.data.num_classes or 0
-        voting = voting_of(experiment, self.queries, parts, loss, classes=classes, device=device)
-        shared = parts.shared_model if voting is None else voting.shared_model(device)
+        voting = voting_of(experiment, self.queries, model, classes=classes)
+        if voting is not None:
+            model = replace(model, shared=voting.shared_model(device))
         # A copy: arrays that Ray delivers are shared and read-only.
         federation = self.federation_class(
             **self.rest,
             data=self.data.copy(),
-            model=FederationModel(model, shared, loss, parts.gradients, self.task, device),
+            model=model,
             voting=voting,
             journal=cast("Any", journal),
         )

@@ -22,7 +22,7 @@ from fedsim.federation.client_plans import (
 )
 from fedsim.federation.release_problem import problem_of
 from fedsim.federation.schedule import StepSchedule, participation_of
-from fedsim.federation.trained_model import TrainedParts, release_parameters
+from fedsim.federation.trained_model import FederationModel, release_parameters
 from fedsim.protocol.noisy_sums import SumPlan
 from fedsim.server.aggregation.weights import ClientWeights
 from fedsim.server.participation.participation import Participation
@@ -87,7 +87,7 @@ def plan_of(
     client_privacy: tuple[ClientPrivacy, ...] | None,
     data: FederatedData,
     steps: StepSchedule,
-    parts: TrainedParts,
+    model: FederationModel,
     algorithm: Algorithm,
 ) -> FederationPlan:
     """Return the plan of a federation.
@@ -100,7 +100,7 @@ def plan_of(
         client_privacy: the privacy settings of each client; None without privacy.
         data: the examples, of which the clients' public sizes are used.
         steps: the planned steps.
-        parts: the gradients and the shared model that clients train with.
+        model: the initial model, with what is needed to train it.
         algorithm: the federated algorithm.
 
     Raises:
@@ -108,15 +108,15 @@ def plan_of(
     """
     plans, largest, sizes = None, None, data.clients.sizes
     if client_privacy is not None:
-        parameters = release_parameters(experiment, parts.gradients, parts.shared_model)
-        problem = problem_of(experiment, parts.shared_model.model, data, algorithm)
+        parameters = release_parameters(experiment, model)
+        problem = problem_of(experiment, model.shared.model, data, algorithm)
         plans = client_plans(experiment, client_privacy, sizes, steps, parameters, problem)
         if experiment.secure_aggregation is not None:
             largest = largest_update(experiment, plans, parameters.size, algorithm)
     weights = client_weights(experiment, sizes, plans, takes_weights=algorithm.takes_weights)
     sums, privacy = None, experiment.privacy
     if privacy is not None and privacy.trust.name != "local" and client_privacy and plans:
-        shapes = parts.shared_model.trained_shapes
+        shapes = model.shared.trained_shapes
         plans, sums = share_noise(experiment, client_privacy, plans, weights, shapes)
     digest = plan_digest(experiment, plans, weights, sums, largest)
     return FederationPlan(steps, client_privacy, plans, weights, sums, largest, digest)

@@ -5,7 +5,6 @@ model, one client after the other. Before round 1 the model is checked on public
 the first examples of the server's test set. It is never checked on private examples.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,65 +83,88 @@ def to_tensors(examples: Examples, device: torch.device) -> tuple[Tensor, Tensor
 
 
 @dataclass(frozen=True)
-class TrainedParts:
-    """A model with what is needed to train it: per-example gradients and a first check.
+class FederationModel:
+    """The model of a federation, and what is needed to train and evaluate the model.
 
     Attributes:
+        module: the initial model; rounds overwrite its values.
+        shared: the model that all clients of this process train, one client after the other; with
+            `task: pate`, the record of the answers to the queries that clients vote on.
+        loss: the loss function, which returns one value per example.
         gradients: the method for per-example gradients of the model; None if training uses torch's
             autograd, without privacy.
-        shared_model: the model that all clients of the process train, one client after the other.
-        still_parameters: function that returns the trainable parameters that two test steps do not
-            change.
+        task: the kind of prediction (such as classification), which gives targets and metrics.
+        device: the device that trains.
+        still: the trainable parameters that two test steps on public examples did not change.
     """
 
+    module: nn.Module
+    shared: SharedModel
+    loss: PerExampleLoss
     gradients: PerExampleGradients | None
-    shared_model: SharedModel
-    still_parameters: Callable[..., tuple[StillParameter, ...]] = still_parameters
+    task: Task
+    device: torch.device
+    still: tuple[StillParameter, ...] = ()
 
 
-def trained_parts(
+def federation_model(
     experiment: Experiment,
-    model: nn.Module,
+    module: nn.Module,
     loss: PerExampleLoss,
+    task: Task,
     features: Tensor,
     targets: Tensor,
-) -> TrainedParts:
-    """Return the method for a model's per-example gradients, and the model that clients share.
+) -> FederationModel:
+    """Return a model with the method for its per-example gradients, and the copy to be trained.
 
     Args:
         experiment: the settings.
-        model: the initial model, on the training device.
+        module: the initial model, on the training device.
         loss: the loss function, which returns one value per example.
-        features: the features of a few public examples (n ≥ 1, ...).
+        task: the kind of prediction, which gives targets and metrics.
+        features: the features of a few public examples (n ≥ 1, ...), on the same device.
         targets: the targets of these examples (n, ...).
 
     Raises:
         UnsafeModelError: gradients are to be clipped per example, but an example affects the
             gradient of another.
     """
-    base, private = local_base(model), experiment.release_kind.draws_batches
+    base, private = local_base(module), experiment.release_kind.draws_batches
     if isinstance(base, RebuiltModel):
         # Padded batches of slopes are checked bit for bit by forward passes (`RowIsolation`).
-        slopes = Slopes(model, loss, base.directions)
-        shared_model = SharedCoefficients(slopes, experiment.local.given_steps)
-        return TrainedParts(slopes, shared_model, parameters_without_effect)
-    gradients = training_gradients(model, loss, features, targets, private=private)
-    parameters = None if gradients is None else gradients.parameters
-    return TrainedParts(gradients, SharedModel(model, parameters=parameters))
+        gradients = Slopes(module, loss, base.directions)
+        shared = SharedCoefficients(gradients, experiment.local.given_steps)
+    else:
+        gradients = training_gradients(module, loss, features, targets, private=private)
+        parameters = None if gradients is None else gradients.parameters
+        shared = SharedModel(module, parameters=parameters)
+    return FederationModel(module, shared, loss, gradients, task, features.device)
 
 
-def release_parameters(
-    experiment: Experiment, gradients: PerExampleGradients | None, shared_model: SharedModel
-) -> FlatParameters:
+def still_parameters_of(
+    model: FederationModel, features: Tensor, targets: Tensor, *, lr: float
+) -> tuple[StillParameter, ...]:
+    """Return the trainable parameters that two test steps on public examples do not change.
+
+    Args:
+        model: the initial model.
+        features: the features of public examples (n ≥ 1, ...).
+        targets: the targets of these examples (n, ...).
+        lr: the largest learning rate.
+
+    Raises:
+        ModelError: no parameter changes, so that nothing would be learned.
+    """
+    if isinstance(model.gradients, Slopes):  # random directions change all parameters
+        return parameters_without_effect(model.module, model.loss, features, targets)
+    return still_parameters(model.module, model.loss, features, targets, lr=lr)
+
+
+def release_parameters(experiment: Experiment, model: FederationModel) -> FlatParameters:
     """Return the names and shapes of the values in one release of a client.
 
     These are the trained parameters. For zeroth-order training they are a step's coefficients.
-
-    Args:
-        experiment: the settings.
-        gradients: the method for per-example gradients of the model; None for torch's autograd.
-        shared_model: the model that clients share.
     """
-    if experiment.release_kind.draws_batches and isinstance(gradients, Slopes):
-        return gradients.parameters
-    return shared_model.parameters
+    if experiment.release_kind.draws_batches and isinstance(model.gradients, Slopes):
+        return model.gradients.parameters
+    return model.shared.parameters

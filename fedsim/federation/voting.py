@@ -8,13 +8,12 @@ import torch
 from flwr.app import ArrayRecord
 
 from fedsim.algorithms.algorithm import Algorithm
-from fedsim.clients.gradients.per_example import PerExampleLoss
 from fedsim.clients.mechanisms.votes.mechanism import NO_LABEL
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.data import Examples
 from fedsim.experiment import Experiment
 from fedsim.federation.conditions import digest_examples
-from fedsim.federation.trained_model import TrainedParts
+from fedsim.federation.trained_model import FederationModel
 from fedsim.pate.public_answers import LABELS, NOT_CHECKED, SHARES, Agenda, PublicAnswers
 from fedsim.pate.server import Tally
 from fedsim.pate.settings import PateSettings
@@ -102,32 +101,27 @@ class Voting:
 def voting_of(
     experiment: Experiment,
     queries: Examples | None,
-    parts: TrainedParts,
-    loss: PerExampleLoss,
+    model: FederationModel,
     *,
     classes: int,
-    device: torch.device,
 ) -> Voting | None:
     """Return the `Voting` of an experiment with `task: pate`; None if clients train a model.
 
     Args:
         experiment: the settings.
         queries: the public queries; None without `task: pate`.
-        parts: the method for gradients and the shared model, made from the initial model.
-        loss: the loss function, which returns one value per example.
+        model: the initial model, which teachers and student train.
         classes: the number of classes.
-        device: the device on which models run.
     """
     settings = experiment.pate
     if settings is None or queries is None:
         return None
     agenda = Agenda(settings.ballots(experiment.federation.rounds), settings.threshold)
-    model = parts.shared_model
     teachers = Teachers(
-        Trainer(model, loss, parts.gradients, values_of(model)),
+        Trainer(model.shared, model.loss, model.gradients, values_of(model.shared)),
         experiment.local,
         experiment.seed,
-        torch.from_numpy(queries.features).to(device),
+        torch.from_numpy(queries.features).to(model.device),
         classes,
         agenda,
     )
