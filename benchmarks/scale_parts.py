@@ -156,7 +156,7 @@ def contexts(clients: int) -> Work:
     own, text = spends(1)[0], "x" * 400
 
     def work() -> object:
-        made = NodeContexts(range(clients), num_nodes=clients, run_id=1)
+        made = NodeContexts(range(clients), num_nodes=clients)
         for client in range(clients):
             state = made[FIRST_NODE + client].state
             state["privacy-account"] = ConfigRecord({"account": f"{text}{client}{own.head}"})

@@ -16,7 +16,6 @@ Some behaviour that Flower does not specify:
 - A client's `Context` keeps what the client wrote before an exception, so no charge is lost.
 """
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
@@ -28,7 +27,6 @@ from flwr.serverapp import ServerApp
 
 from fedsim.clients.client_round import Answer
 from fedsim.clients.faults import ClientFailureError
-from fedsim.core.plugin_errors import error_text, type_name
 from fedsim.protocol.arrays import live_record
 from fedsim.protocol.channel import ClientError, TrainAnswer
 from fedsim.protocol.flower_internals import replace_content, server_identity
@@ -36,11 +34,13 @@ from fedsim.protocol.messages import TrainRequest
 from fedsim.simulation.engine import Engine
 from fedsim.simulation.memory import frozen_objects, keep_freed_memory
 from fedsim.simulation.virtual_grid import FIRST_NODE as FIRST_NODE
-from fedsim.simulation.virtual_grid import VirtualGrid, answer_requests, failure
-
-logger = logging.getLogger(__name__)
-
-_RUN_ID = 1
+from fedsim.simulation.virtual_grid import (
+    RUN_ID,
+    VirtualGrid,
+    answer_requests,
+    failure_reason,
+    reply_of,
+)
 
 
 @runtime_checkable
@@ -108,12 +108,6 @@ class LiveArrayCache:
         return self._last[1]
 
 
-def failure_reason(node: int, error: Exception) -> str:
-    """Log an error that a node's app raised, and return a text that tells the server why."""
-    logger.debug("node %d raised", node, exc_info=error)
-    return f"{type_name(error)}: {error_text(error)}"
-
-
 def _without_exception(node: int, answer: Answer) -> TrainAnswer:
     if isinstance(answer, ClientFailureError):
         return ClientError(str(answer), answer.code)
@@ -128,7 +122,6 @@ class LocalGrid(VirtualGrid):
     Args:
         client_app: the app that every node runs.
         num_clients: the number of nodes.
-        run_id: Flower's id of the run.
         run_config: the configuration of the run in the context of every node.
     """
 
@@ -137,10 +130,9 @@ class LocalGrid(VirtualGrid):
         client_app: ClientApp,
         num_clients: int,
         *,
-        run_id: int = 1,
         run_config: Mapping[str, UserConfigValue] | None = None,
     ) -> None:
-        super().__init__(num_clients, run_id=run_id, run_config=run_config)
+        super().__init__(num_clients, run_config=run_config)
         self._client_app = client_app
 
     def direct_channel(self) -> DirectChannel | None:
@@ -187,13 +179,9 @@ class LocalGrid(VirtualGrid):
             ]
             answers = chain.from_iterable(answer_requests(self._client_app, requests))
             for message, answer in zip(group, answers, strict=True):
-                yield self._reply(message, answer)
-
-    def _reply(self, message: Message, answer: Message | Exception) -> Message:
-        if isinstance(answer, Exception):
-            answer = failure(message, failure_reason(message.metadata.dst_node_id, answer))
-        self._set_id(answer)
-        return answer
+                reply = reply_of(message, answer)
+                self._set_id(reply)
+                yield reply
 
 
 _SEND_AND_RECEIVE = LocalGrid.send_and_receive
@@ -216,7 +204,7 @@ class LocalEngine(Engine):
         LocalEngine(run_config={"lr": 0.1}).execute(server_app, client_app, num_nodes=10)
 
     Args:
-        grid: function that creates the grid from the nodes' app, the number of nodes, `run_id` and
+        grid: function that creates the grid from the nodes' app, the number of nodes and
             `run_config`.
         run_config: the configuration of a Flower app, which every app finds in
             `context.run_config`.
@@ -233,11 +221,11 @@ class LocalEngine(Engine):
     def execute(self, server_app: ServerApp, client_app: ClientApp, num_nodes: int) -> None:
         """Run a federation in this process until the server app returns."""
         keep_freed_memory()
-        with frozen_objects(), server_identity(_RUN_ID):
+        with frozen_objects(), server_identity(RUN_ID):
             server_app(
-                self._grid(client_app, num_nodes, run_id=_RUN_ID, run_config=self._run_config),
+                self._grid(client_app, num_nodes, run_config=self._run_config),
                 Context(
-                    run_id=_RUN_ID,
+                    run_id=RUN_ID,
                     node_id=0,
                     node_config={},
                     state=RecordDict(),

@@ -72,12 +72,8 @@ class UnshardedApp:
 
     def shard(self, clients: Sequence[int]) -> ShardFactory:
         """Return a function that returns the whole app."""
-        return _WholeAppFactory(self.client_app)
+        return self.whole_app
 
-
-@dataclass(frozen=True)
-class _WholeAppFactory:
-    client_app: ClientApp
-
-    def __call__(self, journal: Journal | None) -> ClientApp:
+    def whole_app(self, journal: Journal | None) -> ClientApp:
+        """Return the app of all clients, which records no charges."""
         return self.client_app

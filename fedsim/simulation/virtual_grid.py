@@ -4,6 +4,7 @@ A node's `Context` takes half a kilobyte of memory, so it is created when the no
 message. If a round has 1,000 of 100,000 clients, most clients get a context late or never.
 """
 
+import logging
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,10 +26,14 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from fedsim.clients.app import AnswerGroup, BatchAnswers
-from fedsim.core.plugin_errors import contained_exits
+from fedsim.core.plugin_errors import contained_exits, error_text, type_name
 from fedsim.protocol.flower_internals import CLIENT_RAISED, empty_run, set_message_id
 
+logger = logging.getLogger(__name__)
+
 FIRST_NODE = 1000
+RUN_ID = 1
+"""Flower's id of a simulated run."""
 
 
 class NodeContexts(Mapping[int, Context]):
@@ -40,7 +45,6 @@ class NodeContexts(Mapping[int, Context]):
     Args:
         partitions: the numbers of the nodes; the mapping iterates in this order.
         num_nodes: the number of nodes of the federation.
-        run_id: Flower's id of the run.
         run_config: the configuration of the run, of which each context has a copy.
     """
 
@@ -49,22 +53,14 @@ class NodeContexts(Mapping[int, Context]):
         partitions: Iterable[int],
         *,
         num_nodes: int,
-        run_id: int,
         run_config: Mapping[str, UserConfigValue] | None = None,
     ) -> None:
         self._made: dict[int, Context] = {}
-        numbers = partitions if isinstance(partitions, range) else tuple(partitions)
-        self._partitions: range | frozenset[int] = (
-            numbers if isinstance(numbers, range) else frozenset(numbers)
+        self._partitions: range | dict[int, None] = (
+            partitions if isinstance(partitions, range) else dict.fromkeys(partitions)
         )
-        self._order = numbers
-        self._num_nodes, self._run_id = num_nodes, run_id
+        self._num_nodes = num_nodes
         self._run_config = {} if run_config is None else run_config
-
-    @property
-    def partitions(self) -> range | tuple[int, ...]:
-        """Numbers of the nodes, in the order in which this mapping iterates over them."""
-        return self._order
 
     def __getitem__(self, node: int) -> Context:
         """Return the context of a node, always the same object.
@@ -76,7 +72,7 @@ class NodeContexts(Mapping[int, Context]):
             if node not in self:
                 raise KeyError(node)
             self._made[node] = Context(
-                run_id=self._run_id,
+                run_id=RUN_ID,
                 node_id=node,
                 node_config={
                     "partition-id": node - FIRST_NODE,
@@ -91,10 +87,10 @@ class NodeContexts(Mapping[int, Context]):
         return isinstance(node, int) and node - FIRST_NODE in self._partitions
 
     def __iter__(self) -> Iterator[int]:
-        return (FIRST_NODE + partition for partition in self._order)
+        return (FIRST_NODE + partition for partition in self._partitions)
 
     def __len__(self) -> int:
-        return len(self._order)
+        return len(self._partitions)
 
 
 FlowerRecord = ArrayRecord | MetricRecord | ConfigRecord
@@ -107,7 +103,6 @@ class VirtualGrid(Grid):
 
     Args:
         num_clients: the number of nodes.
-        run_id: Flower's id of the run.
         run_config: the configuration of the run in the context of every node.
     """
 
@@ -115,12 +110,11 @@ class VirtualGrid(Grid):
         self,
         num_clients: int,
         *,
-        run_id: int,
         run_config: Mapping[str, UserConfigValue] | None = None,
     ) -> None:
-        self._run = empty_run(run_id)
+        self._run = empty_run(RUN_ID)
         self._contexts = NodeContexts(
-            range(num_clients), num_nodes=num_clients, run_id=run_id, run_config=run_config
+            range(num_clients), num_nodes=num_clients, run_config=run_config
         )
         self._ids = count(1)
         self._pushed: dict[str, Message] = {}
@@ -193,6 +187,19 @@ def failure(request: Message, reason: str) -> Message:
         reason: the text of the failure.
     """
     return Message(Error(CLIENT_RAISED, reason), reply_to=request)
+
+
+def failure_reason(node: int, error: Exception) -> str:
+    """Log an error that a node's app raised, and return a text that tells the server why."""
+    logger.debug("node %d raised", node, exc_info=error)
+    return f"{type_name(error)}: {error_text(error)}"
+
+
+def reply_of(request: Message, answer: Message | Exception) -> Message:
+    """Return a client's answer to a message; an exception becomes an error message."""
+    if isinstance(answer, Exception):
+        return failure(request, failure_reason(request.metadata.dst_node_id, answer))
+    return answer
 
 
 _Answer = TypeVar("_Answer")

@@ -20,11 +20,12 @@ from fedsim.simulation.engine import Engine, EngineError
 from fedsim.simulation.memory import frozen_objects, keep_freed_memory
 from fedsim.simulation.settings import RuntimeSettings
 from fedsim.simulation.shardable_app import ShardableApp, UnshardedApp
+from fedsim.simulation.virtual_grid import RUN_ID
 
 logger = logging.getLogger(__name__)
 
-_RUN_ID = 1
 _WORKER_START_SECONDS = 180.0
+_REPLACEMENT_SECONDS = 180.0  # then the clients of a dead worker fail until there is room again
 _CONNECT_SECONDS = 10.0
 _OBJECT_STORE_BYTES = 512 << 20  # holds the global model and replies in transit; Ray spills to disk
 # Replies travel with their call, not through the object store, and nothing is recorded for a
@@ -42,21 +43,10 @@ class RayEngine(Engine):
 
     Args:
         settings: the `runtime:` section; `workers`, `address` and `device` are used.
-        object_store_bytes: the shared memory of a Ray instance that the run starts, in bytes.
-        replacement_seconds: the longest time to replace a dead worker, in seconds. After that, the
-            worker's clients fail until the cluster has room for a new process.
     """
 
-    def __init__(
-        self,
-        settings: RuntimeSettings,
-        *,
-        object_store_bytes: int = _OBJECT_STORE_BYTES,
-        replacement_seconds: float = _WORKER_START_SECONDS,
-    ) -> None:
+    def __init__(self, settings: RuntimeSettings) -> None:
         self._settings = settings
-        self._object_store = object_store_bytes
-        self._replacement = replacement_seconds
         self._in_session = False
 
     def execute(self, server_app: ServerApp, client_app: ClientApp, num_nodes: int) -> None:
@@ -104,15 +94,14 @@ class RayEngine(Engine):
 
         grid = RayGrid(
             num_nodes,
-            run_id=_RUN_ID,
             first_of_block=clients.first_of_block,
             is_federation=clients is client_app,
         )
         server = Context(
-            run_id=_RUN_ID, node_id=0, node_config={}, state=RecordDict(), run_config={}
+            run_id=RUN_ID, node_id=0, node_config={}, state=RecordDict(), run_config={}
         )
         keep_freed_memory()
-        with self._workers(grid, clients), server_identity(_RUN_ID), frozen_objects():
+        with self._workers(grid, clients), server_identity(RUN_ID), frozen_objects():
             server_app(grid, server)
 
     @contextmanager
@@ -131,7 +120,7 @@ class RayEngine(Engine):
                     stack.enter_context(
                         local_ray(
                             num_cpus=self._settings.workers,
-                            object_store_memory=_fit_object_store(self._object_store),
+                            object_store_memory=_object_store_bytes(),
                             _system_config=_RAY_SYSTEM_CONFIG,
                         )
                     )
@@ -170,7 +159,7 @@ class RayEngine(Engine):
             for worker in workers:
                 worker.start()
             _await_workers(workers)
-            grid.set_pool(WorkerPool(workers, patience=self._replacement))
+            grid.set_pool(WorkerPool(workers, patience=_REPLACEMENT_SECONDS))
             yield
         finally:
             for worker in workers:
@@ -287,11 +276,11 @@ def _check_reachable(address: str) -> None:
         ) from error
 
 
-def _fit_object_store(wanted: int) -> int:
-    """Return the bytes of shared memory for Ray: `wanted`, or less if the machine has less."""
+def _object_store_bytes() -> int:
+    """Return the bytes of shared memory for Ray: the usual ones, or less on a smaller machine."""
     shared = Path("/dev/shm")
-    free = shutil.disk_usage(shared).free if shared.is_dir() else wanted
-    return max(_MIN_OBJECT_STORE_BYTES, min(wanted, int(free * 0.8)))
+    free = shutil.disk_usage(shared).free if shared.is_dir() else _OBJECT_STORE_BYTES
+    return max(_MIN_OBJECT_STORE_BYTES, min(_OBJECT_STORE_BYTES, int(free * 0.8)))
 
 
 def _first_line(error: Exception) -> str:

@@ -24,7 +24,6 @@ class RayGrid(VirtualGrid):
 
     Args:
         num_clients: the number of nodes.
-        run_id: Flower's id of the run.
         first_of_block: function that maps a client and a message to the first client of the group
             (block) with which this client answers this message.
         is_federation: whether the nodes are the clients of a fedsim federation in order, followed
@@ -35,12 +34,10 @@ class RayGrid(VirtualGrid):
         self,
         num_clients: int,
         *,
-        run_id: int,
         first_of_block: Callable[[int, Message], int],
         is_federation: bool = False,
     ) -> None:
-        super().__init__(num_clients, run_id=run_id)
-        self._run_id = run_id
+        super().__init__(num_clients)
         self._is_federation = is_federation
         self._first_of_block = first_of_block
         self._pool = WorkerPool((), patience=0.0)
@@ -54,7 +51,7 @@ class RayGrid(VirtualGrid):
 
     def contexts(self, clients: Iterable[int]) -> NodeContexts:
         """Return new Flower contexts for the clients of one worker."""
-        return NodeContexts(clients, num_nodes=len(self._contexts), run_id=self._run_id)
+        return NodeContexts(clients, num_nodes=len(self._contexts))
 
     def set_pool(self, pool: WorkerPool) -> None:
         """Set the pool of workers to which messages are sent from now on."""

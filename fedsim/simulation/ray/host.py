@@ -9,10 +9,9 @@ from typing import Any, Self
 import flwr
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, Message, RecordDict
 
 import fedsim
-from fedsim.core.plugin_errors import error_text, type_name
 from fedsim.protocol.arrays import is_live, live_record
 from fedsim.protocol.flower_internals import replace_content
 from fedsim.simulation.memory import freeze_objects, keep_freed_memory
@@ -20,14 +19,13 @@ from fedsim.simulation.ray.journal import RemoteJournal, call_actor
 from fedsim.simulation.ray.session import FastPickle
 from fedsim.simulation.shardable_app import ShardFactory
 from fedsim.simulation.virtual_grid import (
+    FIRST_NODE,
     FlowerRecord,
     NodeContexts,
     answer_requests,
     chunk_by_time,
-    failure,
+    reply_of,
 )
-
-logger = logging.getLogger(__name__)
 
 _CHUNK_SECONDS = 0.2  # least time per chunk of replies, which the server aggregates meanwhile
 
@@ -118,7 +116,8 @@ class ClientHost:
         self._contexts = contexts
         journal = None
         if journal_actor is not None:
-            journal = RemoteJournal(journal_actor, call_actor, contexts.partitions)
+            clients = [node - FIRST_NODE for node in contexts]
+            journal = RemoteJournal(journal_actor, call_actor, clients)
         self._app = make_app(journal)
         self._shared: dict[str, ArrayRecord] = {}
         freeze_objects()  # until the process ends
@@ -145,20 +144,14 @@ class ClientHost:
         self._fetch(shared)
         requests = [(self._unpack(request), self._contexts[request.node]) for request in packed]
         pending = iter(requests)
-        groups = (
-            [self._pack_answer(*next(pending), answer) for answer in group]
-            for group in answer_requests(self._app, requests)
-        )
+
+        def packed_reply(answer: Message | Exception) -> PackedReply:
+            message, context = next(pending)
+            return PackedReply.pack(reply_of(message, answer), context.state)
+
+        groups = (map(packed_reply, group) for group in answer_requests(self._app, requests))
         for replies, seconds in chunk_by_time(groups, len(requests), chunk_seconds=_CHUNK_SECONDS):
             yield FastPickle(ReplyChunk(tuple(replies), seconds))
-
-    def _pack_answer(
-        self, message: Message, context: Context, answer: Message | Exception
-    ) -> PackedReply:
-        if isinstance(answer, Exception):
-            logger.debug("node %d raised", context.node_id, exc_info=answer)
-            answer = failure(message, f"{type_name(answer)}: {error_text(answer)}")
-        return PackedReply.pack(answer, context.state)
 
     def _unpack(self, request: PackedRequest) -> Message:
         records = {

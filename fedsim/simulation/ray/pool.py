@@ -155,6 +155,11 @@ class Worker:
             job.attempts += 1
         self.queue.extendleft(reversed(jobs))
 
+    def fail_requests(self, reason: str) -> Iterator[Message]:
+        """Take the queued requests and yield an error with the given reason for each."""
+        while self.queue:
+            yield failure(self.queue.popleft().request.envelope, reason)
+
     def clear_requests(self) -> None:
         """Drop all requests that are queued or not yet answered."""
         self.queue.clear()
@@ -200,26 +205,24 @@ class WorkerPool:
         for request, block in requests:
             self._workers_by_node[request.node].queue.append(_Job(request, block))
         try:
-            while owners := self._submit_requests():
+            while owners := {call: w for w in self._workers for call in w.open_calls()}:
                 left = _POLL_SECONDS if deadline is None else deadline - time.monotonic()
                 if left <= 0:
                     self._log_missing(timeout)
                     return
-                ready = _first_ready(owners, within=min(left, _POLL_SECONDS))
-                if ready is not None:
-                    yield from self._collect(owners[ready], ready)
+                ready, _ = ray.wait(list(owners), timeout=min(left, _POLL_SECONDS))
+                if ready:
+                    yield from self._collect(owners[ready[0]], ready[0])
                     continue
                 for worker in self._workers:
                     waited = time.monotonic() - worker.start_seconds
                     if not worker.is_up and waited > self._patience:
-                        yield from self._fail_requests(worker)
+                        yield from worker.fail_requests(
+                            f"its worker {worker.number} died and there was no room for another one"
+                        )
         finally:
             for worker in self._workers:
                 worker.clear_requests()
-
-    def _submit_requests(self) -> dict[Any, Worker]:
-        """Submit requests to every worker and return the open calls with their workers."""
-        return {call: worker for worker in self._workers for call in worker.open_calls()}
 
     def _collect(self, worker: Worker, ready: Any) -> Iterator[Message]:
         """Yield the next replies of a call, or mark a worker as started."""
@@ -263,28 +266,15 @@ class WorkerPool:
         if worker.deaths > _MAX_DEATHS_IN_A_ROW:
             message = f"its worker died {worker.deaths} times without an answer: {reason}"
             worker.deaths = 0
-            while worker.queue:
-                yield failure(worker.queue.popleft().request.envelope, message)
+            yield from worker.fail_requests(message)
         elif first_jobs and first_jobs[0].attempts >= _MAX_ATTEMPTS:
             message = f"its worker died {_MAX_ATTEMPTS} times while answering: {reason}"
-            yield failure(worker.queue.popleft().request.envelope, message)
-
-    def _fail_requests(self, worker: Worker) -> Iterator[Message]:
-        """Yield errors for the requests of a worker that could not be replaced."""
-        message = f"its worker {worker.number} died and there was no room for another one"
-        while worker.queue:
             yield failure(worker.queue.popleft().request.envelope, message)
 
     def _log_missing(self, timeout: float | None) -> None:
         jobs = [job for w in self._workers for job in (*chain(*w.jobs_by_call.values()), *w.queue)]
         clients = sorted(job.request.node - FIRST_NODE for job in jobs)
         logger.warning("no reply within %s s from clients %s", timeout, clients)
-
-
-def _first_ready(owners: dict[Any, Worker], *, within: float) -> Any | None:
-    """Return the first call with a reply, or None if there is none within `within` seconds."""
-    ready, _ = ray.wait(list(owners), num_returns=1, timeout=within)
-    return ready[0] if ready else None
 
 
 def _in_one_line(error: Exception) -> str:

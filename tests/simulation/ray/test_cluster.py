@@ -15,6 +15,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification.verify import verify_run
+from fedsim.simulation.ray import engine
 from fedsim.simulation.ray.engine import RayEngine
 from fedsim.simulation.settings import RuntimeSettings
 
@@ -58,7 +59,9 @@ def round_of(grid: Grid) -> dict[int, Message]:
     return {reply.metadata.src_node_id: reply for reply in grid.send_and_receive(asked)}
 
 
-def test_a_machine_that_goes_takes_its_clients_along_until_there_is_room(machines: Any) -> None:
+def test_a_machine_that_goes_takes_its_clients_along_until_there_is_room(
+    machines: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     app = ServerApp()
 
     @app.main()
@@ -93,7 +96,8 @@ def test_a_machine_that_goes_takes_its_clients_along_until_there_is_room(machine
             )
 
     settings = RuntimeSettings(engine="ray", workers=2, address=machines.address)
-    RayEngine(settings, replacement_seconds=3.0).execute(app, counting_client(), 4)
+    monkeypatch.setattr(engine, "_REPLACEMENT_SECONDS", 3.0)
+    RayEngine(settings).execute(app, counting_client(), 4)
 
 
 EXPERIMENT: dict[str, Any] = {

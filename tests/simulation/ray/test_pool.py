@@ -15,7 +15,7 @@ from fedsim.simulation.virtual_grid import NodeContexts
 
 def make_worker(*blocks: tuple[int, ...], per_call: int = 1) -> Worker:
     """Return a worker with the requests of some blocks in its queue."""
-    none = NodeContexts((), num_nodes=0, run_id=1)
+    none = NodeContexts((), num_nodes=0)
     worker = Worker(0, none, lambda contexts: None, group={MessageType.TRAIN: per_call})
     with server_identity(1):
         for block in blocks:
