@@ -18,7 +18,6 @@ N(0, 1).
 import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -41,10 +40,11 @@ MAX_FALSE_ALARM_RATE = 1e-9  # over all tests of a probe together
 class _Sum:
     squares: float = 0.0
     values: int = 0
+    charged: float = 0.0  # noise multiplier of the last release
 
-    def add(self, other: "_Sum") -> None:
-        self.squares += other.squares
-        self.values += other.values
+    def add(self, squares: float, values: int) -> None:
+        self.squares += squares
+        self.values += values
 
     @property
     def deviation(self) -> float:
@@ -54,69 +54,80 @@ class _Sum:
 
 @dataclass
 class NoiseEvidence:
-    """A record of measured noise and clipping before round 1, with statistical tests of both."""
+    """A record of measured noise and clipping before round 1, with statistical tests of both.
 
+    Attributes:
+        first: the first client with noise, whose sums with the server's noise must not repeat.
+    """
+
+    first: int
     _noise: dict[tuple[int, Hashable], _Sum] = field(default_factory=dict)
-    _charged: dict[tuple[int, Hashable], float] = field(default_factory=dict)
     _rows: dict[int, dict[int, list[Floats]]] = field(default_factory=dict)
     _excess: list[str] = field(default_factory=list)
 
-    def add_contribution(self, client: int, contribution: float, *, limit: float) -> None:
-        """Record how much one example of a client contributes to a release after clipping.
+    def compare(self, probe: ReleaseProbe[Any], number: int, draws: ServerDraws | None) -> None:
+        """Measure the clipped content of releases, from pairs of releases with the same noise.
 
         Args:
-            client: the client that has the example.
-            contribution: the L2 norm of the contribution, as a multiple of the clipping bound.
-            limit: the largest norm that is accepted, as a multiple of the clipping bound.
+            probe: the probe of one block of the federation.
+            number: the round of the pair.
+            draws: the noise of the server; None where clients add the noise.
         """
-        if not contribution <= limit < math.inf:
-            self._excess.append(
-                f"client {client}: an example contributes {contribution:.4g} clipping bounds to a "
-                "sum, and at most 1 is charged"
-            )
+        server = None if draws is None else draws.of_round(number)
+        large: dict[int, Release] = {}
 
-    def add_silence(self, client: int, released: Tensor) -> None:
-        """Record a release without examples; all values must be 0, as the server adds the noise.
+        def keep(release: Release) -> None:
+            large[release.client] = replace(release, values=release.values.clone())
 
-        Args:
-            client: the client that made the release.
-            released: the values of the release (size,).
-        """
-        if bool(released.any()):
-            self._excess.append(
-                f"client {client}: the client adds noise, but with privacy.trust: central only "
-                "the server adds noise"
-            )
+        def compare(silent: Release) -> None:
+            for norm, rounding in large[silent.client].contributions(silent):
+                if not norm <= 1.0 + _CONTRIBUTION_TOLERANCE + rounding < math.inf:
+                    self._excess.append(
+                        f"client {silent.client}: an example contributes {norm:.4g} clipping "
+                        "bounds to a sum, and at most 1 is charged"
+                    )
+            self._note_noise(silent, "paired noise", server)
 
-    def add_noise(
-        self, client: int, kind: Hashable, squares: tuple[float, int], *, charged: float
+        probe.run(Trial(number, is_large=True, is_paired=True), keep)
+        probe.run(Trial(number, is_paired=True), compare)
+
+    def measure_noise(
+        self, probe: ReleaseProbe[Any], trial: Trial, draws: ServerDraws | None
     ) -> None:
-        """Record the size of a client's noise, measured in one release.
+        """Measure the noise of releases without content, and keep the first values of two of them.
 
         Args:
-            client: the client that drew the noise.
-            kind: key for the part of a release with this noise; noise with the same key is also
-                tested over all clients together.
-            squares: the sum of squares of the noise values, in charged standard deviations, and the
-                number of these values.
-            charged: the noise multiplier that the client is charged for.
+            probe: the probe of one block of the federation.
+            trial: the test round.
+            draws: the noise of the server; None where clients add the noise.
         """
-        self._noise.setdefault((client, kind), _Sum()).add(_Sum(*squares))
-        self._charged[client, kind] = charged
+        server = None if draws is None else draws.of_round(trial.number)
 
-    def add_row(self, client: int, round_number: int, values: Tensor) -> None:
-        """Record the first noise values of a release, to find noise that repeats.
+        def note(silent: Release) -> None:
+            noise = self._note_noise(silent, "noise", server)
+            if server is None or silent.client == self.first:  # the server draws once for all
+                rows = self._rows.setdefault(silent.client, {}).setdefault(trial.number, [])
+                if len(rows) < 2:
+                    rows.append(silent.parts[0].start(noise, _ROW_VALUES).numpy())
 
-        Only the first two releases of each client in each round are compared.
+        probe.run(trial, note)
 
-        Args:
-            client: the client that drew the noise.
-            round_number: the round of the release.
-            values: the noise values (n,), in charged standard deviations.
-        """
-        rows = self._rows.setdefault(client, {}).setdefault(round_number, [])
-        if len(rows) < 2:
-            rows.append(values.numpy())
+    def _note_noise(self, silent: Release, kind: str, server: Tensor | None) -> Tensor:
+        """Record the noise of a release without content; return it, with the server's noise."""
+        noise, client = silent.noise, silent.client
+        if server is not None:
+            if bool(noise.any()):
+                self._excess.append(
+                    f"client {client}: the client adds noise, but with privacy.trust: central only "
+                    "the server adds noise"
+                )
+            # One draw of the server is for all clients: it is tested for each.
+            noise, kind = noise + server.view_as(noise), f"{kind} of the server for client {client}"
+        for number, part in enumerate(silent.parts):
+            total = self._noise.setdefault((client, (kind, number)), _Sum())
+            total.add(*part.squares(noise))
+            total.charged = part.multiplier
+        return noise
 
     def mismatches(self) -> Iterator[str]:
         """Yield a message for each measurement that contradicts the charge.
@@ -125,17 +136,17 @@ class NoiseEvidence:
         """
         pooled: dict[Hashable, _Sum] = {}
         for (_, kind), total in self._noise.items():
-            pooled.setdefault(kind, _Sum()).add(total)
+            pooled.setdefault(kind, _Sum()).add(total.squares, total.values)
         pairs = list(self._pairs())
         tests = len(self._noise) + len(pooled) + len(pairs)
         share = MAX_FALSE_ALARM_RATE / max(1, tests)
         yield from self._excess
-        for (client, kind), total in self._noise.items():
+        for (client, _), total in self._noise.items():
             if _is_too_small(total, share):
-                charged = self._charged[client, kind]
                 yield (
-                    f"client {client}: the noise multiplier is {charged * total.deviation:.4g}, "
-                    f"and {charged:.4g} is charged ({total.values:,} values)"
+                    f"client {client}: the noise multiplier is "
+                    f"{total.charged * total.deviation:.4g}, and {total.charged:.4g} is charged "
+                    f"({total.values:,} values)"
                 )
         for total in pooled.values():
             if _is_too_small(total, share):
@@ -219,15 +230,15 @@ def probe_mechanisms(federation: Federation) -> None:
     """
     if federation.plan.clients is None:
         return
-    evidence = NoiseEvidence()
+    evidence = NoiseEvidence(next(_private_clients(federation), 0))
     mixed = not federation.experiment.plugins
     with one_thread(), plugin_calls("a plug-in failed before the first round", mixed=mixed):
         for probe in _probes(federation):
-            measurements = _Measurements(federation, probe, evidence)
+            draws = _server_draws(federation, probe.size)
             for number in probe.paired_rounds:
-                measurements.compare(number)
+                evidence.compare(probe, number, draws)
             for trial in probe.noise_trials():
-                measurements.measure_noise(trial)
+                evidence.measure_noise(probe, trial, draws)
     refuse_replaced_functions()
     federation.model.shared.restart()
     for mismatch in evidence.mismatches():
@@ -290,75 +301,10 @@ def _block_of(federation: Federation, client: int) -> tuple[int, ...]:
     return federation.blocks.plan.block_of(rounds[0], client)
 
 
-class _Measurements:
-    """Measures the releases of a probe.
-
-    Args:
-        federation: an assembled federation with privacy plans.
-        probe: the probe of one block of the federation.
-        evidence: the object that collects the measurements.
-    """
-
-    def __init__(
-        self, federation: Federation, probe: ReleaseProbe[Any], evidence: NoiseEvidence
-    ) -> None:
-        self._federation, self._probe, self._evidence = federation, probe, evidence
-        self._first = next(_private_clients(federation))
-
-    def compare(self, number: int) -> None:
-        """Measure the clipped content of releases, from pairs of releases with the same noise.
-
-        Args:
-            number: the round of the pair.
-        """
-        server = self._server_noise(number)
-        large: dict[int, Release] = {}
-
-        def keep(release: Release) -> None:
-            large[release.client] = replace(release, values=release.values.clone())
-
-        def compare(silent: Release) -> None:
-            for norm, rounding in large[silent.client].contributions(silent):
-                limit = 1.0 + _CONTRIBUTION_TOLERANCE + rounding
-                self._evidence.add_contribution(silent.client, norm, limit=limit)
-            self._note_noise(silent, "paired noise", server)
-
-        self._probe.run(Trial(number, is_large=True, is_paired=True), keep)
-        self._probe.run(Trial(number, is_paired=True), compare)
-
-    def measure_noise(self, trial: Trial) -> None:
-        """Measure the noise of releases without content, and keep their first values."""
-        server = self._server_noise(trial.number)
-
-        def note(silent: Release) -> None:
-            noise = self._note_noise(silent, "noise", server)
-            if server is None or silent.client == self._first:  # the server draws once for all
-                row = silent.parts[0].start(noise, _ROW_VALUES)
-                self._evidence.add_row(silent.client, trial.number, row)
-
-        self._probe.run(trial, note)
-
-    def _note_noise(self, silent: Release, kind: str, server: Tensor | None) -> Tensor:
-        """Record the noise of a release without content; return it, with the server's noise."""
-        noise, client = silent.noise, silent.client
-        if server is not None:
-            self._evidence.add_silence(client, noise)
-            # One draw of the server is for all clients: it is tested for each.
-            noise, kind = noise + server.view_as(noise), f"{kind} of the server for client {client}"
-        for number, part in enumerate(silent.parts):
-            squares = part.squares(noise)
-            self._evidence.add_noise(client, (kind, number), squares, charged=part.multiplier)
-        return noise
-
-    def _server_noise(self, number: int) -> Tensor | None:
-        """Return the server's noise of a round (size,), or None where clients add the noise."""
-        return None if self._draws is None else self._draws.of_round(number)
-
-    @cached_property
-    def _draws(self) -> ServerDraws | None:
-        """Noise of the server in all test rounds, or None where clients add the noise."""
-        privacy = self._federation.experiment.privacy
-        if privacy is None or not server_adds_noise(self._federation):
-            return None
-        seed = _probe_seed(self._federation) if privacy.noise == "seeded" else None
-        return ServerDraws(self._federation, self._probe.size, seed=seed)
+def _server_draws(federation: Federation, size: int) -> ServerDraws | None:
+    """Return the noise of the server in all test rounds, or None where clients add the noise."""
+    privacy = federation.experiment.privacy
+    if privacy is None or not server_adds_noise(federation):
+        return None
+    seed = _probe_seed(federation) if privacy.noise == "seeded" else None
+    return ServerDraws(federation, size, seed=seed)
