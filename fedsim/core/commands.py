@@ -82,10 +82,6 @@ _log = logging.getLogger(__name__)
 AnnouncePhase = Callable[[str], None]
 
 
-def _announce_nothing(name: str) -> None:
-    """Ignore the start of a phase."""
-
-
 class Phases:
     """Timer of the phases of a command; a phase ends when the next phase begins.
 
@@ -94,7 +90,7 @@ class Phases:
             when `end` ends the last phase.
     """
 
-    def __init__(self, announce: AnnouncePhase = _announce_nothing) -> None:
+    def __init__(self, announce: AnnouncePhase = lambda name: None) -> None:
         self._announce = announce
         self._seconds: dict[str, float] = {}
         self._name, self._start = "", 0.0

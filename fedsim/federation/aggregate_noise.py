@@ -12,9 +12,8 @@ if d is large, as their squared norm has a relative standard deviation of √(2 
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Self
 
 from fedsim.accountant.trust import NoiseNeed, NoiseShares
 from fedsim.clients.gradients.parameters import FlatParameters
@@ -31,6 +30,7 @@ from fedsim.federation.schedule import participation_of
 from fedsim.noise.grid import DEVIATION, MAX_DRAW
 from fedsim.protocol.noisy_sums import AdaptiveClipNorm, SumPlan, whole_bound
 from fedsim.server.aggregation.weights import ClientWeights
+from fedsim.server.round_parts import ExpectedNoise
 
 
 def sum_scale(client_privacy: ClientPrivacy, plan: PrivacyPlan, weight: int, lr: float) -> float:
@@ -169,131 +169,84 @@ def _against_server(terms: ClientPrivacy, plan: PrivacyPlan) -> float:
     return plan.release.with_effective_noise(wanted).noise_multiplier
 
 
-@dataclass(frozen=True)
-class SumNoise:
-    """The noise in a round's average update if it comes from a noisy sum of the clients' updates.
+def sum_noise(sums: SumPlan, weights: Sequence[int], clip_norm: float, size: int) -> ExpectedNoise:
+    """Return the expected noise in a round's average update if it comes from a noisy sum.
 
-    Attributes:
+    The norm is None if the updates are divided by a sum of weights that is 0. Whatever its number
+    of steps, a participant adds one release to the sum.
+
+    Guarantee: where the divisor of the sum is public, the norm does not depend on which clients
+    took part.
+
+    Args:
         sums: the plan of the noisy sums.
         weights: the weight of each client's update.
         clip_norm: the clip norm of the first round; used only if the clip norm is adaptive.
         size: the number of trained values of the model.
     """
 
-    sums: SumPlan
-    weights: Sequence[int]
-    clip_norm: float
-    size: int
-
     def norm(
-        self,
-        steps: Mapping[int, int],
-        clip_norms: Mapping[int, AdaptiveClipNorm],
-        round_number: int = 1,
+        steps: Mapping[int, int], clip_norms: Mapping[int, AdaptiveClipNorm], round_number: int
     ) -> float | None:
-        """Return the expected L2 norm of the noise in the average update of a round.
-
-        The result is None if the updates are divided by a sum of weights that is 0.
-
-        Guarantee: where the divisor of the sum is public, the norm does not depend on which clients
-        took part.
-
-        Args:
-            steps: the number of steps of each participant; whatever the number, a participant adds
-                one release to the sum.
-            clip_norms: the current adaptive clip norm, by client; empty before the first round, or
-                where the clip norm is fixed.
-            round_number: unused, as the noise of a sum is the same in every round.
-        """
-        divisor = self.sums.divisor
-        members = [client for client in steps if self.weights[client]]
+        members = [client for client in steps if weights[client]]
+        divisor = sums.divisor
         if divisor is None:
-            divisor = float(sum(self.weights[client] for client in members))
+            divisor = float(sum(weights[client] for client in members))
         if not divisor:
             return None
-        draws = 1 if self.sums.server_noise else len(members)
+        draws = 1 if sums.server_noise else len(members)
         bound = 1.0
-        if self.sums.count_unit is not None:  # the unit is the length at S = 1
-            bound = whole_bound(clip_norms.get(0, self.clip_norm))
-        deviation = abs(self.sums.unit) * DEVIATION * bound * math.sqrt(draws)
-        return deviation * math.sqrt(self.size) / divisor
+        if sums.count_unit is not None:  # the unit is the length at S = 1
+            bound = whole_bound(clip_norms.get(0, clip_norm))
+        deviation = abs(sums.unit) * DEVIATION * bound * math.sqrt(draws)
+        return deviation * math.sqrt(size) / divisor
+
+    return norm
 
 
-@dataclass(frozen=True)
-class ClientNoise:
-    """The noise in a round's average update if each client adds noise to its own update.
+def client_noise(
+    plans: Sequence[PrivacyPlan],
+    weights: Sequence[int],
+    parameters: FlatParameters,
+    local: LocalSettings,
+) -> ExpectedNoise:
+    """Return the expected noise in a round's average update if each client adds its own noise.
 
-    Attributes:
-        variances: for each client, the expected squared L2 norm of what the noise of one release
-            adds to the update; None where it is not known.
-        bounds: for each client, the clip norm for which its entry of `variances` is computed; 0
-            where the clip norm is not adaptive.
+    The noise of a DP-SGD step moves the model by the round's learning rate times the noise. The
+    noise also changes the gradients of later steps of the round; this second-order effect is
+    ignored. With momentum, Adam or correlated noise, the noise of several steps adds up in another
+    way, and the norm is None.
+
+    Args:
+        plans: the privacy plan of each client.
         weights: the weight of each client.
-        local: the settings of local training. The noise of a step is scaled by the learning rate of
-            the round over `local.optimizer.lr`. None where the noise does not depend on the
-            learning rate.
+        parameters: the trained parameters of the model.
+        local: the settings of local training.
     """
-
-    variances: tuple[float | None, ...]
-    bounds: tuple[float, ...]
-    weights: Sequence[int]
-    local: LocalSettings | None = None
-
-    @classmethod
-    def of(
-        cls,
-        plans: Sequence[PrivacyPlan],
-        weights: Sequence[int],
-        parameters: FlatParameters,
-        local: LocalSettings,
-    ) -> Self:
-        """Return the noise that clients with local trust add to their own updates.
-
-        The noise of a DP-SGD step moves the model by the learning rate times the noise. The noise
-        also changes the gradients of later steps of the round; this second-order effect is ignored.
-        With momentum, Adam or correlated noise, the noise of several steps adds up in another way;
-        `variances` then has None, and `norm` returns None.
-
-        Args:
-            plans: the privacy plan of each client.
-            weights: the weight of each client.
-            parameters: the trained parameters of the model.
-            local: the settings of local training.
-        """
-        optimizer = local.optimizer
-        is_plain = isinstance(optimizer, SgdSettings) and not optimizer.momentum
-        lr = optimizer.lr if is_plain else None
-        known = [plan.release.release_variance(parameters, lr, plan.round_steps) for plan in plans]
-        bounds = tuple(whole_bound(plan.release.adapted_clip_norm or 0.0) for plan in plans)
-        scales = local.lr_schedule is not None and not any(
-            plan.release.protects_client for plan in plans
-        )
-        return cls(tuple(known), bounds, weights, local if scales else None)
+    optimizer = local.optimizer
+    is_plain = isinstance(optimizer, SgdSettings) and not optimizer.momentum
+    lr = optimizer.lr if is_plain else None
+    # The expected squared L2 norm of what the noise of one release adds to the update.
+    variances = [plan.release.release_variance(parameters, lr, plan.round_steps) for plan in plans]
+    bounds = [whole_bound(plan.release.adapted_clip_norm or 0.0) for plan in plans]
+    scales = local.lr_schedule is not None and not any(
+        plan.release.protects_client for plan in plans
+    )
 
     def norm(
-        self,
-        steps: Mapping[int, int],
-        clip_norms: Mapping[int, AdaptiveClipNorm],
-        round_number: int = 1,
+        steps: Mapping[int, int], clip_norms: Mapping[int, AdaptiveClipNorm], round_number: int
     ) -> float | None:
-        """Return the expected L2 norm of the noise in a round's average update; None if not known.
-
-        Args:
-            steps: the number of steps of each participant.
-            clip_norms: the adaptive clip norm of each client that has one.
-            round_number: the round, ≥ 1.
-        """
-        divisor = sum(self.weights[client] for client in steps)
+        divisor = sum(weights[client] for client in steps)
         terms = []
         for client, taken in steps.items():
-            variance, bound = self.variances[client], self.bounds[client]
+            variance, bound = variances[client], bounds[client]
             if variance is None:
                 return None
             scale = whole_bound(clip_norms.get(client, bound)) / bound if bound else 1.0
-            terms.append(taken * variance * (self.weights[client] * scale) ** 2)
+            terms.append(taken * variance * (weights[client] * scale) ** 2)
         if not divisor:
             return None
-        norm = math.sqrt(math.fsum(terms)) / divisor
-        if self.local is None:
-            return norm
-        return norm * self.local.learning_rate(round_number) / self.local.optimizer.lr
+        length = math.sqrt(math.fsum(terms)) / divisor
+        return length * local.learning_rate(round_number) / optimizer.lr if scales else length
+
+    return norm

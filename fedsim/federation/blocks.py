@@ -28,6 +28,7 @@ from fedsim.data import FederatedData
 from fedsim.experiment import Experiment
 from fedsim.federation.trained_model import NUM_CHECK_EXAMPLES, public_examples, to_tensors
 from fedsim.server.participation.participation import Participation
+from fedsim.server.participation.schedules import even_ranges
 
 MAX_RANGES = 64
 MAX_BATCH_RATIO = 2.0  # in a block, as every member's batch is padded to the longest
@@ -66,8 +67,7 @@ class BlockPlan:
         _, participants = self.participation.round_sizes
         blocks = -(-participants // self.max_clients)
         even = blocks + blocks % 2 if blocks > 1 else 1
-        parts = _even_parts(clients, min(even, MAX_RANGES, clients))
-        return tuple(range(clients)[part] for part in parts)
+        return even_ranges(clients, min(even, MAX_RANGES, clients))
 
     def blocks(self, round_number: int) -> tuple[tuple[int, ...], ...]:
         """Return the blocks of a round (groups of clients that train together).
@@ -77,10 +77,10 @@ class BlockPlan:
         scheduled = self.participation.in_round(round_number)
         ends = [bisect_left(scheduled, clients.stop) for clients in self.ranges]
         return tuple(
-            similar[part]
+            similar[part.start : part.stop]
             for start, end in pairwise([0, *ends])
             for similar in self._split_by_batch(scheduled[start:end])
-            for part in _even_parts(len(similar), -(-len(similar) // self.max_clients))
+            for part in even_ranges(len(similar), -(-len(similar) // self.max_clients))
         )
 
     def block_of(self, round_number: int, client: int) -> tuple[int, ...]:
@@ -111,12 +111,6 @@ class BlockPlan:
                 start, least, most = place, batch, batch
         if start < len(clients):
             yield clients[start:]
-
-
-def _even_parts(count: int, parts: int) -> Iterator[slice]:
-    """Yield consecutive parts of `range(count)` whose lengths differ by at most 1."""
-    ends = (count * part // parts for part in range(parts + 1))
-    return (slice(start, end) for start, end in pairwise(ends))
 
 
 _FULL_ROWS = 64  # rows of a place, where a batch is all examples of a client

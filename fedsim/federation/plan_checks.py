@@ -4,7 +4,7 @@ Batch sizes are checked with privacy only. Without privacy, a client with fewer 
 `batch_size` has all of them in each batch.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median_high
 
@@ -101,15 +101,6 @@ class Overdrawn:
     last_round: int
 
 
-def overdrawn_clients(federation: Federation) -> tuple[Overdrawn, ...]:
-    """Return the clients whose privacy budget does not cover all of their planned steps."""
-    return tuple(
-        Overdrawn(client, plan, last_round(federation, client))
-        for client, plan in enumerate(federation.plan.clients or ())
-        if plan.steps_to_take < plan.planned_steps
-    )
-
-
 def last_round(federation: Federation, client: int) -> int:
     """Return the last round in which a client's budget still covers a step, if no round fails.
 
@@ -133,7 +124,11 @@ def refuse_overspending(federation: Federation) -> None:
             covers.
     """
     privacy = federation.experiment.privacy
-    overdrawn = overdrawn_clients(federation)
+    overdrawn = [
+        Overdrawn(client, plan, last_round(federation, client))
+        for client, plan in enumerate(federation.plan.clients or ())
+        if plan.steps_to_take < plan.planned_steps
+    ]
     if privacy is None or not overdrawn:
         return
     if privacy.on_exhausted == "refuse":
@@ -145,10 +140,10 @@ def refuse_overspending(federation: Federation) -> None:
         )
 
 
-def _refusal(federation: Federation, overdrawn: tuple[Overdrawn, ...]) -> str:
+def _refusal(federation: Federation, overdrawn: Sequence[Overdrawn]) -> str:
     worst = min(overdrawn, key=lambda client: client.last_round)
     others = f" ({len(overdrawn)} clients exceed their budgets)" if len(overdrawn) > 1 else ""
-    rounds = _affordable_rounds(federation)
+    rounds = min(_whole_rounds(federation, client) for client in overdrawn)
     fits = (
         f"at most {rounds} of {federation.experiment.federation.rounds} rounds fit every budget: "
         f"set federation.rounds={rounds}"
@@ -157,6 +152,13 @@ def _refusal(federation: Federation, overdrawn: tuple[Overdrawn, ...]) -> str:
     )
     spending = _spending(federation, worst, worst.plan.planned_steps)
     return f"a privacy budget forbids this plan: {spending}{others}; {fits}{_way_out(federation)}"
+
+
+def _whole_rounds(federation: Federation, overdrawn: Overdrawn) -> int:
+    """Return the largest number of rounds after which the client's budget is not exceeded."""
+    plan, client = federation.plan, overdrawn.client
+    whole = plan.steps.whole_rounds_in(client, overdrawn.plan.steps_to_take)
+    return plan.participation.rounds_of(client)[whole] - 1
 
 
 def _way_out(federation: Federation) -> str:
@@ -179,15 +181,3 @@ def _spending(federation: Federation, overdrawn: Overdrawn, steps: int) -> str:
         f"{epsilon_text(epsilon)} at δ = {plan.delta:g}, and its target_epsilon is "
         f"{plan.target_epsilon:g}"
     )
-
-
-def _affordable_rounds(federation: Federation) -> int:
-    """Return the largest number of rounds after which no budget is exceeded."""
-    return min(_rounds_before_exceeding(federation), default=federation.plan.participation.rounds)
-
-
-def _rounds_before_exceeding(federation: Federation) -> Iterator[int]:
-    for client, plan in enumerate(federation.plan.clients or ()):
-        if plan.steps_to_take < plan.planned_steps:
-            whole = federation.plan.steps.whole_rounds_in(client, plan.steps_to_take)
-            yield federation.plan.participation.rounds_of(client)[whole] - 1

@@ -6,7 +6,7 @@ from typing import Any
 from flwr.serverapp import Grid, ServerApp
 
 from fedsim.algorithms.state import ServerState
-from fedsim.federation.aggregate_noise import ClientNoise, SumNoise
+from fedsim.federation.aggregate_noise import client_noise, sum_noise
 from fedsim.federation.charged_noise import server_noise
 from fedsim.federation.charges import ServerCharges
 from fedsim.federation.federation import Federation
@@ -175,10 +175,10 @@ def _expected_noise(federation: Federation) -> ExpectedNoise | None:
     if privacy.noise_correlation != "none" and federation.plan.sums is not None:
         return None  # rounds take back noise of earlier ones
     if federation.plan.sums is not None:
-        return SumNoise(federation.plan.sums, weights, privacy.clip_norm, parameters.size).norm
+        return sum_noise(federation.plan.sums, weights, privacy.clip_norm, parameters.size)
     if federation.plan.participation.is_secret:  # the norm would show the number of participants
         return None
-    return ClientNoise.of(federation.plan.clients, weights, parameters, experiment.local).norm
+    return client_noise(federation.plan.clients, weights, parameters, experiment.local)
 
 
 def _averages_plain_steps(federation: Federation) -> bool:

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord
@@ -20,9 +20,7 @@ from flwr.serverapp import Grid
 
 from fedsim.core.errors import FedsimError
 from fedsim.protocol.arrays import to_arrays, to_numpy, upload_base
-from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.messages import SealedReply, TrainReply
-from fedsim.protocol.noisy_sums import AdaptiveClipNorm
 from fedsim.server.aggregation.weights import ClientWeights, WeightingError
 
 Arrays = Mapping[str, np.ndarray]
@@ -161,24 +159,8 @@ class RoundAbortedError(FedsimError):
     """Error that aborts a round: none of its updates may become part of the model."""
 
 
-class ClientAnswer(Protocol):
-    """Interface of a client's reply: its fields other than the update."""
-
-    @property
-    def spend(self) -> ClientSpend | None:
-        """Privacy spend of the client; None without privacy."""
-        ...
-
-    @property
-    def delay(self) -> float:
-        """Simulated delay of the reply, in seconds."""
-        ...
-
-    @property
-    def clip_norm(self) -> AdaptiveClipNorm | None:
-        """Adaptive clip norm of the client; None if the clip norm is fixed."""
-        ...
-
+ClientAnswer = TrainReply | SealedReply
+"""A client's reply that has an update, in clear or sealed."""
 
 A = TypeVar("A", TrainReply, SealedReply)
 

@@ -30,7 +30,7 @@ from fedsim.server.participation.schedules import (
     SeparatedSchedule,
     TraceSchedule,
     UniformSchedule,
-    equal_groups,
+    even_ranges,
 )
 from fedsim.server.participation.settings import (
     BufferedParticipation,
@@ -327,7 +327,7 @@ def groups_of(settings: CyclicParticipation, num_clients: int) -> tuple[tuple[in
         num_clients: the number of clients of the federation, at least the number of groups.
     """
     if settings.members is None:
-        return equal_groups(num_clients, settings.groups or 1)
+        return tuple(map(tuple, even_ranges(num_clients, settings.groups or 1)))
     return tuple(
         tuple(client for numbers in parse_ranges(text) for client in numbers)
         for text in settings.members

@@ -235,15 +235,10 @@ class TraceSchedule:
         return table[:, 0], table[:, 1], table[:, 2]
 
 
-def equal_groups(num_clients: int, groups: int) -> tuple[tuple[int, ...], ...]:
-    """Divide clients into consecutive groups whose sizes differ by at most 1.
-
-    Args:
-        num_clients: the number of clients, >= `groups`.
-        groups: the number of groups.
-    """
-    ends = [num_clients * part // groups for part in range(groups + 1)]
-    return tuple(tuple(range(a, b)) for a, b in pairwise(ends))
+def even_ranges(count: int, parts: int) -> tuple[range, ...]:
+    """Divide `range(count)` into consecutive parts whose lengths differ by at most 1."""
+    ends = [count * part // parts for part in range(parts + 1)]
+    return tuple(range(start, end) for start, end in pairwise(ends))
 
 
 def draw_of(clients: np.ndarray, number: int, seed: int, round_number: int) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fedsim.federation.aggregate_noise import SumNoise
+from fedsim.federation.aggregate_noise import sum_noise
 from fedsim.protocol.noisy_sums import SumPlan
 from fedsim.runs.runner import run_experiment
 
@@ -88,6 +88,6 @@ def test_noise_without_a_closed_form_is_not_known(
 def test_noise_over_a_public_divisor_does_not_show_who_came() -> None:
     shapes = {"w": (5, 2)}
     plan = SumPlan(unit=0.1, bound=9, shapes=shapes, server_noise=True, divisor=2.0)
-    noise = SumNoise(plan, weights=(1, 1, 1), clip_norm=1.0, size=10)
-    assert noise.norm({}, {}) == noise.norm({0: 1, 2: 1}, {})
-    assert noise.norm({}, {}) is not None
+    norm = sum_noise(plan, weights=(1, 1, 1), clip_norm=1.0, size=10)
+    assert norm({}, {}, 1) == norm({0: 1, 2: 1}, {}, 1)
+    assert norm({}, {}, 1) is not None

@@ -59,8 +59,20 @@ class RayEngine(Engine):
             EngineError: Ray is not installed, the cluster is out of reach or too small, or workers
                 do not start.
         """
+        is_federation = isinstance(client_app, ShardableApp)
+        clients = client_app if is_federation else UnshardedApp(client_app, num_nodes)
+        server = Context(
+            run_id=RUN_ID, node_id=0, node_config={}, state=RecordDict(), run_config={}
+        )
         with self.session():
-            self._execute(server_app, client_app, num_nodes)
+            from fedsim.simulation.ray.grid import RayGrid
+
+            grid = RayGrid(
+                num_nodes, first_of_block=clients.first_of_block, is_federation=is_federation
+            )
+            keep_freed_memory()
+            with self._workers(grid, clients), server_identity(RUN_ID), frozen_objects():
+                server_app(grid, server)
 
     @contextmanager
     def session(self) -> Iterator[None]:
@@ -83,26 +95,6 @@ class RayEngine(Engine):
                 yield
             finally:
                 self._in_session = False
-
-    def _execute(self, server_app: ServerApp, client_app: ClientApp, num_nodes: int) -> None:
-        clients = (
-            client_app
-            if isinstance(client_app, ShardableApp)
-            else UnshardedApp(client_app, num_nodes)
-        )
-        from fedsim.simulation.ray.grid import RayGrid
-
-        grid = RayGrid(
-            num_nodes,
-            first_of_block=clients.first_of_block,
-            is_federation=clients is client_app,
-        )
-        server = Context(
-            run_id=RUN_ID, node_id=0, node_config={}, state=RecordDict(), run_config={}
-        )
-        keep_freed_memory()
-        with self._workers(grid, clients), server_identity(RUN_ID), frozen_objects():
-            server_app(grid, server)
 
     @contextmanager
     def _connect(self) -> Iterator[None]:
