@@ -165,10 +165,6 @@ class ClientLedgers:
             largest = max(largest, epsilons[client])
         return epsilons
 
-    def epsilon(self, client: int) -> float:
-        """Return the ε of one client, at the client's own δ."""
-        return self.epsilons()[client]
-
     def epsilon_max(self) -> float | None:
         """Return the largest ε of any client so far, or None before the first report.
 

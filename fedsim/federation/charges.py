@@ -102,10 +102,6 @@ class RecordedSpend:
         self._plans = plans
         self._spends: dict[int, ClientSpend] = {}
 
-    def clients(self) -> tuple[int, ...]:
-        """Return the numbers of the clients that have a charge in the ledger."""
-        return self._journal.clients()
-
     def of(self, client: int) -> ClientSpend:
         """Return the privacy spend of a client according to all charges in the ledger so far."""
         before = self._spends.get(client) or self._plans[client].initial_spend(client)

@@ -173,12 +173,9 @@ def ignored_weighting(experiment: Experiment, weights: ClientWeights) -> str | N
 
 
 def _values(plan: PrivacyPlan) -> PlanValues:
-    return PlanValues(1 if plan.release.protects_client else plan.examples, _noise(plan))
-
-
-def _noise(plan: PrivacyPlan) -> float:
-    """Return z / q, the noise of a step's estimate of the sum over all examples, at rate q."""
-    return plan.release.noise_multiplier / plan.release.sampling_rate
+    """Return the values of a weight; the noise z / q is that of a step's estimate at rate q."""
+    noise = plan.release.noise_multiplier / plan.release.sampling_rate
+    return PlanValues(1 if plan.release.protects_client else plan.examples, noise)
 
 
 _CHANCE = 1e-9  # that any update of a run is above the bound of `largest_update`

@@ -230,7 +230,7 @@ class Federation:
             return ClientLedgers(privacy.accounting, privacy.adjacency.name)
         recorded = RecordedSpend(self.plan.clients, self.journal)
         ledgers = ClientLedgers(privacy.accounting, privacy.adjacency.name, recorded=recorded.of)
-        for client in recorded.clients():
+        for client in self.journal.clients():
             ledgers.look_up(client)
         return ledgers
 

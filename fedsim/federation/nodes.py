@@ -273,12 +273,11 @@ class FederationClientApp(ClientApp):
         )
         queries = None if federation.voting is None else federation.voting.queries
         task, blocks = federation.model.task, federation.blocks.plan
-        return _FederationShard(type(federation), rest, shard_data, task, blocks, queries)
+        return _FederationShard(rest, shard_data, task, blocks, queries)
 
 
 @dataclass(frozen=True)
 class _FederationShard:
-    federation_class: type[Federation]
     rest: Mapping[str, Any]
     data: FederatedData
     task: Task
@@ -300,7 +299,7 @@ class _FederationShard:
         if voting is not None:
             model = replace(model, shared=voting.shared_model(device))
         # A copy: arrays that Ray delivers are shared and read-only.
-        federation = self.federation_class(
+        federation = Federation(
             **self.rest,
             data=self.data.copy(),
             model=model,

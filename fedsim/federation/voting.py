@@ -17,7 +17,7 @@ from fedsim.federation.trained_model import FederationModel
 from fedsim.pate.public_answers import LABELS, NOT_CHECKED, SHARES, Agenda, PublicAnswers
 from fedsim.pate.server import Tally
 from fedsim.pate.settings import PateSettings
-from fedsim.pate.teachers import Student, Teachers, Trainer, values_of
+from fedsim.pate.teachers import Teachers, Trainer, values_of
 from fedsim.protocol.arrays import digest, to_numpy
 
 
@@ -75,11 +75,8 @@ class Voting:
         known = digest(answers)
         if known not in self.students:
             self.students.clear()
-            teachers = self.teachers
-            student = Student(
-                teachers.trainer, self.settings.student.local, teachers.seed, teachers.queries
-            )
-            self.students[known] = student.arrays(to_numpy(answers)[LABELS])
+            labels = to_numpy(answers)[LABELS]
+            self.students[known] = self.teachers.student(self.settings.student.local, labels)
         return self.students[known]
 
     def counts(self, answers: ArrayRecord) -> dict[str, float]:

@@ -126,27 +126,13 @@ class Teachers:
                 self.known[client] = self.trainer.predict(self.queries, self.classes)
         return self.known[client]
 
+    def student(self, local: LocalSettings, labels: NDArray[np.int64]) -> ArrayRecord:
+        """Return the weights of the public model of PATE, trained on the answered queries.
 
-@dataclass(frozen=True)
-class Student:
-    """The public model of PATE, trained on the answered queries.
-
-    Attributes:
-        trainer: trainer of the student.
-        local: settings of the training: steps, batch size and optimizer.
-        seed: seed of the student's random streams.
-        queries: features of the public queries (queries, ...).
-    """
-
-    trainer: Trainer
-    local: LocalSettings
-    seed: int
-    queries: Tensor
-
-    def arrays(self, labels: NDArray[np.int64]) -> ArrayRecord:
-        """Train the student and return its weights; without answers, return the initial weights.
+        Without answers, these are the initial weights.
 
         Args:
+            local: settings of the training: steps, batch size and optimizer.
             labels: label of each query (queries,); `NO_LABEL` for a query without an answer.
         """
         rows = torch.from_numpy(np.flatnonzero(labels != NO_LABEL)).to(self.queries.device)
@@ -156,7 +142,7 @@ class Student:
         x = self.queries.index_select(0, rows)
         key = stream_key(self.seed, Purpose.STUDENT)  # other streams than those of all clients
         student = StreamKey(int.from_bytes(key[:8], "little"), 0, 0)
-        self.trainer.train(x, targets, self.local, student)
+        self.trainer.train(x, targets, local, student)
         return values_of(self.trainer.model)
 
 

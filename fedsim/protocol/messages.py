@@ -175,9 +175,7 @@ class TrainReply:
         metrics = record_of(message.content, METRICS, MetricRecord)
         if arrays is None or metrics is None:
             raise ProtocolError(f"a train reply needs the records {ARRAYS!r} and {METRICS!r}")
-        examples = metrics.get(NUM_EXAMPLES)
-        if not isinstance(examples, int) or examples < 0:
-            raise ProtocolError(f"{METRICS}.{NUM_EXAMPLES} must be >= 0, got {examples}")
+        examples = _examples_of(metrics)
         adapted = record_of(message.content, ADAPTATION, ConfigRecord)
         clip_norm = None if adapted is None else _clip_norm(adapted)
         clip_count = None if adapted is None else adapted.get(CLIP_COUNT)
@@ -254,12 +252,18 @@ class EvaluateReply:
         if record is None:
             raise ProtocolError(f"an evaluate reply needs the record {METRICS!r}")
         metrics: dict[str, Any] = dict(record)
-        examples = metrics.pop(NUM_EXAMPLES, None)
-        if not isinstance(examples, int) or examples < 0:
-            raise ProtocolError(f"{METRICS}.{NUM_EXAMPLES} must be >= 0, got {examples}")
+        examples = _examples_of(metrics)
+        del metrics[NUM_EXAMPLES]
         if not all(isinstance(value, float) for value in metrics.values()):
             raise ProtocolError(f"{METRICS} must be numbers, got {metrics}")
         return cls(examples, metrics, read_side_records(message)[1])
+
+
+def _examples_of(metrics: Mapping[str, Any]) -> int:
+    examples = metrics.get(NUM_EXAMPLES)
+    if not isinstance(examples, int) or examples < 0:
+        raise ProtocolError(f"{METRICS}.{NUM_EXAMPLES} must be >= 0, got {examples}")
+    return examples
 
 
 def side_records(spend: ClientSpend | None, delay: float) -> dict[str, ConfigRecord]:
