@@ -56,6 +56,16 @@ class BatchAnswers(Protocol):
         """
         ...
 
+    def answer_requests(
+        self, requests: Iterable[tuple[TrainRequest, Context]]
+    ) -> Iterator[Iterator[Answer]]:
+        """Yield the same answers as `answer_batch`, for requests that are not Flower messages.
+
+        Args:
+            requests: pairs of a train request and its client's context, as in `answer_batch`.
+        """
+        ...
+
 
 class BatchClientApp(ClientApp):
     """Flower ClientApp for all clients of one process.

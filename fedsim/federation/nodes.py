@@ -4,7 +4,7 @@ Nodes 0 to `num_clients` - 1 are clients, the next node is helper 1. A helper be
 server's side. Only a simulation runs a helper in one process with clients.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
@@ -14,8 +14,8 @@ from flwr.app import Context, Message, MessageType
 from flwr.clientapp import ClientApp
 
 from fedsim.accountant.ledger.journal import Journal
-from fedsim.clients.app import AnswerGroup, BatchClientApp, Request, one_thread, partition_of
-from fedsim.clients.client_round import Answer, BlockOf
+from fedsim.clients.app import BatchClientApp, one_thread, partition_of
+from fedsim.clients.client_round import BlockOf
 from fedsim.clients.task import ClientTask
 from fedsim.data import Examples, FederatedData
 from fedsim.experiment import Experiment, ExperimentWithClients, LoadedExperiment
@@ -54,10 +54,7 @@ RecordRelease: TypeAlias = "Callable[[int, HelperRelease], None]"
 
 
 def make_node_app(
-    clients: ClientApp,
-    experiment: ExperimentWithClients,
-    base: Path,
-    record: RecordRelease = lambda helper, release: None,
+    clients: BatchClientApp, experiment: ExperimentWithClients, base: Path
 ) -> ClientApp:
     """Return an app for all nodes: it acts as a client or as a helper, as the node's number says.
 
@@ -65,17 +62,32 @@ def make_node_app(
         clients: the clients' app; returned unchanged if the federation has no helpers.
         experiment: the settings.
         base: the directory in which the experiment's relative paths start.
+    """
+    if not num_helpers(experiment):
+        return clients
+    return _NodeApp(clients, helper_app(experiment, base), experiment.num_clients)
+
+
+def helper_app(
+    experiment: ExperimentWithClients,
+    base: Path,
+    record: RecordRelease = lambda helper, release: None,
+) -> ClientApp:
+    """Return an app for the nodes that are helpers.
+
+    Args:
+        experiment: the settings, with secure aggregation.
+        base: the directory in which the experiment's relative paths start.
         record: function of (helper, release) that writes each sum that a helper opens to the
             helper's disk. By default it writes nothing, as a simulation needs only the server's
             record.
     """
-    settings = experiment.secure_aggregation
-    if settings is None or not settings.helpers:
-        return clients
     from fedsim.federation.secure_setup import identity_of_helper
     from fedsim.server.secure.helper_app import make_helper_app
 
-    first = experiment.num_clients
+    settings, first = experiment.secure_aggregation, experiment.num_clients
+    if settings is None:
+        raise ValueError("an experiment without secure_aggregation has no helpers")
 
     def helper_number(context: Context) -> int:
         return partition_of(context) - first + 1
@@ -88,42 +100,24 @@ def make_node_app(
     def record_of(context: Context, release: "HelperRelease") -> None:
         record(helper_number(context), release)
 
-    helper = make_helper_app(settings, helper_number, identity_of, record_of, first)
-    node_class = _BatchNodeApp if isinstance(clients, BatchClientApp) else _NodeApp
-    return node_class(clients, helper, first)
+    return make_helper_app(settings, helper_number, identity_of, record_of, first)
 
 
 class _NodeApp(ClientApp):
-    def __init__(self, clients: ClientApp, helper: ClientApp, num_clients: int) -> None:
+    """App of clients and helpers, which answers several clients at once and helpers singly."""
+
+    def __init__(self, clients: BatchClientApp, helper: ClientApp, num_clients: int) -> None:
         super().__init__()
         self._clients, self._helper = clients, helper
         self._num_clients = num_clients
+        self.takes_batches = clients.takes_batches
+        self.answer_batch = clients.answer_batch
+        self.answer_requests = clients.answer_requests
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message as the node that the context names."""
         is_client = partition_of(context) < self._num_clients
         return (self._clients if is_client else self._helper)(message, context)
-
-
-class _BatchNodeApp(_NodeApp):
-    """A `_NodeApp` that answers several clients' requests at once; helpers are asked singly."""
-
-    _clients: BatchClientApp
-
-    @property
-    def takes_batches(self) -> bool:
-        """Whether `answer_batch` may replace one call for each message."""
-        return self._clients.takes_batches
-
-    def answer_batch(self, requests: Sequence[Request]) -> Iterator[AnswerGroup]:
-        """Yield the clients' answers, as `BatchClientApp.answer_batch` does."""
-        return self._clients.answer_batch(requests)
-
-    def answer_requests(
-        self, requests: Iterable[tuple[TrainRequest, Context]]
-    ) -> Iterator[Iterator[Answer]]:
-        """Yield the clients' answers, as `BatchClientApp.answer_requests` does."""
-        return self._clients.answer_requests(requests)
 
 
 # Fields of a federation that are not sent to other processes: each process builds them.

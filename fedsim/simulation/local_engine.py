@@ -19,12 +19,12 @@ Some behaviour that Flower does not specify:
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
-from typing import Protocol, runtime_checkable
 
 from flwr.app import ArrayRecord, Context, Message, RecordDict, UserConfigValue
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
+from fedsim.clients.app import BatchAnswers
 from fedsim.clients.client_round import Answer
 from fedsim.clients.faults import ClientFailureError
 from fedsim.protocol.arrays import live_record
@@ -43,26 +43,6 @@ from fedsim.simulation.virtual_grid import (
 )
 
 
-@runtime_checkable
-class DirectAnswers(Protocol):
-    """Interface of an app that can answer train requests without Flower messages."""
-
-    @property
-    def takes_batches(self) -> bool:
-        """Whether the app has no Flower mods, which would need a Flower message per request."""
-        ...
-
-    def answer_requests(
-        self, requests: Iterable[tuple[TrainRequest, Context]]
-    ) -> Iterator[Iterator[Answer]]:
-        """Yield groups of answers, in the order of the requests.
-
-        Args:
-            requests: pairs of a train request and the context of the node that answers.
-        """
-        ...
-
-
 @dataclass(frozen=True)
 class DirectChannel:
     """Channel that passes train requests to clients of this process without Flower messages.
@@ -72,7 +52,7 @@ class DirectChannel:
         contexts: the context of every node, by node id.
     """
 
-    app: DirectAnswers
+    app: BatchAnswers
     contexts: Mapping[int, Context]
 
     def train(
@@ -141,8 +121,8 @@ class LocalGrid(VirtualGrid):
         The result is None if the app is not fedsim's, if the app has Flower mods, or if a subclass
         of the grid overrides `send_and_receive`.
         """
-        app = self._client_app
-        if isinstance(app, DirectAnswers) and self._needs_no_messages:
+        app, watched = self._client_app, type(self).send_and_receive is not _SEND_AND_RECEIVE
+        if isinstance(app, BatchAnswers) and app.takes_batches and not watched:
             return DirectChannel(app, self._contexts)
         return None
 
@@ -152,12 +132,7 @@ class LocalGrid(VirtualGrid):
         The result is None where `direct_channel` returns None. The server then sends a message to
         each node to get the node's number.
         """
-        return self.node_range if self._needs_no_messages else None
-
-    @property
-    def _needs_no_messages(self) -> bool:
-        app, watched = self._client_app, type(self).send_and_receive is not _SEND_AND_RECEIVE
-        return isinstance(app, DirectAnswers) and app.takes_batches and not watched
+        return None if self.direct_channel() is None else self.node_range
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None

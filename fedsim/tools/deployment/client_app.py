@@ -27,7 +27,7 @@ from fedsim.experiment import (
     read_settings,
 )
 from fedsim.experiment.load import with_clients
-from fedsim.federation.nodes import TaskSource, make_node_app, num_helpers
+from fedsim.federation.nodes import TaskSource, helper_app, num_helpers
 from fedsim.federation.secure_setup import identity_of_client
 from fedsim.protocol.channel import ClientError, exchange
 from fedsim.protocol.errors import COUPLED_ROWS, LEDGER_UNWRITABLE
@@ -204,7 +204,7 @@ def _helper(
         return ledger_reply(None, message)
     record = partial(record_release, state_directory(context.node_config))
     experiment = with_clients(loaded, num_clients)
-    return make_node_app(ClientApp(), experiment, loaded.base, record)(message, context)
+    return helper_app(experiment, loaded.base, record)(message, context)
 
 
 def _node_number(experiment: ExperimentWithClients, context: Context) -> int:
