@@ -346,34 +346,18 @@ class IterateAverage(RoundPart):
     decay: float
 
     def after(self, state: ServerState, aggregate: Aggregate) -> ServerState:
-        """Return the server state with the moving average updated by the new global model."""
-        average = next_average(
-            state.average, state.arrays, round_number=state.round_number, decay=self.decay
-        )
+        """Return the server state with the moving average updated by the new global model.
+
+        The weight of the model of round i is decay^(t − i) in round t, divided by the sum of all
+        weights. The initial model has weight 0.
+        """
+        share = (1 - self.decay) / (1 - self.decay**state.round_number)
+        average = dict[str, np.ndarray]()
+        for name, value in to_numpy(state.arrays).items():
+            if np.issubdtype(value.dtype, np.floating):  # integer counters are not averaged
+                before = state.average.get(name, np.zeros(()))
+                average[name] = before + share * (value - before)
         return replace(state, average=average)
-
-
-def next_average(
-    average: Mapping[str, np.ndarray], arrays: ArrayRecord, *, round_number: int, decay: float
-) -> dict[str, np.ndarray]:
-    """Return the exponential moving average of the global models of rounds 1 to t.
-
-    The weight of the model of round i is decay^(t − i), divided by the sum of all weights. The
-    initial model has weight 0.
-
-    Args:
-        average: the average before the round, float64 arrays by name; empty before the first round.
-        arrays: the global model after the round.
-        round_number: the round t, from 1.
-        decay: the decay, in (0, 1).
-    """
-    share = (1 - decay) / (1 - decay**round_number)
-    new_average = {}
-    for name, value in to_numpy(arrays).items():
-        if np.issubdtype(value.dtype, np.floating):  # integer counters are not averaged
-            before = average.get(name, np.zeros(()))
-            new_average[name] = before + share * (value - before)
-    return new_average
 
 
 @dataclass(frozen=True)

@@ -272,18 +272,9 @@ class RoundReport:
             round=self.round_number,
             **metrics,
             participants=list(clients.participants),
-            failed=[
-                ClientReason(client=failure.client, reason=failure.reason)
-                for failure in clients.failed
-            ],
-            withdrawn=[
-                ClientReason(client=withdrawal.client, reason=withdrawal.reason)
-                for withdrawal in clients.withdrawn
-            ],
-            shortened=[
-                ClientSteps(client=client, steps=steps)
-                for client, steps in clients.shortened.items()
-            ],
+            failed=_reasons((failure.client, failure.reason) for failure in clients.failed),
+            withdrawn=_reasons((left.client, left.reason) for left in clients.withdrawn),
+            shortened=_steps(clients.shortened),
             seconds=round(cost.seconds, 4),
             timeline={part: round(seconds, 4) for part, seconds in cost.timeline.items()},
             epsilon_max=None if epsilon is None else finite_or_none(epsilon),
@@ -296,7 +287,7 @@ class RoundReport:
         )
         some: Any = {"unmoved": list(model.unmoved)} if model.unmoved else {}
         if clients.partial:
-            some["partial"] = [ClientSteps(client=k, steps=n) for k, n in clients.partial.items()]
+            some["partial"] = _steps(clients.partial)
         if cost.simulated_time is not None:
             some["simulated_time"] = round(cost.simulated_time, 6)
             some["staleness"] = _spread(clients.staleness.values())
@@ -330,10 +321,7 @@ class RoundReport:
             "evaluated": EvaluatedRow(
                 clients=list(evaluation.clients),
                 examples=evaluation.examples,
-                failed=[
-                    ClientReason(client=client, reason=reason)
-                    for client, reason in evaluation.failed.items()
-                ],
+                failed=_reasons(evaluation.failed.items()),
             ),
         }
 
@@ -362,6 +350,14 @@ def _as_json(value: float | list[float]) -> Any:
     if isinstance(value, list):
         return [finite_or_none(number) for number in value]
     return finite_or_none(value)
+
+
+def _reasons(pairs: Iterable[tuple[int, str]]) -> list[ClientReason]:
+    return [ClientReason(client=client, reason=reason) for client, reason in pairs]
+
+
+def _steps(steps: Mapping[int, int]) -> list[ClientSteps]:
+    return [ClientSteps(client=client, steps=number) for client, number in steps.items()]
 
 
 def _spread(values: Iterable[float]) -> Spread | None:

@@ -23,7 +23,7 @@ from os import PathLike
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Self
 
-from pydantic import ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import WrapValidator
 
 _PREFIX = "python:"
 _ARRAYS = "arrays"
@@ -78,11 +78,9 @@ class PythonObject(str):
         return ObjectCode(tuple(walk.code), tuple(walk.values), frozenset(walk.modules))
 
 
-def _keep_object(given: object, validate: ValidatorFunctionWrapHandler) -> object:
-    return given if isinstance(given, PythonObject) else validate(given)
-
-
-MAY_BE_OBJECT = WrapValidator(_keep_object)
+MAY_BE_OBJECT = WrapValidator(
+    lambda given, validate: given if isinstance(given, PythonObject) else validate(given)
+)
 """Annotation of a setting that takes a Python object in place of a plug-in's name."""
 
 

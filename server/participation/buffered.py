@@ -14,7 +14,8 @@ round. For this, the server starts only clients that neither train nor wait in t
 """
 
 import heapq
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -63,7 +64,6 @@ class BufferedSchedule:
     concurrency: int
     buffer_size: int
     durations: DurationDistribution | tuple[float, ...] = "half_normal"
-    _clock: list["_Clock"] = field(default_factory=list, init=False, repr=False, compare=False)
 
     has_all = False
 
@@ -77,9 +77,11 @@ class BufferedSchedule:
 
     def round(self, round_number: int) -> BufferedRound:
         """Return round `round_number` >= 1; the first call simulates all rounds up to it."""
-        if not self._clock:
-            self._clock.append(_Clock(self))
-        return self._clock[0].round(round_number)
+        return self._clock.round(round_number)
+
+    @cached_property
+    def _clock(self) -> "_Clock":
+        return _Clock(self)
 
 
 class _Clock:

@@ -1,7 +1,7 @@
 """Settings of `federation.participation`, and the reading of client ranges such as `1-20`."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Annotated, Literal, Self
 
@@ -59,13 +59,10 @@ def ranges_of(numbers: Iterable[int]) -> list[range]:
 
 def ranges_text(ranges: Iterable[range]) -> str:
     """Return ranges as a text such as `1-20, 41`, which `parse_ranges` can read."""
-    return ", ".join(_texts(ranges))
-
-
-def _texts(ranges: Iterable[range]) -> Iterator[str]:
-    for numbers in ranges:
-        last = numbers.stop - 1
-        yield str(last) if numbers.start == last else f"{numbers.start}-{last}"
+    return ", ".join(
+        str(numbers.start) if len(numbers) == 1 else f"{numbers.start}-{numbers.stop - 1}"
+        for numbers in ranges
+    )
 
 
 PARTICIPATIONS = {
