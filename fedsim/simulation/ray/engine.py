@@ -20,7 +20,7 @@ from fedsim.simulation.engine import Engine, EngineError
 from fedsim.simulation.memory import frozen_objects, keep_freed_memory
 from fedsim.simulation.settings import RuntimeSettings
 from fedsim.simulation.shardable_app import ShardableApp, UnshardedApp
-from fedsim.simulation.virtual_grid import RUN_ID
+from fedsim.simulation.virtual_grid import RUN_ID, NodeContexts
 
 logger = logging.getLogger(__name__)
 
@@ -67,12 +67,12 @@ class RayEngine(Engine):
         with self.session():
             from fedsim.simulation.ray.grid import RayGrid
 
-            grid = RayGrid(
-                num_nodes, first_of_block=clients.first_of_block, is_federation=is_federation
-            )
             keep_freed_memory()
-            with self._workers(grid, clients), server_identity(RUN_ID), frozen_objects():
-                server_app(grid, server)
+            with self._workers(clients, num_nodes) as pool, server_identity(RUN_ID):
+                blocks = clients.first_of_block
+                grid = RayGrid(pool, num_nodes, first_of_block=blocks, is_federation=is_federation)
+                with frozen_objects():
+                    server_app(grid, server)
 
     @contextmanager
     def session(self) -> Iterator[None]:
@@ -127,7 +127,8 @@ class RayEngine(Engine):
             yield
 
     @contextmanager
-    def _workers(self, grid: Any, clients: ShardableApp) -> Iterator[None]:
+    def _workers(self, clients: ShardableApp, num_nodes: int) -> Iterator[Any]:
+        """Start a pool of workers, and end their processes after the `with` block."""
         import ray
 
         from fedsim.simulation.ray.pool import WorkerPool
@@ -144,15 +145,14 @@ class RayEngine(Engine):
         gpus = self._check_resources(len(shares))
         journal_actor = None if clients.ledger is None else _start_journal_actor(clients.ledger)
         workers = [
-            _worker(number, share, grid.contexts(share), clients, journal_actor, gpus)
+            _worker(number, share, num_nodes, clients, journal_actor, gpus)
             for number, share in enumerate(shares)
         ]
         try:
             for worker in workers:
                 worker.start()
             _await_workers(workers)
-            grid.set_pool(WorkerPool(workers, patience=_REPLACEMENT_SECONDS))
-            yield
+            yield WorkerPool(workers, patience=_REPLACEMENT_SECONDS)
         finally:
             for worker in workers:
                 worker.stop()
@@ -183,7 +183,7 @@ class RayEngine(Engine):
 def _worker(
     number: int,
     share: Sequence[int],
-    contexts: Any,
+    num_nodes: int,
     clients: ShardableApp,
     journal_actor: Any | None,
     gpus: float,
@@ -198,7 +198,7 @@ def _worker(
     def make_actor(recorded: Any) -> Any:
         return host.remote(clients.shard(share), recorded, journal_actor)
 
-    return Worker(number, contexts, make_actor)
+    return Worker(number, NodeContexts(share, num_nodes=num_nodes), make_actor)
 
 
 def _start_journal_actor(ledger: Path) -> Any:

@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from fedsim.protocol.flower_internals import replace_content
 from fedsim.simulation.ray.host import PackedRequest
 from fedsim.simulation.ray.pool import WorkerPool
-from fedsim.simulation.virtual_grid import FIRST_NODE, NodeContexts, VirtualGrid
+from fedsim.simulation.virtual_grid import FIRST_NODE, VirtualGrid
 
 
 class RayGrid(VirtualGrid):
@@ -23,6 +23,7 @@ class RayGrid(VirtualGrid):
     With each reply of a client, the grid gets a copy of that client's context.
 
     Args:
+        pool: the pool of workers, to which messages are sent.
         num_clients: the number of nodes.
         first_of_block: function that maps a client and a message to the first client of the group
             (block) with which this client answers this message.
@@ -32,6 +33,7 @@ class RayGrid(VirtualGrid):
 
     def __init__(
         self,
+        pool: WorkerPool,
         num_clients: int,
         *,
         first_of_block: Callable[[int, Message], int],
@@ -40,7 +42,7 @@ class RayGrid(VirtualGrid):
         super().__init__(num_clients)
         self._is_federation = is_federation
         self._first_of_block = first_of_block
-        self._pool = WorkerPool((), patience=0.0)
+        self._pool = pool
 
     def numbered_nodes(self) -> Sequence[int] | None:
         """Return the ids of all nodes, in the order of their numbers.
@@ -48,14 +50,6 @@ class RayGrid(VirtualGrid):
         The result is None if the nodes do not belong to a fedsim federation.
         """
         return self.node_range if self._is_federation else None
-
-    def contexts(self, clients: Iterable[int]) -> NodeContexts:
-        """Return new Flower contexts for the clients of one worker."""
-        return NodeContexts(clients, num_nodes=len(self._contexts))
-
-    def set_pool(self, pool: WorkerPool) -> None:
-        """Set the pool of workers to which messages are sent from now on."""
-        self._pool = pool
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
