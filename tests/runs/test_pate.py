@@ -238,7 +238,7 @@ def test_noise_or_votes_that_are_not_charged_never_start(
         monkeypatch.setattr(SeededNoise, "fill_", lambda self, v: fill(self, v).mul_(0.5).round_())
     else:
         monkeypatch.setattr(
-            "fedsim.clients.mechanisms.votes.mechanism.NoNoise", lambda: SeededNoise(bytes(32))
+            "fedsim.clients.training.streams.NoNoise", lambda: SeededNoise(bytes(32))
         )  # the client adds noise, too
     with pytest.raises(MechanismMismatchError):
         probe_mechanisms(federation)
