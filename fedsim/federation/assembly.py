@@ -34,14 +34,13 @@ from fedsim.federation.trained_model import (
     still_parameters_of,
     to_tensors,
 )
-from fedsim.federation.voting import voting_of
+from fedsim.federation.voting import goal_of, split_queries
 from fedsim.models.build import preflight
 from fedsim.models.catalog import ModelError
 from fedsim.models.features.transforms import FeaturePipeline
 from fedsim.models.local_base import local_base
 from fedsim.models.losses import resolve_loss
 from fedsim.models.tasks import Task, task_for
-from fedsim.pate.queries import with_queries
 from fedsim.protocol.arrays import upload_base
 
 
@@ -80,9 +79,7 @@ def _assemble(
     sources = plugin_sources(settings, base)
     data = _load(settings, base)
     experiment = with_clients(loaded, len(data.clients))
-    queries = None
-    if experiment.pate is not None:
-        data, queries = with_queries(data, experiment.pate.queries, seed=experiment.seed)
+    data, queries = split_queries(experiment, data)
     check_batch_size(experiment, data.clients.sizes)
     if experiment.privacy is not None and len(data.test) < 2:
         raise DataError(
@@ -98,9 +95,8 @@ def _assemble(
     client_privacy, steps = schedule_of(experiment, base, data.clients.sizes)
     phases.begin("checking the model")
     model = _checked_model(experiment, base, data, loss, task, device)
-    voting = voting_of(experiment, queries, model, classes=data.num_classes or 0)
-    if voting is not None:
-        model = replace(model, shared=voting.shared_model(device))
+    goal = goal_of(experiment, queries, model, classes=data.num_classes or 0)
+    model = replace(model, shared=goal.shared_model(model))
     algorithm = checked_algorithm(experiment, model.module, base)
     if client_privacy is not None:
         phases.begin("calibrating noise")
@@ -122,7 +118,7 @@ def _assemble(
         plan,
         journal=None if ledger is None else FileJournal(ledger),
         secure=secure,
-        voting=voting,
+        goal=goal,
     )
     federation.public_scores.check()
     refuse_edited_plugins(sources, experiment, base)

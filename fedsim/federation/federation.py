@@ -1,7 +1,7 @@
 """Federations: the data, model, plan, clients and server of an experiment, ready to run."""
 
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,7 @@ from fedsim.federation.first_checks import algorithm_of
 from fedsim.federation.plan import FederationPlan
 from fedsim.federation.public_scores import Models, PublicScores
 from fedsim.federation.trained_model import FederationModel, model_arrays, release_parameters
-from fedsim.federation.voting import Voting
+from fedsim.federation.voting import Goal
 from fedsim.models.adapters import merge_adapters
 from fedsim.models.local_base import LocalBase, whole_state
 from fedsim.models.scores.metrics import MetricValue, choose_metrics
@@ -59,8 +59,7 @@ class Federation:
         plan: the participation, steps, noise and weights of all clients.
         journal: the durable ledger; None where clients keep their ledgers in their state only.
         secure: the keys and encoding of secure aggregation; None where updates are sent in clear.
-        voting: the clients' work with `task: pate`: to vote on labels. None if clients train a
-            model.
+        goal: the clients' work: to train a model, or with `task: pate` to vote on labels.
     """
 
     experiment: ExperimentWithClients
@@ -71,7 +70,7 @@ class Federation:
     plan: FederationPlan
     journal: FileJournal | None = None
     secure: "SecureChannel | None" = None
-    voting: Voting | None = None
+    goal: Goal = field(default_factory=Goal)
 
     @cached_property
     def _tensors(self) -> ClientTensors:
@@ -81,7 +80,7 @@ class Federation:
     def conditions(self) -> str:
         """The digest of the settings, plug-in sources, versions and device of the run."""
         conditions = digest_conditions(self.experiment, self.sources.digest, self.model.device)
-        return conditions if self.voting is None else self.voting.digest(conditions)
+        return self.goal.digest(conditions)
 
     @cached_property
     def _faults(self) -> FaultPlan:
@@ -117,7 +116,7 @@ class Federation:
 
     def final_model(self, state: ServerState) -> ArrayRecord:
         """Return the model to save at the end of a run; with `task: pate`, the student model."""
-        return self._model_of(state.model)
+        return self.goal.model_of(state.model)
 
     def saved_values(self, arrays: ArrayRecord) -> dict[str, np.ndarray]:
         """Return the arrays to save in `model.safetensors`, by parameter name.
@@ -125,8 +124,8 @@ class Federation:
         Args:
             arrays: the arrays of the server; with `task: pate`, the record of answers.
         """
-        arrays = self._model_of(arrays)
-        if self.voting is not None or not self.experiment.saves_derived_model:
+        arrays = self.goal.model_of(arrays)
+        if not self.goal.averages or not self.experiment.saves_derived_model:
             return to_numpy(arrays)
         self.model.module.load_state_dict(arrays.to_torch_state_dict())
         lora, model = self.experiment.model.lora, deepcopy(self.model.module)
@@ -134,10 +133,6 @@ class Federation:
         if lora is not None and lora.save == "adapters":
             LocalBase(model).to_wire(state)
         return {name: value.cpu().numpy() for name, value in state.items()}
-
-    def _model_of(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Return the model for the server's arrays; with `task: pate`, the student model."""
-        return arrays if self.voting is None else self.voting.student(arrays)
 
     def client_task(self, client: int) -> ClientTask:
         """Return what a client needs to answer requests: data, settings, plan and model."""
@@ -173,7 +168,7 @@ class Federation:
             self.blocks,
             rule=self.algorithm.client(),
             sent=self.algorithm.sent_arrays(),
-            voter=None if self.voting is None else self.voting.teachers,
+            voter=self.goal.voter,
         )
 
     @cached_property
@@ -183,7 +178,7 @@ class Federation:
             experiment=self.experiment,
             data=self.data,
             model=self.model.module,
-            gradients=self.model.gradients if self.voting is None else None,
+            gradients=self.model.gradients if self.goal.averages else None,
             participation=self.plan.participation,
             plans=self.plan.clients,
             device=self.model.device,
@@ -253,7 +248,7 @@ class Federation:
         If the algorithm keeps a personal model for each client, these are all personal models.
         """
         models = scored_models(self.algorithm, state)
-        return self._model_of(models) if isinstance(models, ArrayRecord) else models
+        return self.goal.model_of(models) if isinstance(models, ArrayRecord) else models
 
     def test_metrics(self, models: Models) -> dict[str, MetricValue]:
         """Return the metrics of models on the server's test set, by names that start with `test_`.
@@ -266,8 +261,8 @@ class Federation:
             FederationError: a model, the loss or a metric fails.
         """
         scored, counts = models, {}
-        if self.voting is not None and isinstance(models, ArrayRecord):
-            scored, counts = self.voting.student(models), self.voting.counts(models)
+        if isinstance(models, ArrayRecord):
+            scored, counts = self.goal.model_of(models), self.goal.counts(models)
         scores = self.public_scores.metrics(scored)
         return {f"test_{name}": value for name, value in scores.items()} | counts
 
@@ -278,9 +273,8 @@ class Federation:
         Raises:
             AlgorithmError: there is no such algorithm, or it does not accept its settings.
         """
-        if self.voting is not None:
-            return self.voting.algorithm()
-        return algorithm_of(self.experiment, self.model.module, self.base)
+        made = self.goal.algorithm()
+        return made or algorithm_of(self.experiment, self.model.module, self.base)
 
     @property
     def release_parameters(self) -> FlatParameters:

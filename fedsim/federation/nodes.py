@@ -32,7 +32,7 @@ from fedsim.federation.trained_model import (
     public_examples,
     to_tensors,
 )
-from fedsim.federation.voting import voting_of
+from fedsim.federation.voting import goal_of
 from fedsim.models.losses import resolve_loss
 from fedsim.models.tasks import Task
 from fedsim.protocol.messages import TrainRequest
@@ -121,7 +121,7 @@ class _NodeApp(ClientApp):
 
 
 # Fields of a federation that are not sent to other processes: each process builds them.
-_LOCAL_FIELDS = {"model", "journal", "data", "voting"}
+_LOCAL_FIELDS = {"model", "journal", "data", "goal"}
 
 
 def client_app(
@@ -265,7 +265,7 @@ class FederationClientApp(ClientApp):
             held_out=None if data.held_out is None else data.held_out.select(here),
             test=public_examples(data, NUM_PROBE_EXAMPLES),
         )
-        queries = None if federation.voting is None else federation.voting.queries
+        queries = federation.goal.public_queries
         task, blocks = federation.model.task, federation.blocks.plan
         return _FederationShard(rest, shard_data, task, blocks, queries)
 
@@ -289,15 +289,14 @@ class _FederationShard:
             model = federation_model(experiment, module, loss, self.task, *examples)
         refuse_edited_plugins(self.rest["sources"], experiment, base)
         classes = self.data.num_classes or 0
-        voting = voting_of(experiment, self.queries, model, classes=classes)
-        if voting is not None:
-            model = replace(model, shared=voting.shared_model(device))
+        goal = goal_of(experiment, self.queries, model, classes=classes)
+        model = replace(model, shared=goal.shared_model(model))
         # A copy: arrays that Ray delivers are shared and read-only.
         federation = Federation(
             **self.rest,
             data=self.data.copy(),
             model=model,
-            voting=voting,
+            goal=goal,
             journal=cast("Any", journal),
         )
         probe_mechanisms(federation)

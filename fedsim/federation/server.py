@@ -186,4 +186,4 @@ def _averages_plain_steps(federation: Federation) -> bool:
     algorithm = federation.algorithm
     is_mean = not (algorithm.uses_each_update or algorithm.weighs_steps)
     scales = federation.plan.participation.buffered is not None  # stale updates
-    return federation.voting is None and is_mean and not scales and algorithm.client() is None
+    return federation.goal.averages and is_mean and not scales and algorithm.client() is None

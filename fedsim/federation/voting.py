@@ -1,4 +1,4 @@
-"""The clients' work with `task: pate`: to vote on labels of public examples for a student."""
+"""The clients' work: to train one model, or with `task: pate` to vote on labels for a student."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -10,19 +10,64 @@ from flwr.app import ArrayRecord
 from fedsim.algorithms.algorithm import Algorithm
 from fedsim.clients.mechanisms.votes.mechanism import NO_LABEL
 from fedsim.clients.training.shared_model import SharedModel
-from fedsim.data import Examples
+from fedsim.data import Examples, FederatedData
 from fedsim.experiment import Experiment
 from fedsim.federation.conditions import digest_examples
 from fedsim.federation.trained_model import FederationModel
 from fedsim.pate.public_answers import LABELS, NOT_CHECKED, SHARES, Agenda, PublicAnswers
+from fedsim.pate.queries import with_queries
 from fedsim.pate.server import Tally
 from fedsim.pate.settings import PateSettings
 from fedsim.pate.teachers import Teachers, Trainer, values_of
 from fedsim.protocol.arrays import digest, to_numpy
 
 
+class Goal:
+    """The work of a federation's clients: in this base class, to train one model together.
+
+    Attributes:
+        averages: whether the server averages the clients' uploads into a model.
+    """
+
+    averages = True
+
+    @property
+    def public_queries(self) -> Examples | None:
+        """The public examples on which clients vote; None if clients train a model."""
+        return None
+
+    @property
+    def voter(self) -> Teachers | None:
+        """The teacher models of this process's clients, which vote; None if clients train."""
+        return None
+
+    def shared_model(self, model: FederationModel) -> SharedModel:
+        """Return what rounds update: the model, or the record of answers before the first round."""
+        return model.shared
+
+    def algorithm(self) -> Algorithm | None:
+        """Return the federated algorithm of this goal; None if the experiment chooses it."""
+        return None
+
+    def digest(self, conditions: str) -> str:
+        """Return the digest of all settings and data that must stay the same in a run.
+
+        Args:
+            conditions: the digest of what all goals have in common.
+        """
+        return conditions
+
+    def model_of(self, arrays: ArrayRecord) -> ArrayRecord:
+        """Return the model for the server's arrays: these arrays, or the student model."""
+        return arrays
+
+    def counts(self, arrays: ArrayRecord) -> dict[str, float]:
+        """Return numbers by name that a round reports in addition to a model's metrics."""
+        return {}
+
+
 @dataclass(frozen=True)
-class Voting:
+class Voting(Goal):
     """The clients' work with `task: pate`: their teacher models vote on labels of public examples.
 
     A student model learns these labels. Rounds update no model, but a record of the answers
@@ -38,6 +83,8 @@ class Voting:
         students: the last student model, by the digest of the answers it was trained on.
     """
 
+    averages = False
+
     settings: PateSettings
     agenda: Agenda
     queries: Examples
@@ -46,10 +93,20 @@ class Voting:
     is_private: bool
     students: dict[str, ArrayRecord] = field(default_factory=dict)
 
-    def shared_model(self, device: torch.device) -> SharedModel:
+    @property
+    def public_queries(self) -> Examples:
+        """The public examples on which clients vote."""
+        return self.queries
+
+    @property
+    def voter(self) -> Teachers:
+        """The teacher models of this process's clients, which vote."""
+        return self.teachers
+
+    def shared_model(self, model: FederationModel) -> SharedModel:
         """Return the record of answers before the first round, in place of a model to train."""
         answers = PublicAnswers(self.agenda.rows, len(self.queries), self.classes)
-        return SharedModel(answers.to(device))
+        return SharedModel(answers.to(model.device))
 
     def algorithm(self) -> Algorithm:
         """Return the federated algorithm by which the server counts the votes."""
@@ -67,25 +124,25 @@ class Voting:
         state.update(digest_examples(self.queries))
         return state.hexdigest()
 
-    def student(self, answers: ArrayRecord) -> ArrayRecord:
+    def model_of(self, arrays: ArrayRecord) -> ArrayRecord:
         """Return the student model that is trained on a record of answers.
 
         The last student is kept, and returned again for the same answers.
         """
-        known = digest(answers)
+        known = digest(arrays)
         if known not in self.students:
             self.students.clear()
-            labels = to_numpy(answers)[LABELS]
+            labels = to_numpy(arrays)[LABELS]
             self.students[known] = self.teachers.student(self.settings.student.local, labels)
         return self.students[known]
 
-    def counts(self, answers: ArrayRecord) -> dict[str, float]:
+    def counts(self, arrays: ArrayRecord) -> dict[str, float]:
         """Return how many queries were checked and answered, and the accuracy of the answers.
 
         The accuracy is the share of answers that are the true label; it is NaN without answers.
         """
-        arrays = to_numpy(answers)
-        labels, checked = arrays[LABELS], arrays[SHARES] > NOT_CHECKED / 2
+        values = to_numpy(arrays)
+        labels, checked = values[LABELS], values[SHARES] > NOT_CHECKED / 2
         answered = labels != NO_LABEL
         right = labels[answered] == self.queries.targets[answered]
         return {
@@ -95,14 +152,32 @@ class Voting:
         }
 
 
-def voting_of(
+def split_queries(
+    experiment: Experiment, data: FederatedData
+) -> tuple[FederatedData, Examples | None]:
+    """Return the data to train and test on, and with `task: pate` the public examples to vote on.
+
+    Args:
+        experiment: the settings.
+        data: the data of the experiment.
+
+    Raises:
+        DataError: too few test examples are left, or the targets are not classes.
+    """
+    settings = experiment.pate
+    if settings is None:
+        return data, None
+    return with_queries(data, settings.queries, seed=experiment.seed)
+
+
+def goal_of(
     experiment: Experiment,
     queries: Examples | None,
     model: FederationModel,
     *,
     classes: int,
-) -> Voting | None:
-    """Return the `Voting` of an experiment with `task: pate`; None if clients train a model.
+) -> Goal:
+    """Return the goal of an experiment: a `Voting` with `task: pate`.
 
     Args:
         experiment: the settings.
@@ -112,7 +187,7 @@ def voting_of(
     """
     settings = experiment.pate
     if settings is None or queries is None:
-        return None
+        return Goal()
     agenda = Agenda(settings.ballots(experiment.federation.rounds), settings.threshold)
     teachers = Teachers(
         Trainer(model.shared, model.loss, model.gradients, values_of(model.shared)),

@@ -31,6 +31,7 @@ from fedsim.core.plugin_errors import plugin_calls
 from fedsim.core.text_formats import finite_or_none
 from fedsim.experiment import Experiment
 from fedsim.federation.federation import Federation
+from fedsim.federation.voting import Voting
 from fedsim.models.scores.metrics import class_names
 from fedsim.models.scores.predictions import ClassPredictions, predictions_of
 from fedsim.models.tasks import evaluate_with_outputs
@@ -76,8 +77,8 @@ COUNTS = ("queries_checked", "queries_answered", "label_accuracy")
 
 def _answers(run: EndedRun) -> dict[str, Any] | None:
     """Return the queries and the answers of `task: pate`; None for another task."""
-    voting = run.federation.voting
-    if voting is None:
+    voting = run.federation.goal
+    if not isinstance(voting, Voting):
         return None
     rows = _rows(to_numpy(run.state.arrays), voting.queries.targets)
     return {**_counted(rows), "threshold": voting.settings.threshold, "queries": rows}

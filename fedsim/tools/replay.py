@@ -276,7 +276,7 @@ class _Comparison:
         )
         if recorded != replayed:
             yield "the final model is not the one of the last round that was computed again"
-        elif self.federation.voting is not None:
+        elif not self.federation.goal.averages:
             student = to_numpy(self.federation.final_model(state))
             if not same_arrays(self.directory.read_model(), student):
                 yield "model.safetensors is not the student that is trained on these answers"

@@ -16,6 +16,7 @@ from fedsim.experiment import load_experiment
 from fedsim.experiment.errors import ExperimentError
 from fedsim.federation.assembly import assemble
 from fedsim.federation.mechanism_probe import MechanismMismatchError, probe_mechanisms
+from fedsim.federation.voting import Voting
 from fedsim.noise.sources import SeededNoise
 from fedsim.report.contents import read_contents
 from fedsim.report.html import render_report
@@ -107,8 +108,8 @@ def test_a_run_that_was_cut_off_repeats_no_ballot_with_other_noise(
 
 def test_test_scores_leave_the_queries_out() -> None:
     federation = assemble(load_experiment(EXPERIMENT), ledger=None)
-    assert federation.voting is not None
-    queries, test = federation.voting.queries, federation.data.test
+    assert isinstance(federation.goal, Voting)
+    queries, test = federation.goal.queries, federation.data.test
     assert len(queries) == 60
     asked = {row.tobytes() for row in queries.features}
     whole = assemble(
@@ -123,12 +124,12 @@ def test_test_scores_leave_the_queries_out() -> None:
 
 def test_labels_of_queries_change_no_student(tmp_path: Path) -> None:
     federation = assemble(load_experiment(EXPERIMENT), ledger=None)
-    assert federation.voting is not None
+    assert isinstance(federation.goal, Voting)
     answers = federation.initial_arrays()
-    before = federation.voting.student(answers)
-    federation.voting.queries.targets[:] = 0
-    federation.voting.students.clear()
-    after = federation.voting.student(answers)
+    before = federation.goal.model_of(answers)
+    federation.goal.queries.targets[:] = 0
+    federation.goal.students.clear()
+    after = federation.goal.model_of(answers)
     assert all(np.array_equal(after[name].numpy(), before[name].numpy()) for name in before)
 
 
