@@ -174,7 +174,7 @@ def _perform(
 ) -> ComparisonResult:
     """Run the unfinished jobs of a comparison, write its files and return the result.
 
-    With `tune`, its candidates are performed first, as a comparison whose `chosen` is empty.
+    If the comparison tunes, its candidates run first, as another comparison with an empty `chosen`.
     """
     tune = comparison.settings.tune
     candidates = None if tune is None else load_candidates(comparison, tune)

@@ -95,8 +95,7 @@ def _assemble(
     client_privacy, steps = schedule_of(experiment, base, data.clients.sizes)
     phases.begin("checking the model")
     model = _checked_model(experiment, base, data, loss, task, device)
-    goal = goal_of(experiment, queries, model, classes=data.num_classes or 0)
-    model = replace(model, shared=goal.shared_model(model))
+    goal, model = goal_of(experiment, queries, model, classes=data.num_classes or 0)
     algorithm = checked_algorithm(experiment, model.module, base)
     if client_privacy is not None:
         phases.begin("calibrating noise")

@@ -289,8 +289,7 @@ class _FederationShard:
             model = federation_model(experiment, module, loss, self.task, *examples)
         refuse_edited_plugins(self.rest["sources"], experiment, base)
         classes = self.data.num_classes or 0
-        goal = goal_of(experiment, self.queries, model, classes=classes)
-        model = replace(model, shared=goal.shared_model(model))
+        goal, model = goal_of(experiment, self.queries, model, classes=classes)
         # A copy: arrays that Ray delivers are shared and read-only.
         federation = Federation(
             **self.rest,

@@ -1,7 +1,7 @@
 """The clients' work: to train one model, or with `task: pate` to vote on labels for a student."""
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -40,10 +40,6 @@ class Goal:
     def voter(self) -> Teachers | None:
         """The teacher models of this process's clients, which vote; None if clients train."""
         return None
-
-    def shared_model(self, model: FederationModel) -> SharedModel:
-        """Return what rounds update: the model, or the record of answers before the first round."""
-        return model.shared
 
     def algorithm(self) -> Algorithm | None:
         """Return the federated algorithm of this goal; None if the experiment chooses it."""
@@ -102,11 +98,6 @@ class Voting(Goal):
     def voter(self) -> Teachers:
         """The teacher models of this process's clients, which vote."""
         return self.teachers
-
-    def shared_model(self, model: FederationModel) -> SharedModel:
-        """Return the record of answers before the first round, in place of a model to train."""
-        answers = PublicAnswers(self.agenda.rows, len(self.queries), self.classes)
-        return SharedModel(answers.to(model.device))
 
     def algorithm(self) -> Algorithm:
         """Return the federated algorithm by which the server counts the votes."""
@@ -176,8 +167,8 @@ def goal_of(
     model: FederationModel,
     *,
     classes: int,
-) -> Goal:
-    """Return the goal of an experiment: a `Voting` with `task: pate`.
+) -> tuple[Goal, FederationModel]:
+    """Return the goal of an experiment, and the model with what its rounds update.
 
     Args:
         experiment: the settings.
@@ -187,7 +178,7 @@ def goal_of(
     """
     settings = experiment.pate
     if settings is None or queries is None:
-        return Goal()
+        return Goal(), model
     agenda = Agenda(settings.ballots(experiment.federation.rounds), settings.threshold)
     teachers = Teachers(
         Trainer(model.shared, model.loss, model.gradients, values_of(model.shared)),
@@ -197,4 +188,6 @@ def goal_of(
         classes,
         agenda,
     )
-    return Voting(settings, agenda, queries, classes, teachers, experiment.privacy is not None)
+    voting = Voting(settings, agenda, queries, classes, teachers, experiment.privacy is not None)
+    answers = PublicAnswers(agenda.rows, len(queries), classes)
+    return voting, replace(model, shared=SharedModel(answers.to(model.device)))
