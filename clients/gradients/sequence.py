@@ -24,7 +24,7 @@ Backward = Callable[[Tensor], Tensor]
 
 def _relu(x: Tensor) -> tuple[Tensor, Backward]:
     y = torch.relu(x)
-    return y, lambda g: g * torch.sign(y)  # four times as fast as a comparison
+    return y, lambda g: torch.ops.aten.threshold_backward(g, y, 0)  # as torch's own backward pass
 
 
 def _tanh(x: Tensor) -> tuple[Tensor, Backward]:

@@ -12,9 +12,10 @@ from torch import Tensor
 from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.sampler_slack import MAX_DRAWS
 from fedsim.clients.gradients.per_example import BatchStatistics
-from fedsim.clients.mechanisms.dp_sgd.batch_sums import products_are_exact
+from fedsim.clients.mechanisms.dp_sgd.batch_sums import BatchSums, products_are_exact
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.dp_sgd.step import PrivateStep, Use
+from fedsim.clients.mechanisms.dp_sgd.terms import StepTerms
 from fedsim.clients.privacy_engine.attachment import AttachedModel
 from fedsim.clients.privacy_engine.batch_schedule import (
     BatchSchedule,
@@ -140,7 +141,7 @@ class PrivateSteps:
         self.private_statistics: BatchStatistics | None = None
         self._model, self._terms, self._streams = model, terms, streams
         self._batch: _OpenBatch | None = None
-        self._made: tuple[tuple[object, ...], PrivateStep] | None = None
+        self._made: tuple[tuple[object, ...], StepTerms, BatchSums] | None = None
         model.passes.part = lambda: self.feed.part
 
     @property
@@ -213,8 +214,7 @@ class PrivateSteps:
         """Set the DP-SGD mechanism of the next steps."""
         if mechanism is not self.mechanism:
             self.mechanism = mechanism.for_model(self._model.parameters)
-            if self._made is not None:
-                self._made[1].use([self.mechanism])
+            self._made = None
 
     def split_batches(self, most: int | None) -> None:
         """Set the largest physical batch, and drop the sum of the unfinished batch.
@@ -274,26 +274,30 @@ class PrivateSteps:
         kind = self._model.parameters.tensors[0].device.type
         is_off = not torch.is_autocast_enabled(kind)
         padded = last.padded_batches if last else ()
-        examples, earlier = last.examples if last else 0, {0: batch.total} if batch else {}
+        terms, sums = self._terms_and_sums()
+        sums.begin([last.examples if last else 0], {0: batch.total} if batch else {})
+        into = sums.new_releases(
+            self._model.parameters.tensors[0].dtype
+        )  # the optimizer may keep it
         try:
             with nullcontext() if is_off else torch.autocast(kind, enabled=False):
-                (counts,) = self._private_step().take(
-                    PaddedRecording.clipped, padded, [examples], noises, use, earlier=earlier
-                )
+                step = PrivateStep(terms, sums, into, noises, use)
+                (counts,) = step.take(PaddedRecording.clipped, padded)
         finally:
             if last is not None:
                 last.clear()  # frees activations now, not with the user's graph
         return batch.statistics + counts if batch else counts
 
-    def _private_step(self) -> PrivateStep:
-        """Return the step for the device, the products and the padded batches as they are now."""
+    def _terms_and_sums(self) -> tuple[StepTerms, BatchSums]:
+        """Return both for the mechanism, device, products and padded batches as they are now."""
         parameters, rows = self._model.parameters, self._model.padded_examples
         device = parameters.tensors[0].device
         kind = rows, device, products_are_exact(device)
         if self._made is None or self._made[0] != kind:
-            step = PrivateStep(parameters, [self.mechanism], rows, keeps=True, counts=True)
-            self._made = kind, step
-        return self._made[1]
+            terms = StepTerms.of([self.mechanism], parameters, rows, counts=True)
+            sums = BatchSums(parameters, [self.mechanism.rounding], rows, apart=True)
+            self._made = kind, terms, sums
+        return self._made[1:]
 
     def _refuse_beyond_plan(self) -> None:
         if (self.schedule.steps + 1) * (self._model.parameters.size + 1) > MAX_DRAWS:

@@ -26,8 +26,10 @@ from fedsim.clients.gradients.per_example import (
 )
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.contract import ModelRelease
+from fedsim.clients.mechanisms.dp_sgd.batch_sums import BatchSums
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.dp_sgd.step import PrivateStep
+from fedsim.clients.mechanisms.dp_sgd.terms import StepTerms
 from fedsim.clients.model_checks.safety import UnsafeModelError
 from fedsim.clients.training.member import (
     Block,
@@ -324,8 +326,16 @@ class _DpSgdBlock(_SgdBlock):
         fits = all(member.part is not None and len(member.steps) == 1 for member in present)
         if self.sends_releases and not fits:
             raise ValueError("a part of a noisy sum is one step, the same for all of a block")
-        self._private_step = PrivateStep(
-            gradients.parameters, self._mechanisms, self.rows, divides=not self.sends_releases
+        roundings = [None if m is None else m.rounding for m in self._mechanisms]
+        self._sums = BatchSums(gradients.parameters, roundings, self.rows)
+        kind = torch.float64 if self.sends_releases else gradients.parameters.tensors[0].dtype
+        self._into = self._sums.new_releases(kind)
+        self._terms = self._new_terms()
+
+    def _new_terms(self) -> StepTerms:
+        """Return the clipping norms and scales of the members' mechanisms as they are now."""
+        return StepTerms.of(
+            self._mechanisms, self.gradients.parameters, self.rows, divides=not self.sends_releases
         )
 
     def _noise_of(self, member: BlockMember) -> NoiseSource:
@@ -380,10 +390,10 @@ class _DpSgdBlock(_SgdBlock):
             for noise, on, mechanism in zip(self._noises, active, self._mechanisms, strict=True)
         ]
         padded_batches = self._reader.padded_batches(batches, self.step_number)
-        sizes = [0 if batch is None else len(batch) for batch in batches]
-        step, clip = self._private_step, partial(self.gradients.clipped, self.values)
-        counts = step.take(clip, padded_batches, sizes, noises, self.use_gradients)
-        if step.counts:
+        self._sums.begin([0 if batch is None else len(batch) for batch in batches])
+        step = PrivateStep(self._terms, self._sums, self._into, noises, self.use_gradients)
+        counts = step.take(partial(self.gradients.clipped, self.values), padded_batches)
+        if counts:
             self._adapt(batches, counts)
 
     def adapted_clip_norms(self) -> tuple[AdaptiveClipNorm | None, ...]:
@@ -398,4 +408,4 @@ class _DpSgdBlock(_SgdBlock):
             mechanism, noise = self._mechanisms[k], self._noises[k]
             if batch is not None and mechanism is not None and noise is not None:
                 self._mechanisms[k] = mechanism.adapt(counts[k], noise)
-        self._private_step.use(self._mechanisms)
+        self._terms = self._new_terms()

@@ -22,6 +22,7 @@ class BatchSums:
     Attributes:
         together: whether one call adds up the gradients of all clients, as for small models and on
             a GPU.
+        sizes: number of examples in each client's batch (K,), as given to `begin`.
 
     Args:
         parameters: the model's trained parameters.
@@ -51,6 +52,10 @@ class BatchSums:
         self._cached_views = self._views(self._cached)
         self.begin([0] * clients)
 
+    def new_releases(self, dtype: torch.dtype) -> Tensor:
+        """Return memory for the releases that come at once: of all clients, or of one (k, size)."""
+        return torch.empty_like(self._cached, dtype=dtype)
+
     def begin(self, sizes: Sequence[int], earlier: Mapping[int, Tensor] | None = None) -> None:
         """Reset the sums before the next step.
 
@@ -59,7 +64,7 @@ class BatchSums:
             earlier: by client, the sum (1, size) of an earlier part of the batch, float64, to which
                 the rest of the batch is added in place.
         """
-        self._sizes, self._waits = sizes, True
+        self.sizes, self._waits = sizes, True
         self._long = dict(earlier or {})
         for k, (size, most) in enumerate(zip(sizes, self._most, strict=True)):
             if size > most and k not in self._long:
@@ -89,7 +94,7 @@ class BatchSums:
 
     def _short(self, rows: ClippedRows | None) -> Iterator[tuple[slice, Tensor]]:
         """Yield the sums of batches that fit into one padded batch."""
-        short = [k for k in range(len(self._sizes)) if k not in self._long]
+        short = [k for k in range(len(self.sizes)) if k not in self._long]
         if self.together and short:
             if rows is None:
                 self._cached.zero_()
@@ -99,10 +104,10 @@ class BatchSums:
                 yield run, self._cached[run]
             return
         for k in short:
-            if rows is None or not self._sizes[k]:
+            if rows is None or not self.sizes[k]:
                 self._cached.zero_()
             else:
-                part = Part(k, slice(0, self._sizes[k]))
+                part = Part(k, slice(0, self.sizes[k]))
                 rows.add_to(self._cached_views, part, overwrite=True)
             yield slice(k, k + 1), self._cached
 
