@@ -147,8 +147,8 @@ def test_no_module_of_the_core_and_no_other_tool_imports_a_tool() -> None:
 
 
 def tool_of(module: str) -> str:
-    """Return `replay` for `fedsim.tools.replay` and `fedsim.tools.replay_channel`."""
-    return ".".join(module.split(".")[:3]).partition("_")[0]
+    """Return `fedsim.tools.search` for `fedsim.tools.search.plan`."""
+    return ".".join(module.split(".")[:3])
 
 
 def test_the_checks_of_floors_and_circles_can_fail() -> None:

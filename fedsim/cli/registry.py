@@ -28,8 +28,8 @@ OPTIONS = ByName[Callable[..., Any]](
     {
         "plan --advise": "fedsim.tools.advice.advice:advise_experiment",
         "print of plan --advise": "fedsim.tools.advice.advice:print_advice",
-        "why not plan --advise": "fedsim.tools.advice.conditions:why_not_advised",
-        "compare --select": "fedsim.tools.search.terminal:perform",
+        "why not plan --advise": "fedsim.tools.advice:why_not_advised",
+        "compare --select": "fedsim.tools.search.perform:perform",
         "verify --replay": "fedsim.tools.replay:replay_run",
         "verify of a search": "fedsim.tools.search.verify:verify_if_search",
     }

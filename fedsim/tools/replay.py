@@ -8,14 +8,15 @@ A replay imports the plug-ins and reads the data that the experiment names. Repl
 plug-ins you trust.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
+from flwr.clientapp import ClientApp
 
 import fedsim
 from fedsim.accountant.ledger.journal import Charge
@@ -29,13 +30,16 @@ from fedsim.federation.federation import Federation
 from fedsim.federation.nodes import client_app
 from fedsim.federation.server import server_app
 from fedsim.protocol.arrays import digest, to_numpy
-from fedsim.runs.directory import WITHOUT_TRACKERS, RunDirectory, RunDirectoryError
+from fedsim.protocol.channel import ClientError, MessageChannel, TrainAnswer
+from fedsim.protocol.messages import SealedReply, TrainReply, TrainRequest, Withdrawal
+from fedsim.runs.directory import WITHOUT_TRACKERS, RunDirectory, RunDirectoryError, RunFiles
 from fedsim.runs.inputs import refuse_other_inputs
+from fedsim.runs.records import Releases
 from fedsim.runs.saved_model import same_arrays
 from fedsim.server.app import RoundError
-from fedsim.server.round_report import RoundReport
-from fedsim.simulation.local_engine import LocalEngine
-from fedsim.tools.replay_channel import MemoryJournal, RecordedRound, ReplayGrid, read_recorded
+from fedsim.server.round_report import RoundReport, RoundRow
+from fedsim.simulation.local_engine import LocalEngine, LocalGrid
+from fedsim.simulation.virtual_grid import FIRST_NODE
 
 
 class ReplayImpossibleError(InputError):
@@ -81,9 +85,9 @@ def replay_run(
     """
     phases = phases or Phases()
     federation = _federation(directory, base, phases)
-    rounds = read_recorded(directory)
+    rounds = _read_recorded(directory)
     _refuse_other_conditions(directory, federation, rounds)
-    journal = MemoryJournal()
+    journal = _MemoryJournal()
     federation = replace(federation, journal=cast("Any", journal))
     return _Comparison(directory, federation, journal, rounds, phases).run()
 
@@ -134,8 +138,149 @@ def _refuse_objects(experiment: Experiment) -> None:
         )
 
 
+@dataclass(frozen=True)
+class _RecordedRound:
+    """The records of one round of a run.
+
+    Attributes:
+        number: number of the round, from 1.
+        row: the round's line of `rounds.jsonl`; None if the round was interrupted.
+        releases: the round's line of `releases.jsonl`; None if the round was interrupted.
+        charges: charge of each client that was charged in the round, by client number.
+    """
+
+    number: int
+    row: RoundRow | None = None
+    releases: Releases | None = None
+    charges: Mapping[int, Charge] = field(default_factory=dict)
+
+    @property
+    def uploads(self) -> Mapping[int, str]:
+        """Tags (keyed checksums) of the round's unencrypted uploads, by client number."""
+        return {} if self.releases is None else self.releases.uploads
+
+    @cached_property
+    def participants(self) -> frozenset[int]:
+        """Numbers of the clients whose updates are in the average of the round."""
+        return frozenset(() if self.row is None else self.row["participants"])
+
+    @cached_property
+    def asked(self) -> frozenset[int]:
+        """Numbers of the clients that trained: with a charge, an upload or an averaged update."""
+        return frozenset(self.charges) | frozenset(self.uploads) | self.participants
+
+    @cached_property
+    def _answers(self) -> Mapping[int, TrainAnswer]:
+        if self.row is None:
+            return {}
+        failed = {row["client"]: ClientError(str(row["reason"])) for row in self.row["failed"]}
+        reasons = {row["client"]: str(row["reason"]) for row in self.row["withdrawn"]}
+        return failed | {client: Withdrawal(client, text) for client, text in reasons.items()}
+
+    def answer(self, client: int) -> TrainAnswer:
+        """Return the recorded failure or withdrawal of a client without a recorded release."""
+        return self._answers.get(client, ClientError("nothing of this client was recorded"))
+
+
+def _read_recorded(directory: RunDirectory) -> Sequence[_RecordedRound]:
+    """Return the recorded rounds of a run, from round 1 to the last round with any record."""
+    files, charges = RunFiles(directory), dict[int, dict[int, Charge]]()
+    rows = {row["round"]: row for row in files.rounds}
+    releases = {release.round: release for release in files.releases}
+    for client, history in files.charges.items():
+        for charge in history:
+            charges.setdefault(charge.round_number, {})[client] = charge
+    last = max([0, *rows, *releases, *charges])
+    return [
+        _RecordedRound(n, rows.get(n), releases.get(n), charges.get(n, {}))
+        for n in range(1, last + 1)
+    ]
+
+
+@dataclass
+class _MemoryJournal:
+    """A ledger in memory that holds the charges of a replay: of each client, oldest first."""
+
+    charges: dict[int, list[Charge]] = field(default_factory=dict)
+
+    def history(self, client: int, *, after: int = 0) -> tuple[Charge, ...]:
+        """Return the charges of a client, oldest first, without the first `after` charges."""
+        return tuple(self.charges.get(client, [])[after:])
+
+    def append_all(self, charges: Sequence[Charge]) -> None:
+        """Append charges to the ledger in memory."""
+        for charge in charges:
+            self.charges.setdefault(charge.client, []).append(charge)
+
+    def in_round(self, round_number: int) -> dict[int, Charge]:
+        """Return the charge of each client in a round, by client number."""
+        last = {client: charges[-1] for client, charges in self.charges.items()}
+        return {k: charge for k, charge in last.items() if charge.round_number == round_number}
+
+
+class _ReplayGrid(LocalGrid):
+    """A local Flower grid that sends training requests only to the clients that trained in the run.
+
+    For all other clients it repeats the recorded failure or withdrawal. Which clients failed may
+    have depended on the machine (a worker that died, an interrupt), so the records say it.
+
+    Args:
+        client_app: the ClientApp of every node.
+        num_clients: number of nodes.
+        federation: the federation of the replay.
+        rounds: the recorded rounds, from round 1.
+        failures: mapping for the errors of the current round's clients that train again, by client
+            number; `train` clears and fills it.
+        options: the other arguments of `LocalGrid`.
+    """
+
+    def __init__(
+        self,
+        client_app: ClientApp,
+        num_clients: int,
+        *,
+        federation: Federation,
+        rounds: Sequence[_RecordedRound],
+        failures: dict[int, str],
+        **options: Any,
+    ) -> None:
+        super().__init__(client_app, num_clients, **options)
+        self._rounds, self._failures = rounds, failures
+        self._reply_type = TrainReply if federation.secure is None else SealedReply
+        # In secret participation the record names no participants, so every drawn client trains.
+        self._is_secret = federation.plan.participation.is_secret
+
+    def direct_channel(self) -> Self:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return this grid, which is the channel of its training requests."""
+        return self
+
+    def train(
+        self, requests: Mapping[int, TrainRequest], *, timeout: float | None
+    ) -> Iterator[tuple[int, TrainAnswer]]:
+        """Yield (node id, answer) for each request: a new answer, or the recorded failure."""
+        self._failures.clear()
+        if not requests:
+            return
+        recorded = self._rounds[next(iter(requests.values())).round_number - 1]
+        asked = {
+            node: request
+            for node, request in requests.items()
+            if node - FIRST_NODE in recorded.asked
+        }
+        for node in requests.keys() - asked.keys():
+            yield node, recorded.answer(node - FIRST_NODE)
+        channel = super().direct_channel() or MessageChannel(self, self._reply_type)
+        for node, answer in channel.train(asked, timeout=timeout):
+            client = node - FIRST_NODE
+            if isinstance(answer, ClientError):
+                self._failures[client] = answer.reason
+            released = recorded.uploads if isinstance(answer, TrainReply) else ()
+            came = client in (released or recorded.participants) or self._is_secret
+            yield node, answer if came else recorded.answer(client)
+
+
 def _refuse_other_conditions(
-    directory: RunDirectory, federation: Federation, rounds: Sequence[RecordedRound]
+    directory: RunDirectory, federation: Federation, rounds: Sequence[_RecordedRound]
 ) -> None:
     """Check that every round ran with the present versions and on the same kind of device.
 
@@ -177,8 +322,8 @@ class _Comparison:
 
     directory: RunDirectory
     federation: Federation
-    journal: MemoryJournal
-    rounds: Sequence[RecordedRound]
+    journal: _MemoryJournal
+    rounds: Sequence[_RecordedRound]
     phases: Phases
     failures: dict[int, str] = field(default_factory=dict)
     finished: int = 0
@@ -222,7 +367,7 @@ class _Comparison:
             ledgers=None,
         )
         grid = partial(
-            ReplayGrid, federation=federation, rounds=self.rounds, failures=self.failures
+            _ReplayGrid, federation=federation, rounds=self.rounds, failures=self.failures
         )
         app = client_app(federation, in_process=True, ledger=None, block_of=self._block_of)
         LocalEngine(grid).execute(server, app, federation.num_nodes)

@@ -24,8 +24,12 @@ from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.messages import TrainRequest
 from fedsim.protocol.node_registration import registration_message
 from fedsim.tools.deployment.client_app import NodeClient
-from fedsim.tools.deployment.data_budget import count_affordable
-from fedsim.tools.deployment.data_ledger import DataCharge, DataLedger, open_data_ledger
+from fedsim.tools.deployment.data_ledger import (
+    DataCharge,
+    DataLedger,
+    count_affordable,
+    open_data_ledger,
+)
 from fedsim.tools.deployment.flower_app import write_app
 from fedsim.tools.deployment.policy import NodePolicy
 from fedsim.tools.deployment.policy_rules import PolicyRefusalError, check_experiment
@@ -54,7 +58,7 @@ from fedsim.clients.mechanisms.plan import PlanRequest
 from fedsim.clients.mechanisms.planner import plan_privacy
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.experiment import load_experiment
-from fedsim.tools.deployment.node_journal import NodeJournal
+from fedsim.tools.deployment.node_state import NodeJournal
 from fedsim.tools.deployment.policy import NodePolicy
 from fedsim.tools.deployment.policy_rules import PolicyRefusalError
 

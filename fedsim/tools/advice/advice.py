@@ -18,8 +18,8 @@ from fedsim.federation.federation import Federation
 from fedsim.planning.cells import plan_cell
 from fedsim.planning.projection import budget_refusal
 from fedsim.report.terminal import figure_table, print_sentence, print_table
+from fedsim.tools.advice import why_not_advised
 from fedsim.tools.advice.candidates import PublicFacts, public_facts
-from fedsim.tools.advice.conditions import why_not_advised
 from fedsim.tools.advice.noise import plausible_tasks
 from fedsim.tools.advice.ranking import PROPOSAL, Ranked, Ranking, weighting_text
 

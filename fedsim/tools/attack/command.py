@@ -60,8 +60,7 @@ def audit_command(
     with command_imports(quiet=quiet):
         from fedsim.experiment import load_experiment
         from fedsim.report.progress import shown_phases
-        from fedsim.tools.attack.audit import audit_experiment
-        from fedsim.tools.attack.terminal import print_audit
+        from fedsim.tools.attack.audit import audit_experiment, print_audit
 
     def print_progress(done: int, of: int) -> None:
         if not quiet:

@@ -34,8 +34,13 @@ from fedsim.protocol.errors import COUPLED_ROWS, LEDGER_UNWRITABLE
 from fedsim.protocol.node_registration import PARTITION
 from fedsim.simulation.virtual_grid import failure
 from fedsim.tools.deployment.data_ledger import data_directory
-from fedsim.tools.deployment.node_journal import NodeJournal, record_without_privacy
-from fedsim.tools.deployment.node_state import client_ledger, record_release, state_directory
+from fedsim.tools.deployment.node_state import (
+    NodeJournal,
+    client_ledger,
+    record_release,
+    record_without_privacy,
+    state_directory,
+)
 from fedsim.tools.deployment.policy import NodePolicy, policy_of_node
 from fedsim.tools.deployment.policy_rules import (
     PolicyRefusalError,
@@ -186,7 +191,7 @@ def _guarded_task(
             identity_of_client, task.secure.settings, base=loaded.base, node_config=node_config
         )
         task = replace(task, secure=replace(task.secure, identity_of=identity_of))
-    data = data_directory(state, policy, loaded)
+    data = data_directory(state, policy.data_name, loaded)
     if task.privacy is None or task.journal is None or experiment.privacy is None:
         record_without_privacy(data, experiment, client)
         return task

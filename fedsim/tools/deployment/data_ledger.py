@@ -1,4 +1,4 @@
-"""Ledger of all charges to one data set of a node, over all experiments, seeds and runs.
+"""Ledger and budget of one data set of a node, charged by all experiments, seeds and runs.
 
 The file of the ledger is `STATE/data/NAME/ledger.jsonl`. NAME is `data_name` of the node's policy,
 else the SHA-256 of the data file, else `code` for data that a built-in name or a plug-in makes.
@@ -17,28 +17,47 @@ deleted or replaced by an old copy; charges to such a ledger are refused.
 
 The record of an experiment that relies on trust also has the key `trust`. If the client's own noise
 protects against an untrusted server, it also has `against_server`: the events against that server.
+
+A server may choose each experiment after it saw the answers to the earlier ones. The ε of an
+ordinary accountant does not hold for such choices, so rules for adaptive choices are used. A
+release is granted if one of these rules grants it:
+
+| rule                                                                     | share of δ |
+|--------------------------------------------------------------------------|------------|
+| all releases are of the same event, and their ε by PLD is in the budget  | 1/2        |
+| Rényi filter at the order that affords most Gaussian releases            | 1/4        |
+| Rényi filter at three quarters of that order, better for sampled events  | 1/4        |
+
+Each rule alone is a privacy filter: if it grants all releases, they are (ε, δ')-DP, where δ' is the
+rule's share of δ. The first rule is one since the event is chosen before any answer, and only the
+number of releases depends on answers. The others are by Feldman, Zrnic 2021 (arXiv:2008.11193). A
+rule that grants a release also granted all releases before it, so the rule that grants the last
+release covers all of them. Which rule that is may depend on answers, so the δ of all releases is
+bounded by the sum of all shares.
+
+The budget holds against everybody whom the node does not trust. If an experiment's ε relies on more
+trust than the node has, the node counts the ε that the client's own noise gives without that trust.
 """
 
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Self, cast
+from typing import Annotated, Any, Self, cast, get_args
 
 from pydantic import PlainSerializer, PlainValidator, ValidationError
 
-from fedsim.accountant import PrivacyLedger
+from fedsim.accountant import Event, NonPrivate, PrivacyFilter, PrivacyLedger
 from fedsim.accountant.events import Adjacency
 from fedsim.accountant.ledger.journal import Charge, JournalError
+from fedsim.accountant.sampler_slack import target_without_slack
 from fedsim.accountant.trust import Trust
 from fedsim.core.durable import GENESIS, append, digest_of, sync_directory
 from fedsim.core.settings import Settings, first_mistake
 from fedsim.data.settings import FileDataset
 from fedsim.experiment import Experiment, LoadedExperiment
-from fedsim.tools.deployment.data_budget import Releases, counted_releases
-from fedsim.tools.deployment.policy import NodePolicy
 from fedsim.tools.deployment.private_files import (
     DeploymentError,
     exclusive,
@@ -47,22 +66,22 @@ from fedsim.tools.deployment.private_files import (
     write_whole,
 )
 
+Releases = Sequence[tuple[Event, int]]
 
-def data_directory(state: Path, policy: NodePolicy, loaded: LoadedExperiment) -> Path:
+
+def data_directory(state: Path, name: str | None, loaded: LoadedExperiment) -> Path:
     """Return the directory of the data ledger for an experiment on this node.
 
     Args:
         state: the node's state directory.
-        policy: the node's policy.
+        name: `data_name` of the node's policy.
         loaded: the experiment.
 
     Raises:
         DeploymentError: the data file cannot be read.
     """
     dataset = loaded.experiment.data.dataset
-    if policy.data_name is not None:
-        name = policy.data_name
-    elif isinstance(dataset, FileDataset) and dataset.path is not None:
+    if name is None and isinstance(dataset, FileDataset) and dataset.path is not None:
         path = loaded.base / Path(dataset.path).expanduser()
         try:
             with path.open("rb") as file:
@@ -70,9 +89,7 @@ def data_directory(state: Path, policy: NodePolicy, loaded: LoadedExperiment) ->
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise DeploymentError(f"the data file {path} cannot be read: {reason}") from error
-    else:
-        name = "code"
-    return state / "data" / name
+    return state / "data" / (name or "code")
 
 
 def _read_ledger(value: object) -> PrivacyLedger:
@@ -250,3 +267,104 @@ def _refuse_lost_counts(state: Path, counts: Path) -> None:
 
 def _counted(number: int, head: str) -> bytes:
     return f"{number} {head}\n".encode()
+
+
+def count_affordable(
+    spent: Mapping[Event, int],
+    wanted: Releases,
+    *,
+    epsilon: float,
+    delta: float,
+    adjacency: Adjacency = "zero_out",
+) -> int:
+    """Return how many of the wanted releases a budget covers after earlier spending.
+
+    Guarantee: all releases that this function grants over time are together (epsilon, delta)-DP
+    under the adjacency, however a server chooses them.
+
+    Args:
+        spent: number of earlier releases by event.
+        wanted: pairs (event, number of releases), in the order of the releases.
+        epsilon: ε of the budget, > 0.
+        delta: δ of the budget, in (0, 1).
+        adjacency: adjacency of all releases.
+
+    Raises:
+        UnsupportedEventError: an event has no privacy bound under the adjacency.
+    """
+    try:
+        epsilon, delta = target_without_slack(epsilon, delta)
+    except ValueError:  # the sampler's slack alone is more
+        return 0
+    events = {*spent, *(event for event, _ in wanted)}
+    filters = list(_renyi_filters(epsilon, delta, adjacency))
+    if len(events) == 1:
+        filters.append(PrivacyFilter(epsilon, delta / 2, adjacency=adjacency))
+    return max((_count_granted(budget, spent, wanted) for budget in filters), default=0)
+
+
+def affords_anything(epsilon: float, delta: float) -> bool:
+    """Return whether a budget can cover at least one release that has enough noise.
+
+    Args:
+        epsilon: ε of the budget, > 0.
+        delta: δ of the budget, in (0, 1).
+    """
+    return any(_renyi_filters(epsilon, delta, "zero_out"))
+
+
+def _renyi_filters(epsilon: float, delta: float, adjacency: Adjacency) -> Iterator[PrivacyFilter]:
+    order: float | None = None
+    for share in (1.0, 0.75):
+        try:
+            privacy_filter = PrivacyFilter(
+                epsilon,
+                delta / 4,
+                mode="adaptive",
+                order=None if order is None else order * share,
+                adjacency=adjacency,
+            )
+        except ValueError:  # the order leaves no budget at this ε and δ
+            return
+        order = privacy_filter.order
+        yield privacy_filter
+
+
+def _count_granted(budget: PrivacyFilter, spent: Mapping[Event, int], wanted: Releases) -> int:
+    for event, count in spent.items():
+        budget.record(event, count)
+    total = 0
+    for event, count in wanted:
+        granted = budget.request(event, count)
+        total += granted
+        if granted < count:
+            break
+    return total
+
+
+def suffices(given: Trust, needed: Trust) -> bool:
+    """Return whether a node trusts all parties that an experiment's ε relies on.
+
+    Args:
+        given: `trust` of the node's policy.
+        needed: `privacy.trust` of the experiment.
+    """
+    order = get_args(Trust)  # from the least trust
+    return order.index(given) >= order.index(needed)
+
+
+def counted_releases(
+    claimed: Releases, against_server: Releases | None, *, given: Trust, needed: Trust
+) -> Releases:
+    """Return pairs (event, number of releases) that count against a node's privacy budget.
+
+    Args:
+        claimed: pairs (event, number of releases) that give the experiment's ε.
+        against_server: such pairs that give the ε against an adversary who sees the client's own
+            upload. None if these pairs equal `claimed`, or if no noise protects the upload.
+        given: `trust` of the node's policy.
+        needed: `privacy.trust` of the experiment.
+    """
+    if suffices(given, needed):
+        return claimed
+    return [(NonPrivate(), 1)] if against_server is None else against_server

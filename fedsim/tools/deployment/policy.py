@@ -20,7 +20,7 @@ from fedsim.core.settings import Settings
 from fedsim.experiment.errors import ExperimentError
 from fedsim.experiment.load import read_checked
 from fedsim.experiment.schema import NAME_PATTERN
-from fedsim.tools.deployment.data_budget import affords_anything
+from fedsim.tools.deployment.data_ledger import affords_anything
 from fedsim.tools.deployment.private_files import DeploymentError, configured_path
 
 POLICY_KEY = "policy"  # key of a SuperNode's --node-config

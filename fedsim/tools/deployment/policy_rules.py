@@ -20,7 +20,7 @@ from fedsim.data.tables.dataset import open_table
 from fedsim.experiment import Experiment, LoadedExperiment
 from fedsim.planning.validation import find_footprint, plugin_digest
 from fedsim.protocol.messages import TrainRequest
-from fedsim.tools.deployment.data_budget import suffices
+from fedsim.tools.deployment.data_ledger import suffices
 from fedsim.tools.deployment.policy import NodePolicy
 
 logger = logging.getLogger("flwr")

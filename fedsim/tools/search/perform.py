@@ -19,12 +19,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import click
+from rich.console import Console
+
 import fedsim
 from fedsim.accountant.ledger.journal import FileJournal, total_of
+from fedsim.cli.options import print_json
 from fedsim.comparison.jobs import FINISHED, Job, default_workers, execute, lock_directory
 from fedsim.comparison.load import LoadedComparison, load_comparison
 from fedsim.core.errors import ExitCode, FedsimError
 from fedsim.core.metrics import metric_entry
+from fedsim.report.terminal import print_sentence
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.manifest import changed_files, read_manifest
 from fedsim.tools.search.ledger import (
@@ -297,3 +302,31 @@ def _best(scores: Sequence[float | None], *, smaller: bool) -> int | None:
     worst = float("inf") if smaller else -float("inf")
     known = [worst if score is None else score for score in scores]
     return known.index(min(known) if smaller else max(known))
+
+
+def perform(file: str, *, out: str | None, workers: int | None, quiet: bool, as_json: bool) -> None:
+    """Perform the search of a comparison file; print the result and what may be published."""
+    if not quiet:
+        click.echo("searching; the number of runs is secret, so no progress is shown", err=True)
+    try:
+        result = search(file, out=out, workers=workers)
+    except KeyboardInterrupt:
+        click.echo("interrupted; run the same command again to continue", err=True)
+        raise
+    if as_json:
+        content = {**result.account, "path": str(result.path), "folder": str(result.selected)}
+        print_json(content)
+        return
+    console = Console()
+    chosen = "no run was drawn, so nothing is selected"
+    if result.variant is not None:
+        chosen = f"selected: {result.variant}"
+    print_sentence(console, f"{result.account['name']}: {chosen}", style="bold")
+    for sentence in result.statement:
+        print_sentence(console, sentence)
+    print_sentence(console, f"hand on nothing but {result.selected}")
+    print_sentence(
+        console,
+        f"keep {result.path / 'account'}, and what was printed here, with the server: both tell "
+        "the number of runs",
+    )

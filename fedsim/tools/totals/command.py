@@ -67,8 +67,8 @@ def account_command(
     Runs of other units, adjacencies or observers have no ε together and are refused. So are runs
     with seeded noise of one seed, as the noise of one is that of the other.
     """
+    from fedsim.tools.totals.outputs import print_account, print_training, registry_entry
     from fedsim.tools.totals.sources import read_source
-    from fedsim.tools.totals.terminal import print_account, print_training
     from fedsim.tools.totals.totals import account_of
     from fedsim.tools.totals.training import report_of
 
@@ -86,8 +86,6 @@ def account_command(
         independent_noise=independent_noise,
     )
     if registry is not None:
-        from fedsim.tools.totals.registry_entry import registry_entry
-
         Path(registry).write_text(registry_entry(account, read))
     files = [(source.name, source.training) for source in read if source.training is not None]
     reports = [report_of(name, file, accountants) for name, file in files]

@@ -15,7 +15,7 @@ from fedsim.accountant import (
     UnsupportedEventError,
 )
 from fedsim.accountant.events import EpsilonDelta, FixedSizeSampled
-from fedsim.tools.deployment.data_budget import affords_anything, count_affordable
+from fedsim.tools.deployment.data_ledger import affords_anything, count_affordable
 
 STEP = PoissonSampled(0.1, Gaussian(1.0))
 OTHER = PoissonSampled(0.1, Gaussian(1.1))
