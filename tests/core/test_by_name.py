@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from fedsim.algorithms.catalog import algorithms
-from fedsim.cli.main import cli
+from fedsim.cli import cli
 from fedsim.core.imports import ByName
 from fedsim.data.sources import LOADERS
 from fedsim.tracking.trackers import TRACKERS

@@ -10,7 +10,7 @@ import yaml
 from click.testing import CliRunner
 
 import fedsim
-from fedsim.cli.main import cli
+from fedsim.cli import cli
 from fedsim.experiment import ExperimentError
 from fedsim.runs.files import DamagedRunError
 from fedsim.tools.totals.sources import SourceError

@@ -17,7 +17,7 @@ from fedsim.accountant import (
     PrivacyLedger,
     RandomAllocation,
 )
-from fedsim.cli.main import cli
+from fedsim.cli import cli
 from fedsim.experiment import ExperimentError
 from fedsim.tools.totals.sources import SourceError, read_source
 from fedsim.tools.totals.totals import account_of

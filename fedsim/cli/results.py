@@ -1,0 +1,244 @@
+"""Commands on the directory of a run: show its result, predict with its model, verify it."""
+
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fedsim.cli.options import command_imports, fail, json_option, print_json
+from fedsim.cli.registry import OPTIONS
+from fedsim.core.errors import ExitCode
+from fedsim.core.text_formats import csv_text, finite_or_none
+
+if TYPE_CHECKING:
+    from fedsim.runs.saved_model import Predictions
+    from fedsim.runs.verification import Verification
+
+_REPLAYED = ("rounds", "uploads", "charges")
+
+
+@click.command("report", short_help="Print the result of RUN and rewrite its report.html.")
+@click.argument("directory", metavar="RUN", type=click.Path())
+@json_option
+def report_command(directory: str, as_json: bool) -> None:
+    """Print the result of the run directory RUN and rewrite its report.html.
+
+    A run that `fedsim verify` does not find sound gets no page: exit code 1, one line per mismatch.
+    """
+    with command_imports():
+        from fedsim.report.html import write_report
+        from fedsim.report.progress import shown_phases
+        from fedsim.report.terminal import print_result
+        from fedsim.runs.directory import RunDirectory
+        from fedsim.runs.run_lock import hold_run
+        from fedsim.runs.verification import verify_run
+
+    run_directory = RunDirectory.open(Path(directory))
+    with hold_run(run_directory.path), shown_phases() as phases:
+        phases.begin("checking the run")
+        problems = verify_run(run_directory, pages=False).problems
+        if not problems:
+            phases.begin("writing the report")
+            write_report(run_directory)
+    if problems:
+        problem_lines = "\n".join(f"{directory}: {problem}" for problem in problems)
+        fail(
+            f"{problem_lines}\n{directory}: not sound, so report.html was not written",
+            ExitCode.FAILED,
+        )
+    if as_json:
+        print_json(
+            {
+                "summary": run_directory.read_json("summary.json"),
+                "privacy": run_directory.read_json("privacy.json"),
+            }
+        )
+    else:
+        print_result(run_directory)
+
+
+@click.command("predict", short_help="Predict the examples in FILE with the model of RUN.")
+@click.argument("directory", metavar="RUN", type=click.Path())
+@click.argument("file", type=click.Path())
+@click.option("--out", type=click.Path(), help="Write the table to this new .csv file.")
+@click.option(
+    "--base",
+    type=click.Path(),
+    help="Directory of the experiment file, where its plug-ins are. Default: the current one.",
+)
+@json_option
+def predict_command(
+    directory: str, file: str, out: str | None, base: str | None, as_json: bool
+) -> None:
+    """Predict the examples in FILE (.csv, .parquet or .npz) with the final model of RUN.
+
+    FILE is read as the run read its data, with or without the target. The result is a CSV table:
+    columns that are no features, the prediction, and the probability of each class. With targets,
+    their scores are printed beside it.
+    """
+    with command_imports():
+        from fedsim.runs.saved_model import predict
+
+    if out is not None and Path(out).exists():
+        fail(f"{out} exists; nothing is overwritten: choose another --out", ExitCode.WRONG_INPUT)
+    predictions = predict(directory, file, base=base)
+    for line in _score_lines(predictions):
+        click.echo(line, err=True)
+    if as_json:
+        print_json({"predictions": _predictions_json(predictions), "scores": predictions.scores})
+        return
+    text = _predictions_table(predictions)
+    if out is None:
+        click.echo(text, nl=False)
+    else:
+        Path(out).write_text(text, encoding="utf-8")
+        click.echo(f"{len(predictions):,} predictions: {out}", err=True)
+
+
+def _predictions_json(predictions: "Predictions") -> dict[str, list[object]]:
+    """Return the columns of predictions by name, with null for numbers that are not finite."""
+    return {
+        name: [finite_or_none(value) if isinstance(value, float) else value for value in column]
+        for name, column in predictions.columns.items()
+    }
+
+
+def _predictions_table(predictions: "Predictions") -> str:
+    return csv_text(
+        predictions.columns,
+        (
+            [f"{cell:.6g}" if isinstance(cell, float) else cell for cell in row]
+            for row in zip(*predictions.columns.values(), strict=True)
+        ),
+    )
+
+
+def _score_lines(predictions: "Predictions") -> list[str]:
+    """Return lines with the scores on the file's targets, the baseline, recalls and warnings."""
+    if predictions.scores is None:
+        return []
+    from fedsim.core.formatting import metric_text
+    from fedsim.report.contents import Scores
+
+    scores = Scores.from_json(predictions.scores)
+    lines = [
+        f"{name} {metric_text(name, value)} on {len(predictions):,} examples"
+        for name, value in scores.metrics.items()
+        if name != "accuracy"
+    ]
+    if scores.accuracy is not None:
+        accuracy = metric_text("accuracy", scores.accuracy)
+        lines.append(f"accuracy {accuracy} ({scores.baseline}) on {len(predictions):,} examples")
+    return [*lines, *scores.lines, *(f"warning: {warning}" for warning in scores.warnings)]
+
+
+@click.command("verify", short_help="Check every file of RUN; recompute every ε.")
+@click.argument("directory", metavar="RUN", type=click.Path())
+@click.option(
+    "--root", help="Root of manifest.json, as `fedsim run` printed it and you kept it elsewhere."
+)
+@click.option(
+    "--replay",
+    is_flag=True,
+    help="Run the federation again and compare all that left its clients; imports its plug-ins.",
+)
+@click.option(
+    "--base",
+    type=click.Path(exists=True, file_okay=False),
+    help="With --replay: directory of the experiment's relative paths. Default: the current one.",
+)
+@json_option
+def verify_command(
+    directory: str, root: str | None, replay: bool, base: str | None, as_json: bool
+) -> None:
+    """Check every file of the run directory RUN and recompute every ε from its ledger.
+
+    The files are compared with manifest.json and with each other. Only --root finds a forger who
+    rewrote all of them consistently. Folders of trackers are not covered. Exit code 1 and one line
+    per mismatch if a check fails, also for a run that has not ended.
+
+    --replay takes as long as the run. It needs seeded noise, the run's data and plug-ins, its
+    version of fedsim, torch and numpy, and its kind of processor: otherwise exit code 2.
+
+    RUN may be the directory of a search (`fedsim compare FILE --select`): both of its figures are
+    recomputed from its ledger, and --root is the hash of the last record there.
+    """
+    with command_imports():
+        from fedsim.report.progress import shown_phases
+        from fedsim.runs.directory import RunDirectory
+        from fedsim.runs.run_lock import refuse_in_use
+        from fedsim.runs.verification import verify_run
+
+    if root is not None and not re.fullmatch("[0-9a-fA-F]{64}", root):
+        raise click.BadParameter(
+            f"must be 64 hexadecimal digits, got {root!r}", param_hint="--root"
+        )
+    search = OPTIONS["verify of a search"](Path(directory), root=root, replay=replay)
+    if search is not None:
+        lines = [f"{directory}: sound", *search.statement, f"root: {search.root}"]
+        _print_check(directory, search, lines, as_json=as_json, statement=search.statement)
+        return
+    run_directory = RunDirectory.open(Path(directory))
+    refuse_in_use(run_directory.path)
+    with shown_phases() as phases:
+        phases.begin("checking the files and every ε")
+        verification = verify_run(run_directory, root=root)
+        numbers: dict[str, int] | None = None
+        if replay and not verification.problems:
+            place = None if base is None else Path(base)
+            replayed = OPTIONS["verify --replay"](run_directory, base=place, phases=phases)
+            numbers = {name: getattr(replayed, name) for name in _REPLAYED}
+            verification = replace(verification, problems=replayed.problems)
+    lines = [f"{directory}: sound ({_spend_in_words(verification)})"]
+    if verification.root is not None:
+        lines.append(f"root: {verification.root}")
+    if numbers is not None:
+        repeated = ", ".join(f"{n} {name}" for name, n in numbers.items())
+        lines.append(f"replayed: {repeated}, all as recorded")
+    more = {} if numbers is None else {"replayed": numbers}
+    _print_check(directory, verification, lines, as_json=as_json, **more)
+
+
+def _print_check(
+    directory: str, found: "Verification", lines: list[str], *, as_json: bool, **more: object
+) -> None:
+    """Print the result of a check; the process exits with code 1 if there are problems.
+
+    Args:
+        directory: the checked directory.
+        found: the result; that of a search has the same fields.
+        lines: what is printed if there are no problems.
+        as_json: whether to print JSON.
+        more: further keys of the JSON.
+    """
+    if as_json:
+        print_json(
+            {
+                "sound": not found.problems,
+                "problems": list(found.problems),
+                "unchecked": list(found.unchecked),
+                "root": found.root,
+                **more,
+            }
+        )
+    elif found.problems:
+        click.echo("\n".join(f"{directory}: {problem}" for problem in found.problems), err=True)
+    else:
+        click.echo("\n".join(lines))
+    for item in found.unchecked:
+        click.echo(f"{directory}: not checked: {item}", err=True)
+    if found.problems:
+        sys.exit(ExitCode.FAILED)
+
+
+def _spend_in_words(verification: "Verification") -> str:
+    from fedsim.core.formatting import epsilon_text
+
+    largest = max((client.recomputed for client in verification.clients), default=None)
+    text = "no privacy was claimed"
+    if largest is not None:
+        text = f"largest ε = {epsilon_text(largest)}"
+    return f"{len(verification.clients)} clients recomputed, {text}"
