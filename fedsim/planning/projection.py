@@ -26,9 +26,14 @@ from fedsim.experiment import LoadedExperiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.federation.plan_checks import full_batch_note, last_round, refuse_overspending
+from fedsim.planning.alternatives import (
+    PlannedCell,
+    PlannedCorrelation,
+    plan_cells,
+    plan_correlations,
+    privacy_of,
+)
 from fedsim.planning.bounds import BoundCurve, CurveSchedule, bound_curve, even_numbers
-from fedsim.planning.cells import PlannedCell, plan_cells, privacy_of
-from fedsim.planning.round_noise import PlannedCorrelation, plan_correlations
 
 
 def experiment_curves(

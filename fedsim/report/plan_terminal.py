@@ -13,10 +13,9 @@ from fedsim.core.formatting import (
     range_text,
 )
 from fedsim.core.text_formats import csv_text
+from fedsim.planning.alternatives import OBSERVERS, PlannedCell, PlannedCorrelation
 from fedsim.planning.bounds import BoundCurve
-from fedsim.planning.cells import OBSERVERS, PlannedCell
 from fedsim.planning.projection import Plan, PlannedClient
-from fedsim.planning.round_noise import PlannedCorrelation
 from fedsim.report.terminal import (
     MAX_TABLE_CLIENTS,
     client_text,

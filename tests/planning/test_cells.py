@@ -8,7 +8,7 @@ import pytest
 from fedsim.accountant import Gaussian, PldAccountant
 from fedsim.accountant.sampler_slack import epsilon_with_slack
 from fedsim.experiment import load_experiment
-from fedsim.planning.cells import CELLS, PlannedCell
+from fedsim.planning.alternatives import CELLS, PlannedCell
 from fedsim.planning.projection import Plan, plan_experiment
 
 EXPERIMENT: dict[str, Any] = {

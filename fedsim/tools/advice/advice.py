@@ -15,7 +15,7 @@ from fedsim.core.text_formats import finite_or_none
 from fedsim.experiment import LoadedExperiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
-from fedsim.planning.cells import plan_cell
+from fedsim.planning.alternatives import plan_cell
 from fedsim.planning.projection import budget_refusal
 from fedsim.report.terminal import figure_table, print_sentence, print_table
 from fedsim.tools.advice import why_not_advised

@@ -20,7 +20,7 @@ from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.data.settings import DirichletPartition, ShardsPartition
 from fedsim.experiment import Experiment
 from fedsim.federation.federation import Federation
-from fedsim.planning.cells import privacy_of
+from fedsim.planning.alternatives import privacy_of
 
 Floats = NDArray[np.float64]
 

@@ -40,7 +40,7 @@ from fedsim.federation.client_plans import client_plans
 from fedsim.federation.federation import Federation
 from fedsim.federation.plan import schedule_of
 from fedsim.noise.correlated.strategies import BandedStrategy
-from fedsim.planning.cells import privacy_of
+from fedsim.planning.alternatives import privacy_of
 from fedsim.tools.advice.candidates import FULL, AdviceCandidate, PublicFacts
 
 Floats = NDArray[np.float64]

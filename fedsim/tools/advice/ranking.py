@@ -19,7 +19,7 @@ from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES, SamplingName
 from fedsim.experiment import ExperimentError, ExperimentWithClients, load_experiment
 from fedsim.experiment.load import with_clients
 from fedsim.federation.federation import Federation
-from fedsim.planning.cells import privacy_of
+from fedsim.planning.alternatives import privacy_of
 from fedsim.server.aggregation.weights import PlanValues, WeightingError, plan_weights
 from fedsim.server.settings import WeightingSettings
 from fedsim.tools.advice.candidates import (
