@@ -19,8 +19,7 @@ from fedsim.experiment.errors import ExperimentError, Problem, value_text
 from fedsim.experiment.messages import PathMessage, validation_messages
 from fedsim.experiment.overrides import Overrides, apply_overrides, parse_overrides
 from fedsim.experiment.references import read_public_tables
-from fedsim.experiment.rules import algorithm, clients, data, mechanisms, trust
-from fedsim.experiment.rules.sections import Sections
+from fedsim.experiment.rules import Sections, algorithm, clients, data, mechanisms, trust
 from fedsim.experiment.schema import Experiment, ExperimentWithClients
 from fedsim.experiment.shapes import field_purpose
 from fedsim.experiment.tree import Location, Node, from_python, is_broken, locate, to_python

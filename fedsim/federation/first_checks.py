@@ -19,8 +19,8 @@ from fedsim.clients.gradients.per_example import PerExampleLoss
 from fedsim.clients.local_settings import SgdSettings
 from fedsim.clients.model_checks.safety import preserve_state
 from fedsim.experiment import ExperimentWithClients
+from fedsim.experiment.rules import Sections
 from fedsim.experiment.rules.algorithm import check_declaration
-from fedsim.experiment.rules.sections import Sections
 from fedsim.federation.schedule import participation_of
 from fedsim.models.adapters import AdaptedLayer
 from fedsim.models.catalog import ModelError

@@ -11,7 +11,7 @@ from fedsim.clients.local_settings import LocalSettings, SgdSettings
 from fedsim.experiment.errors import KeyPath
 from fedsim.experiment.messages import PathMessage, args_messages, finite_messages, messages_at
 from fedsim.experiment.references import check_name
-from fedsim.experiment.rules.sections import RoundSizes, Sections
+from fedsim.experiment.rules import RoundSizes, Sections
 from fedsim.server.settings import FederationSettings
 
 _PATH: KeyPath = ("federation", "strategy")

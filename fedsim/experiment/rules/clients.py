@@ -11,7 +11,7 @@ from fedsim.core.limits import MAX_LEDGER_RECORDS
 from fedsim.experiment.errors import KeyPath, value_text
 from fedsim.experiment.messages import PathMessage, messages_at, too_many_clients
 from fedsim.experiment.references import check_file
-from fedsim.experiment.rules.sections import RoundSizes, Sections
+from fedsim.experiment.rules import RoundSizes, Sections
 from fedsim.server.participation.settings import (
     BufferedParticipation,
     CyclicParticipation,

@@ -42,7 +42,7 @@ from fedsim.experiment.references import (
     check_folder,
     check_name,
 )
-from fedsim.experiment.rules.sections import Sections
+from fedsim.experiment.rules import Sections
 from fedsim.models.catalog import LOSSES, MODELS
 from fedsim.models.features.settings import FeatureShapeError, shape_after
 from fedsim.models.settings import ModelSettings

@@ -17,8 +17,8 @@ from fedsim.clients.privacy_settings import BoundedExamplesSettings, PrivacySett
 from fedsim.core.settings import Settings
 from fedsim.experiment.errors import KeyPath
 from fedsim.experiment.messages import PathMessage
+from fedsim.experiment.rules import Sections, example_keys_of_clients
 from fedsim.experiment.rules.algorithm import built_in_algorithm
-from fedsim.experiment.rules.sections import Sections, example_keys_of_clients
 from fedsim.models.catalog import MODELS
 from fedsim.models.settings import ModelSettings
 from fedsim.pate.settings import PateSettings

@@ -12,7 +12,7 @@ from fedsim.clients.mechanisms.conditions import LINEAR_CLIPPINGS, Choices, unme
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.experiment.errors import KeyPath
 from fedsim.experiment.messages import PathMessage
-from fedsim.experiment.rules.sections import RoundSizes, Sections, example_keys_of_clients
+from fedsim.experiment.rules import RoundSizes, Sections, example_keys_of_clients
 from fedsim.models.catalog import TRAIN_METRICS
 from fedsim.noise.correlated.participation import SCHEME
 from fedsim.secagg.settings import EncodingSettings, SecAggSettings, SecureAggregationSettings

@@ -8,8 +8,8 @@ import pytest
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.experiment import ExperimentError, load_experiment
 from fedsim.experiment.references import read_public_tables
+from fedsim.experiment.rules import Sections
 from fedsim.experiment.rules.clients import check_poisson_draws
-from fedsim.experiment.rules.sections import Sections
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.settings import FederationSettings
 
