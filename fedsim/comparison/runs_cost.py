@@ -30,7 +30,7 @@ from fedsim.core.metrics import LOSS, metric_entry
 from fedsim.core.settings import written_name
 from fedsim.runs.directory import RunDirectory, RunFiles
 from fedsim.runs.files import read_yaml_object
-from fedsim.statement.observers import OBSERVER_NAMES
+from fedsim.statement.sentence import OBSERVER_NAMES
 
 TUNING = "tuning"  # the folder of a comparison's candidates
 

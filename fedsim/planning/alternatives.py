@@ -36,7 +36,7 @@ from fedsim.noise.correlated.run import strategies_for
 from fedsim.noise.correlated.strategies import INDEPENDENT
 from fedsim.planning import NOTHING_TO_PLAN
 from fedsim.server.participation.schedules import SeparatedSchedule
-from fedsim.statement.observers import OBSERVER_NAMES
+from fedsim.statement.sentence import OBSERVER_NAMES
 
 OBSERVERS = tuple(OBSERVER_NAMES)
 """The observers, from the one who sees most. A claim against one covers all that follow it."""

@@ -19,7 +19,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from fedsim.accountant.sampler_slack import sampler_slack
-from fedsim.core.formatting import epsilon_text, least_epsilon_text, percent_text
+from fedsim.core.formatting import clients_text, epsilon_text, least_epsilon_text, percent_text
 from fedsim.core.metrics import metric_name
 from fedsim.report import overview
 from fedsim.report.client_data import answers_context, client_data_context, held_out_accuracies
@@ -31,10 +31,10 @@ from fedsim.report.overview import cost_drawings, round_drawings
 from fedsim.report.plots import attack_chart, narrow_range, profile_chart, spend_chart
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.manifest import list_again
-from fedsim.statement import Facts, clients_text, statement_of
+from fedsim.statement import Facts, statement_of
 from fedsim.statement.guarantee import against_text, certificates_of
-from fedsim.statement.observers import OBSERVER_NAMES, question_of, view_of
 from fedsim.statement.result import attack_bound
+from fedsim.statement.sentence import OBSERVER_NAMES, question_of, view_of
 
 # A longer script is unreadable; privacy.json has the same events for programs.
 _MAX_EVENTS = 40

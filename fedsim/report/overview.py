@@ -26,7 +26,7 @@ from fedsim.report.experiment import sizes_text
 from fedsim.report.plots import Curve, Over, common_target, over_rounds
 from fedsim.server.round_report import numbers_of
 from fedsim.statement.guarantee import against_text, is_plain, stated_certificates, unit_text
-from fedsim.statement.observers import OBSERVER_NAMES
+from fedsim.statement.sentence import OBSERVER_NAMES
 
 _BYTES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1.0))
 _TIMES = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))

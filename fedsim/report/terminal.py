@@ -15,7 +15,7 @@ from fedsim.runs.client_columns import client_places
 from fedsim.runs.directory import KEPT, RunDirectory
 from fedsim.runs.manifest import root_of
 from fedsim.statement.guarantee import guarantee_words, is_plain, unit_text
-from fedsim.statement.observers import OBSERVER_NAMES
+from fedsim.statement.sentence import OBSERVER_NAMES
 
 # On one line: `ε = 8`, `δ = 0.001`, `± 1.2`, `22 steps`, `95 %`, `round 3`, `client 7`.
 _GLUED = re.compile(

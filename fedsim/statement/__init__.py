@@ -5,7 +5,11 @@
 `UnsupportedClaimError`, so no caller can print a claim that does not hold.
 """
 
-from fedsim.core.formatting import clients_text as clients_text
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from fedsim.statement import guarantee, limits, mechanism, result
 from fedsim.statement.attack import AttackBound as AttackBound
 from fedsim.statement.attack import Profile as Profile
 from fedsim.statement.attack import profile_of as profile_of
@@ -14,8 +18,61 @@ from fedsim.statement.facts import Facts as Facts
 from fedsim.statement.facts import MechanismFacts as MechanismFacts
 from fedsim.statement.facts import RunFacts as RunFacts
 from fedsim.statement.privacy_file import read_facts as read_facts
-from fedsim.statement.sentence import Sentence as Sentence
+from fedsim.statement.sentence import Row, Sentence
 from fedsim.statement.sentence import UnsupportedClaimError as UnsupportedClaimError
-from fedsim.statement.statement import in_words as in_words
-from fedsim.statement.statement import statement_of as statement_of
-from fedsim.statement.statement import to_json as to_json
+
+SENTENCES: tuple[Row, ...] = (
+    *guarantee.TABLE,
+    *mechanism.TABLE,
+    *result.TABLE,
+    *limits.TABLE,
+)
+
+# The points that must accompany a quoted ε.
+_CORE_POINTS = ("guarantee", "adjacency", "sampling", "accounting", "limit")
+
+_MAX_JSON_POINTS = 40
+
+
+def statement_of(facts: Facts) -> tuple[Sentence, ...]:
+    """Return all sentences that the facts support, in the order of the statement."""
+    return tuple(row(facts) for row in SENTENCES if row.holds(facts))
+
+
+def in_words(sentences: Sequence[Sentence]) -> str:
+    """Return the main sentences of the statement as one paragraph, to quote beside an ε."""
+    return " ".join(
+        sentence.text
+        for sentence in sentences
+        if sentence.point in _CORE_POINTS or sentence.kind == "warning"
+    )
+
+
+def to_json(facts: Facts) -> dict[str, Any]:
+    """Return the privacy statement as a dictionary of top-level entries of `privacy.json`.
+
+    The entries `profile` and `attack` are None if no finite ε can be stated.
+    """
+    sentences = statement_of(facts)
+    return {
+        "statement": in_words(sentences),
+        "statement_points": [sentence.to_json() for sentence in sentences],
+        "certificates": guarantee.certificates_of(facts),
+        "profile": _profile_json(facts),
+        "attack": facts.attack.to_json() if facts.is_bounded and facts.attack else None,
+    }
+
+
+def _profile_json(facts: Facts) -> dict[str, Any] | None:
+    profile = facts.profile
+    if not facts.is_bounded or profile is None:
+        return None
+    stride = max(1, math.ceil(len(profile.curve) / _MAX_JSON_POINTS))
+    return {
+        "client": profile.client,
+        "epsilon": profile.epsilon,
+        "delta": profile.delta,
+        "curve": [list(point) for point in profile.curve[::stride]],
+        "mu": profile.mu,
+        "slack": profile.slack,
+    }

@@ -11,9 +11,15 @@ from typing import Any
 
 from fedsim.core.formatting import clients_text, count_text, delta_text, epsilon_text
 from fedsim.statement.facts import COUNTING_CLIPPINGS, Facts
-from fedsim.statement.observers import OBSERVER_NAMES, core_text, view_of
 from fedsim.statement.privacy_file import Certificate
-from fedsim.statement.sentence import Said, StatementTable, is_private
+from fedsim.statement.sentence import (
+    OBSERVER_NAMES,
+    Said,
+    StatementTable,
+    core_text,
+    is_private,
+    view_of,
+)
 
 TABLE = StatementTable()
 warning = partial(TABLE.sentence, "guarantee", "warning")

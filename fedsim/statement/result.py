@@ -14,8 +14,7 @@ from fedsim.core.formatting import (
     range_text,
 )
 from fedsim.statement.facts import Facts
-from fedsim.statement.observers import question_of, view_of
-from fedsim.statement.sentence import Said, StatementTable, is_private
+from fedsim.statement.sentence import Said, StatementTable, is_private, question_of, view_of
 
 TABLE = StatementTable()
 budget = partial(TABLE.sentence, "budget", "fact")

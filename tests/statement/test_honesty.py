@@ -11,9 +11,8 @@ import statistics
 
 import pytest
 
-from fedsim.statement import Facts, MechanismFacts, statement_of
+from fedsim.statement import SENTENCES, Facts, MechanismFacts, statement_of
 from fedsim.statement import guarantee as guarantee_module
-from fedsim.statement.statement import SENTENCES
 
 KNOWN = {
     "adjacency": {"zero_out", "add_remove", "replace_one"},
@@ -153,7 +152,7 @@ def caught(honest: Facts) -> bool:
 def test_a_claim_without_its_precondition_is_caught(honest, monkeypatch, row):
     loose = dataclasses.replace(row, holds=lambda facts: bool(facts.clients))
     rows = tuple(loose if one is row else one for one in SENTENCES)
-    monkeypatch.setattr("fedsim.statement.statement.SENTENCES", rows)
+    monkeypatch.setattr("fedsim.statement.SENTENCES", rows)
     assert caught(honest)
 
 
@@ -203,5 +202,5 @@ def test_rounding_down_is_caught(honest, monkeypatch):
 def test_a_limit_that_is_left_out_is_caught(honest, monkeypatch, dropped):
     left = tuple(row for row in SENTENCES if row.identifier != dropped)
     assert len(left) < len(SENTENCES)
-    monkeypatch.setattr("fedsim.statement.statement.SENTENCES", left)
+    monkeypatch.setattr("fedsim.statement.SENTENCES", left)
     assert caught(honest)

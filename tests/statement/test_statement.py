@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedsim.statement import (
+    SENTENCES,
     Facts,
     MechanismFacts,
     UnsupportedClaimError,
@@ -18,7 +19,6 @@ from fedsim.statement import (
     to_json,
 )
 from fedsim.statement.guarantee import TABLE, guarantee, simulated_guarantee
-from fedsim.statement.statement import SENTENCES
 
 # How an ε, a δ or the word itself could be claimed.
 FINITE = re.compile(r"ε(?:_k)?(?: of client \d+)?\s*(?:is|=|≤|<)\s*\d|at δ|μ\s*=|\d% of")

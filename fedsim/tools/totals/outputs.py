@@ -16,7 +16,7 @@ from fedsim.accountant.trust import CLAIMED_AGAINST
 from fedsim.core.formatting import count_text, delta_text, epsilon_text
 from fedsim.report.terminal import MAX_TABLE_CLIENTS, figure_table, print_sentence, print_table
 from fedsim.runs.directory import RunDirectory, RunFiles
-from fedsim.statement.observers import OBSERVER_NAMES
+from fedsim.statement.sentence import OBSERVER_NAMES
 from fedsim.tools.totals.sources import EVERYONE, Source, SourceError
 from fedsim.tools.totals.totals import Totals
 from fedsim.tools.totals.training import TrainingReport

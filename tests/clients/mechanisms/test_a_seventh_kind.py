@@ -33,7 +33,7 @@ from fedsim.noise.sources import Keystream, NoiseSource, SeededNoise
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
-from fedsim.statement import statement
+from fedsim.statement import SENTENCES
 from fedsim.statement.mechanism import row_of
 from fedsim.tools.replay import replay_run
 
@@ -186,8 +186,8 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("fedsim.clients.mechanisms.laplace_update")
     vars(module)["draft"] = draft
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    sentences = (*statement.SENTENCES, row_of(LAPLACE))
-    monkeypatch.setattr(statement, "SENTENCES", sentences)
+    sentences = (*SENTENCES, row_of(LAPLACE))
+    monkeypatch.setattr("fedsim.statement.SENTENCES", sentences)
 
 
 def test_a_new_kind_is_planned_trained_charged_stated_verified_and_replayed(tmp_path: Path) -> None:
