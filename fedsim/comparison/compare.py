@@ -36,9 +36,8 @@ from fedsim.comparison.page import write_page
 from fedsim.comparison.results import ComparisonError, Results, summarise
 from fedsim.comparison.runs_cost import TUNING, cost_of_tuned, tuning_cost, tuning_of_runs
 from fedsim.comparison.terminal import notebook_comparison
-from fedsim.comparison.tune import load_candidates, tuned_comparison
 from fedsim.comparison.variants import arm_notes
-from fedsim.comparison.vary import Vary, load_varied
+from fedsim.comparison.vary import Vary, load_candidates, load_varied, tuned_comparison
 from fedsim.experiment.errors import did_you_mean
 from fedsim.experiment.overrides import Overrides
 from fedsim.experiment.tree import Node

@@ -9,7 +9,7 @@ import yaml
 import fedsim
 from fedsim.comparison.load import LoadedComparison, load_comparison
 from fedsim.comparison.settings import TuneSettings
-from fedsim.comparison.tune import FACTORS, load_candidates
+from fedsim.comparison.vary import FACTORS, load_candidates
 from fedsim.experiment import ExperimentError
 
 VARIANTS = {"plain": {"arm": "plain"}, "dp": {"local.optimizer.lr": 2.0}}
