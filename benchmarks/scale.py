@@ -180,7 +180,7 @@ def run(folder: Path, clients: int, plan: Plan) -> Figures:
     from fedsim.report.html import write_report
     from fedsim.runs.directory import RunDirectory
     from fedsim.runs.runner import run_experiment
-    from fedsim.runs.verification.verify import verify_run
+    from fedsim.runs.verification import verify_run
 
     experiment, out = plan.experiment(clients), folder / "run"
     clock, begin = Clock(last=plan.rounds - 1), now()

@@ -10,7 +10,7 @@ from fedsim.runs.directory import RunDirectory
 from fedsim.runs.manifest import write_manifest
 from fedsim.runs.recorded_figures import CLIENT_DATA
 from fedsim.runs.runner import run_experiment
-from fedsim.runs.verification.verify import verify_run
+from fedsim.runs.verification import verify_run
 
 CLIENTS = 4
 EXPERIMENT: dict[str, Any] = {

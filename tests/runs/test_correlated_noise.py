@@ -25,7 +25,7 @@ from fedsim.protocol.messages import TrainReply, TrainRequest
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.resume import refuse_changes
 from fedsim.runs.runner import run_experiment
-from fedsim.runs.verification.verify import verify_run
+from fedsim.runs.verification import verify_run
 from fedsim.statement import read_facts
 from fedsim.tools.attack.audit import audit_experiment
 from fedsim.tools.replay import replay_run

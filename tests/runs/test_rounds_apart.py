@@ -27,7 +27,7 @@ from fedsim.noise.correlated.settings import BltSettings
 from fedsim.planning.projection import plan_experiment
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import RunFailedError, run_experiment
-from fedsim.runs.verification.verify import verify_run
+from fedsim.runs.verification import verify_run
 from fedsim.server.aggregation.noisy_sum import NoisySum, ServerNoise
 from fedsim.server.participation.schedules import SeparatedSchedule
 from fedsim.statement import read_facts

@@ -8,7 +8,7 @@ import pytest
 from fedsim.accountant.ledger.journal import FileJournal, JournalWriteError
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import RunFailedError, run_experiment
-from fedsim.runs.verification.verify import verify_run
+from fedsim.runs.verification import verify_run
 from fedsim.server.aggregation import noisy_sum
 from fedsim.tools.replay import replay_run
 

@@ -13,9 +13,8 @@ from fedsim.runs.directory import RunDirectory, RunFiles
 from fedsim.runs.manifest import write_manifest
 from fedsim.runs.recorded_terms import TERMS
 from fedsim.runs.runner import run_experiment
-from fedsim.runs.verification import verify_run
+from fedsim.runs.verification import environment_problems, verify_run
 from fedsim.runs.verification.plans import plan_problems
-from fedsim.runs.verification.verify import environment_problems
 
 EXPERIMENT: dict[str, Any] = {
     "name": "verify",

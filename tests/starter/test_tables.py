@@ -15,7 +15,7 @@ from fedsim.experiment import load_experiment
 from fedsim.planning.validation import check_data
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import run_experiment
-from fedsim.runs.verification.verify import verify_run
+from fedsim.runs.verification import verify_run
 from fedsim.starter import StarterError
 from fedsim.starter.tables import write_table_experiment
 

@@ -2,7 +2,7 @@
 
 | module | compares |
 |---|---|
-| `verify.py` | the files and `manifest.json`; figures and words computed from other files |
+| `__init__.py` | the files and `manifest.json`; figures and words computed from other files |
 | `spend.py` | `ledger.jsonl` and `privacy.json`: chains, sums, every ε recomputed |
 | `plans.py` | ledger and `privacy.json` with `experiment.yaml`: q, z, δ, steps |
 | `plans.py` | `rounds.jsonl` with the schedule, the ledger and the checkpoint |
@@ -11,6 +11,266 @@ q is the sampling rate and z the noise multiplier. No file outside of the run di
 or read, since a plug-in or a table may have any content.
 """
 
-from fedsim.runs.verification.spend import Checked as Checked
-from fedsim.runs.verification.verify import Verification as Verification
-from fedsim.runs.verification.verify import verify_run as verify_run
+import statistics
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+from fedsim.runs.client_columns import clients_table
+from fedsim.runs.directory import KEPT, RunDirectory, RunFiles
+from fedsim.runs.files import alike, read_bytes
+from fedsim.runs.manifest import (
+    FILE,
+    ManifestError,
+    changed_files,
+    read_manifest,
+    uncovered_folders,
+)
+from fedsim.runs.recorded_figures import FIGURES, is_scored, public_metrics
+from fedsim.runs.recorded_terms import TERMS, recorded_terms
+from fedsim.runs.records import repeated_failures
+from fedsim.runs.saved_model import read_model_card
+from fedsim.runs.verification.plans import (
+    charge_problems,
+    checkpoint_problems,
+    plan_problems,
+    schedule_problems,
+    unread_tables,
+)
+from fedsim.runs.verification.spend import (
+    Checked,
+    attempt,
+    check_spend,
+    ledger_problems,
+    number,
+    same_number,
+)
+from fedsim.server.round_report import numbers_of
+from fedsim.statement import read_facts, to_json
+from fedsim.statement.privacy_file import ledger_digest
+
+_METRICS = ("test_", "clients_")
+_SAME = 1e-6  # relative difference of a figure of the statement between machines
+_BETWEEN_METHODS = 1e-3  # excess of ε by the server's accountant over a client's accountant
+_EARLY_ENDS = ("stopped", "interrupted", "failed")
+
+
+def spend_figure_problems(files: RunFiles) -> Iterator[str]:
+    """Yield a line for each ε or δ of the whole federation that contradicts the clients' values."""
+    privacy, rows = files.privacy, files.privacy["clients"]
+    if privacy["accountant"] is not None:
+        epsilons = [number(row["epsilon"]) for row in rows]
+        if not same_number(number(privacy["system_epsilon"]), max(epsilons)):
+            yield f"system_epsilon is not the largest ε of any client, {max(epsilons):.6g}"
+        expected = {"max": max(epsilons), "median": statistics.median(epsilons)}
+        expected |= {"min": min(epsilons)}
+        stated = files.summary["epsilon"]
+        wrong = [name for name in expected if not same_number(number(stated[name]), expected[name])]
+        if "max" in wrong:
+            yield f"summary.json does not name the largest ε, {max(epsilons):.6g}"
+        elif wrong:
+            yield f"summary.json does not name the {wrong[0]} ε, {expected[wrong[0]]:.6g}"
+        if files.summary["delta"] != max(row["delta"] for row in files.clients):
+            yield "summary.json does not name the largest δ"
+    elif privacy["system_epsilon"] is not None or files.summary["epsilon"] is not None:
+        yield "a federation without privacy names an ε"
+    if read_bytes(files.directory.path / "clients.csv") != clients_table(rows).encode():
+        yield "clients.csv and privacy.json disagree"
+
+
+def statement_problems(files: RunFiles) -> Iterator[str]:
+    """Yield a line for each difference between the privacy statement and the recorded facts."""
+    privacy = files.privacy
+    is_private = privacy["accountant"] is not None
+    if is_private and privacy.get("ledger_digest") != ledger_digest(privacy["clients"]):
+        yield "ledger_digest is not that of the clients' ledgers"
+    finite = is_private and all(row["epsilon"] is not None for row in privacy["clients"])
+    if privacy["private"] is not finite:
+        yield f"privacy.json says private: {privacy['private']}, and its clients say {finite}"
+    recorded = {key: value for key, value in privacy.items() if key != "attack"}  # computed again
+    for key, expected in to_json(read_facts(recorded)).items():
+        if not alike(privacy.get(key), expected, relative=_SAME, absolute=_SAME**2):
+            part = "statement" if key.startswith("statement") else key
+            yield f"the {part} does not follow from the figures beside it"
+
+
+def environment_problems(files: RunFiles) -> Iterator[str]:
+    """Yield a line for each version, seed or privacy setting on which two files disagree."""
+    environment, experiment, privacy = files.environment, files.experiment, files.privacy
+    if files.has_checkpoint:
+        files.directory.read_inputs()  # refuses an environment.json that did not begin the run
+    if environment["seed"] != experiment.seed:
+        yield f"environment.json has seed {environment['seed']}, experiment.yaml {experiment.seed}"
+    if environment["fedsim"] != privacy["version"]:
+        yield (
+            f"environment.json is of fedsim {environment['fedsim']}, privacy.json of "
+            f"{privacy['version']}"
+        )
+    planned, recorded = recorded_terms(experiment), cast(dict[str, Any], privacy)
+    for name in TERMS:
+        if recorded.get(name) != planned.get(name):
+            yield (
+                f"{name} is {recorded.get(name)} in privacy.json and {planned.get(name)} in "
+                "experiment.yaml"
+            )
+    if (privacy["secure_aggregation"] is None) != (experiment.secure_aggregation is None):
+        yield "privacy.json and experiment.yaml disagree on secure_aggregation"
+
+
+def model_card_problems(files: RunFiles) -> Iterator[str]:
+    """Yield a line if the header of the final model's file contradicts the other files."""
+    summary, row = files.summary, files.last_round
+    if row is None or not is_scored(summary["status"], summary["rounds"]):
+        return
+    card = read_model_card(files.directory.path)
+    same = (card.experiment, card.rounds, dict(card.metrics), card.statement)
+    statement = files.privacy["statement"]
+    if same != (summary["name"], summary["rounds"], public_metrics(row), statement):
+        yield "the header of model.safetensors does not say what the other files say"
+
+
+def summary_problems(files: RunFiles) -> Iterator[str]:
+    """Yield a line for each value of `summary.json` that differs from `rounds.jsonl`."""
+    summary, rows, planned = files.summary, files.rounds, files.experiment.federation.rounds
+    status, rounds = summary["status"], summary["rounds"]
+    if summary["name"] != files.experiment.name:
+        yield f"summary.json names {summary['name']!r}, experiment.yaml {files.experiment.name!r}"
+    if status not in ("completed", *_EARLY_ENDS):
+        yield f"summary.json has the status {status!r}"
+    if (summary["reason"] is None) != (status == "completed"):
+        yield f"a run that {status} has the reason {summary['reason']!r}"
+    if status == "completed" and rounds != planned:
+        yield f"a completed run has {rounds} of {planned} rounds"
+    # A round after which the run failed, or was interrupted, has its row and no checkpoint.
+    possible = {rounds, rounds + 1} if status in ("failed", "interrupted") else {rounds}
+    if len(rows) not in possible:
+        yield f"summary.json has {rounds} rounds, rounds.jsonl {len(rows)}"
+    last = numbers_of(cast(dict[str, Any], rows[-1]), _METRICS) if rows else {}
+    if numbers_of(summary, _METRICS) != last:
+        yield "the metrics of summary.json are not those of the last round"
+    if summary["seconds"] != round(sum(row["seconds"] for row in rows), 3):
+        yield "the seconds of summary.json are not those of its rounds"
+    if summary.get("repeated_failures", []) != repeated_failures(rows):
+        yield "the repeated failures of summary.json are not those of its rounds"
+    yield from _epsilon_of_rounds(files)
+
+
+def _epsilon_of_rounds(files: RunFiles) -> Iterator[str]:
+    """Yield a problem if the largest ε falls over the rounds, or exceeds the final ε."""
+    system = files.privacy["system_epsilon"]
+    before = 0.0
+    for row in files.rounds:
+        if files.privacy["accountant"] is None:
+            if row["epsilon_max"] is not None:
+                yield f"round {row['round']} of a federation without privacy names an ε"
+            continue
+        has_charges = before > 0 or row["epsilon_max"] is not None or system is None
+        now = number(row["epsilon_max"]) if has_charges else 0.0
+        if now < before * (1 - _BETWEEN_METHODS) or now > number(system) + _BETWEEN_METHODS:
+            yield f"round {row['round']}: the largest ε of rounds.jsonl cannot be {now:.6g}"
+            return
+        before = now
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The result of the check of a run.
+
+    Attributes:
+        clients: the recorded and the recomputed ε of each client whose ε could be recomputed.
+        problems: one line of text for each mistake that was found; empty for a sound run.
+        unchecked: one line of text for each fact that could not be checked.
+        root: the digest of all records in the manifest; None if the manifest is missing or damaged.
+    """
+
+    clients: tuple[Checked, ...]
+    problems: tuple[str, ...]
+    unchecked: tuple[str, ...] = ()
+    root: str | None = None
+
+
+# Each check, with the names of the files that it reads.
+_CHECKS: tuple[tuple[str, Callable[[RunFiles], Iterable[str]]], ...] = (
+    ("privacy.json, summary.json and clients.csv", spend_figure_problems),
+    ("privacy.json", statement_problems),
+    ("environment.json, experiment.yaml and privacy.json", environment_problems),
+    ("rounds.jsonl, checkpoint and ledger.jsonl", schedule_problems),
+    ("rounds.jsonl and ledger.jsonl", charge_problems),
+    ("checkpoint/model.safetensors and rounds.jsonl", checkpoint_problems),
+    ("summary.json and rounds.jsonl", summary_problems),
+    *((figure.reads, figure.problems) for figure in FIGURES),
+    ("model.safetensors, summary.json, rounds.jsonl and privacy.json", model_card_problems),
+    ("experiment.yaml, privacy.json and ledger.jsonl", plan_problems),
+)
+
+
+def verify_run(
+    directory: RunDirectory, *, root: str | None = None, pages: bool = True
+) -> Verification:
+    """Check every file of an ended run, and return the result.
+
+    Guarantee: in a sound result every file is the one that `manifest.json` lists, and there is no
+    other file outside of trackers' folders. The records of every client form an unbroken hash
+    chain, whose last hash is in `privacy.json`. The ledgers in that file are the sums of the
+    records. Two accountants confirm every reported ε: the run's accountant to equality, the looser
+    one by a larger bound. Every participation in `rounds.jsonl` has a record. Every record has the
+    sampling rate, the noise, the δ and the steps that `experiment.yaml` plans for the recorded
+    client sizes.
+
+    Only `root` shows a forgery that rewrites all files consistently, the manifest included.
+
+    Args:
+        directory: the run directory.
+        root: the digest of all records that the user kept elsewhere, to compare with the manifest;
+            None compares nothing.
+        pages: whether pages such as `report.html` are checked, too.
+
+    Raises:
+        DamagedRunError: `environment.json` is missing or damaged.
+        SchemaError: the run has another schema, which these checks do not know.
+    """
+    directory.read_version()
+    files = RunFiles(directory)
+    if not any((directory.path / name).exists() for name in ("summary.json", FILE)):
+        unfinished = (
+            "unfinished: it has no summary.json, so it is still running or was killed; finish it "
+            f"with fedsim run FILE --out {directory.path} --resume"
+        )
+        return Verification((), (unfinished,))
+    unchecked = [
+        f"{folder}/, the files of a tracker, which {FILE} does not cover"
+        for folder in uncovered_folders(directory)
+    ]
+    if not files.has_checkpoint:
+        unchecked.append(f"{KEPT}, which was kept back: the final model is not compared with it")
+    problems, found_root = _against_manifest(directory, root, pages=pages)
+    broken = attempt("ledger.jsonl", lambda: ledger_problems(files))
+    if broken:  # without a whole ledger, other problems mean nothing
+        return Verification((), (*problems, *broken), tuple(unchecked), found_root)
+    checked: list[Checked] = []
+    problems += attempt("privacy.json and ledger.jsonl", lambda: check_spend(files, checked))
+    unchecked += attempt("experiment.yaml", lambda: unread_tables(files))
+    for names, check in _CHECKS:
+        problems += attempt(names, lambda check=check: check(files))
+    return Verification(
+        tuple(checked), tuple(dict.fromkeys(problems)), tuple(unchecked), found_root
+    )
+
+
+def _against_manifest(
+    directory: RunDirectory, root: str | None, *, pages: bool
+) -> tuple[list[str], str | None]:
+    """Return the differences between the files and the manifest, and the manifest's root."""
+    try:
+        manifest = read_manifest(directory)
+    except ManifestError as error:
+        ways_out = (
+            "every run ends with one, so it was removed or changed, or the run was killed at its "
+            "very end: restore it from a copy, or let fedsim run FILE --out "
+            f"{directory.path} --resume write it anew for the files as they are now"
+        )
+        return [f"{error}; {ways_out}"], None
+    problems = attempt(FILE, lambda: changed_files(directory, manifest, pages=pages))
+    if root is not None and root.lower() != manifest.root:
+        problems.append(f"the root of its records is {manifest.root}, not the given {root.lower()}")
+    return problems, manifest.root

@@ -12,7 +12,7 @@ from fedsim.experiment import ExperimentError, load_experiment
 from fedsim.planning.validation import find_footprint
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import run_experiment
-from fedsim.runs.verification.verify import verify_run
+from fedsim.runs.verification import verify_run
 from fedsim.tools.deployment.flower_app import write_app
 from fedsim.tools.deployment.policy import NodePolicy
 from fedsim.tools.deployment.policy_rules import PolicyRefusalError, check_experiment

@@ -14,7 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import run_experiment
-from fedsim.runs.verification.verify import verify_run
+from fedsim.runs.verification import verify_run
 from fedsim.simulation.ray import engine
 from fedsim.simulation.ray.engine import RayEngine
 from fedsim.simulation.settings import RuntimeSettings
