@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "curve": "fedsim.tools.curve:curve_command",
-    "totals": "fedsim.tools.totals.command:account_command",
-    "audit": "fedsim.tools.attack.command:audit_command",
-    "deploy": "fedsim.tools.deployment.commands:deploy_command",
-    "node-policy": "fedsim.tools.deployment.commands:node_policy_command",
-    "client-key": "fedsim.tools.deployment.commands:client_key_command",
-    "helper-key": "fedsim.tools.deployment.commands:helper_key_command",
+    "totals": "fedsim.tools.totals:account_command",
+    "audit": "fedsim.tools.attack:audit_command",
+    "deploy": "fedsim.tools.deployment:deploy_command",
+    "node-policy": "fedsim.tools.deployment:node_policy_command",
+    "client-key": "fedsim.tools.deployment:client_key_command",
+    "helper-key": "fedsim.tools.deployment:helper_key_command",
 }
 """The commands of tools, by name."""
 

@@ -3,3 +3,135 @@
 `flower_app` writes an experiment as a Flower app. That app runs `server_app` next to the SuperLink
 and `client_app` on every SuperNode. `node_state` keeps the state of a node on disk.
 """
+
+from pathlib import Path
+
+import click
+
+from fedsim.cli.options import fail, json_option, overrides_argument, print_json
+from fedsim.core.errors import ExitCode
+
+
+@click.command("deploy", short_help="Write FILE as a Flower app for SuperNodes.")
+@click.argument("file", type=click.Path())
+@overrides_argument
+@click.option("--out", type=click.Path(), required=True, help="The app's directory, new or empty.")
+@json_option
+def deploy_command(file: str, overrides: tuple[str, ...], out: str, as_json: bool) -> None:
+    """Write FILE as a Flower app for `flwr run`, on a SuperLink and SuperNodes.
+
+    docs/howto/deployment.md describes every step.
+    """
+    from fedsim.experiment import load_experiment
+    from fedsim.tools.deployment.flower_app import write_app
+
+    loaded = load_experiment(file, overrides)
+    app = write_app(loaded, Path(out))
+    privacy = loaded.experiment.privacy
+    if privacy is not None and privacy.noise == "seeded":
+        click.echo(
+            "warning: privacy.noise is seeded: the server and every reader of the app know the "
+            "seed and can subtract the noise; where data need protection, set privacy.noise=secure",
+            err=True,
+        )
+    secure = loaded.experiment.secure_aggregation
+    if privacy is not None and privacy.trust.name == "distributed" and secure is not None:
+        for key in ("helper_fingerprints", "client_fingerprints"):
+            if not getattr(secure.keys, key):
+                click.echo(
+                    f"warning: secure_aggregation.keys.{key} is empty: nothing keeps the server "
+                    "to the protocol, so the statement will claim the ε against the server alone",
+                    err=True,
+                )
+    if as_json:
+        print_json(
+            {
+                "path": str(app.path),
+                "clients": app.num_nodes,
+                "node_files": [str(file) for file in app.node_files],
+                "plugin_digest": app.plugin_digest,
+            }
+        )
+        return
+    nodes = f"a Flower app for {app.num_nodes} SuperNodes"
+    click.echo(f"{app.path}: {nodes}; see docs/howto/deployment.md")
+    if app.plugin_digest is not None:
+        click.echo(f"plugin_digests of a node's policy: {app.plugin_digest}")
+    for path in app.node_files:
+        click.echo(f"not in the app: {path}; copy it to this path on every node", err=True)
+
+
+@click.command("node-policy", short_help="Write or check the policy of a SuperNode in FILE.")
+@click.argument("file", type=click.Path())
+@click.option("--check", is_flag=True, help="Check FILE and print what it allows.")
+@click.option("--plan", metavar="EXPERIMENT", help="Check an experiment against FILE.")
+def node_policy_command(file: str, check: bool, plan: str | None) -> None:
+    """Write a commented policy for a SuperNode to FILE, or check the one in FILE.
+
+    The policy limits what a server can ask of the node. docs/howto/deployment.md describes it.
+    --plan checks the settings and plug-ins of EXPERIMENT and prints the digest of its privacy plan
+    for plan_digests; it reads the data, whose sizes are a part of the plan, and runs plug-ins.
+    """
+    from fedsim.tools.deployment.policy import load_policy, write_template
+
+    path = Path(file)
+    if plan is not None:
+        from fedsim.experiment import load_experiment
+        from fedsim.federation.assembly import assemble
+        from fedsim.tools.deployment.policy_rules import check_experiment
+
+        loaded = load_experiment(Path(plan))
+        check_experiment(load_policy(path), loaded)
+        click.echo(assemble(loaded, ledger=None).plan.digest)
+        return
+    if not check:
+        write_template(path)
+        click.echo(f"{path}: a new policy; edit it, then run: fedsim node-policy {path} --check")
+        return
+    policy = load_policy(path)
+    click.echo(f"{path}: ok")
+    for line in policy.lines():
+        click.echo(f"  {line}")
+
+
+@click.command("helper-key", short_help="Create a helper's key and print its fingerprint.")
+@click.argument("file", type=click.Path())
+@json_option
+def helper_key_command(file: str, as_json: bool) -> None:
+    """Create the lasting key of a helper of secure aggregation in FILE and print its fingerprint.
+
+    If FILE exists, only the fingerprint of its key is printed. Keep the file on the helper's
+    machine, and put the fingerprint into secure_aggregation.keys.helper_fingerprints, so that
+    clients can pin the key.
+    """
+    _lasting_key(Path(file), "helper", as_json=as_json)
+
+
+@click.command("client-key", short_help="Create a client's key and print its fingerprint.")
+@click.argument("file", type=click.Path())
+@json_option
+def client_key_command(file: str, as_json: bool) -> None:
+    """Create the lasting key of a client of secure aggregation in FILE and print its fingerprint.
+
+    If FILE exists, only the fingerprint of its key is printed. Keep the file on the client's
+    machine, and put the fingerprint into secure_aggregation.keys.client_fingerprints, so that
+    helpers count only clients that exist.
+    """
+    _lasting_key(Path(file), "client", as_json=as_json)
+
+
+def _lasting_key(path: Path, owner: str, *, as_json: bool) -> None:
+    from fedsim.federation.secure_setup import make_lasting_key, read_lasting_key
+    from fedsim.secagg.errors import PublicKeyError
+
+    made = not path.exists()
+    try:
+        key = make_lasting_key(path) if made else read_lasting_key(path)
+    except (OSError, PublicKeyError) as error:
+        fail(str(error), ExitCode.WRONG_INPUT)
+    if as_json:
+        print_json({"path": str(path), "fingerprint": key.fingerprint, "made": made})
+        return
+    click.echo(key.fingerprint)
+    if made:
+        click.echo(f"{path}: a new key; keep it on the machine of the {owner}", err=True)
