@@ -119,9 +119,20 @@ def circles(graph: dict[str, set[str]]) -> list[str]:
 
 
 def without_facades(graph: dict[str, set[str]]) -> dict[str, set[str]]:
-    """Return the graph without packages' `__init__.py`, which name what is inside for users."""
-    facades = {module for module, path in modules().items() if path.name == "__init__.py"}
+    """Return the graph without each `__init__.py` that only names for users what is inside."""
+    facades = {
+        module
+        for module, path in modules().items()
+        if path.name == "__init__.py" and not defines_something(path)
+    }
     return {module: graph[module] - facades for module in graph.keys() - facades}
+
+
+def defines_something(path: Path) -> bool:
+    """Return whether a file has classes or functions; `__getattr__` only finds names of others."""
+    kinds = (ast.ClassDef, ast.FunctionDef)
+    body = ast.parse(path.read_text()).body
+    return any(isinstance(node, kinds) and not node.name.startswith("__") for node in body)
 
 
 @in_checkout
