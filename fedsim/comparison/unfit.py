@@ -23,10 +23,6 @@ from fedsim.comparison.outcomes import RunOutcome, finite_values
 from fedsim.comparison.statistics import CONFIDENCE, largest_of, paired_difference, t_interval
 from fedsim.core.metrics import GROUP_ACCURACY, LOSS, metric_entry
 
-# Metrics of predicted classes whose value for a constant answer is not known.
-_OF_CLASSES = tuple(
-    f"test_{name}" for name in ("f1", "precision", "recall", "f1_macro", "f1_weighted")
-)
 _SAME_EPSILON = 0.02  # relative: calibration leaves as much
 _MISSING = object()
 
@@ -118,14 +114,14 @@ def _unfit(
     most = next((scored.majority_class for scored in scores), None)
     pairs = _against_constant(metric, finished)
     losses = [other for _, other in _against_constant(f"test_{LOSS}", finished)]
-    constant = None
+    constant, entry = None, metric_entry(metric)
     if pairs and fmean(_gains(metric, pairs)) <= 0.0:
         constant = fmean([value for _, value in pairs])
     return UnfitVariant(
         variant=name,
         constant=constant,
         answer=single if constant is None else most,
-        is_constant=constant is not None or (metric in _OF_CLASSES and single is not None),
+        is_constant=constant is not None or (entry.one_class_is_constant and single is not None),
         has_useless_loss=_has_useless_loss(metric, finished),
         constant_loss=fmean(losses) if losses else None,
         worse_than=worse_than,

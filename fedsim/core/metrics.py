@@ -1,7 +1,7 @@
 """Catalogue of the built-in metrics: unit and bounds of each, and whether larger is better.
 
-The module can be imported without torch and numpy. A new metric is added here and in
-`fedsim/models/scores/metrics.py`.
+The module can be imported without torch and numpy. A new metric is added here, and its function in
+`fedsim/models/scores/`: in `classes.py`, or for numbers in `metrics.py`.
 """
 
 import math
@@ -41,6 +41,8 @@ class MetricEntry:
         words: the metric's name in texts for people. "" means that its key is shown, with spaces.
         constant: the metric's value for the best constant prediction; None if this value depends on
             the targets.
+        one_class_is_constant: whether a model that always predicts one class counts as a constant
+            prediction; for metrics of predicted classes without a known value of `constant`.
     """
 
     description: str
@@ -52,6 +54,7 @@ class MetricEntry:
     bounds: tuple[float, float] = (-math.inf, math.inf)
     words: str = ""
     constant: float | None = None
+    one_class_is_constant: bool = False
 
 
 def _classes(
@@ -62,6 +65,7 @@ def _classes(
     in_percent: bool = False,
     least: float = 0.0,
     constant: float | None = None,
+    one_class_is_constant: bool = False,
 ) -> MetricEntry:
     tasks: tuple[TaskName, ...] = ("classification", "labels")
     return MetricEntry(
@@ -72,6 +76,7 @@ def _classes(
         in_percent=in_percent,
         bounds=(least, 1.0),
         constant=constant,
+        one_class_is_constant=one_class_is_constant,
     )
 
 
@@ -106,12 +111,21 @@ METRICS: dict[str, MetricEntry] = {
     "f1": _classes(
         "F1 of class 1; of three classes or more, or several labels, their mean (f1_score)",
         several=True,
+        one_class_is_constant=True,
     ),
-    "precision": _classes("precision, averaged as f1 is (precision_score)", several=True),
-    "recall": _classes("recall, averaged as f1 is (recall_score)", several=True),
-    "f1_macro": _classes("mean F1 of all classes (f1_score, macro)", several=True),
+    "precision": _classes(
+        "precision, averaged as f1 is (precision_score)", several=True, one_class_is_constant=True
+    ),
+    "recall": _classes(
+        "recall, averaged as f1 is (recall_score)", several=True, one_class_is_constant=True
+    ),
+    "f1_macro": _classes(
+        "mean F1 of all classes (f1_score, macro)", several=True, one_class_is_constant=True
+    ),
     "f1_weighted": _classes(
-        "mean F1 of all classes, weighted by examples (f1_score, weighted)", several=True
+        "mean F1 of all classes, weighted by examples (f1_score, weighted)",
+        several=True,
+        one_class_is_constant=True,
     ),
     "auc": _classes(
         "area under the ROC curve of class 1; of more classes, the mean of each against the rest "

@@ -9,7 +9,9 @@ test set nor predicted. Areas under curves are means over the classes for which 
 both positive and negative examples.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -177,3 +179,24 @@ def _average_precision(true: NDArray[np.bool_], scores: Array) -> float:
     positives = np.cumsum(true[order])[last]
     precisions = positives / (np.flatnonzero(last) + 1)
     return float((np.diff(positives, prepend=0) * precisions).sum() / true.sum())
+
+
+FUNCTIONS: Mapping[str, Callable[[Any], float | list[float]]] = {
+    "balanced_accuracy": balanced_accuracy,
+    "f1": f1,
+    "precision": precision,
+    "recall": recall,
+    "f1_macro": f1_macro,
+    "f1_weighted": f1_weighted,
+    "auc": auc,
+    "average_precision": average_precision,
+    "log_loss": log_loss,
+    "mcc": matthews,
+    "kappa": kappa,
+    "top_3_accuracy": partial(top_accuracy, k=3),
+    "top_5_accuracy": partial(top_accuracy, k=5),
+    "recall_per_class": recall_per_class,
+    "precision_per_class": precision_per_class,
+    "f1_per_class": f1_per_class,
+}
+"""The function of each metric of classes or labels, by the metric's name in `METRICS`."""

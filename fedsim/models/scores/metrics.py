@@ -7,7 +7,6 @@ as means over the columns of the targets.
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,7 @@ from fedsim.core.metrics import METRICS, metric_key, wrong_task
 from fedsim.core.plugins import plugin_calls, resolve
 from fedsim.core.text_formats import finite_or_none
 from fedsim.models.catalog import MetricError
-from fedsim.models.scores import classes
-from fedsim.models.scores.classes import precision_per_class, recall_per_class
+from fedsim.models.scores.classes import FUNCTIONS, precision_per_class, recall_per_class
 from fedsim.models.scores.predictions import (
     Array,
     ClassPredictions,
@@ -72,22 +70,7 @@ def _errors(predictions: NumberPredictions) -> Array:
 
 # `Task.metrics` computes accuracy, mse and r2 batch by batch.
 _FUNCTIONS: dict[str, Callable[[Any], MetricValue]] = {
-    "balanced_accuracy": classes.balanced_accuracy,
-    "f1": classes.f1,
-    "precision": classes.precision,
-    "recall": classes.recall,
-    "f1_macro": classes.f1_macro,
-    "f1_weighted": classes.f1_weighted,
-    "auc": classes.auc,
-    "average_precision": classes.average_precision,
-    "log_loss": classes.log_loss,
-    "mcc": classes.matthews,
-    "kappa": classes.kappa,
-    "top_3_accuracy": partial(classes.top_accuracy, k=3),
-    "top_5_accuracy": partial(classes.top_accuracy, k=5),
-    "recall_per_class": classes.recall_per_class,
-    "precision_per_class": classes.precision_per_class,
-    "f1_per_class": classes.f1_per_class,
+    **FUNCTIONS,
     "rmse": rmse,
     "mae": mae,
     "median_absolute_error": median_absolute_error,
