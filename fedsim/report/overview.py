@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -25,6 +25,7 @@ from fedsim.report.drawing import inline_svg
 from fedsim.report.experiment import sizes_text
 from fedsim.report.plots import Curve, Over, common_target, over_rounds
 from fedsim.server.round_report import numbers_of
+from fedsim.statement.facts import Outcome
 from fedsim.statement.guarantee import against_text, is_plain, stated_certificates, unit_text
 from fedsim.statement.sentence import OBSERVER_NAMES
 
@@ -311,18 +312,18 @@ def _cell(scores: dict[str, float | None], name: str) -> str:
     return metric_text(name, scores[name]) if name in scores else "–"
 
 
+_UNBOUNDED: Mapping[Outcome, Card] = {
+    "no privacy": Card("Guarantee", "none", "no differential privacy", kind="none"),
+    "infinite": Card("Guarantee", "ε = ∞", "no bound for the federation", kind="none"),
+    "withheld": Card("Guarantee", "none", "the reported ε is not supported", kind="none"),
+    "nothing released": Card("Guarantee", "ε = 0", "nothing was released", kind="guarantee"),
+}
+
+
 def _guarantee_cards(contents: RunContents) -> list[Card]:
-    """Return a card for each certificate of an observer, or one with the reason for none."""
+    """Return a card for each certificate of an observer, after one with the reason for none."""
     facts = contents.facts
-    if not facts.is_private:
-        return [Card("Guarantee", "none", "no differential privacy", kind="none")]
-    if not facts.has_charges and math.isfinite(facts.epsilon) and not facts.objections:
-        return [Card("Guarantee", "ε = 0", "nothing was released", kind="guarantee")]
-    cards = []
-    if math.isinf(facts.epsilon):
-        cards = [Card("Guarantee", "ε = ∞", "no bound for the federation", kind="none")]
-    elif facts.objections:
-        cards = [Card("Guarantee", "none", "the reported ε is not supported", kind="none")]
+    cards = [] if facts.is_bounded else [_UNBOUNDED[facts.outcome]]
     whom = f"largest of {count_text(len(facts.clients), 'client')}"
     for certificate, epsilon in stated_certificates(facts):
         label, detail = "Guarantee", f"at δ = {delta_text(certificate['delta'])}, {whom}"

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from fedsim.accountant.sampler_slack import Slack
 from fedsim.clients.mechanisms.conditions import ADJACENCIES, HIDING_PROTOCOLS, Choices, unmet
@@ -21,6 +21,9 @@ CLIPPINGS = ("flat", "per_layer", "automatic", "adaptive", "groups", "adaptive_g
 # Clippings that adapt the bound by a noisy count: the ledger must have count and gradients as one
 # joint event.
 COUNTING_CLIPPINGS = ("adaptive", "adaptive_groups")
+
+Outcome = Literal["no privacy", "infinite", "withheld", "nothing released", "bounded"]
+"""What may be said of the largest ε; withheld: the recorded facts do not support the reported ε."""
 
 _RELATIVE_TOLERANCE = 1e-9  # difference of one accountant between machines
 
@@ -285,15 +288,21 @@ class Facts:
         """Reasons why the reported ε must not be stated; empty if this ε may be stated."""
         return tuple(_objections(self)) if self.is_private else ()
 
+    @cached_property
+    def outcome(self) -> Outcome:
+        """What may be said of the largest ε: statement, report and terminal all ask here."""
+        if not self.is_private:
+            return "no privacy"
+        if not math.isfinite(self.epsilon):
+            return "infinite"
+        if self.objections:
+            return "withheld"
+        return "bounded" if self.has_charges else "nothing released"
+
     @property
     def is_bounded(self) -> bool:
         """Whether clients were charged and a finite ε may be stated for them."""
-        return (
-            self.is_private
-            and self.has_charges
-            and math.isfinite(self.epsilon)
-            and not self.objections
-        )
+        return self.outcome == "bounded"
 
 
 def _objections(facts: Facts) -> Iterator[str]:

@@ -4,16 +4,16 @@ A certificate is a pair (ε, δ) that a run guarantees against one adversary. A 
 which hold at once. No sentence of the statement adds, averages or compares the ε of certificates.
 """
 
-import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from fedsim.core.formatting import clients_text, count_text, delta_text, epsilon_text
-from fedsim.statement.facts import COUNTING_CLIPPINGS, Facts
+from fedsim.statement.facts import COUNTING_CLIPPINGS, Facts, Outcome
 from fedsim.statement.privacy_file import Certificate
 from fedsim.statement.sentence import (
     OBSERVER_NAMES,
+    Holds,
     Said,
     StatementTable,
     core_text,
@@ -25,10 +25,16 @@ TABLE = StatementTable()
 warning = partial(TABLE.sentence, "guarantee", "warning")
 claim = partial(TABLE.sentence, "guarantee", "claim")
 
+
+def _ends_as(outcome: Outcome, noise: str | None = None) -> Holds:
+    """Return a condition on facts: their outcome and, if `noise` is given, source of noise."""
+    return lambda facts: facts.outcome == outcome and noise in (None, facts.mechanism.noise)
+
+
 # Exactly one of the first six sentences holds.
 
 
-@warning("No differential privacy", holds=lambda facts: not facts.is_private)
+@warning("No differential privacy", holds=_ends_as("no privacy"))
 def no_privacy(facts: Facts) -> str:
     """Return the sentence saying that the federation has no differential privacy."""
     return (
@@ -37,10 +43,7 @@ def no_privacy(facts: Facts) -> str:
     )
 
 
-@warning(
-    "ε is infinite",
-    holds=lambda facts: facts.is_private and math.isinf(facts.epsilon),
-)
+@warning("ε is infinite", holds=_ends_as("infinite"))
 def infinite_epsilon(facts: Facts) -> Said:
     """Return the sentence saying that there is no guarantee, because a client's ε is infinite."""
     unbounded = facts.unbounded_clients
@@ -52,12 +55,7 @@ def infinite_epsilon(facts: Facts) -> Said:
     ), {"clients": list(facts.unbounded_clients)}
 
 
-@warning(
-    "No guarantee can be stated",
-    holds=lambda facts: (
-        facts.is_private and math.isfinite(facts.epsilon) and bool(facts.objections)
-    ),
-)
+@warning("No guarantee can be stated", holds=_ends_as("withheld"))
 def withheld(facts: Facts) -> Said:
     """Return the sentence saying that ε is withheld, as the recorded facts do not support it."""
     return (
@@ -66,15 +64,7 @@ def withheld(facts: Facts) -> Said:
     ), {"objections": list(facts.objections)}
 
 
-@claim(
-    "Nothing was released",
-    holds=lambda facts: (
-        facts.is_private
-        and not facts.has_charges
-        and math.isfinite(facts.epsilon)
-        and not facts.objections
-    ),
-)
+@claim("Nothing was released", holds=_ends_as("nothing released"))
 def nothing_released(facts: Facts) -> str:
     """Return the sentence saying that no client was charged."""
     return "No client released an update, so no privacy was spent: ε = 0 for every client."
@@ -97,10 +87,7 @@ def _pair(facts: Facts) -> Mapping[str, Any]:
     return {"epsilon": facts.epsilon, "delta": facts.delta, "client": facts.worst.client}
 
 
-@claim(
-    "Guarantee of the simulated mechanism",
-    holds=lambda facts: facts.is_bounded and facts.mechanism.noise == "seeded",
-)
+@claim("Guarantee of the simulated mechanism", holds=_ends_as("bounded", noise="seeded"))
 def simulated_guarantee(facts: Facts) -> Said:
     """Return the sentence on the guarantee of the mechanism that seeded noise simulates."""
     core = core_text(facts)
@@ -108,10 +95,7 @@ def simulated_guarantee(facts: Facts) -> Said:
     return text, _pair(facts)
 
 
-@claim(
-    "Guarantee",
-    holds=lambda facts: facts.is_bounded and facts.mechanism.noise == "secure",
-)
+@claim("Guarantee", holds=_ends_as("bounded", noise="secure"))
 def guarantee(facts: Facts) -> Said:
     """Return the sentence that states the guarantee of the run, if its noise is not seeded."""
     core = core_text(facts)
@@ -340,9 +324,9 @@ def certificates_of(facts: Facts) -> list[Certificate]:
 
 def supported_epsilon(facts: Facts | None) -> float | None:
     """Return the largest ε of any client, or None if the recorded facts do not support it."""
-    if facts is None or not facts.is_private or facts.objections:
+    if facts is None or facts.outcome not in ("bounded", "nothing released"):
         return None
-    return facts.epsilon if math.isfinite(facts.epsilon) and facts.clients else None
+    return facts.epsilon
 
 
 def stated_certificates(facts: Facts) -> list[tuple[Certificate, float]]:
@@ -374,24 +358,24 @@ def unit_text(facts: Facts) -> str:
 
 def guarantee_words(facts: Facts) -> str:
     """Return the guarantee of a run in a few words, or the reason why it has none."""
-    if not facts.is_private:
-        return "no differential privacy"
     stated = [
-        f"within ε = {epsilon_text(epsilon)} at δ = {delta_text(certificate['delta'])} against "
-        f"{OBSERVER_NAMES[certificate['against']]}"
+        f"within ε = {epsilon_text(epsilon)} at δ = {delta_text(certificate['delta'])}"
+        + ("" if is_plain(facts) else f" against {OBSERVER_NAMES[certificate['against']]}")
         for certificate, epsilon in stated_certificates(facts)
     ]
-    if facts.unbounded_clients or facts.objections:
-        first = f"no guarantee: {facts.objections[0]}" if facts.objections else ""
-        if math.isinf(facts.epsilon):
+    match facts.outcome:
+        case "no privacy":
+            return "no differential privacy"
+        case "nothing released":
+            return "no update was released, and no privacy was spent"
+        case "bounded":
+            unit = "" if is_plain(facts) else f"for {unit_text(facts)}, "
+            excluded = " (training alone: its constants came from the rows)"
+            excluded = excluded if facts.has_constants_from_rows else ""
+            return f"{unit}every client {', and '.join(stated)}{excluded}"
+        case "infinite":
             unbounded = clients_text(facts.unbounded_clients)
-            first = f"no guarantee for the federation: ε = ∞ for {unbounded}"
-        return first if not stated else f"{first}; every client {stated[0]}"
-    if not facts.has_charges:
-        return "no update was released, and no privacy was spent"
-    excluded = " (training alone: its constants came from the rows)"
-    excluded = excluded if facts.has_constants_from_rows else ""
-    if is_plain(facts):
-        epsilon, delta = epsilon_text(facts.epsilon), delta_text(facts.delta)
-        return f"every client within ε = {epsilon} at δ = {delta}{excluded}"
-    return f"for {unit_text(facts)}, every client {', and '.join(stated)}{excluded}"
+            reason = f"no guarantee for the federation: ε = ∞ for {unbounded}"
+        case "withheld":
+            reason = f"no guarantee: {facts.objections[0]}"
+    return f"{reason}; every client {stated[0]}" if stated else reason
