@@ -43,7 +43,7 @@ class Place:
         where: function of (name of the column, all rows), which returns whether to show the column.
     """
 
-    order: int
+    order: float
     heading: str
     text: Callable[[Any], str | int] = str
     where: _Rule = _always

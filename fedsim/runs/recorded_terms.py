@@ -19,6 +19,7 @@ from fedsim.federation.schedule import participation_of
 from fedsim.noise.correlated.run import strategy_of
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.noisy_sums import AdaptiveClipNorm, whole_bound
+from fedsim.statement.privacy_file import PrivacyFile
 
 
 def recorded_terms(experiment: ExperimentWithClients) -> dict[str, Any]:
@@ -28,7 +29,8 @@ def recorded_terms(experiment: ExperimentWithClients) -> dict[str, Any]:
         experiment: the settings, with the number of clients.
     """
     terms = {name: term(experiment) for name, term in TERMS.items()}
-    return {k: value for k, value in terms.items() if value is not None or k not in _ABSENT}
+    absent = PrivacyFile.__optional_keys__
+    return {name: value for name, value in terms.items() if value is not None or name not in absent}
 
 
 def client_terms(
@@ -166,9 +168,4 @@ TERMS: Mapping[str, Callable[[ExperimentWithClients], Any]] = {
     "target_rho": _private(lambda _, privacy: privacy.accountant.target_rho),
     "personal_models": lambda experiment: experiment.personal_models,
 }
-"""Each term by its key in `privacy.json`."""
-
-_ABSENT = {
-    *("sums", "participation", "votes", "weighting"),
-    *("mechanism", "noise_correlation", "public_parts", "orders", "target_rho"),
-}
+"""Each term by its key in `privacy.json`; a `NotRequired` key of `PrivacyFile` is never null."""

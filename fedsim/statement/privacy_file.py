@@ -89,6 +89,7 @@ class PrivacyFile(TypedDict):
 
     sums: NotRequired[Mapping[str, Any]]
     participation: NotRequired[Mapping[str, Any]]
+    votes: NotRequired[Mapping[str, float]]
     weighting: NotRequired[str]
     mechanism: NotRequired[Mapping[str, Any]]
     noise_correlation: NotRequired[Mapping[str, Any]]
