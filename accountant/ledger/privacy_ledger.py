@@ -176,7 +176,7 @@ class PrivacyLedger:
                 )
             try:
                 ledger.record(event_from_dict(record["event"]), record["count"])
-            except ValueError as error:
+            except (RecursionError, ValueError) as error:
                 raise ValueError(f"ledger[{position}]: {error}") from error
         return ledger
 

@@ -18,7 +18,7 @@ import pytest
 from fedsim.accountant import Gaussian, PldAccountant, PrivacyLedger, RdpAccountant, RepeatAndSelect
 from fedsim.accountant.ledger.journal import Charge, FileJournal
 from fedsim.accountant.sampler_slack import epsilon_with_slack
-from fedsim.core.durable import GENESIS
+from fedsim.core.durable import GENESIS, chained_line
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.files import SchemaError
 from fedsim.runs.manifest import write_manifest
@@ -32,7 +32,6 @@ from fedsim.tools.search.ledger import (
     SearchLedger,
     SearchLedgerError,
     SearchPlan,
-    line_of,
 )
 from fedsim.tools.search.outputs import figures_of
 from fedsim.tools.search.perform import SearchResult, SearchWithdrawnError, search
@@ -466,7 +465,7 @@ def chained(records: Sequence[Record]) -> list[str]:
     """Return the lines of a forger who computes every hash anew."""
     lines, head = [], GENESIS
     for record in records:
-        line, head = line_of(record, head)
+        line, head = chained_line(record.model_dump(mode="json", by_alias=True), head)
         lines.append(line)
     return lines
 
@@ -565,8 +564,9 @@ def test_a_ledger_of_another_schema_is_refused(
 ) -> None:
     drawn([0])
     out = perform_search(file).path
-    text = (out / PATH).read_text()
-    (out / PATH).write_text(text.replace('"schema":1', '"schema":2'))
+    first, *_ = (out / PATH).read_text().splitlines()
+    line, _ = chained_line({**without_hashes(first), "schema": 2}, GENESIS)
+    (out / PATH).write_text(line)
     with pytest.raises(SchemaError, match=r"search\.jsonl of fedsim .* has schema 2, and .* reads"):
         verify_search(out)
 

@@ -360,10 +360,10 @@ def test_a_changed_ledger_of_the_data_is_refused(attacker: Attacker) -> None:
     assert answered(attacker.asks(2))
     path = attacker.state / "data" / "code" / "ledger.jsonl"
     first, second = path.read_text().splitlines(keepends=True)
-    for forged in (second, first.replace('"round": 1', '"round": 3') + second, "{}\n", "\0\0\n"):
+    for forged in (second, first.replace('"round":1', '"round":3') + second, "{}\n", "\0\0\n"):
         path.write_text(forged)
         text = reason(attacker.asks(3))
-        assert "ledger.jsonl, record 1" in text
+        assert "ledger.jsonl, line 1" in text
     assert attacker.charges() == [(0, 1), (0, 2)]
     path.write_text(first + second + '{"half": of a record')
     assert answered(attacker.asks(3))

@@ -5,12 +5,10 @@ else the SHA-256 of the data file, else `code` for data that a built-in name or 
 NAME is not a digest of the client's examples, since the server chooses the seed of the partition,
 and thus which rows of a file are the client's.
 
-A record is a line of JSON. As in a client's own ledger, its `hash` also covers the hash of the
-record before (`previous`):
+The file is a `ChainedFile`. Its records are:
 
     {"experiment": NAME, "seed": 0, "client": 3, "round": 5, "request": DIGEST,
-     "adjacency": "zero_out", "ledger": [{"event": EVENT, "count": n}], "previous": HASH,
-     "hash": HASH}
+     "adjacency": "zero_out", "ledger": [{"event": EVENT, "count": n}]}
 
 `STATE/counts/NAME` has the number of records and the hash of the last one. It shows if a ledger was
 deleted or replaced by an old copy; charges to such a ledger are refused.
@@ -40,8 +38,6 @@ trust than the node has, the node counts the ε that the client's own noise give
 """
 
 import hashlib
-import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,7 +50,7 @@ from fedsim.accountant.events import Adjacency
 from fedsim.accountant.ledger.journal import Charge, JournalError
 from fedsim.accountant.sampler_slack import target_without_slack
 from fedsim.accountant.trust import Trust
-from fedsim.core.durable import GENESIS, append, digest_of, sync_directory
+from fedsim.core.durable import ChainedFile, sync_directory
 from fedsim.core.settings import Settings, first_mistake
 from fedsim.data.settings import FileDataset
 from fedsim.experiment import Experiment, LoadedExperiment
@@ -161,9 +157,6 @@ class DataCharge(Settings):
 class DataLedger:
     """The ledger of all charges to one data set; open it by `open_data_ledger`, which locks it.
 
-    Guarantee: when `append` returns, its record is on disk. A record that a crash cut short was not
-    followed by a release, and is removed.
-
     Args:
         path: path of the ledger file.
         count: path of the file with the number of records and the hash of the last one.
@@ -176,56 +169,37 @@ class DataLedger:
     """
 
     def __init__(self, path: Path, count: Path) -> None:
-        self._path, self._count = path, count
-        self._head = GENESIS
-        self.charges, heads = list[DataCharge](), [GENESIS]
-        *lines, unfinished = path.read_bytes().split(b"\n")
-        for number, line in enumerate(lines, start=1):
-            self.charges.append(self._read(line, f"{path}, record {number}"))
-            heads.append(self._head)
-        self._check_count(heads)
-        if unfinished:
-            os.truncate(path, path.stat().st_size - len(unfinished))
+        self._chain, self._count = ChainedFile(path, raises=JournalError), count
+        self.charges = list[DataCharge]()
+        for number, content in enumerate(self._chain.records, start=1):
+            try:
+                self.charges.append(DataCharge(**content))
+            except ValidationError as error:
+                mistake = first_mistake(error)
+                raise JournalError(f"{path}, line {number}: not a record: {mistake}") from error
+        self._check_count(path)
 
     def append(self, charge: DataCharge) -> None:
-        """Append a charge to the ledger and force it to disk."""
-        content = charge.model_dump(mode="json", exclude_defaults=True)
-        fields = {**content, "previous": self._head}
-        digest = digest_of(fields)
-        with self._path.open("ab") as file:
-            append(file, (json.dumps({**fields, "hash": digest}) + "\n").encode())
-        self._head = digest
+        """Append a charge to the ledger; when this returns, it is on disk."""
+        self._chain.append(charge.model_dump(mode="json", exclude_defaults=True))
         self.charges.append(charge)
         self._write_count()
 
-    def _check_count(self, heads: Sequence[str]) -> None:
+    def _check_count(self, path: Path) -> None:
         """Check that all counted records exist; after a crash one record may not be counted yet."""
+        heads = self._chain.heads
         counted = self._count.read_bytes() if self._count.exists() else b""
         if not counted and len(heads) == 1:
             self._write_count()
         elif counted not in (_counted(number, head) for number, head in enumerate(heads)):
             raise JournalError(
-                f"{self._path} has {len(heads) - 1} records, and {self._count} counts others: one "
-                "of them is an old copy, damaged or gone; restore both as they were after the last "
+                f"{path} has {len(heads) - 1} records, and {self._count} counts others: one of "
+                "them is an old copy, damaged or gone; restore both as they were after the last "
                 "charge"
             )
 
     def _write_count(self) -> None:
-        write_whole(self._count, _counted(len(self.charges), self._head).decode())
-
-    def _read(self, line: bytes, where: str) -> DataCharge:
-        try:
-            fields = json.loads(line)
-            declared, previous = fields.pop("hash"), fields["previous"]
-            charge = DataCharge(**{name: fields[name] for name in fields if name != "previous"})
-        except ValidationError as error:
-            raise JournalError(f"{where}: not a record: {first_mistake(error)}") from error
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise JournalError(f"{where}: not a record: {error!r}") from error
-        if digest_of(fields) != declared or previous != self._head:
-            raise JournalError(f"{where}: it was changed, or a record before it is missing")
-        self._head = declared
-        return charge
+        write_whole(self._count, _counted(len(self.charges), self._chain.heads[-1]).decode())
 
 
 @contextmanager

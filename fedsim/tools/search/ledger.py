@@ -1,33 +1,30 @@
 """The directory of a search, and the ledger that records its drawn, charged and ended runs.
 
-`account/search.jsonl` is append-only and hash-chained. Each line is one record as JSON with sorted
-keys and no spaces. `hash` is the SHA-256 of the line without the key `hash`. `previous` is the hash
-of the line before, or 64 zeros in the first line.
+`account/search.jsonl` is a `ChainedFile`.
 
 The records of a search are: `drawn`, which charges all of its runs; then `begun` and `done` for
 each run; last `selected` or `withdrawn`. A run that a crash cut short gets another `begun` record,
 which charges it again.
 """
 
-import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.events import Adjacency
 from fedsim.accountant.rdp.selection import RunCountDistribution
 from fedsim.comparison.load import LoadedComparison
-from fedsim.core.durable import GENESIS, append, digest_of, sync_directory
-from fedsim.core.errors import ExitCode, FedsimError, name_file
-from fedsim.core.settings import Probability, Settings
+from fedsim.core.durable import ChainedFile, sync_directory
+from fedsim.core.errors import ExitCode, FedsimError
+from fedsim.core.settings import Probability, Settings, first_mistake
 from fedsim.experiment.schema import yaml_text
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
-from fedsim.runs.files import SCHEMAS, SchemaError, check_schema
+from fedsim.runs.files import SCHEMAS, check_schema
 from fedsim.runs.inputs import PATTERN
 
 FILE = "search.jsonl"
@@ -58,6 +55,11 @@ class ClientCharge(Settings):
     def events(self) -> PrivacyLedger:
         """The planned events of one run, as a ledger."""
         return PrivacyLedger.from_list(self.ledger)
+
+    @model_validator(mode="after")
+    def _has_events(self) -> Self:
+        _ = self.events  # raises an error if the ledger has another form
+        return self
 
 
 class SearchPlan(Settings):
@@ -280,10 +282,15 @@ class SearchLedger:
 
     def __init__(self, out: Path) -> None:
         self._path = out / PATH
-        self._records: list[Record] = []
-        self._head, self._size = GENESIS, 0
-        if self._path.exists():
-            self._read()
+        self._chain = ChainedFile(self._path, raises=SearchLedgerError)
+        self._records = [
+            self._read(content, f"{self._path}, line {number}")
+            for number, content in enumerate(self._chain.records, start=1)
+        ]
+        try:
+            replay(self._records)
+        except SearchLedgerError as error:
+            raise SearchLedgerError(f"{self._path}: {error}") from error
 
     @property
     def searches(self) -> tuple[Search, ...]:
@@ -293,7 +300,7 @@ class SearchLedger:
     @property
     def head(self) -> str:
         """Hash of the last record of the ledger."""
-        return self._head
+        return self._chain.heads[-1]
 
     def append(self, record: Record) -> None:
         """Append a record to the ledger and force it to disk.
@@ -302,67 +309,19 @@ class SearchLedger:
             SearchLedgerError: the record contradicts earlier records; nothing was written.
         """
         replay([*self._records, record])
-        line, digest = line_of(record, self._head)
-        data = line.encode()
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with name_file(self._path), self._path.open("a+b") as file:
-            append(file, data, at=self._size)
+        self._chain.append(record.model_dump(mode="json", by_alias=True))
         sync_directory(self._path.parent)
         sync_directory(self._path.parent.parent)
         self._records.append(record)
-        self._head, self._size = digest, self._size + len(data)
 
-    def _read(self) -> None:
-        *lines, _unfinished = self._path.read_bytes().split(b"\n")
-        for number, line in enumerate(lines, start=1):
-            where = f"{self._path}, line {number}"
-            text = line.decode(errors="replace") + "\n"
-            record, digest = _record_of(text, self._head, where, self._path)
-            self._records.append(record)
-            self._head, self._size = digest, self._size + len(line) + 1
+    def _read(self, content: dict[str, Any], where: str) -> Record:
+        if content.get("record") == "drawn":
+            check_schema(self._path, content)
         try:
-            replay(self._records)
-        except SearchLedgerError as error:
-            raise SearchLedgerError(f"{self._path}: {error}") from error
-
-
-def line_of(record: Record, previous: str) -> tuple[str, str]:
-    """Return a record as a line of the ledger, and the hash of the record.
-
-    Args:
-        record: the record.
-        previous: hash of the previous record.
-    """
-    content = {**record.model_dump(mode="json", by_alias=True), "previous": previous}
-    digest = digest_of(content)
-    text = json.dumps(
-        {**content, "hash": digest}, sort_keys=True, separators=(",", ":"), allow_nan=False
-    )
-    return f"{text}\n", digest
-
-
-def _record_of(line: str, head: str, where: str, path: Path) -> tuple[Record, str]:
-    try:
-        content: dict[str, Any] = json.loads(line)
-        if content["record"] == "drawn":
-            check_schema(path, content)
-        _digest, previous = content.pop("hash"), content.pop("previous")
-        record = RECORDS.validate_python(content)
-        if record.record == "drawn":
-            for charge in record.clients:
-                _ = charge.events
-    except SchemaError:
-        raise
-    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-        first = str(error).splitlines()[0]
-        problem = "not a record" if isinstance(error, ValidationError) else f"not a record: {first}"
-        raise SearchLedgerError(f"{where}: {problem}") from error
-    expected, digest = line_of(record, previous)
-    if expected != line:
-        raise SearchLedgerError(f"{where}: the record was changed after it was written")
-    if previous != head:
-        raise SearchLedgerError(f"{where}: the record does not continue the chain")
-    return record, digest
+            return RECORDS.validate_python(content)
+        except ValidationError as error:
+            raise SearchLedgerError(f"{where}: not a record: {first_mistake(error)}") from error
 
 
 MARKER = "search.yaml"
