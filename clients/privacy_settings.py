@@ -269,6 +269,14 @@ class PrivacySettings(Settings):
         return self.noise_multiplier is not None or has_all_noise(self.clipping.groups)
 
     @property
+    def goal(self) -> str:
+        """What the noise is chosen for, in words: a target ε or ρ; "" if the settings give it."""
+        if self.target_epsilon is not None:
+            return f"target ε = {self.target_epsilon:g}"
+        rho = self.accountant.target_rho
+        return "" if rho is None else f"target ρ = {rho:g}"
+
+    @property
     def adds_noise(self) -> bool:
         """Whether the settings let any client add noise; clipping alone gives no privacy."""
         return self.noise_multiplier != 0.0 or any(

@@ -264,6 +264,17 @@ def test_validate_says_ok(command: Command) -> None:
     )
 
 
+def test_validate_says_what_the_noise_follows_from(command: Command) -> None:
+    groups = "{'*': {max_grad_norm: 0.4, noise_multiplier: 3}}"
+    for privacy, words in (
+        ("target_epsilon: 8, max_grad_norm: 1", "target ε = 8 at δ = 0.001"),
+        ("noise_multiplier: 1.5, max_grad_norm: 1", "noise multiplier 1.5"),
+        (f"clipping: {{name: flat, groups: {groups}}}", "the noise of each group"),
+    ):
+        code, out, _ = command("validate", "good.yaml", f"privacy={{delta: 1.0e-3, {privacy}}}")
+        assert (code, out) == (0, f"good.yaml: ok (tiny, DP-SGD in every client with {words})\n")
+
+
 def test_validate_data_says_what_a_run_would_find(command: Command) -> None:
     text = GOOD.replace("digits", "blobs").split("privacy:")[0] + "privacy: null\n"
     command.write("blobs.yaml", text)

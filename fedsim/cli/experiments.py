@@ -19,7 +19,7 @@ from fedsim.cli.options import (
     verbose_option,
 )
 from fedsim.cli.registry import OPTIONS
-from fedsim.core.commands import Interruption
+from fedsim.core.commands import INTERRUPTED, Interruption
 from fedsim.core.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -171,19 +171,17 @@ def _findings(loaded: "LoadedExperiment") -> tuple[dict[str, Any], list[str]]:
 
 def _privacy_in_words(experiment: "Experiment") -> str:
     """Return the privacy of an experiment in words; `privacy: null` must be visible here."""
-    if experiment.privacy is None:
-        return "no differential privacy"
-    if not experiment.privacy.adds_noise:
-        return "no differential privacy: clipping without noise, ε = ∞"
-    target, rho = experiment.privacy.target_epsilon, experiment.privacy.accountant.target_rho
-    releases = experiment.release_kind.releases
-    if rho is not None:
-        return f"{releases} with target ρ = {rho:g}"
-    if target is None:
-        return f"{releases} with noise multiplier {experiment.privacy.noise_multiplier:g}"
-    delta = experiment.privacy.delta
-    at = "a δ by client size" if delta == "auto" else f"δ = {delta:g}"
-    return f"{releases} with target ε = {target:g} at {at}"
+    privacy = experiment.privacy
+    if privacy is None or experiment.not_private:
+        return experiment.not_private
+    goal = privacy.goal
+    if privacy.target_epsilon is not None:
+        delta = privacy.delta
+        goal += " at a δ by client size" if delta == "auto" else f" at δ = {delta:g}"
+    elif not goal:
+        noise = privacy.noise_multiplier
+        goal = "the noise of each group" if noise is None else f"noise multiplier {noise:g}"
+    return f"{experiment.release_kind.releases} with {goal}"
 
 
 @click.command("plan", short_help="Show the privacy spend and noise of FILE, without training.")
@@ -296,7 +294,7 @@ def run_command(
         hint = "nothing was written, so run the same command again"
         if resume and out is not None:
             hint = f"to go on: {resume_command(file, overrides, Path(out))}"
-        reason = str(interrupt) or "interrupted by the user"
+        reason = str(interrupt) or INTERRUPTED
         fail(f"{reason} during the set-up; {hint}", ExitCode.INTERRUPTED)
     if as_json:
         directory = RunDirectory(result.path)

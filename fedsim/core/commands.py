@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from time import perf_counter
 from types import FrameType
 
+INTERRUPTED = "interrupted by the user"  # where no signal names another cause
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -58,11 +59,7 @@ class Interruption:
     @property
     def reason(self) -> str:
         """Cause of the interruption in words, such as "terminated by SIGTERM"."""
-        return (
-            "terminated by SIGTERM"
-            if self.received == signal.SIGTERM
-            else "interrupted by the user"
-        )
+        return "terminated by SIGTERM" if self.received == signal.SIGTERM else INTERRUPTED
 
     @property
     def exit_code(self) -> int:

@@ -181,6 +181,14 @@ class Experiment(Settings):
         return KINDS["votes"] if self.task == "pate" else self.privacy.release_kind
 
     @property
+    def not_private(self) -> str:
+        """The reason why this experiment has no differential privacy, in words; "" if it has."""
+        if self.privacy is not None and self.privacy.adds_noise:
+            return ""
+        without = "" if self.privacy is None else ": clipping without noise, ε = ∞"
+        return f"no differential privacy{without}"
+
+    @property
     def not_deployed(self) -> str:
         """The reason why this experiment cannot be deployed on real nodes; "" if it can."""
         asked = KINDS["votes"] if self.task == "pate" else self.release_kind

@@ -66,15 +66,9 @@ def headline(federation: Federation) -> list[str]:
         f"{experiment.task_facts.work(experiment.federation.rounds, experiment.local)}"
     )
     plans, privacy = federation.plan.clients, experiment.privacy
-    if plans is None or privacy is None:
-        return [first, "no differential privacy"]
-    if not privacy.adds_noise:
-        return [first, "no differential privacy: clipping without noise, ε = ∞"]
-    goal = "given noise"
-    if privacy.target_epsilon is not None:
-        goal = f"target ε = {privacy.target_epsilon:g}"
-    elif privacy.accountant.target_rho is not None:
-        goal = f"target ρ = {privacy.accountant.target_rho:g}"
+    if plans is None or privacy is None or experiment.not_private:
+        return [first, experiment.not_private]
+    goal = privacy.goal or "given noise"
     trust = "" if privacy.trust.name == "local" else f", {privacy.trust.name} trust"
     noise = range_text([plan.noise_multiplier for plan in plans], digits=3)
     delta = delta_text(max(plan.delta for plan in plans))

@@ -13,7 +13,7 @@ from flwr.serverapp import ServerApp
 
 import fedsim
 from fedsim.algorithms.state import ServerState
-from fedsim.core.commands import Phases
+from fedsim.core.commands import INTERRUPTED, Phases
 from fedsim.core.errors import StorageError, describe_os_error
 from fedsim.experiment import LoadedExperiment, dump_experiment, load_experiment
 from fedsim.experiment.load import with_clients
@@ -344,7 +344,7 @@ class _Recorder:
         """
         if not self._directory.is_locked:
             raise interrupt
-        self._outcome = _Outcome("interrupted", str(interrupt) or "interrupted by the user")
+        self._outcome = _Outcome("interrupted", str(interrupt) or INTERRUPTED)
         return self.conclude()
 
     def raise_failure(self, result: RunResult) -> None:

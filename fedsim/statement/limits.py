@@ -194,7 +194,7 @@ def unfinished(facts: Facts) -> Said:
     return (
         f"The run is {run.status}, with {run.rounds:,}{planned} rounds finished. The statement "
         "covers the charges until then; continuing it spends more."
-    ), {"status": facts.run.status, "rounds": facts.run.rounds}
+    ), {"status": run.status, "rounds": run.rounds}
 
 
 @limit(

@@ -209,18 +209,15 @@ def votes(facts: Facts) -> Said:
 )
 def shared_noise(facts: Facts) -> Said:
     """Return the sentences saying that the noise of a sum comes from several clients."""
-    honest, noise = facts.trust.honest_clients, _ranges(facts, "noise_multiplier")
+    honest, values = facts.trust.honest_clients, _ranges(facts, "noise_multiplier")
     return (
         f"A sum has the noise of at least {count_text(honest, 'honest client')}, with equal "
         "standard deviations on one public grid: integers add up exactly, and nothing is "
         "clipped after noise is added. Against an observer of sums, the noise multiplier of a "
-        f"client is z = {range_text(noise['noise_multiplier'])}, √{honest} times that of its own "
+        f"client is z = {range_text(values['noise_multiplier'])}, √{honest} times that of its own "
         "share. Weights are applied before values are rounded to the grid. The charge is that of "
         "the smallest sum that may be opened, however many clients take part."
-    ), {
-        **_ranges(facts, "noise_multiplier"),
-        "honest_clients": facts.trust.honest_clients,
-    }
+    ), {**values, "honest_clients": honest}
 
 
 def _bands(facts: Facts) -> int:
@@ -250,7 +247,7 @@ def correlation(facts: Facts) -> Said:
         f"Toeplitz matrix with {bands} bands). An example can be in a batch once in {bands} "
         "steps at most; what these steps release about it is accounted for as one release. "
         "The whole planned run is one event, charged before its first step."
-    ), {"bands": _bands(facts)}
+    ), {"bands": bands}
 
 
 def _largest_rho(facts: Facts) -> float:
@@ -376,12 +373,12 @@ def accounting(facts: Facts) -> Said:
 )
 def concentrated(facts: Facts) -> Said:
     """Return the sentence on ρ, to which the noise was calibrated in place of an ε."""
-    target = facts.mechanism.target_rho
+    target, rho = facts.mechanism.target_rho, _largest_rho(facts)
     return (
         f"The noise was calibrated to ρ = {target:.4g} of zero-concentrated DP. By its "
-        f"ledger every client has ρ = {_largest_rho(facts):.4g} at most, not counting the noise "
+        f"ledger every client has ρ = {rho:.4g} at most, not counting the noise "
         "sampler: Gaussian releases add up, and no sampling is assumed."
-    ), {"rho": _largest_rho(facts), "target_rho": facts.mechanism.target_rho}
+    ), {"rho": rho, "target_rho": target}
 
 
 def _orders(orders: tuple[float, ...]) -> str:
