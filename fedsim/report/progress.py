@@ -49,6 +49,7 @@ from fedsim.federation.plan_checks import full_batch_note
 from fedsim.report.terminal import print_sentence
 from fedsim.runs.records import MIN_REPETITIONS
 from fedsim.server.round_report import numbers_of
+from fedsim.statement.facts import is_large_delta
 
 _MAX_NAMES = 5
 _MAX_NAME_CHARS = 80
@@ -165,7 +166,7 @@ def warnings(federation: Federation) -> list[str]:
     lines, plans = list(still_warnings(federation.model.still)), federation.plan.clients
     if plans is None:
         return lines
-    loose = [str(client) for client, plan in enumerate(plans) if plan.delta * plan.examples >= 1]
+    loose = [str(k) for k, plan in enumerate(plans) if is_large_delta(plan.delta, plan.examples)]
     if loose:
         lines.append(
             f"δ is not below 1 / examples for the clients {', '.join(loose[:10])}: such a δ allows "

@@ -28,6 +28,11 @@ Outcome = Literal["no privacy", "infinite", "withheld", "nothing released", "bou
 _RELATIVE_TOLERANCE = 1e-9  # difference of one accountant between machines
 
 
+def is_large_delta(delta: float, count: int) -> bool:
+    """Whether δ >= 1 / count; a release of one random unit of `count` would satisfy such a δ."""
+    return count > 0 and delta >= 1 / count
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClientFacts:
     """The recorded privacy spend of one client; `epsilon` is ∞ if no finite ε can be proven.
@@ -71,8 +76,8 @@ class ClientFacts:
 
     @property
     def has_large_delta(self) -> bool:
-        """Whether δ >= 1 / examples; publishing a random example would satisfy such a δ."""
-        return self.examples > 0 and self.delta >= 1 / self.examples
+        """Whether publishing one of the client's examples, chosen at random, would satisfy δ."""
+        return is_large_delta(self.delta, self.examples)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +218,8 @@ class Facts:
         If the privacy unit is the client, n is the number of clients instead.
         """
         if self.protects_clients:
-            return tuple(c.client for c in self.clients if c.delta >= 1 / len(self.clients))
+            number = len(self.clients)
+            return tuple(c.client for c in self.clients if is_large_delta(c.delta, number))
         return tuple(client.client for client in self.clients if client.has_large_delta)
 
     @property
