@@ -35,7 +35,12 @@ from fedsim.clients.sampling.sampling import PoissonSampling, Sampling
 
 @lru_cache(maxsize=4096)  # clients of one size and budget share the answer
 def affordable_steps(
-    step: Mechanism, most: int, *, target_epsilon: float, accounting: Accounting
+    step: Mechanism,
+    most: int,
+    *,
+    target_epsilon: float,
+    accounting: Accounting,
+    noise_factor: float = 1.0,
 ) -> int:
     """Return the number of steps that fit into a target ε, at most `most`.
 
@@ -47,10 +52,11 @@ def affordable_steps(
         most: upper limit of the result, ≥ 0.
         target_epsilon: ε of the budget, > 0.
         accounting: the accounting of the target.
+        noise_factor: standard deviation of the noise that hides a step, over that of the step.
     """
 
     def epsilon(steps: int) -> float:
-        return accounting.epsilon(step.charges(0, min(steps, most)))
+        return accounting.epsilon(step.charges(0, min(steps, most), noise_factor=noise_factor))
 
     if most == 0 or epsilon(most) <= target_epsilon:
         return most
@@ -175,24 +181,39 @@ def plan_privacy(request: PlanRequest) -> PrivacyPlan:
     draft = _draft_of(kind, request)
     accounting = Accounting.of(privacy, delta_of(privacy, draft.examples))
     noise = _calibrated(privacy, draft, accounting) if draft.given is None else draft.given
-    release, target, affordable = draft.build(noise), privacy.target_epsilon, None
-    if target is not None and not privacy.gives_noise:
-        affordable = draft.steps  # the noise was calibrated to them
-    elif target is not None:
-        affordable = affordable_steps(
-            release, draft.steps, target_epsilon=target, accounting=accounting
-        )
-    return PrivacyPlan(
-        release=release,
+    plan = PrivacyPlan(
+        release=draft.build(noise),
         examples=draft.examples,
         delta=accounting.delta,
-        target_epsilon=target,
+        target_epsilon=privacy.target_epsilon,
         planned_steps=draft.steps,
-        affordable_steps=affordable,
         secure_noise=privacy.noise == "secure",
         round_steps=draft.round_steps,
         charges_itself=draft.charges_itself,
     )
+    return within_budget(plan, privacy)
+
+
+def within_budget(plan: PrivacyPlan, privacy: PrivacySettings) -> PrivacyPlan:
+    """Return a plan with the number of its steps that fit the budget by the noise of the plan.
+
+    Args:
+        plan: the plan of a client, with the noise that hides the client; its number of affordable
+            steps is ignored.
+        privacy: the client's privacy settings.
+    """
+    affordable, target = plan.planned_steps, plan.target_epsilon
+    if target is None:
+        return plan
+    if privacy.gives_noise:  # otherwise the noise was calibrated to all planned steps
+        affordable = affordable_steps(
+            plan.release,
+            plan.planned_steps,
+            target_epsilon=target,
+            accounting=Accounting.of(privacy, plan.delta),
+            noise_factor=plan.noise_factor,
+        )
+    return replace(plan, affordable_steps=affordable)
 
 
 def _draft_of(kind: ReleaseKind, request: PlanRequest) -> Draft:

@@ -22,7 +22,7 @@ from fedsim.clients.mechanisms.accounting import Accounting
 from fedsim.clients.mechanisms.client_privacy import ClientPrivacy
 from fedsim.clients.mechanisms.contract import SummedMechanism, SumPart
 from fedsim.clients.mechanisms.plan import PrivacyBudgetError, PrivacyPlan, PrivacyPlanError
-from fedsim.clients.mechanisms.planner import noise_of_release
+from fedsim.clients.mechanisms.planner import noise_of_release, within_budget
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.core.shared_values import map_shared
 from fedsim.experiment import ExperimentWithClients
@@ -71,7 +71,7 @@ def share_noise(
 
     Guarantee: every sum has at least `min_clients` clients, of which at most `colluding_clients`
     add no noise. The other clients of the sum together add at least the noise that each plan in
-    `plans` needs.
+    `plans` needs. The budget of each client is measured by the noise that the sum then has.
 
     Args:
         experiment: an experiment with distributed or central trust.
@@ -94,13 +94,13 @@ def share_noise(
     shares = _shares_for(needs, privacy, 1 if secure is None else secure.min_clients)
     part = SumPart(shares.honest, adds_noise=distributed)
 
-    def with_part(scale: float, plan: PrivacyPlan) -> PrivacyPlan:
+    def with_part(scale: float, terms: ClientPrivacy, plan: PrivacyPlan) -> PrivacyPlan:
         if not scale:
             return plan
         share = summed(plan).with_share(shares.own_multiplier(scale), shares.honest)
-        return replace(plan, release=share, part=part)
+        return within_budget(replace(plan, release=share, part=part), terms.privacy)
 
-    shared = tuple(map_shared(with_part, scales, plans))
+    shared = tuple(map_shared(with_part, scales, client_privacy, plans))
     parts = [plan for plan in shared if plan.part is not None]
     sums = SumPlan(
         unit=-shares.share / DEVIATION,  # a step goes against the gradient

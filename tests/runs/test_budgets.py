@@ -244,6 +244,37 @@ def test_a_refusal_states_the_epsilon_of_the_noise_in_the_sum() -> None:
     assert "would spend ε = " in str(refusals)
 
 
+@pytest.mark.parametrize("trust", ["distributed", "central"])
+def test_budgets_count_the_noise_of_the_sum_that_a_refusal_states(
+    tmp_path: Path, trust: str
+) -> None:
+    """The client with the most noise sets that of the sum, and the noise of the sum hides all."""
+    secure = {"protocol": "additive", "min_clients": 20} if trust == "distributed" else None
+    overrides = {
+        "local.steps": 1,
+        "privacy.noise_multiplier": 1.0,
+        "privacy.target_epsilon": 1.0,
+        "privacy.on_exhausted": "refuse",
+        "privacy.clients": {"0": {"noise_multiplier": 4.0}},
+        "privacy.trust": trust,
+        "secure_aggregation": secure,
+    }
+    result = run_experiment(EXPERIMENT, overrides=overrides, out=tmp_path / "r")
+    assert result.privacy is not None
+    assert result.privacy.system_epsilon <= 1.0
+    assert verify_run(RunDirectory.open(result.path)).problems == ()
+
+    overrides["federation.rounds"] = 1000
+    with pytest.raises(PrivacyBudgetError, match=r"would spend ε = ") as caught:
+        run_experiment(EXPERIMENT, overrides=overrides, out=tmp_path / "no")
+    spent, target, fits = (
+        float(re.findall(text, str(caught.value))[0])
+        for text in (r"ε = (\S+)", r"target_epsilon is (\d+)", r"rounds=(\d+)")
+    )
+    assert spent > target
+    assert 3 < fits < 1000
+
+
 def test_a_budget_that_affords_no_step_at_all_is_refused(tmp_path: Path) -> None:
     overrides = {**COMMON_NOISE, "privacy.target_epsilon": 0.01, "privacy.clients": {}}
     with pytest.raises(PrivacyBudgetError, match="no client can take a single step"):
