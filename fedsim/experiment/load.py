@@ -18,7 +18,7 @@ from fedsim.core.settings import Settings
 from fedsim.experiment.errors import ExperimentError, Problem, value_text
 from fedsim.experiment.messages import PathMessage, validation_messages
 from fedsim.experiment.overrides import Overrides, apply_overrides, parse_overrides
-from fedsim.experiment.references import read_public_tables
+from fedsim.experiment.references import named_table, read_public_tables
 from fedsim.experiment.rules import Sections, algorithm, clients, data, mechanisms, trust
 from fedsim.experiment.schema import Experiment, ExperimentWithClients
 from fedsim.experiment.shapes import field_purpose
@@ -109,11 +109,14 @@ class LoadedExperiment:
             gives the number of clients.
         path: path of the file; None if the experiment was given as a mapping.
         base: the directory that relative paths refer to.
+        table: path of the csv file that `federation.participation` names, as written there; the
+            settings have its content in its place. None if no file was read.
     """
 
     experiment: Experiment
     path: Path | None
     base: Path
+    table: str | None = None
 
 
 def load_experiment(
@@ -161,8 +164,8 @@ def load_experiment(
     _refuse_comparison(read, path, problems)
     tree = _with_privacy_off(apply_overrides(read, parsed, Experiment, problems))
     directory = Path(base) if base is not None else path.parent if path else Path()
-    experiment = _check(tree, directory.absolute(), problems)
-    return LoadedExperiment(experiment, path, directory.absolute())
+    experiment, table = _check(tree, directory.absolute(), problems)
+    return LoadedExperiment(experiment, path, directory.absolute(), table)
 
 
 def read_yaml(path: str | Path, problems: list[Problem]) -> Node:
@@ -314,8 +317,8 @@ def validated(
         return None
 
 
-def _check(tree: Node, base: Path, problems: list[Problem]) -> Experiment:
-    """Return the experiment, or raise if it or the list `problems` has mistakes."""
+def _check(tree: Node, base: Path, problems: list[Problem]) -> tuple[Experiment, str | None]:
+    """Return the experiment and the path of its public table, or raise if there are mistakes."""
     sections: dict[str, object] = {  # by name, those that are valid
         name: field.default
         for name, field in Experiment.model_fields.items()
@@ -326,8 +329,9 @@ def _check(tree: Node, base: Path, problems: list[Problem]) -> Experiment:
     if privacy is not None and privacy.node.empty:  # YAML reads a key without a value as null
         purpose = field_purpose(Experiment.model_fields["privacy"])
         problems += located(tree, [(("privacy",), f"no value; {purpose}")])
-    federation = sections.get("federation")
+    federation, named = sections.get("federation"), None
     if isinstance(federation, FederationSettings):
+        named = named_table(federation.participation)
         federation, mistakes = read_public_tables(federation, base)
         problems += located(tree, mistakes)
         sections["federation"] = federation
@@ -336,8 +340,9 @@ def _check(tree: Node, base: Path, problems: list[Problem]) -> Experiment:
     if problems or experiment is None:
         raise ExperimentError(problems)
     experiment = experiment.model_copy(update={"federation": federation})
-    number = experiment.data.partition.num_clients
-    return experiment if number is None else ExperimentWithClients.of(experiment, number)
+    table, number = named and named[1], experiment.data.partition.num_clients
+    complete = experiment if number is None else ExperimentWithClients.of(experiment, number)
+    return complete, table
 
 
 def located(tree: Node, messages: Iterable[PathMessage]) -> list[Problem]:

@@ -62,8 +62,9 @@ def find_footprint(loaded: LoadedExperiment) -> Footprint:
     dataset = experiment.data.dataset
     code = (*experiment.plugins, *(name for name in experiment.runtime.trackers if ":" in name))
     named = [str(path) for path in data_files(experiment.data, loaded.base)]
-    table = named_table(experiment.federation.participation)
-    single = (experiment.data.folder, table and table[1], experiment.model.init)
+    # A node asks about settings whose files are not read yet.
+    unread = named_table(experiment.federation.participation)
+    single = (experiment.data.folder, loaded.table, unread and unread[1], experiment.model.init)
     named += [name for name in single if name is not None]
     if experiment.privacy is not None:
         named += [

@@ -10,9 +10,9 @@ import yaml
 
 from fedsim.clients.mechanisms.plan import PrivacyBudgetError
 from fedsim.core.errors import FedsimError
-from fedsim.experiment import load_experiment
+from fedsim.experiment import LoadedExperiment, load_experiment, read_settings
 from fedsim.federation import mechanism_probe
-from fedsim.planning.validation import check_data
+from fedsim.planning.validation import check_data, find_footprint
 from fedsim.runs.runner import run_experiment
 
 RNG = np.random.default_rng(0)
@@ -136,3 +136,30 @@ def test_bad_images_get_the_line_that_a_run_gives(write: Write, name: str, tmp_p
         run_experiment(path, out=tmp_path / "run")
     assert str(ran.value) == str(checked.value)
     assert not (tmp_path / "run" / "experiment.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    "participation",
+    [
+        {"scheme": "trace", "path": "p.csv"},
+        {
+            "scheme": "buffered",
+            "concurrency": 2,
+            "buffer_size": 1,
+            "durations": {"path": "p.csv", "column": "round"},
+        },
+    ],
+)
+def test_a_file_that_loading_reads_is_in_the_footprint_before_and_after(
+    participation: dict[str, Any], write: Write
+) -> None:
+    """`validate` asks after the file was read, and the policy of a node before."""
+    path = write(federation={"rounds": 1, "participation": participation})
+    (path.parent / "p.csv").write_text("client,round\n0,1\n1,1\n")
+    loaded = load_experiment(path)
+    before = LoadedExperiment(read_settings(path), path, path.parent)
+    for asked in (loaded, before):
+        assert {file.name for file in find_footprint(asked).files} == {"images.npz", "p.csv"}
+    federation = loaded.experiment.model_dump()["federation"]
+    again = load_experiment(write(federation=federation))  # as a run records it
+    assert {file.name for file in find_footprint(again).files} == {"images.npz"}
