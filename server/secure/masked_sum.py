@@ -71,33 +71,26 @@ class MaskedSum:
         clients: Iterable[int],
     ) -> None:
         self._codec = codec
-        self._context = context
         self._settings = settings
         self._invited_clients = set(clients)
         self._stage = _KEYS
-        self._keys: dict[int, KeysReply] = {}
-        self._shares: dict[int, SharesReply] = {}
-        self._mask_peers: dict[int, tuple[int, ...]] = {}
-        self._summed_clients: set[int] = set()
+        self._sent = Recovery(context=context, expander=SeedExpander(settings.prg))
         self._unmask_replies: dict[int, UnmaskReply] = {}
         self._total: Ring = np.zeros(codec.length, codec.encoder.dtype)
-        self._graph: NeighbourGraph | None = None
 
     @property
     def clients(self) -> list[int]:
         """Clients in the sum, in ascending order."""
-        return sorted(self._summed_clients)
+        return sorted(self._sent.summed_clients)
 
     @property
     def graph(self) -> NeighbourGraph:
         """Graph whose edges are the pairs of clients that share masks; `rosters` draws it."""
-        if self._graph is None:
-            raise ProtocolOrderError("the graph is drawn by rosters(); call it first")
-        return self._graph
+        return self._sent.graph
 
     def offer(self) -> RoundOffer:
         """Return the parameters of the round (the offer), which train requests carry."""
-        return RoundOffer(**vars(self._context), helpers=(), helper_keys=())
+        return RoundOffer(**vars(self._sent.context), helpers=(), helper_keys=())
 
     def take_keys(self, reply: KeysReply) -> None:
         """Store the public keys that a client sent.
@@ -109,16 +102,16 @@ class MaskedSum:
             ContextMismatchError: the client was not asked for its keys.
             ProtocolOrderError: the round is at another stage.
         """
-        self._check_turn(reply, _KEYS, self._invited_clients, self._keys)
+        self._check_turn(reply, _KEYS, self._invited_clients, self._sent.keys)
         load_public_key(reply.sealing_key, owner=reply.client)
         load_public_key(reply.masking_key, owner=reply.client)
         known = [
             key
-            for reply_before in self._keys.values()
+            for reply_before in self._sent.keys.values()
             for key in (reply_before.sealing_key, reply_before.masking_key)
         ]
         check_distinct([*known, reply.sealing_key, reply.masking_key])
-        self._keys[reply.client] = reply
+        self._sent.keys[reply.client] = reply
 
     def rosters(self) -> dict[int, Roster]:
         """End the stage of keys, draw the graph, and return each client's neighbours with keys.
@@ -127,8 +120,8 @@ class MaskedSum:
             TooFewClientsError, ThresholdError: too few clients sent keys.
         """
         self._close_stage(_KEYS)
-        self._check_enough(len(self._keys))
-        self._graph = graph = NeighbourGraph.for_round(self._settings, list(self._keys))
+        self._check_enough(len(self._sent.keys))
+        self._sent.drawn = graph = NeighbourGraph.for_round(self._settings, list(self._sent.keys))
         return {client: self._roster(graph, client) for client in graph.clients}
 
     def take_shares(self, reply: SharesReply) -> None:
@@ -139,15 +132,15 @@ class MaskedSum:
             DuplicateClientError, ContextMismatchError, ProtocolOrderError: the client sent this
                 message before, was not asked for it, or sent it at the wrong stage.
         """
-        self._check_turn(reply, _SHARES, self._keys, self._shares)
+        self._check_turn(reply, _SHARES, self._sent.keys, self._sent.shares)
         neighbours = self.graph.neighbours[reply.client]
         if reply.receivers != neighbours or len(reply.envelopes) != len(neighbours):
             raise WireError(
                 "it must send one envelope for each neighbour, in their order",
-                round_number=self._context.server_round,
+                round_number=self._sent.context.server_round,
                 client=reply.client,
             )
-        self._shares[reply.client] = reply
+        self._sent.shares[reply.client] = reply
 
     def mask_requests(self) -> dict[int, MaskRequest]:
         """End the stage of shares; return the encrypted secret shares for each client, by client.
@@ -162,10 +155,10 @@ class MaskedSum:
         alive = self._with_enough_holders()
         self._check_enough(len(alive))
         for client in sorted(alive):
-            self._mask_peers[client] = tuple(
+            self._sent.mask_peers[client] = tuple(
                 peer for peer in self.graph.neighbours[client] if peer in alive
             )
-        return {client: self._mask_request(client) for client in self._mask_peers}
+        return {client: self._mask_request(client) for client in self._sent.mask_peers}
 
     def take_masked(self, reply: MaskedReply) -> None:
         """Add the masked update that a client sent to the sum.
@@ -176,19 +169,19 @@ class MaskedSum:
             DuplicateClientError, ContextMismatchError, ProtocolOrderError: the client sent this
                 message before, was not asked for it, or sent it at the wrong stage.
         """
-        self._check_turn(reply, _MASKED, self._mask_peers, self._summed_clients)
+        self._check_turn(reply, _MASKED, self._sent.mask_peers, self._sent.summed_clients)
         self._codec.check_vector(
-            reply.masked, round_number=self._context.server_round, client=reply.client
+            reply.masked, round_number=self._sent.context.server_round, client=reply.client
         )
         verify_and_add(
             self._total,
             reply.masked,
-            masked_info(self._context, reply.client),
+            masked_info(self._sent.context, reply.client),
             reply.tag,
             name="the masked payload",
             client=reply.client,
         )
-        self._summed_clients.add(reply.client)
+        self._sent.summed_clients.add(reply.client)
 
     def unmask_requests(self) -> dict[int, UnmaskRequest]:
         """End the stage of masked updates and return each client's request for unmasking shares.
@@ -198,8 +191,8 @@ class MaskedSum:
             ThresholdError: too few clients in the sum hold shares of some secret.
         """
         self._close_stage(_MASKED)
-        self._check_enough(len(self._summed_clients))
-        self._recovery().check_holders()
+        self._check_enough(len(self._sent.summed_clients))
+        self._sent.check_holders()
         return {client: self._unmask_request(client) for client in self.clients}
 
     def take_unmask(self, reply: UnmaskReply) -> None:
@@ -210,13 +203,13 @@ class MaskedSum:
             DuplicateClientError, ContextMismatchError, ProtocolOrderError: the client sent this
                 message before, was not asked for it, or sent it at the wrong stage.
         """
-        self._check_turn(reply, _UNMASK, self._summed_clients, self._unmask_replies)
+        self._check_turn(reply, _UNMASK, self._sent.summed_clients, self._unmask_replies)
         asked = self._unmask_request(reply.client)
         answered = (reply.active, reply.dead, len(reply.seed_shares), len(reply.key_shares))
         if answered != (asked.active, asked.dead, len(asked.active), len(asked.dead)):
             raise WireError(
                 "it sent shares of other clients than those requested",
-                round_number=self._context.server_round,
+                round_number=self._sent.context.server_round,
                 client=reply.client,
             )
         self._unmask_replies[reply.client] = reply
@@ -237,18 +230,9 @@ class MaskedSum:
                 f"the round is at the stage {_STAGES[self._stage]}; call unmask_requests() first"
             )
         total = self._total.copy()
-        self._recovery().remove_masks(total, self._unmask_replies)
-        return self._codec.decode(total, num_clients=len(self._summed_clients), reference=reference)
-
-    def _recovery(self) -> Recovery:
-        return Recovery(
-            context=self._context,
-            graph=self.graph,
-            expander=SeedExpander(self._settings.prg),
-            keys=self._keys,
-            shares=self._shares,
-            mask_peers=self._mask_peers,
-            summed_clients=self._summed_clients,
+        self._sent.remove_masks(total, self._unmask_replies)
+        return self._codec.decode(
+            total, num_clients=len(self._sent.summed_clients), reference=reference
         )
 
     def _roster(self, graph: NeighbourGraph, client: int) -> Roster:
@@ -256,13 +240,13 @@ class MaskedSum:
         return Roster(
             clients=holders,
             points=tuple(graph.point(holder) for holder in holders),
-            sealing_keys=tuple(self._keys[holder].sealing_key for holder in holders),
-            masking_keys=tuple(self._keys[holder].masking_key for holder in holders),
+            sealing_keys=tuple(self._sent.keys[holder].sealing_key for holder in holders),
+            masking_keys=tuple(self._sent.keys[holder].masking_key for holder in holders),
             threshold=graph.threshold,
         )
 
     def _with_enough_holders(self) -> set[int]:
-        alive = set(self._shares)
+        alive = set(self._sent.shares)
         while True:
             short = {
                 client
@@ -272,28 +256,28 @@ class MaskedSum:
             if short == alive:
                 raise ThresholdError(
                     "too few clients sent shares of their secrets",
-                    have=len(self._shares),
+                    have=len(self._sent.shares),
                     need=self.graph.threshold,
-                    round_number=self._context.server_round,
+                    round_number=self._sent.context.server_round,
                 )
             if not short:
                 return alive
             alive -= short
 
     def _mask_request(self, client: int) -> MaskRequest:
-        senders = self._mask_peers[client]
+        senders = self._sent.mask_peers[client]
         envelopes = []
         for sender in senders:
-            reply = self._shares[sender]
+            reply = self._sent.shares[sender]
             envelopes.append(reply.envelopes[reply.receivers.index(client)])
         return MaskRequest(senders=senders, envelopes=tuple(envelopes))
 
     def _unmask_request(self, client: int) -> UnmaskRequest:
         itself = (client,) if self.graph.complete else ()
-        known = sorted((*self._mask_peers[client], *itself))
+        known = sorted((*self._sent.mask_peers[client], *itself))
         return UnmaskRequest(
-            active=tuple(peer for peer in known if peer in self._summed_clients),
-            dead=tuple(peer for peer in known if peer not in self._summed_clients),
+            active=tuple(peer for peer in known if peer in self._sent.summed_clients),
+            dead=tuple(peer for peer in known if peer not in self._sent.summed_clients),
         )
 
     def _check_turn(
@@ -301,7 +285,7 @@ class MaskedSum:
     ) -> None:
         check_fields(reply)
         client = reply.client
-        where = {"round_number": self._context.server_round, "client": client}
+        where = {"round_number": self._sent.context.server_round, "client": client}
         if self._stage != stage:
             raise ProtocolOrderError(
                 f"a reply to {_STAGES[stage]} at the stage {_STAGES[self._stage]}", **where
@@ -317,11 +301,11 @@ class MaskedSum:
         if self._stage != stage:
             raise ProtocolOrderError(
                 f"{_STAGES[stage]} cannot be closed at the stage {_STAGES[self._stage]}",
-                round_number=self._context.server_round,
+                round_number=self._sent.context.server_round,
             )
         self._stage += 1
 
     def _check_enough(self, have: int) -> None:
         check_enough_clients(
-            have, self._settings.min_clients, round_number=self._context.server_round
+            have, self._settings.min_clients, round_number=self._sent.context.server_round
         )

@@ -1,11 +1,16 @@
 """Removal of the masks from a masked sum, with secrets recovered from the clients' shares."""
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from fedsim.secagg.context import RoundContext
 from fedsim.secagg.encoding import Ring
-from fedsim.secagg.errors import SecureAggregationError, ShareMismatchError, ThresholdError
+from fedsim.secagg.errors import (
+    ProtocolOrderError,
+    SecureAggregationError,
+    ShareMismatchError,
+    ThresholdError,
+)
 from fedsim.secagg.graph import NeighbourGraph
 from fedsim.secagg.hpke import SealingKey
 from fedsim.secagg.masks import PairwiseMasks, SeedExpander, commitment
@@ -15,9 +20,9 @@ from fedsim.secagg.shamir import ShamirSharing
 _TOO_FEW_TEXT = "too few clients are left to recover its secret"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Recovery:
-    """Recovery of the secrets behind the masks of a sum, and removal of the masks.
+    """Record of what clients sent in a round, and removal of the masks of the sum with it.
 
     Guarantee: every recovered secret is checked against the public key or the commitment of its
     owner. A wrong share is reported with the owner and never reaches a sum. At most one secret of a
@@ -25,9 +30,9 @@ class Recovery:
 
     Attributes:
         context: the context of the round.
-        graph: the graph of clients; the neighbours of a client hold the shares of its secrets.
         expander: the keystream generator of the masks.
-        keys: the public keys of every client.
+        keys: the public keys of every client that sent them.
+        drawn: the graph of clients, once it is drawn.
         shares: the message of every client with the commitments to its secrets.
         mask_peers: for each client asked for a masked update, the clients with which it shares
             masks.
@@ -35,12 +40,19 @@ class Recovery:
     """
 
     context: RoundContext
-    graph: NeighbourGraph
     expander: SeedExpander
-    keys: Mapping[int, KeysReply]
-    shares: Mapping[int, SharesReply]
-    mask_peers: Mapping[int, tuple[int, ...]]
-    summed_clients: Collection[int]
+    keys: dict[int, KeysReply] = field(default_factory=dict[int, KeysReply])
+    drawn: NeighbourGraph | None = None
+    shares: dict[int, SharesReply] = field(default_factory=dict[int, SharesReply])
+    mask_peers: dict[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
+    summed_clients: set[int] = field(default_factory=set[int])
+
+    @property
+    def graph(self) -> NeighbourGraph:
+        """Graph of clients; the neighbours of a client hold the shares of its secrets."""
+        if self.drawn is None:
+            raise ProtocolOrderError("the graph is drawn by rosters(); call it first")
+        return self.drawn
 
     def check_holders(self) -> None:
         """Check that every needed secret can be recovered by the clients in the sum.
@@ -48,7 +60,7 @@ class Recovery:
         Raises:
             ThresholdError: fewer clients than the threshold hold shares of a secret.
         """
-        alive = set(self.summed_clients)
+        alive = self.summed_clients
         for owner in sorted(alive | self._dropped_in_sum()):
             have = len(alive & set(self.graph.holders(owner)))
             if have < self.graph.threshold:
@@ -77,7 +89,7 @@ class Recovery:
 
     def _dropped_in_sum(self) -> set[int]:
         """Return the clients that dropped out but whose pairwise masks are in the sum."""
-        alive = set(self.summed_clients)
+        alive = self.summed_clients
         return {
             client
             for client in set(self.mask_peers) - alive
