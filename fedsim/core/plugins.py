@@ -16,7 +16,6 @@ import hashlib
 import importlib
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from importlib.util import spec_from_file_location
 from itertools import count, takewhile
 from pathlib import Path
@@ -24,6 +23,7 @@ from threading import RLock
 from types import ModuleType
 from typing import Any, Self
 
+from fedsim.core.names import closest_hint
 from fedsim.core.plugin_errors import PluginError as PluginError
 from fedsim.core.plugin_errors import describe_error as describe_error
 from fedsim.core.plugin_errors import original_functions
@@ -196,7 +196,7 @@ def _content(path: Path) -> bytes | None:
 _FORMS = "package.module:callable or ./file.py:callable"
 
 
-def unknown_name(
+def unknown_plugin(
     setting: str, kind: str, name: str, known: Collection[str], own: str = _FORMS
 ) -> str:
     """Return the message for a name that is neither built in nor a reference.
@@ -208,8 +208,7 @@ def unknown_name(
         known: the built-in names.
         own: the ways to name something of the user's own.
     """
-    close = get_close_matches(name, known, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"built in: {', '.join(known)}"
+    hint = closest_hint(name, known, f"built in: {', '.join(known)}", quotes=False)
     return f"{setting}: no {kind} named {name!r}; {hint} (your own: {own})"
 
 
@@ -318,8 +317,8 @@ def _attribute(module: ModuleType, path: str, where: str) -> object:
         try:
             value = getattr(value, name)
         except AttributeError as error:
-            close = get_close_matches(name, dir(value), n=1)
-            hint = f"did you mean {close[0]}?" if close else "check the name after the colon"
+            known, otherwise = dir(value), "check the name after the colon"
+            hint = closest_hint(name, known, otherwise, quotes=False)
             owner = getattr(module, "__file__", None) or module.__name__
             raise PluginError(f"{where}: {owner} has no {name!r}; {hint}") from error
     return value

@@ -2,17 +2,17 @@
 
 import os
 from collections.abc import Iterable
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from glob import has_magic
 from pathlib import Path
 
 from fedsim.core.errors import InputError
 from fedsim.core.limits import MAX_MATCHED_FILES
+from fedsim.core.names import closest_hint
 from fedsim.data.settings import DataSettings, FileDataset, FilesPartition
 
-_MAX_NAMES = 1000  # known names that are compared with an unknown one
-_MAX_CHARS = 100
+MAX_NAMES = 1000  # known names that are compared with an unknown one
+MAX_CHARS = 100  # of a name in a message
 
 
 def unknown_name(path: Path, kind: str, name: str, known: Iterable[str]) -> str:
@@ -25,25 +25,15 @@ def unknown_name(path: Path, kind: str, name: str, known: Iterable[str]) -> str:
         known: the names in the file.
     """
     names = list(known)
-    close = closest_name(name, names)
-    hint = f"did you mean {close!r}?" if close is not None else f"known: {quoted(names[:10])}"
-    return f"{path}: no {kind} named {name[:_MAX_CHARS]!r}; {hint}"
+    hint = closest_hint(
+        name[:MAX_CHARS], names[:MAX_NAMES], otherwise=f"known: {quoted(names[:10])}"
+    )
+    return f"{path}: no {kind} named {name[:MAX_CHARS]!r}; {hint}"
 
 
 def quoted(names: Iterable[str]) -> str:
     """Return names as one text: sorted, in quotes, separated by commas; long names are cut."""
-    return ", ".join(repr(name[:_MAX_CHARS]) for name in sorted(names))
-
-
-def closest_name(name: str, known: list[str]) -> str | None:
-    """Return the known name that an unknown name resembles most; None if no name is close.
-
-    Args:
-        name: the unknown name.
-        known: the known names.
-    """
-    close = get_close_matches(name[:_MAX_CHARS], known[:_MAX_NAMES], n=1)
-    return close[0] if close else None
+    return ", ".join(repr(name[:MAX_CHARS]) for name in sorted(names))
 
 
 class TooManyFilesError(InputError):

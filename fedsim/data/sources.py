@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from fedsim.core.errors import raised_as
 from fedsim.core.imports import ByName
-from fedsim.core.plugins import plugin_calls, resolve, unknown_name
+from fedsim.core.plugins import plugin_calls, resolve, unknown_plugin
 from fedsim.core.python_objects import PythonObject
 from fedsim.core.settings import first_mistake
 from fedsim.data.builtin.context import LoadContext
@@ -118,7 +118,7 @@ def data_paths(settings: DataSettings, base: Path) -> dict[str, Path]:
 def _built_in(name: str, settings: DataSettings, seed: int, base: Path) -> Dataset:
     if name not in DATASETS:
         own = "package.module:function or {path: file.csv, target: column}"
-        raise DataError(unknown_name("data.dataset", "dataset", name, DATASETS, own))
+        raise DataError(unknown_plugin("data.dataset", "dataset", name, DATASETS, own))
     if (problem := token_mistake(name, settings.features)) is not None:
         raise DataError(f"data.features: {problem}")
     try:

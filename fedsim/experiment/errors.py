@@ -1,6 +1,5 @@
 """Errors of an experiment file: one line with file, line and column for each mistake."""
 
-import difflib
 import math
 import re
 from collections.abc import Container, Iterable, Sequence
@@ -8,6 +7,7 @@ from dataclasses import dataclass
 
 from fedsim.core.errors import InputError
 from fedsim.core.limits import MAX_REPORTED
+from fedsim.core.names import closest_name
 
 KeyPath = tuple[str | int, ...]
 
@@ -73,8 +73,8 @@ def closest(word: str, options: Iterable[str]) -> str | None:
     for option, name in by_form.items():
         if sorted(option) == sorted(form):  # swapped letters
             return name
-    matches = difflib.get_close_matches(form, by_form, n=1, cutoff=0.6)
-    return by_form[matches[0]] if matches else None
+    match = closest_name(form, by_form)
+    return None if match is None else by_form[match]
 
 
 def is_synonym(word: str, options: Container[str]) -> bool:

@@ -11,7 +11,6 @@ With privacy: Yu et al. 2022, "Differentially Private Fine-tuning of Language Mo
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, Self
 
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.core.formatting import some_of
+from fedsim.core.names import closest_hint
 from fedsim.models.catalog import ModelError
 from fedsim.models.settings import LoraSettings
 
@@ -241,18 +241,17 @@ def matching(patterns: Sequence[str], names: Collection[str], setting: str, kind
     for pattern, matched in matches.items():
         if not matched:
             problem = f"{setting}: {pattern!r} is no {kind} of the model"
-            raise ModelError(f"{problem}{closest_hint(pattern, names)}")
+            raise ModelError(f"{problem}{hint_of_names(pattern, names)}")
     chosen = set[str]().union(*matches.values())
     return [name for name in names if name in chosen]
 
 
-def closest_hint(name: str, known: Iterable[str]) -> str:
+def hint_of_names(name: str, known: Iterable[str]) -> str:
     """Return the end of a message on an unknown name: the closest known name, or known names."""
     names = [other for other in known if other]
-    close = get_close_matches(name, names, n=1)
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    return f"; it has {some_of(names, _MAX_NAMES)}" if names else ""
+    if not names:
+        return ""
+    return f"; {closest_hint(name, names, f'it has {some_of(names, _MAX_NAMES)}')}"
 
 
 def _replaced(model: nn.Module, name: str, layer: nn.Module) -> nn.Module:

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedsim.core.errors import raised_as
-from fedsim.core.plugins import plugin_calls, resolve, unknown_name
+from fedsim.core.plugins import plugin_calls, resolve, unknown_plugin
 from fedsim.core.settings import Settings, first_mistake
 from fedsim.core.streams import Purpose, stream_key, torch_seed
 from fedsim.data.examples import Examples
-from fedsim.models.adapters import add_adapters, closest_hint, fix_statistics, matching, train_only
+from fedsim.models.adapters import add_adapters, fix_statistics, hint_of_names, matching, train_only
 from fedsim.models.architectures import architecture
 from fedsim.models.catalog import MODELS, ModelError
 from fedsim.models.local_base import LocalBase
@@ -84,7 +84,7 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 def _check(name: str, value: Tensor, state: Mapping[str, Tensor], path: Path) -> None:
     if name not in state:
-        hint = closest_hint(name, state)
+        hint = hint_of_names(name, state)
         raise ModelError(
             f"model.init: tensor {name!r} of {path} is not in the model{hint}; "
             "remove it from the file, or rename it"
@@ -168,7 +168,7 @@ def _seed_torch(seed: int) -> Iterator[None]:
 def _built_in_args(settings: ModelSettings) -> Settings:
     entry = MODELS.get(settings.name)
     if entry is None:
-        raise ModelError(unknown_name("model.name", "model", settings.name, MODELS))
+        raise ModelError(unknown_plugin("model.name", "model", settings.name, MODELS))
     try:
         return entry.args.model_validate(settings.args)
     except ValidationError as error:

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from fedsim.clients.gradients.per_example import PerExampleLoss as PerExampleLoss
 from fedsim.core.errors import raised_as
-from fedsim.core.plugins import plugin_calls, resolve, unknown_name
+from fedsim.core.plugins import plugin_calls, resolve, unknown_plugin
 from fedsim.models.catalog import LOSSES, ModelError
 
 
@@ -149,7 +149,7 @@ def resolve_loss(name: str, base: Path) -> PerExampleLoss:
     if ":" in name:
         with raised_as(ModelError):
             return resolve(name, base=base, setting="model.loss")
-    raise ModelError(unknown_name("model.loss", "loss", name, LOSSES))
+    raise ModelError(unknown_plugin("model.loss", "loss", name, LOSSES))
 
 
 @torch.enable_grad()

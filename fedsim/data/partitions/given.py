@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.core.errors import raised_as
+from fedsim.core.names import closest_hint
 from fedsim.core.plugins import plugin_calls, resolve
 from fedsim.core.streams import Purpose, stream
 from fedsim.data.examples import DataError, Examples
-from fedsim.data.file_names import closest_name
 from fedsim.data.settings import TARGET_NAMES, FlwrPartition, FunctionPartition
 
 LEFT_OUT = -1
@@ -209,8 +209,7 @@ def _arguments(kind: type, settings: FlwrPartition, seed: int) -> dict[str, Any]
     known = list(parameters)
     for name in settings.args:
         if name not in known:
-            close = closest_name(name, known)
-            hint = f"did you mean {close!r}?" if close else f"it takes {', '.join(known)}"
+            hint = closest_hint(name, known, f"it takes {', '.join(known)}")
             raise DataError(f"data.partition.args: {settings.scheme} has no {name!r}; {hint}")
     defaults: dict[str, Any] = {"seed": seed % 2**32}
     if settings.num_clients is not None:

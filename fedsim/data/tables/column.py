@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.data.file_names import closest_name, quoted
+from fedsim.core.names import closest_name
+from fedsim.data.file_names import MAX_CHARS, MAX_NAMES, quoted
 from fedsim.data.tables.settings import ColumnSettings, as_text
 
 _FIX = "fix the cell or remove the row"
@@ -189,8 +190,8 @@ class Column:
         if self.settings.other is not None:
             return self._names[as_text(self.settings.other)]
         cells = list(self._class_numbers)
-        close = closest_name(cell, cells)
-        hint = f"did you mean {close!r}? " if close else ""
+        close = closest_name(cell[:MAX_CHARS], cells[:MAX_NAMES])
+        hint = "" if close is None else f"did you mean {close!r}? "
         other = "" if self.is_target else f", or set other: {list(self._names)[-1]}"
         raise CellError(
             row,

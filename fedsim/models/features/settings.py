@@ -1,7 +1,6 @@
 """Settings of `model.features`: the transforms, and the shape of an example after each of them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from math import isfinite, prod
 from typing import Annotated, Any, Self
 
@@ -18,6 +17,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from fedsim.core.limits import MAX_PARAMETERS, MAX_WIDTH
+from fedsim.core.names import closest_hint
 from fedsim.core.settings import Settings
 from fedsim.models.catalog import ModelError
 
@@ -177,8 +177,7 @@ class FeatureSettings(Settings):
             return {value: _ALONE[value]}
         if value in cls.model_fields:
             raise ValueError(f"{value} needs its settings: {{{value}: ...}}")
-        close = get_close_matches(value, cls.model_fields, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"one of {', '.join(cls.model_fields)}"
+        hint = closest_hint(value, cls.model_fields, f"one of {', '.join(cls.model_fields)}")
         raise ValueError(f"no transform is named {value[:60]!r}; {hint}")
 
     @model_validator(mode="after")
