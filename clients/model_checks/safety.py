@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fedsim.core.errors import InputError
+from fedsim.core.formatting import dtype_text
 
 
 class UnsafeModelError(InputError):
@@ -53,7 +54,7 @@ def check_parameter_types(named: Iterable[tuple[str, Tensor]]) -> None:
     """
     for name, parameter in named:
         if parameter.dtype not in (torch.float32, torch.float64):
-            kind = str(parameter.dtype).removeprefix("torch.")
+            kind = dtype_text(parameter.dtype)
             raise UnsafeModelError(
                 f"trainable parameters must be float32 or float64, got {kind} ({name!r}): clipped "
                 "gradients and noise need that precision; keep the parameters in float32, and run "

@@ -16,6 +16,7 @@ from fedsim.clients.model_checks.bit_isolation import RowIsolation, other_rows
 from fedsim.clients.model_checks.isolation import Probe, ProbeBatch
 from fedsim.clients.model_checks.isolation import rows as tensor_rows
 from fedsim.clients.model_checks.safety import UnsafeModelError, check_private_model, preserve_state
+from fedsim.core.formatting import dtype_text
 
 _NUM_SYNTHETIC_EXAMPLES = 3
 
@@ -223,7 +224,7 @@ def _refuse_other_type(model: nn.Module, first: Tensor, error: Exception) -> Non
     kinds = {p.dtype for p in model.parameters() if p.requires_grad}
     if not first.is_floating_point() or first.dtype in kinds or len(kinds) != 1:
         return
-    model_kind, kind = (str(dtype).removeprefix("torch.") for dtype in (kinds.pop(), first.dtype))
+    model_kind, kind = map(dtype_text, (kinds.pop(), first.dtype))
     raise ValueError(
         f"the model's parameters are {model_kind} and its inputs are {kind}, on which it fails "
         f"({type(error).__name__}: {error}); convert the inputs with x.to(torch.{model_kind}), or "

@@ -109,6 +109,11 @@ def shortened(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
+def dtype_text(dtype: object) -> str:
+    """Return the name of a dtype of PyTorch without the package, such as float32."""
+    return str(dtype).removeprefix("torch.")
+
+
 def count_text(number: int, noun: str) -> str:
     """Return a number with its noun, in singular or plural: `1 round`, `2 rounds`."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedsim.core.errors import raised_as
+from fedsim.core.formatting import dtype_text
 from fedsim.core.plugins import plugin_calls, resolve, unknown_plugin
 from fedsim.core.settings import Settings, first_mistake
 from fedsim.core.streams import Purpose, stream_key, torch_seed
@@ -21,7 +22,7 @@ from fedsim.models.adapters import add_adapters, fix_statistics, hint_of_names, 
 from fedsim.models.architectures import architecture
 from fedsim.models.catalog import MODELS, ModelError
 from fedsim.models.local_base import LocalBase
-from fedsim.models.losses import PerExampleLoss, check_loss, type_of
+from fedsim.models.losses import PerExampleLoss, check_loss
 from fedsim.models.settings import ModelSettings
 from fedsim.models.tasks import Task, device_of, eval_mode
 
@@ -97,8 +98,8 @@ def _check(name: str, value: Tensor, state: Mapping[str, Tensor], path: Path) ->
         )
     if value.dtype != expected.dtype:
         raise ModelError(
-            f"model.init: tensor {name!r} of {path} has type {type_of(value)}, and the model has "
-            f"{type_of(expected)}; convert it before you save it"
+            f"model.init: tensor {name!r} of {path} has type {dtype_text(value.dtype)}, and the "
+            f"model has {dtype_text(expected.dtype)}; convert it before you save it"
         )
     if value.is_floating_point() and not value.isfinite().all():
         raise ModelError(f"model.init: tensor {name!r} of {path} holds NaN or infinity")
@@ -250,7 +251,7 @@ def _check_types(model: nn.Module) -> None:
     """Check that every value of the model has a type that can be sent, which are numpy's types."""
     for name, value in model.state_dict().items():
         if value.dtype not in _SENT_TYPES:
-            kind = type_of(value)
+            kind = dtype_text(value.dtype)
             raise ModelError(
                 f"{name!r} has type {kind}, which no array on the wire has; keep parameters and "
                 f"buffers in float32, and run the forward pass under torch.autocast for arithmetic "
@@ -261,7 +262,7 @@ def _check_types(model: nn.Module) -> None:
 def _outputs(model: nn.Module, inputs: Tensor) -> Tensor:
     failure = f"the model failed on inputs of shape {tuple(inputs.shape)}"
     fix = f"build it for examples of shape {tuple(inputs.shape[1:])}"
-    present, features = {type_of(p) for p in model.parameters()}, type_of(inputs)
+    present, features = {dtype_text(p.dtype) for p in model.parameters()}, dtype_text(inputs.dtype)
     if present - {features} and inputs.is_floating_point():
         other = min(present - {features})
         fix = f"keep its parameters in {features}, the type of the features; they are {other}"

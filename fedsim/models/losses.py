@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from fedsim.clients.gradients.per_example import PerExampleLoss as PerExampleLoss
 from fedsim.core.errors import raised_as
+from fedsim.core.formatting import dtype_text
 from fedsim.core.plugins import plugin_calls, resolve, unknown_plugin
 from fedsim.models.catalog import LOSSES, ModelError
 
@@ -190,8 +191,8 @@ def check_loss(
 
 def _losses(loss: PerExampleLoss, outputs: Tensor, targets: Tensor, name: str) -> Tensor:
     shapes = (
-        f"it had outputs of shape {tuple(outputs.shape)} and targets {type_of(targets)} of shape "
-        f"{tuple(targets.shape)}"
+        f"it had outputs of shape {tuple(outputs.shape)} and targets {dtype_text(targets.dtype)} "
+        f"of shape {tuple(targets.shape)}"
     )
     with plugin_calls(f"{name}: failed", raises=ModelError, fix=shapes):
         values = loss(outputs, targets)
@@ -226,8 +227,3 @@ def _check_gradients(losses: Tensor, outputs: Tensor, name: str) -> None:
 
 def _values(tensor: Tensor) -> str:
     return ", ".join(f"{value:.4g}" for value in tensor.tolist())
-
-
-def type_of(tensor: Tensor) -> str:
-    """Return the name of a tensor's type, such as float32."""
-    return str(tensor.dtype).removeprefix("torch.")

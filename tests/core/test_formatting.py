@@ -1,12 +1,14 @@
 """Numbers as text: privacy figures are never rounded in a flattering direction."""
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsim.core.formatting import (
     aligned_epsilon,
     delta_text,
+    dtype_text,
     duration_text,
     epsilon_text,
     least_epsilon_text,
@@ -70,3 +72,7 @@ def test_durations_have_the_units_that_matter():
         "4 min 12 s",
         "2 h 1 min",
     ]
+
+
+def test_the_name_of_a_dtype_is_that_of_the_files():
+    assert [dtype_text(dtype) for dtype in (torch.float32, torch.bool)] == ["float32", "bool"]
