@@ -40,7 +40,6 @@ MAX_FALSE_ALARM_RATE = 1e-9  # over all tests of a probe together
 class _Sum:
     squares: float = 0.0
     values: int = 0
-    charged: float = 0.0  # noise multiplier of the last release
 
     def add(self, squares: float, values: int) -> None:
         self.squares += squares
@@ -56,12 +55,15 @@ class _Sum:
 class NoiseEvidence:
     """A record of measured noise and clipping before round 1, with statistical tests of both.
 
+    Each part of a client's releases is tested for itself, and apart for each noise multiplier that
+    it is charged with: noise that is too large in one ballot makes up for none in the other one.
+
     Attributes:
         first: the first client with noise, whose sums with the server's noise must not repeat.
     """
 
     first: int
-    _noise: dict[tuple[int, Hashable], _Sum] = field(default_factory=dict)
+    _noise: dict[tuple[int, Hashable, float], _Sum] = field(default_factory=dict)
     _rows: dict[int, dict[int, list[Floats]]] = field(default_factory=dict)
     _excess: list[str] = field(default_factory=list)
 
@@ -124,9 +126,8 @@ class NoiseEvidence:
             # One draw of the server is for all clients: it is tested for each.
             noise, kind = noise + server.view_as(noise), f"{kind} of the server for client {client}"
         for number, part in enumerate(silent.parts):
-            total = self._noise.setdefault((client, (kind, number)), _Sum())
-            total.add(*part.squares(noise))
-            total.charged = part.multiplier
+            key = client, (kind, number), part.multiplier
+            self._noise.setdefault(key, _Sum()).add(*part.squares(noise))
         return noise
 
     def mismatches(self) -> Iterator[str]:
@@ -135,17 +136,17 @@ class NoiseEvidence:
         Guarantee: a correct mechanism yields a message with probability at most 1e-9.
         """
         pooled: dict[Hashable, _Sum] = {}
-        for (_, kind), total in self._noise.items():
+        for (_, kind, _), total in self._noise.items():
             pooled.setdefault(kind, _Sum()).add(total.squares, total.values)
         pairs = list(self._pairs())
         tests = len(self._noise) + len(pooled) + len(pairs)
         share = MAX_FALSE_ALARM_RATE / max(1, tests)
         yield from self._excess
-        for (client, _), total in self._noise.items():
+        for (client, _, charged), total in self._noise.items():
             if _is_too_small(total, share):
                 yield (
                     f"client {client}: the noise multiplier is "
-                    f"{total.charged * total.deviation:.4g}, and {total.charged:.4g} is charged "
+                    f"{charged * total.deviation:.4g}, and {charged:.4g} is charged "
                     f"({total.values:,} values)"
                 )
         for total in pooled.values():

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from safetensors.numpy import load_file
 from fedsim.accountant import Gaussian
 from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.clients.mechanisms.votes.mechanism import VoteMechanism
+from fedsim.clients.training.streams import StreamKey
 from fedsim.experiment import load_experiment
 from fedsim.experiment.errors import ExperimentError
 from fedsim.federation.assembly import assemble
@@ -243,3 +245,26 @@ def test_noise_or_votes_that_are_not_charged_never_start(
         )  # the client adds noise, too
     with pytest.raises(MechanismMismatchError):
         probe_mechanisms(federation)
+
+
+@pytest.mark.parametrize(("check", "vote"), [(0.5, 1.4), (1.4, 0.5)])
+def test_noise_of_one_ballot_makes_up_for_none_in_the_other(
+    monkeypatch: pytest.MonkeyPatch, check: float, vote: float
+) -> None:
+    """Together the two ballots have more noise than charged; one of them has half of it."""
+    federation = assemble(load_experiment(EXPERIMENT, {"privacy.trust": "local"}), ledger=None)
+    probe_mechanisms(federation)
+    drawn = StreamKey.noise
+
+    def uneven(self: StreamKey, **given: Any) -> Any:
+        source, factor = drawn(self, **given), check if self.round_number % 2 else vote
+        fill = source.fill_
+        monkeypatch.setattr(source, "fill_", lambda values: fill(values).mul_(factor).round_())
+        return source
+
+    monkeypatch.setattr(StreamKey, "noise", uneven)
+    with pytest.raises(MechanismMismatchError) as caught:
+        probe_mechanisms(federation)
+    numbers = re.search(r"multiplier is ([\d.]+), and ([\d.]+) is charged", str(caught.value))
+    assert numbers is not None
+    assert float(numbers[1]) == pytest.approx(0.5 * float(numbers[2]), rel=0.1)
