@@ -2,12 +2,16 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedsim.clients.clipping.adaptive import AdaptiveClipping
+from fedsim.clients.clipping.clipping import Clipping
+from fedsim.clients.mechanisms.dp_sgd.mechanism import COUNT_SENSITIVITY
 from fedsim.experiment import Experiment
 from fedsim.federation.aggregate_noise import sum_scale
 from fedsim.federation.federation import Federation
@@ -116,6 +120,40 @@ def _row_norms(places: Sequence[Tensor]) -> Tensor:
     """Return the L2 norm of each row over all places, each (rows, ...), as float64 (rows,)."""
     norms = [torch.linalg.vector_norm(piece, dim=1, dtype=torch.float64) for piece in places]
     return torch.stack(norms).norm(dim=0)
+
+
+@dataclass(frozen=True)
+class _NotedClipping(AdaptiveClipping):
+    """Adaptive clipping that notes the noisy shares by which it adapts its clipping norms."""
+
+    noted: list[tuple[float, ...]] = field(default_factory=list[Any], compare=False)
+
+    def adapt(self, *shares: float) -> Self:
+        """Note the shares, and return the clipping rule for the next batch."""
+        self.noted.append(shares)
+        return super().adapt(*shares)
+
+
+def with_noted_counts(clipping: Clipping) -> Clipping:
+    """Return a clipping rule whose counts `noted_counts` reads; unchanged if it counts nothing."""
+    if not isinstance(clipping, AdaptiveClipping):
+        return clipping
+    values = {entry.name: getattr(clipping, entry.name) for entry in fields(clipping)}
+    return _NotedClipping(**values)
+
+
+def noted_counts(clipping: Clipping, expected_batch: float, within: int) -> list[float]:
+    """Return the released counts of unclipped gradients of the last step, without their content.
+
+    Args:
+        clipping: the rule of the step, made by `with_noted_counts`.
+        expected_batch: the public expected batch size.
+        within: number of examples in the batch that no clipping norm touches; each adds ½.
+    """
+    if not isinstance(clipping, _NotedClipping) or not clipping.noted:
+        return []
+    content = COUNT_SENSITIVITY * within
+    return [(share - 0.5) * expected_batch - content for share in clipping.noted.pop()]
 
 
 def step_length_of(federation: Federation, client: int) -> float | None:

@@ -34,8 +34,10 @@ from fedsim.federation.charged_noise import (
     ChargedPart,
     Release,
     factor_of_charge,
+    noted_counts,
     server_adds_noise,
     step_length_of,
+    with_noted_counts,
 )
 from fedsim.federation.federation import Federation
 from fedsim.federation.trained_model import public_examples, to_tensors
@@ -201,9 +203,9 @@ class StepProbe(_TrainedProbe[DpSgdMechanism]):
     """Maker of test releases of DP-SGD steps, where a release is a batch's noisy sum of gradients.
 
     Each group of parameters with its own clipping bound is measured separately. With an adaptive
-    clip norm, the noise of the count of unclipped gradients is not measured. For correlated noise,
-    the fresh noise of step t is measured. It is the sum Σ_j c_j y_{t−j} over the releases y of step
-    t and earlier ones, with the coefficients c_j of the correlation.
+    clip norm, so is the count of unclipped gradients of each group, one value a step. For
+    correlated noise, the fresh noise of step t is measured. It is the sum Σ_j c_j y_{t−j} over the
+    releases y of step t and earlier ones, with the coefficients c_j of the correlation.
     """
 
     _past: Mapping[int, list[Tensor]] = {}
@@ -242,9 +244,14 @@ class StepProbe(_TrainedProbe[DpSgdMechanism]):
         ) -> None:
             for client, batch, row, step in zip(self.block, batches, released, used, strict=True):
                 if step is not None:
-                    values = self._fresh(client, step, row).unsqueeze(0)
-                    reach = 1 if batch is None else max(1, len(batch))
-                    see(Release(client, values, self._parts(client, step), reach=reach))
+                    examples = 0 if batch is None else len(batch)
+                    within = 0 if trial.is_large else examples
+                    counts = noted_counts(step.clipping, step.expected_batch, within)
+                    values = self._fresh(client, step, row)
+                    if counts:
+                        values = torch.cat([values, values.new_tensor(counts)])
+                    parts = self._parts(client, step, len(counts))
+                    see(Release(client, values.unsqueeze(0), parts, reach=max(1, examples)))
 
         self._past = self._past if trial.steps.start else {}
         rows = self.federation.blocks.rows(self.block)
@@ -258,24 +265,21 @@ class StepProbe(_TrainedProbe[DpSgdMechanism]):
             *self._copies(plan.examples if needs_all else 0),
             self._key(client, trial),
             trial.steps,
-            step,
+            replace(step, clipping=with_noted_counts(step.clipping)),
             self._is_secure(client, trial),
             plan.part,
         )
 
-    def _parts(self, client: int, step: DpSgdMechanism) -> Sequence[ChargedPart]:
+    def _parts(self, client: int, step: DpSgdMechanism, counts: int) -> Sequence[ChargedPart]:
         parameters = self.federation.release_parameters
         groups, length = step.groups(parameters), step_length_of(self.federation, client)
-        return [
-            ChargedPart(
-                multiplier,
-                step.expected_batch / bound if length is None else length,
-                parameters.slices(members),
-            )
-            for multiplier, bound, members in zip(  # noqa: B905  counts come last
-                self._charged(client, step), groups.bounds, groups.members
-            )
+        units = [step.expected_batch / b if length is None else length for b in groups.bounds]
+        places = [
+            *map(parameters.slices, groups.members),
+            *([slice(self.size + m, self.size + m + 1)] for m in range(counts)),
         ]
+        units += [1.0 / COUNT_SENSITIVITY] * counts
+        return [*map(ChargedPart, self._charged(client, step), units, places)]
 
     def _fresh(self, client: int, step: DpSgdMechanism, released: Tensor) -> Tensor:
         """Return the fresh noise in a release without content (size,)."""

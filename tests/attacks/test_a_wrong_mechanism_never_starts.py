@@ -240,6 +240,42 @@ def test_one_group_of_one_client_with_too_little_noise_is_found(
         probe_mechanisms(own)
 
 
+@pytest.mark.parametrize(
+    ("factor", "whole", "message"),
+    [
+        (0.0, 0.0, r"multiplier is 0, and 3\.[12]\d* is charged"),
+        (0.2, 0.0, r"multiplier is 0\.[5-8]\d*, and 3\.[12]\d* is charged"),
+        (1.0, 1.0, r"contributes 3 clipping bounds"),
+    ],
+    ids=["no noise", "a fifth of the noise", "an example that counts twice"],
+)
+def test_counts_of_adaptive_clipping_are_as_charged_or_never_start(
+    factor: float, whole: float, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The counts are charged beside the gradients, which have their noise here."""
+    bounds = {"*weight": {"max_grad_norm": 0.5}, "*bias": {"max_grad_norm": 0.1}}
+    groups = {"name": "adaptive", "count_noise": 1.6, "groups": bounds}
+    own = federation(privacy={"clipping": groups, "max_grad_norm": None})
+    probe_mechanisms(own)
+    adapt = DpSgdMechanism.adapt
+
+    def wrong(self: DpSgdMechanism, statistics: Any, noise: NoiseSource) -> DpSgdMechanism:
+        more = tuple(w + whole * (w - statistics.examples / 2) for w in statistics.within)
+        with pytest.MonkeyPatch.context() as patch:
+            fill = release.fill_rows_
+
+            def smaller(sources: Any, rows: Tensor) -> None:
+                fill(sources, rows)
+                rows *= factor
+
+            patch.setattr(release, "fill_rows_", smaller)
+            return adapt(self, replace(statistics, within=more), noise)
+
+    monkeypatch.setattr(DpSgdMechanism, "adapt", wrong)
+    with pytest.raises(MechanismMismatchError, match=message):
+        probe_mechanisms(own)
+
+
 def test_no_stream_of_the_run_is_used_and_no_private_example(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
