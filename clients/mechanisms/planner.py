@@ -16,11 +16,11 @@ from fedsim.accountant.events import Adjacency
 from fedsim.accountant.sampler_slack import target_without_slack
 from fedsim.accountant.search import LEAST_NOISE, MOST_NOISE, largest_count, least_noise
 from fedsim.clients.clipping.clipping import FlatClipping
-from fedsim.clients.mechanisms.accounting import Accounting
 from fedsim.clients.mechanisms.contract import Mechanism
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.kinds import ReleaseKind
 from fedsim.clients.mechanisms.plan import (
+    Accounting,
     Draft,
     PlanRequest,
     PrivacyBudgetError,

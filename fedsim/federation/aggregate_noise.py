@@ -18,10 +18,14 @@ from functools import partial
 from fedsim.accountant.trust import NoiseNeed, NoiseShares
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.local_settings import LocalSettings, SgdSettings
-from fedsim.clients.mechanisms.accounting import Accounting
 from fedsim.clients.mechanisms.client_privacy import ClientPrivacy
 from fedsim.clients.mechanisms.contract import SummedMechanism, SumPart
-from fedsim.clients.mechanisms.plan import PrivacyBudgetError, PrivacyPlan, PrivacyPlanError
+from fedsim.clients.mechanisms.plan import (
+    Accounting,
+    PrivacyBudgetError,
+    PrivacyPlan,
+    PrivacyPlanError,
+)
 from fedsim.clients.mechanisms.planner import noise_of_release, within_budget
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.core.shared_values import map_shared

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median_high
 
-from fedsim.clients.mechanisms.accounting import Accounting
-from fedsim.clients.mechanisms.plan import PrivacyBudgetError, PrivacyPlan
+from fedsim.clients.mechanisms.plan import Accounting, PrivacyBudgetError, PrivacyPlan
 from fedsim.core.formatting import epsilon_text
 from fedsim.data import DataError
 from fedsim.experiment import Experiment

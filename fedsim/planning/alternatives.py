@@ -19,8 +19,7 @@ from typing import Any
 from fedsim.accountant.accountants import AccountantChoice
 from fedsim.accountant.events import Adjacency
 from fedsim.accountant.trust import CLAIMED_AGAINST
-from fedsim.clients.mechanisms.accounting import Accounting
-from fedsim.clients.mechanisms.plan import PrivacyPlan, PrivacyPlanError
+from fedsim.clients.mechanisms.plan import Accounting, PrivacyPlan, PrivacyPlanError
 from fedsim.clients.mechanisms.planner import calibrate_noise
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.clients.sampling.sampling import PoissonSampling

@@ -10,8 +10,8 @@ from typing import Any
 from fedsim.accountant import zcdp_rho
 from fedsim.accountant.search import largest_count
 from fedsim.accountant.textbook.bounds import choose_bounds
-from fedsim.clients.mechanisms.accounting import Accounting
 from fedsim.clients.mechanisms.plan import (
+    Accounting,
     PlanRequest,
     PrivacyBudgetError,
     PrivacyPlan,

@@ -14,7 +14,7 @@ import fedsim
 from fedsim.accountant.accountants import renyi_choice
 from fedsim.accountant.sampler_slack import Slack, sampler_slack
 from fedsim.accountant.trust import Trust
-from fedsim.clients.mechanisms.accounting import Accounting
+from fedsim.clients.mechanisms.plan import Accounting
 from fedsim.core.formatting import count_text
 from fedsim.core.text_formats import finite_or_none
 from fedsim.federation.charges import RecordedSpend

@@ -12,8 +12,7 @@ import pytest
 import fedsim
 from fedsim.accountant import Gaussian, PldAccountant
 from fedsim.clients.account import PrivacyAccount
-from fedsim.clients.mechanisms.accounting import Accounting
-from fedsim.clients.mechanisms.plan import PrivacyPlanError
+from fedsim.clients.mechanisms.plan import Accounting, PrivacyPlanError
 from fedsim.clients.mechanisms.planner import calibrate_noise
 from fedsim.clients.sampling.sampling import PoissonSampling
 from fedsim.experiment import load_experiment

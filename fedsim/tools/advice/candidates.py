@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from fedsim.accountant import calibrate_noise_multiplier
 from fedsim.clients.local_settings import SgdSettings
-from fedsim.clients.mechanisms.accounting import Accounting
-from fedsim.clients.mechanisms.plan import PrivacyPlan
+from fedsim.clients.mechanisms.plan import Accounting, PrivacyPlan
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.data.settings import DirichletPartition, ShardsPartition
 from fedsim.experiment import Experiment

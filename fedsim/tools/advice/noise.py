@@ -29,8 +29,7 @@ from numpy.typing import NDArray
 
 from fedsim.accountant.accountants import AccountantName
 from fedsim.clients.correlated_noise import NoiseCorrelation
-from fedsim.clients.mechanisms.accounting import Accounting
-from fedsim.clients.mechanisms.plan import PlanRequest, PrivacyPlan
+from fedsim.clients.mechanisms.plan import Accounting, PlanRequest, PrivacyPlan
 from fedsim.clients.mechanisms.planner import calibrate_noise, plan_privacy
 from fedsim.clients.privacy_settings import PrivacySettings, RenyiAccountantSettings
 from fedsim.clients.sampling.catalog import SAMPLINGS

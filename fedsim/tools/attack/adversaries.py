@@ -15,8 +15,8 @@ from torch import Tensor
 
 from fedsim.accountant.trust import Observer as Against
 from fedsim.clients.gradients.per_example import PerExampleGradients, PerExampleLoss
-from fedsim.clients.mechanisms.accounting import Accounting
 from fedsim.clients.mechanisms.contract import SummedMechanism, SumPart
+from fedsim.clients.mechanisms.plan import Accounting
 from fedsim.clients.training.block import block_of
 from fedsim.clients.training.member import BlockMember
 from fedsim.clients.training.shared_model import SharedModel

@@ -16,8 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedsim.clients.app import one_thread
-from fedsim.clients.mechanisms.accounting import Accounting
-from fedsim.clients.mechanisms.plan import PrivacyPlanError
+from fedsim.clients.mechanisms.plan import Accounting, PrivacyPlanError
 from fedsim.core.commands import Phases
 from fedsim.core.formatting import count_text, epsilon_text, least_epsilon_text
 from fedsim.core.plugin_errors import plugin_calls

@@ -11,8 +11,8 @@ from scipy.special import ndtri
 from fedsim.accountant.checks import Floats
 from fedsim.accountant.trust import Observer as Against
 from fedsim.clients.clipping.clipping import FlatClipping
-from fedsim.clients.mechanisms.accounting import Accounting
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
+from fedsim.clients.mechanisms.plan import Accounting
 from fedsim.clients.sampling.sampling import PoissonSampling, Sampling
 from fedsim.core.formatting import epsilon_text, least_epsilon_text
 from fedsim.core.text_formats import finite_or_none

@@ -24,9 +24,8 @@ from fedsim.clients.clipping.adaptive import AdaptiveClipping
 from fedsim.clients.clipping.clipping import AutomaticClipping, FlatClipping, LayerClipping
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.local_settings import LocalSettings
-from fedsim.clients.mechanisms.accounting import Accounting
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.mechanisms.plan import PlanRequest, PrivacyPlan, PrivacyPlanError
+from fedsim.clients.mechanisms.plan import Accounting, PlanRequest, PrivacyPlan, PrivacyPlanError
 from fedsim.clients.mechanisms.planner import plan_privacy
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.clients.sampling.divided_batches import BallsAndBins, ShuffledEpochs
