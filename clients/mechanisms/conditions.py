@@ -29,6 +29,20 @@ LINEAR_CLIPPINGS: Mapping[str, tuple[str, ...]] = {
 """For each privacy unit, the clippings that bound its whole contribution with one norm."""
 
 ADJACENCIES = ("zero_out", "add_remove", "replace_one")
+
+
+def most_examples(declared: int) -> int:
+    """Return the public limit on a client's private number of examples under add_remove.
+
+    The rounding of a client's sums grows with the number of its examples, and is charged for as
+    many as this. A client that has more is refused (`ClientTask.check_examples`).
+
+    Args:
+        declared: the declared number of examples.
+    """
+    return max(16 * declared, 1 << 20)
+
+
 CORRELATED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "example": {
         "correlation": OF_STEPS,

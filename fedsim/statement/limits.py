@@ -4,6 +4,7 @@ import math
 from functools import partial
 
 from fedsim.accountant.sampler_slack import Slack
+from fedsim.clients.mechanisms.conditions import most_examples
 from fedsim.core.formatting import count_text
 from fedsim.statement.facts import Facts
 from fedsim.statement.sentence import Said, StatementTable
@@ -92,6 +93,21 @@ def active_server(facts: Facts) -> Said:
         "Against one that departs from it, only the guarantee against the server holds: "
         f"{'; '.join(UNMET_CONDITIONS[name] for name in unmet)}."
     ), {"unmet": unmet}
+
+
+@limit(
+    "Clients with far more examples than declared",
+    holds=lambda facts: facts.is_bounded and facts.sizes_are_declared and bool(facts.clients),
+)
+def largest_clients(facts: Facts) -> Said:
+    """Return the sentences saying up to which private size of a client ε holds."""
+    most = most_examples(min(client.examples for client in facts.clients))
+    return (
+        f"The guarantee is for clients of at most {most:,} examples, a public limit that follows "
+        "from the declared size: the rounding of sums is charged up to it. A client that holds "
+        "more is refused before it is charged. Its failure tells that it does, and no ε includes "
+        "this."
+    ), {"most_examples": most}
 
 
 @limit(

@@ -9,6 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fedsim.clients.local_settings import LocalSettings
+from fedsim.clients.mechanisms.plan import PlanRequest
+from fedsim.clients.mechanisms.planner import plan_privacy
+from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.statement import (
     SENTENCES,
     Facts,
@@ -164,6 +168,25 @@ def test_each_fact_changes_what_is_said(honest, change, said):
     assert said in words(change(honest))
 
 
+def test_the_limit_on_private_sizes_is_the_one_by_which_clients_are_refused(honest):
+    """Under add_remove a failure for too many examples depends on a private number."""
+    for declared in (300, 100_000):
+        adjacency = {"name": "add_remove", "declared_examples": declared}
+        section = {"noise_multiplier": 1.0, "delta": 1e-5, "max_grad_norm": 1.0}
+        plan = plan_privacy(
+            PlanRequest(
+                PrivacySettings.model_validate({**section, "adjacency": adjacency}),
+                LocalSettings.model_validate({"steps": 1, "batch_size": 32}),
+                examples=declared,
+                planned_rounds=1,
+            )
+        )
+        stated = changed(honest, adjacency="add_remove")
+        for number in range(len(honest.clients)):
+            stated = with_client(stated, number, examples=declared)
+        assert f"clients of at most {plan.release.most_examples:,} examples" in words(stated)
+
+
 def test_median_and_minimum_are_rounded_up_like_every_epsilon(honest):
     text = words(with_client(honest, 0, epsilon=2.00001))
     assert "ε = 3 of client 1. The median (2.501) and the minimum (2.001) are" in text
@@ -207,8 +230,8 @@ def test_the_ids_of_sentences_in_files_do_not_follow_renamed_functions():
         accounting active_server adjacency against_server attack_bound client_unit client_update
         collusion concentrated constants_from_rows correlation data_access drawn_clients every_round
         delta_below_one_in_n delta_too_large dp_sgd error_messages floating_point gaussian_bound
-        guarantee infinite_epsilon input ledger lost_updates no_amplification no_privacy
-        no_server_guarantee
+        guarantee infinite_epsilon input largest_clients ledger lost_updates no_amplification
+        no_privacy no_server_guarantee
         no_targets nothing_hidden nothing_released output parties_on_one_host personal_model
         public_constants public_parts released round_correlation sampler secure_aggregation
         secure_noise seeded_noise

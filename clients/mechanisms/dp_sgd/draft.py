@@ -12,6 +12,7 @@ from fedsim.clients.clipping.clipping import (
 )
 from fedsim.clients.correlated_noise import NoiseCorrelation
 from fedsim.clients.local_settings import LocalSettings
+from fedsim.clients.mechanisms.conditions import most_examples
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.dp_sgd.noise_allocation import ChosenNoise, NoiseAllocation
 from fedsim.clients.mechanisms.dp_sgd.settings import has_all_noise
@@ -158,7 +159,7 @@ def _largest_batch(privacy: PrivacySettings, public_size: int) -> int:
     """Return the public upper limit of the batch size."""
     if privacy.adjacency.name != "add_remove":
         return public_size
-    return max(_MOST_EXAMPLES_OVER_DECLARED * public_size, _MOST_EXAMPLES)
+    return most_examples(public_size)
 
 
 def _check_accountable(privacy: PrivacySettings, sampling: Sampling) -> None:
@@ -231,8 +232,3 @@ def clipping_of(privacy: PrivacySettings, expected_batch: float) -> Clipping:
             return AutomaticClipping(privacy.clip_norm)
         case "per_layer":
             return LayerClipping(privacy.clip_norm, bounds=settings.rule)
-
-
-# Under add_remove the number of examples is private. No client may have more than this, so that the
-# rounding of its sums has a public bound; see `ClientTask.check_examples`.
-_MOST_EXAMPLES_OVER_DECLARED, _MOST_EXAMPLES = 16, 1 << 20
