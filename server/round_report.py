@@ -238,7 +238,8 @@ class RoundReport:
         model: the digest and the update of the new global model.
         epsilon_max: the largest cumulative ε of any client; None without privacy.
         clip_norms: the adaptive clip norm of each client that has one.
-        aborted: the reason if the round was aborted, which leaves the model unchanged; else None.
+        aborted: the reason if the round was aborted, which leaves the model unchanged, but for
+            correlated noise of the server; else None.
         secure: the report of secure aggregation; None for plain aggregation.
         evaluation: the metrics on clients' held-out examples. The value is None in a round without
             evaluation, and "off" if the experiment has no federated evaluation.

@@ -264,7 +264,7 @@ class TrainRound:
     def finish(self) -> AggregationResult:
         """Return the aggregate of the answers; it has no arrays if no client succeeded.
 
-        The aggregate of an aborted round has no arrays either.
+        The aggregate of an aborted round has no client, and no arrays but for correlated noise.
         """
         for client in sorted(self._silent):
             self._skip(client, NO_REPLY.reason)
@@ -282,7 +282,10 @@ class TrainRound:
         except RoundAbortedError as error:
             self._abort(error)
         reason = f"its update was lost with the round: {self.aborted}"
-        return AggregationResult(None, dict.fromkeys(sorted(self._contributions), reason))
+        lost = dict.fromkeys(sorted(self._contributions), reason)
+        if any(failure.ends_run for failure in self._failed):
+            return AggregationResult(None, lost)  # the round is repeated when the run resumes
+        return replace(self._setup.aggregator.give_up(), lost=lost)
 
     def state_after(self) -> ServerState:
         """Return the server state after the round; without an aggregate, the model stays the same.

@@ -275,6 +275,10 @@ class Aggregator(ABC, Generic[A]):
             RoundAbortedError: the updates cannot be aggregated.
         """
 
+    def give_up(self) -> AggregationResult:
+        """Return what is released in a round that was given up; here nothing is."""
+        return AggregationResult(None)
+
 
 class PlainAggregator(Aggregator[TrainReply]):
     """Aggregator that sees every single update and computes the weighted mean.

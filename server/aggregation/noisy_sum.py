@@ -106,6 +106,8 @@ class NoisySum(Aggregator[Any]):
     |--------------------------------------------|----------------------------------------------|
     | no client, a public divisor                | noise over the divisor                       |
     | no client, no public divisor               | no model: participation is public            |
+    | given up, and noise is correlated          | noise over the divisor                       |
+    | given up otherwise                         | no model                                     |
     | weights of the participants add up to 0    | no model                                     |
 
     Args:
@@ -194,9 +196,32 @@ class NoisySum(Aggregator[Any]):
             divisor = float(sum(self._weights.values[client] for client in clients))
         sums = result.sums
         if sums is None and self._plan.divisor is not None:
-            sums = {name: np.zeros(shape, np.int64) for name, shape in self._plan.shapes.items()}
+            sums = self._zeros()
         if sums is None or divisor == 0.0:
             return replace(result, sums=None)
+        return self._released(result, clients, sums, divisor)
+
+    def give_up(self) -> AggregationResult:
+        """Return the model with a round's noise alone, which later rounds cancel; else nothing.
+
+        The noise of round t cancels a part of the noise of earlier rounds. If a round without a sum
+        also had no noise, later rounds would cancel noise that no model has.
+        """
+        divisor, nothing = self._plan.divisor, AggregationResult(None)
+        if self._noise.strategy is None or divisor is None or self.ends_run_on_abort:
+            return nothing
+        try:
+            return self._released(nothing, set(), self._zeros(), divisor)
+        except RoundAbortedError:  # an earlier process may have added this noise to a sum
+            return nothing
+
+    def _zeros(self) -> Integers:
+        return {name: np.zeros(shape, np.int64) for name, shape in self._plan.shapes.items()}
+
+    def _released(
+        self, result: AggregationResult, clients: set[int], sums: Integers, divisor: float
+    ) -> AggregationResult:
+        """Return a result with the mean model from sums, to which the planned noise is added."""
         if self._plan.server_noise:
             self._record(clients, sums)
             untied = {name: value for name, value in sums.items() if name not in self._tied}

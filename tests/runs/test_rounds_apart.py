@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import fedsim
 from fedsim.accountant import Gaussian, PldAccountant
@@ -30,6 +31,7 @@ from fedsim.runs.verification import verify_run
 from fedsim.server.aggregation.noisy_sum import NoisySum, ServerNoise
 from fedsim.server.participation.schedules import SeparatedSchedule
 from fedsim.statement import read_facts
+from fedsim.tools.replay import replay_run
 from fedsim.tracking.callbacks import RunCallback
 
 EXPERIMENT: dict[str, Any] = {
@@ -174,6 +176,33 @@ def test_a_client_that_fails_waits_for_its_next_turn(tmp_path: Path) -> None:
         later - earlier == 4 for rounds in turns.values() for earlier, later in pairwise(rounds)
     )
     assert sum(map(len, turns.values())) == 60
+
+
+@pytest.mark.parametrize("name", ["blt", "tree"])
+def test_a_round_that_is_given_up_keeps_the_noise_that_later_rounds_cancel(
+    tmp_path: Path, name: str
+) -> None:
+    """With updates of 0 a model is its noise: as much as planned, whichever rounds are opened."""
+    common = {
+        "local.optimizer.lr": 1e-9,
+        "model.args": {"init": "zeros"},
+        "federation.min_participants": 0,
+        "privacy.noise_correlation": {"name": name},
+        "secure_aggregation": {"min_clients": 5, "on_abort": "skip_round"},
+    }
+    dropped = {"kind": "dropout_after", "clients": [*range(0, 20, 2)], "rounds": [4, 8]}
+    models = dict[str, Any]()
+    for run, faults in (("all", []), ("two given up", [dropped])):
+        result = run_experiment(
+            EXPERIMENT, overrides={**common, "faults": faults}, out=tmp_path / run
+        )
+        given_up = [row["round"] for row in result.rounds if row["secure_aggregation"]["aborted"]]
+        assert given_up == ([4, 8] if faults else [])
+        models[run] = result.model().state_dict()
+        assert verify_run(RunDirectory(tmp_path / run)).problems == ()
+        assert replay_run(RunDirectory(tmp_path / run)).problems == ()
+    for key, value in models["all"].items():
+        assert torch.allclose(models["two given up"][key], value, atol=1e-5)
 
 
 def test_a_client_that_is_asked_one_round_too_early_refuses(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedsim.noise.correlated.strategies import BandedStrategy
 from fedsim.noise.grid import DEVIATION
 from fedsim.noise.sources import NoiseSource
 from fedsim.protocol.arrays import to_arrays, to_numpy
@@ -238,6 +239,30 @@ def test_after_a_crash_a_client_that_was_not_in_the_sum_waits_for_the_next_round
     with pytest.raises(InvalidUpdateError, match="next round"):
         aggregator.add(3, reply(integers(9, 9)))
     assert aggregator.finish().arrays is not None
+
+
+def given_up(noise: ServerNoise, opened_sums: OpenedSums = NO_OPENED_SUMS) -> np.ndarray | None:
+    plan = replace(PLAN, divisor=10.0, server_noise=True)
+    aggregator = noisy(plan, noise=noise, opened_sums=opened_sums)
+    model = to_arrays({name: np.asarray(value) for name, value in MODEL.items()})
+    aggregator.begin(1, model, [0, 1], cast("Any", None))
+    released = aggregator.give_up().arrays
+    return None if released is None else to_numpy(released)["w"]
+
+
+def test_a_round_given_up_releases_noise_that_no_sum_got() -> None:
+    """Beside a sum that got the same noise before a crash, noise alone would reveal the sum."""
+    noise = ServerNoise(0, BandedStrategy((1.0, 0.5)))
+    saved: list[OpenedSum] = []
+    released = given_up(noise, OpenedSums(None, saved.append))
+    assert released is not None
+    assert not np.array_equal(released, MODEL["w"])
+    again = given_up(noise, OpenedSums(saved[0]))  # after a crash
+    np.testing.assert_array_equal(again, released)
+    digest = noise.digest(1, integers(4, 6))
+    for clients in ((0, 1), ()):
+        assert given_up(noise, OpenedSums(OpenedSum(1, clients, digest))) is None
+    assert given_up(ServerNoise(0)) is None  # no later round cancels it
 
 
 def test_a_second_crash_keeps_the_digest_of_the_first_sum() -> None:
