@@ -41,7 +41,7 @@ from fedsim.clients.training.block import block_of
 from fedsim.clients.training.member import BlockMember
 from fedsim.clients.training.streams import StreamKey
 from fedsim.federation.federation import Federation
-from fedsim.noise import fused
+from fedsim.noise import release
 from fedsim.simulation.memory import keep_freed_memory
 
 Step = Callable[[], object]
@@ -404,7 +404,7 @@ def main() -> None:
     keep_freed_memory()
     print(f"{machine_line()}, one thread")
     names = [arguments.model] if arguments.model else list(MODELS)
-    with patch.object(fused, "LEAST_VALUES", 1):  # as in a long run
+    with patch.object(release, "LEAST_VALUES", 1):  # as in a long run
         found = measure_steps([] if arguments.vectorized_clients else names, quick=arguments.quick)
         if not arguments.model:
             found += measure_blocks(quick=arguments.quick)

@@ -30,7 +30,7 @@ from fedsim.clients.gradients.layers import base
 from fedsim.clients.gradients.layers.convolution import ConvolutionUse
 from fedsim.clients.gradients.sequence import ModuleSequence
 from fedsim.clients.mechanisms.dp_sgd import batch_sums
-from fedsim.noise import fused, sources
+from fedsim.noise import release, sources
 from fedsim.noise.sources import SeededNoise
 from fedsim.simulation.memory import keep_freed_memory
 
@@ -80,7 +80,7 @@ def _products() -> Patch:
 
 
 def _no_numba() -> Patch:
-    return patch.object(fused, "kernel", lambda: None)
+    return patch.object(release, "kernel", lambda: None)
 
 
 def _float64_norms() -> Patch:
@@ -118,7 +118,7 @@ def measure_tricks(*, quick: bool) -> list[Number]:
         for model in trick.models[:1] if quick else trick.models:
             work = Work(model, 1, private=True)
             with TemporaryDirectory() as folder, ExitStack() as stack:
-                stack.enter_context(patch.object(fused, "LEAST_VALUES", 1))  # as in a long run
+                stack.enter_context(patch.object(release, "LEAST_VALUES", 1))  # as in a long run
                 if trick.base is not None:
                     stack.enter_context(trick.base())
                 federation = federation_of(work, Path(folder), {}, vectorized_clients="off")

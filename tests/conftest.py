@@ -96,7 +96,7 @@ def fixed_seed() -> None:
 def fresh_demand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Count released values anew: whether noise is compiled depends on no earlier test."""
     if release := sys.modules.get("fedsim.noise.release"):
-        monkeypatch.setattr(release, "_DEMAND", release.fused.Demand())
+        monkeypatch.setattr(release, "_DEMAND", release.Demand())
 
 
 @pytest.fixture(scope="session")

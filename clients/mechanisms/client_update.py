@@ -22,13 +22,12 @@ from fedsim.accountant.groups import adaptive_clip_noise_multiplier, group_noise
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.local_settings import OptimizerSettings
 from fedsim.clients.mechanisms.contract import ReleasedUpdates, SummedMechanism, UpdateRelease
-from fedsim.clients.mechanisms.noise_range import NoiseRangeError, check_deviations, normal_tail
 from fedsim.clients.mechanisms.plan import Draft, PlanRequest, PrivacyPlanError, check_draws
 from fedsim.clients.sampling.sampling import Charges, PoissonSampling, Sampling
 from fedsim.noise.correlated.participation import SCHEME
 from fedsim.noise.correlated.run import RunCorrelation, charges_of_run, strategy_of
 from fedsim.noise.grid import DEVIATION, SATURATION, effective_multiplier
-from fedsim.noise.release import release_
+from fedsim.noise.release import NoiseRangeError, check_deviations, normal_tail, release_
 from fedsim.noise.sources import NoiseSource
 from fedsim.protocol.noisy_sums import CLIP_COUNT, AdaptiveClipNorm, SumPlan, check_bound
 

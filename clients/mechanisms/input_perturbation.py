@@ -17,11 +17,10 @@ from fedsim.accountant import Event, JointGaussian
 from fedsim.accountant.groups import group_noise_multiplier
 from fedsim.clients.mechanisms.bounded_examples import BoundedExamples, bounded_rows
 from fedsim.clients.mechanisms.contract import Mechanism
-from fedsim.clients.mechanisms.noise_range import NoiseRangeError, check_deviations
 from fedsim.clients.mechanisms.plan import Draft, PlanRequest, check_draws, draft_of_bounded
 from fedsim.clients.sampling.sampling import Charges, PoissonSampling, Sampling
 from fedsim.noise.grid import DEVIATION, SATURATION, effective_multiplier
-from fedsim.noise.release import release_
+from fedsim.noise.release import NoiseRangeError, check_deviations, release_
 from fedsim.noise.sources import NoiseSource
 
 

@@ -23,11 +23,10 @@ from fedsim.clients.local_settings import OptimizerSettings
 from fedsim.clients.mechanisms.bounded_examples import BoundedExamples, bounded_rows
 from fedsim.clients.mechanisms.contract import ModelRelease
 from fedsim.clients.mechanisms.dp_sgd.draft import whole_round_steps
-from fedsim.clients.mechanisms.noise_range import NoiseRangeError, check_deviations, normal_tail
 from fedsim.clients.mechanisms.plan import Draft, PlanRequest, check_draws, draft_of_bounded
 from fedsim.clients.sampling.sampling import Charges
 from fedsim.noise.grid import DEVIATION, SATURATION, effective_multiplier
-from fedsim.noise.release import release_
+from fedsim.noise.release import NoiseRangeError, check_deviations, normal_tail, release_
 from fedsim.noise.sources import NoiseSource
 
 _ROUNDED_UP = 1.0 + 2.0**-30  # more than a norm may exceed its bound after clipping in float64

@@ -18,12 +18,11 @@ from torch import Tensor, nn
 
 from fedsim.clients import PrivacyEngine
 from fedsim.clients.app import BatchClientApp
-from fedsim.clients.mechanisms.noise_range import NoiseRangeError, check_deviations
 from fedsim.clients.mechanisms.plan import PrivacyPlanError
 from fedsim.core.streams import Purpose, stream_key
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
-from fedsim.noise.release import release_
+from fedsim.noise.release import NoiseRangeError, check_deviations, release_
 from fedsim.noise.sources import NoiseSource, SecureNoise, SeededNoise
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.messages import TrainReply, TrainRequest

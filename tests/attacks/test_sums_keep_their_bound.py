@@ -24,7 +24,6 @@ from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.dp_sgd import step as dp_sgd_step
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.mechanisms.noise_range import NoiseRangeError
 from fedsim.clients.model_checks.safety import UnsafeModelError
 from fedsim.clients.sampling.sampling import PoissonSampling
 from fedsim.clients.training.block import block_of
@@ -34,6 +33,7 @@ from fedsim.clients.training.streams import StreamKey
 from fedsim.core.errors import ExitCode
 from fedsim.models.catalog import ModelError
 from fedsim.noise.grid import DEVIATION
+from fedsim.noise.release import NoiseRangeError
 from fedsim.noise.sources import NoiseSource
 from fedsim.runs.runner import run_experiment
 

@@ -9,7 +9,7 @@ from scipy.signal import lfilter
 
 from fedsim.noise.correlated.blt import optimised_blt
 from fedsim.noise.correlated.participation import MinSeparation
-from fedsim.noise.correlated.tree import TreeStrategy
+from fedsim.noise.correlated.strategies import TreeStrategy
 from fedsim.planning.alternatives import compare_correlations
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "howto" / "correlated_rounds.md"

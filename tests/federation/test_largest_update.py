@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsim.clients.local_settings import AdamSettings, OptimizerSettings, SgdSettings
-from fedsim.clients.mechanisms.noise_range import normal_tail
 from fedsim.clients.training.optimizers import make_optimizer
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.federation.secure_setup import SecureSetupError
+from fedsim.noise.release import normal_tail
 
 EXPERIMENT: dict[str, Any] = {
     "name": "bounds",

@@ -35,11 +35,10 @@ from fedsim.clients.mechanisms.dp_sgd.noise_allocation import (
     check_allocation,
     group_noise,
 )
-from fedsim.clients.mechanisms.noise_range import NoiseRangeError, check_deviations, normal_tail
 from fedsim.clients.sampling.sampling import Charges, Sampling
 from fedsim.noise.correlated.run import charges_of_run
 from fedsim.noise.grid import DEVIATION, SATURATION, SumRounding, effective_multiplier
-from fedsim.noise.release import release_
+from fedsim.noise.release import NoiseRangeError, check_deviations, normal_tail, release_
 from fedsim.noise.sources import NoiseSource
 from fedsim.protocol.noisy_sums import AdaptiveClipNorm
 

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from fedsim.accountant import Event, Gaussian
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.mechanisms.client_update import UpdateMechanism
-from fedsim.clients.mechanisms.noise_range import NoiseRangeError
 from fedsim.clients.mechanisms.plan import (
     Draft,
     PlanRequest,
@@ -33,6 +32,7 @@ from fedsim.clients.sampling.sampling import Charges, PoissonSampling, Sampling
 from fedsim.clients.task import ClientTask
 from fedsim.clients.training.streams import StreamKey
 from fedsim.noise.grid import DEVIATION
+from fedsim.noise.release import NoiseRangeError
 from fedsim.noise.sources import NoiseSource, NoNoise
 from fedsim.protocol.arrays import to_numpy
 from fedsim.protocol.messages import TrainRequest

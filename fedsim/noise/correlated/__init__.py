@@ -3,9 +3,8 @@
 | module | content |
 |---|---|
 | `participation.py` | the rounds that one client may be in, which a guarantee rests on |
-| `strategies.py` | interface of a strategy, and the strategies with a Toeplitz matrix |
+| `strategies.py` | interface of a strategy; Toeplitz matrices, and the binary tree |
 | `blt.py` | buffered linear Toeplitz strategies, and their optimised parameters |
-| `tree.py` | the binary tree, with Honaker's estimator |
 | `rows.py` | the noise itself: integers, round after round |
 | `settings.py` | kinds of correlation: settings of `privacy.noise_correlation` |
 | `run.py` | one run's strategy and participation, as a mechanism charges them |

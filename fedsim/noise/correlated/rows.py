@@ -13,8 +13,13 @@ import torch
 from torch import Tensor
 
 from fedsim.noise.correlated.blt import BltStrategy
-from fedsim.noise.correlated.strategies import BandedStrategy, NoiseStrategy
-from fedsim.noise.correlated.tree import TREE_WEIGHTS, TreeStrategy, new_nodes
+from fedsim.noise.correlated.strategies import (
+    TREE_WEIGHTS,
+    BandedStrategy,
+    NoiseStrategy,
+    TreeStrategy,
+    new_nodes,
+)
 from fedsim.noise.sources import NoiseSource
 
 

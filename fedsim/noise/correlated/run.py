@@ -13,9 +13,9 @@ from fedsim.noise.correlated.strategies import (
     INDEPENDENT,
     BandedStrategy,
     NoiseStrategy,
+    TreeStrategy,
     square_root_coefficients,
 )
-from fedsim.noise.correlated.tree import TreeStrategy
 from fedsim.noise.grid import effective_multiplier
 
 

@@ -15,9 +15,9 @@ from fedsim.noise.correlated.run import RunCorrelation
 from fedsim.noise.correlated.strategies import (
     BandedStrategy,
     NoiseStrategy,
+    TreeStrategy,
     square_root_coefficients,
 )
-from fedsim.noise.correlated.tree import TreeStrategy
 from fedsim.noise.grid import DEVIATION
 from fedsim.noise.sources import NoiseSource, SeededNoise
 

@@ -14,9 +14,9 @@ from fedsim.noise.correlated.strategies import (
     BandedStrategy,
     NoiseStrategy,
     ToeplitzStrategy,
+    TreeStrategy,
     square_root_coefficients,
 )
-from fedsim.noise.correlated.tree import TreeStrategy
 
 INDEPENDENT = BandedStrategy((1.0,))
 BLT = BltStrategy((0.3, 0.15), (0.5, 0.9))

@@ -35,7 +35,6 @@ from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.clients.local_settings import LocalSettings, SgdSettings
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.dp_sgd.noise_allocation import NoiseAllocation, group_noise
-from fedsim.clients.mechanisms.noise_range import NoiseRangeError
 from fedsim.clients.sampling.divided_batches import ShuffledEpochs
 from fedsim.clients.sampling.sampling import FixedSizeSampling, PoissonSampling, Sampling
 from fedsim.clients.training import block
@@ -44,6 +43,7 @@ from fedsim.clients.training.member import BlockMember, BlockResult
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
 from fedsim.core.streams import Purpose, stream_key
+from fedsim.noise.release import NoiseRangeError
 from fedsim.noise.sources import NoiseSource, SecureNoise, SeededNoise
 
 Batches = Iterator[np.ndarray] | np.random.Generator

@@ -11,13 +11,13 @@ from fedsim.accountant import Gaussian, PrivacyLedger
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.kinds import KINDS
-from fedsim.clients.mechanisms.noise_range import NoiseRangeError
 from fedsim.clients.mechanisms.plan import PlanRequest, PrivacyPlan, PrivacyPlanError
 from fedsim.clients.mechanisms.planner import plan_privacy
 from fedsim.clients.mechanisms.votes.ballots import Ballot, Ballots
 from fedsim.clients.mechanisms.votes.mechanism import NO_LABEL, VoteMechanism, release_votes
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.noise.grid import DEVIATION
+from fedsim.noise.release import NoiseRangeError
 from fedsim.noise.sources import NoNoise, SeededNoise
 
 BALLOTS = Ballots(Ballot(30, 12.0), Ballot(10, 5.0))

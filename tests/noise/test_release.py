@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedsim.core.streams import Purpose, stream_key
-from fedsim.noise import fused, release, spline
+from fedsim.noise import release, spline
 from fedsim.noise.release import Scales, release_
 from fedsim.noise.sources import NoiseSource, SeededNoise
 from fedsim.noise.spline import CHUNK_VALUES, WORD_BITS, centre_table
@@ -38,7 +38,7 @@ def test_the_bits_are_those_without_numba(
     scales = [(slice(0, third), lengths), (slice(third, size), 3e-9 * lengths)]
     found = []
     for least in (1, 1 << 60):
-        monkeypatch.setattr(fused, "LEAST_VALUES", least)
+        monkeypatch.setattr(release, "LEAST_VALUES", least)
         keys = [stream_key(row, Purpose.NOISE) for row in range(rows)]
         noises: list[NoiseSource | None] = [SeededNoise(key) for key in keys]
         if rows > 1:
@@ -53,7 +53,7 @@ def test_the_bits_are_those_without_numba(
 @pytest.mark.parametrize("above", [True, False])
 def test_words_at_a_threshold_are_decided_by_the_extension(above: bool) -> None:
     """Every column of the table, with its threshold's 19 bits: once in 2^19 draws by chance."""
-    kernel, table = fused.kernel(), centre_table()
+    kernel, table = release.kernel(), centre_table()
     assert kernel is not None
     columns = np.arange(len(table.packed), dtype=np.uint32)
     low = table.packed.astype(np.uint32) & np.uint32((1 << WORD_BITS) - 1)
@@ -71,14 +71,14 @@ def test_words_at_a_threshold_are_decided_by_the_extension(above: bool) -> None:
     streams, size = [(Words(), Extension())], len(columns)
     into, expected = torch.empty(1, size, dtype=torch.float64), np.empty((1, size))
     scales = [(slice(0, size), torch.ones(1, 1, dtype=torch.float64))]
-    fused.release_rows(kernel, streams, torch.zeros_like(into), scales, into)
+    release.release_rows(kernel, streams, torch.zeros_like(into), scales, into)
     spline.fill_rows(streams, expected)
     assert np.array_equal(into, expected)
 
 
 def test_small_releases_start_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "kernel", lambda: pytest.fail("numba was started"))
-    monkeypatch.setattr(release, "_DEMAND", fused.Demand())
+    monkeypatch.setattr(release, "kernel", lambda: pytest.fail("numba was started"))
+    monkeypatch.setattr(release, "_DEMAND", release.Demand())
     for size in (1000, 100_000):
         sums, into = torch.zeros(4, size), torch.empty(4, size)
         scales = [(slice(0, size), torch.ones(4, 1, dtype=torch.float64))]
@@ -87,9 +87,9 @@ def test_small_releases_start_no_compiler(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_many_releases_start_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "kernel", lambda: pytest.fail("numba was started"))
-    demand = fused.Demand()
-    assert demand.kernel(fused.LEAST_VALUES - 1) is None
+    monkeypatch.setattr(release, "kernel", lambda: pytest.fail("numba was started"))
+    demand = release.Demand()
+    assert demand.kernel(release.LEAST_VALUES - 1) is None
     with pytest.raises(pytest.fail.Exception, match="was started"):
         demand.kernel(1)
 
@@ -97,7 +97,7 @@ def test_many_releases_start_it(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_keystream_is_taken_on_where_a_compiled_release_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fused, "LEAST_VALUES", 1)
+    monkeypatch.setattr(release, "LEAST_VALUES", 1)
     one, other = (SeededNoise(bytes(32)) for _ in range(2))
     size = 2 * CHUNK_VALUES + 3
     scales = [(slice(0, size), torch.ones(1, 1, dtype=torch.float64))]
