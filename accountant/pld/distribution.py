@@ -42,7 +42,6 @@ from fedsim.accountant.composition import (
     joint_noise_multiplier,
     sort_steps,
 )
-from fedsim.accountant.gaussian import gaussian_epsilon, gaussian_log_delta
 from fedsim.accountant.pld.fourier import circular, log_mgf, power, tilted_profile
 from fedsim.accountant.pld.loss_pmf import MAX_CELLS
 from fedsim.accountant.pld.mechanisms import (
@@ -57,6 +56,8 @@ from fedsim.accountant.pld.privacy_profile import (
     composed_delta,
     composed_epsilon,
     exactly_composable,
+    gaussian_epsilon,
+    gaussian_log_delta,
 )
 from fedsim.accountant.rdp.conversion import delta_from_rdp, epsilon_from_rdp
 from fedsim.accountant.rdp.curves import leak, total_rdp

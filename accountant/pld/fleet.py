@@ -17,12 +17,11 @@ import numpy as np
 
 from fedsim.accountant.checks import Floats
 from fedsim.accountant.composition import Mechanism, SampledGaussian, joint_noise_multiplier
-from fedsim.accountant.gaussian import gaussian_epsilon
 from fedsim.accountant.pld.distribution import pld_epsilon
 from fedsim.accountant.pld.fourier import circular, fft_size, power
 from fedsim.accountant.pld.loss_pmf import MAX_CELLS, LossPmf, loss_range, loss_variance
 from fedsim.accountant.pld.mechanisms import mechanism_pmfs
-from fedsim.accountant.pld.privacy_profile import DeltaCurve
+from fedsim.accountant.pld.privacy_profile import DeltaCurve, gaussian_epsilon
 from fedsim.accountant.rdp.curves import rdp_table
 from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS
 from fedsim.accountant.rdp.poisson_batch import log_moment_table

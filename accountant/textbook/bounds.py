@@ -28,7 +28,7 @@ from fedsim.accountant.composition import (
     break_down,
 )
 from fedsim.accountant.events import Adjacency, Event
-from fedsim.accountant.gaussian import gaussian_epsilon
+from fedsim.accountant.pld.privacy_profile import gaussian_epsilon
 from fedsim.accountant.textbook.classical import (
     advanced_composition,
     basic_composition,

@@ -24,7 +24,7 @@ from scipy.special import log_ndtr, ndtr, ndtri
 from fedsim.accountant import PrivacyLedger, make_accountant
 from fedsim.accountant.accountants import AccountantChoice
 from fedsim.accountant.events import Adjacency
-from fedsim.accountant.gaussian import gaussian_log_delta
+from fedsim.accountant.pld.privacy_profile import gaussian_log_delta
 from fedsim.accountant.sampler_slack import delta_with_slack, epsilon_with_slack
 
 FALSE_POSITIVE_RATES = (0.001, 0.01, 0.05, 0.1)  # the rates in tables and sentences

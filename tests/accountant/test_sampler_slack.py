@@ -9,7 +9,7 @@ import mpmath
 import pytest
 
 from fedsim.accountant import Gaussian, PldAccountant, PoissonSampled, RdpAccountant
-from fedsim.accountant.gaussian import gaussian_epsilon
+from fedsim.accountant.pld.privacy_profile import gaussian_epsilon
 from fedsim.accountant.sampler_slack import (
     MAX_DRAWS,
     SHARE,

@@ -15,7 +15,7 @@ import pytest
 from scipy.optimize import root_scalar
 
 import fedsim
-from fedsim.accountant.gaussian import gaussian_epsilon
+from fedsim.accountant.pld.privacy_profile import gaussian_epsilon
 from fedsim.accountant.sampler_slack import target_without_slack
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.files import SCHEMAS, LinesFile

@@ -7,7 +7,7 @@ import numpy as np
 from experiments.reproductions.rows import Row, Unit, context_row, number_row
 from experiments.reproductions.study import Setup, Study
 from fedsim.accountant import Gaussian, MomentsAccountant, PldAccountant, PoissonSampled
-from fedsim.accountant.gaussian import gaussian_epsilon
+from fedsim.accountant.pld.privacy_profile import gaussian_epsilon
 from fedsim.accountant.textbook.classical import advanced_composition, subsample_amplification
 
 RATE, NOISE, DELTA = 0.01, 4.0, 1e-5

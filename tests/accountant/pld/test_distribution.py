@@ -24,10 +24,9 @@ from fedsim.accountant import (
     make_accountant,
 )
 from fedsim.accountant.composition import SampledGaussian
-from fedsim.accountant.gaussian import gaussian_epsilon, gaussian_log_delta
 from fedsim.accountant.pld import distribution as pld
 from fedsim.accountant.pld.fourier import circular, power
-from fedsim.accountant.pld.privacy_profile import DeltaCurve
+from fedsim.accountant.pld.privacy_profile import DeltaCurve, gaussian_epsilon, gaussian_log_delta
 from fedsim.accountant.textbook.classical import optimal_composition
 
 Schedule = tuple[tuple[float, float, int], ...]  # (sampling rate, noise multiplier, steps)

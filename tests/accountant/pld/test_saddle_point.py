@@ -8,8 +8,8 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution as oracle
 
 from fedsim.accountant.composition import SampledGaussian
-from fedsim.accountant.gaussian import gaussian_epsilon
 from fedsim.accountant.pld.distribution import pld_epsilon
+from fedsim.accountant.pld.privacy_profile import gaussian_epsilon
 
 Steps = dict[SampledGaussian, int]
 

@@ -17,8 +17,8 @@ from fedsim.accountant import (
 )
 from fedsim.accountant.composition import SampledGaussian
 from fedsim.accountant.events import Adjacency
-from fedsim.accountant.gaussian import gaussian_epsilon, gaussian_log_delta
 from fedsim.accountant.pld.fourier import tilted_profile
+from fedsim.accountant.pld.privacy_profile import gaussian_epsilon, gaussian_log_delta
 
 TINY = (1e-10, 1e-12, 1e-15)
 

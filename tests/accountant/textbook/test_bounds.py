@@ -14,7 +14,7 @@ from fedsim.accountant import (
     RandomAllocation,
     RdpAccountant,
 )
-from fedsim.accountant.gaussian import gaussian_epsilon
+from fedsim.accountant.pld.privacy_profile import gaussian_epsilon
 from fedsim.accountant.textbook.bounds import BOUNDS, USUAL_BOUNDS, choose_bounds
 
 STEP, DELTA = PoissonSampled(0.01, Gaussian(4.0)), 1e-5

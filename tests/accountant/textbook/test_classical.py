@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedsim.accountant.gaussian import gaussian_epsilon, gaussian_log_delta
+from fedsim.accountant.pld.privacy_profile import gaussian_epsilon, gaussian_log_delta
 from fedsim.accountant.textbook.classical import (
     advanced_composition,
     basic_composition,

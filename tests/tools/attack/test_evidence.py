@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.special import ndtri
 from scipy.stats import beta, norm
 
-from fedsim.accountant.gaussian import gaussian_epsilon
+from fedsim.accountant.pld.privacy_profile import gaussian_epsilon
 from fedsim.tools.attack.evidence import (
     correlation_interval,
     deviation_interval,

@@ -11,7 +11,7 @@ from dp_accounting import get_epsilon_gaussian
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.accountant.gaussian import gaussian_epsilon, gaussian_log_delta
+from fedsim.accountant.pld.privacy_profile import gaussian_epsilon, gaussian_log_delta
 
 
 def exact_log_delta(mu: float, epsilon: float) -> Any:
