@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from fedsim.algorithms.catalog import algorithms
+from fedsim.algorithms.algorithm import algorithms
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
 from fedsim.core.metrics import METRICS
 from fedsim.data.catalog import DATASETS, PARTITIONS

@@ -12,7 +12,7 @@ from dataclasses import replace
 import click
 import yaml
 
-from fedsim.algorithms.catalog import algorithms
+from fedsim.algorithms.algorithm import algorithms
 from fedsim.catalog import KEYS, catalog
 from fedsim.cli import EXIT_CODES, cli
 from fedsim.cli.registry import FILES

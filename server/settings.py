@@ -9,8 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from fedsim.algorithms.catalog import algorithms
-from fedsim.algorithms.settings import AlgorithmSettings
+from fedsim.algorithms.algorithm import AlgorithmSettings, algorithms
 from fedsim.core.limits import MAX_CLIENTS, MAX_ROUNDS, MAX_SECONDS
 from fedsim.core.metrics import metric_entry
 from fedsim.core.settings import Probability, Settings, Share

@@ -1,4 +1,4 @@
-"""Base class of federated algorithms, with the methods `init`, `client` and `server`.
+"""Federated algorithms: their base class, the settings that choose one, and the built-in ones.
 
 An algorithm declares how it uses uploads, and which values messages carry beside the model. These
 declarations fix the allowed settings, the privacy loss that clients are charged, the content of a
@@ -6,12 +6,18 @@ checkpoint, and the messages that a client accepts. The module can be imported w
 torch.
 """
 
+import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from fedsim.algorithms.settings import NoOptions
+from pydantic import ConfigDict, Field
+
+from fedsim.algorithms import built_in
+from fedsim.core.imports import ByName
 from fedsim.core.settings import Settings
 
 if TYPE_CHECKING:
@@ -116,6 +122,32 @@ class ClientRule(ABC):
             start: the clients' values at the start of the round, in the shape of `gradient`.
             sent: the arrays that the server sent, by name, each in the shape of `gradient`.
         """
+
+
+class NoOptions(Settings):
+    """Empty settings, for an algorithm that has no options."""
+
+
+class AlgorithmSettings(Settings):
+    """Settings `federation.strategy`: the name of an algorithm, and the algorithm's settings."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str = Field(
+        description="a built-in name, package.module:Class, or ./file.py:Class; the other keys "
+        "are the settings of the algorithm"
+    )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Settings of the algorithm: every key of `federation.strategy` but `name`."""
+        return dict(self.model_extra or {})
+
+    @property
+    def momentum(self) -> float:
+        """Momentum of the server's optimizer: the option `momentum` if it is in [0, 1), else 0."""
+        given = self.options.get("momentum")
+        return given if isinstance(given, float) and 0.0 <= given < 1.0 else 0.0
 
 
 class Algorithm(ABC):
@@ -245,3 +277,21 @@ class Algorithm(ABC):
             for name, value in state.values.items()
             if name in self.training.parameters
         ]
+
+
+class _BuiltIn(ByName[type[Algorithm]]):
+    """The built-in algorithms by name; the algorithm NAME is in the file `built_in/NAME.py`."""
+
+    def __getitem__(self, name: str) -> type[Algorithm]:
+        module = import_module(self.places[name])
+        kinds = (value for value in vars(module).values() if isinstance(value, type))
+        (kind,) = (kind for kind in kinds if issubclass(kind, Algorithm) and kind.name == name)
+        return kind
+
+
+@cache
+def algorithms() -> Mapping[str, type[Algorithm]]:
+    """Return the built-in algorithm classes by name, in alphabetical order."""
+    modules = pkgutil.iter_modules(built_in.__path__)
+    names = sorted(module.name for module in modules)
+    return _BuiltIn({name: f"{built_in.__name__}.{name}" for name in names})

@@ -11,10 +11,15 @@ from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 from pydantic import ValidationError
 
-from fedsim.algorithms.algorithm import Algorithm, Contribution, Training, Update
-from fedsim.algorithms.catalog import algorithms
+from fedsim.algorithms.algorithm import (
+    Algorithm,
+    AlgorithmSettings,
+    Contribution,
+    Training,
+    Update,
+    algorithms,
+)
 from fedsim.algorithms.flower_strategy import of_flower
-from fedsim.algorithms.settings import AlgorithmSettings
 from fedsim.algorithms.state import Arrays, ServerState
 from fedsim.core.errors import InputError, raised_as
 from fedsim.core.plugin_errors import error_text, plugin_calls

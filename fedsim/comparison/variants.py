@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedsim.algorithms.catalog import algorithms
+from fedsim.algorithms.algorithm import algorithms
 from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION
 from fedsim.core.python_objects import PythonObject
 from fedsim.core.settings import written_name

@@ -12,8 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fedsim.algorithms.algorithm import Algorithm, Training
-from fedsim.algorithms.catalog import algorithms
+from fedsim.algorithms.algorithm import Algorithm, Training, algorithms
 from fedsim.algorithms.registry import AlgorithmError, algorithm_for, check_algorithm
 from fedsim.clients.gradients.per_example import PerExampleLoss
 from fedsim.clients.local_settings import SgdSettings

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from fedsim.algorithms.catalog import algorithms
+from fedsim.algorithms.algorithm import algorithms
 from fedsim.runs.runner import run_experiment
 
 PLUGIN = """

@@ -5,10 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsim.algorithms.algorithm import Training, Update
-from fedsim.algorithms.catalog import algorithms
+from fedsim.algorithms.algorithm import AlgorithmSettings, Training, Update, algorithms
 from fedsim.algorithms.registry import AlgorithmError, algorithm_for, check_algorithm
-from fedsim.algorithms.settings import AlgorithmSettings
 from fedsim.algorithms.state import ServerState
 from fedsim.catalog import catalog
 from fedsim.protocol.arrays import to_arrays

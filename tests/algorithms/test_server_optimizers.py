@@ -7,8 +7,7 @@ import pytest
 from flwr.app import ArrayRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import strategy as flower
 
-from fedsim.algorithms.algorithm import Training, Update
-from fedsim.algorithms.catalog import algorithms
+from fedsim.algorithms.algorithm import Training, Update, algorithms
 from fedsim.algorithms.state import ServerState
 from fedsim.protocol.arrays import to_arrays
 from fedsim.protocol.flower_internals import server_identity

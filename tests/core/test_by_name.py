@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from fedsim.algorithms.catalog import algorithms
+from fedsim.algorithms.algorithm import algorithms
 from fedsim.cli import cli
 from fedsim.core.imports import ByName
 from fedsim.data.sources import LOADERS

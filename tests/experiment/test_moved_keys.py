@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.algorithms.catalog import algorithms
+from fedsim.algorithms.algorithm import algorithms
 from fedsim.comparison.load import load_comparison
 from fedsim.comparison.settings import ComparisonSettings
 from fedsim.experiment import ExperimentError, load_experiment

@@ -1,1 +1,1 @@
-"""Built-in algorithms, one file each; `fedsim.algorithms.catalog` finds them here."""
+"""Built-in algorithms, one file each; `fedsim.algorithms.algorithm` finds them here."""

@@ -2,8 +2,8 @@
 
 from typing import ClassVar
 
+from fedsim.algorithms.algorithm import NoOptions
 from fedsim.algorithms.built_in.trimmed_mean import TrimmedMean
-from fedsim.algorithms.settings import NoOptions
 from fedsim.core.settings import Settings
 
 

@@ -2,9 +2,8 @@
 
 from typing import TYPE_CHECKING, ClassVar
 
-from fedsim.algorithms.algorithm import ClientRule, Sent
+from fedsim.algorithms.algorithm import ClientRule, NoOptions, Sent
 from fedsim.algorithms.built_in.mr_mtl import MrMtl
-from fedsim.algorithms.settings import NoOptions
 from fedsim.core.settings import Settings
 
 if TYPE_CHECKING:

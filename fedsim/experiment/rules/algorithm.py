@@ -5,8 +5,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from fedsim.algorithms.algorithm import Algorithm
-from fedsim.algorithms.catalog import algorithms
+from fedsim.algorithms.algorithm import Algorithm, algorithms
 from fedsim.clients.local_settings import LocalSettings, SgdSettings
 from fedsim.experiment.errors import KeyPath
 from fedsim.experiment.messages import PathMessage, args_messages, finite_messages, messages_at

@@ -9,7 +9,7 @@ the model. Settings that would change it in another way are refused.
 from collections.abc import Iterator
 from operator import attrgetter
 
-from fedsim.algorithms.settings import AlgorithmSettings
+from fedsim.algorithms.algorithm import AlgorithmSettings
 from fedsim.clients.local_settings import LocalSettings, SgdSettings
 from fedsim.clients.mechanisms.conditions import unmet
 from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION, KINDS, LOSSES, ReleaseKind
