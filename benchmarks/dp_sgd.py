@@ -42,7 +42,7 @@ from fedsim.clients.training.member import BlockMember
 from fedsim.clients.training.streams import StreamKey
 from fedsim.federation.federation import Federation
 from fedsim.noise import release
-from fedsim.simulation.memory import keep_freed_memory
+from fedsim.simulation.engine import keep_freed_memory
 
 Step = Callable[[], object]
 

@@ -36,7 +36,7 @@ from fedsim.server.aggregation.aggregator import OrderedMean
 from fedsim.server.secure.helper import Helper
 from fedsim.server.secure.leader import Leader
 from fedsim.server.secure.masked_sum import MaskedSum
-from fedsim.simulation.memory import keep_freed_memory
+from fedsim.simulation.engine import keep_freed_memory
 
 MODEL = "model"
 WEIGHT = 50

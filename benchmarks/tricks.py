@@ -32,7 +32,7 @@ from fedsim.clients.gradients.sequence import ModuleSequence
 from fedsim.clients.mechanisms.dp_sgd import batch_sums
 from fedsim.noise import release, sources
 from fedsim.noise.sources import SeededNoise
-from fedsim.simulation.memory import keep_freed_memory
+from fedsim.simulation.engine import keep_freed_memory
 
 Turn = Callable[[], object]
 Patch = AbstractContextManager[object]

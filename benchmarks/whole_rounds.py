@@ -26,7 +26,7 @@ from fedsim.federation.assembly import assemble
 from fedsim.federation.nodes import client_app
 from fedsim.federation.server import server_app
 from fedsim.server.round_report import RoundReport
-from fedsim.simulation.local_engine import LocalEngine
+from fedsim.simulation.engines import LocalEngine
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 NOISE: Mapping[str, Any] = {"none": "none", "identity": "identity", "tree": "tree", "blt": "blt"}

@@ -25,9 +25,8 @@ from fedsim.server.app import register_nodes, run_round
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.server.round_parts import Charges
 from fedsim.server.train_round import RoundSetup
-from fedsim.simulation.engines import engine_for
-from fedsim.simulation.local_engine import LocalGrid
-from fedsim.simulation.memory import frozen_objects, keep_freed_memory
+from fedsim.simulation.engine import frozen_objects, keep_freed_memory
+from fedsim.simulation.engines import LocalGrid, engine_for
 
 _PLUG_IN = """
 import numpy as np

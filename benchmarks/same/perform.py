@@ -18,7 +18,7 @@ from torch import nn
 import fedsim
 from fedsim.cli import cli
 from fedsim.clients import PrivacyEngine
-from fedsim.simulation.local_engine import LocalEngine, LocalGrid
+from fedsim.simulation.engines import LocalEngine, LocalGrid
 from same.experiments import BASE, EXPERIMENTS, Settings
 from same.texts import Texts, value_text
 

@@ -36,7 +36,7 @@ from fedsim.federation.voting import goal_of
 from fedsim.models.losses import resolve_loss
 from fedsim.models.tasks import Task
 from fedsim.protocol.messages import TrainRequest
-from fedsim.simulation.shardable_app import ShardFactory
+from fedsim.simulation.engine import ShardFactory
 
 if TYPE_CHECKING:
     from fedsim.secagg.identity import IdentityKey

@@ -58,8 +58,7 @@ from fedsim.server.app import RoundError
 from fedsim.server.round_report import RoundReport, RoundRow, numbers_of, withdrawal_rounds
 from fedsim.server.secure.opened_sums import OpenedSums
 from fedsim.simulation.engine import Engine
-from fedsim.simulation.engines import engine_for
-from fedsim.simulation.local_engine import LocalEngine
+from fedsim.simulation.engines import LocalEngine, engine_for
 from fedsim.tracking.callbacks import RunCallback
 from fedsim.tracking.trackers import add_trackers
 

@@ -1,20 +1,217 @@
-"""Choice of the engine by name: local, Ray, or Flower's simulation."""
+"""Engines by name: the local one, in one process, Flower's simulation, and Ray (`ray/`).
+
+The local engine is Flower's `Grid` in one process, where sending a message is a function call.
+Unchanged ServerApps, Strategies and ClientApps run on it without Ray and without serialization. For
+fedsim's own apps without Flower mods, train requests are not even Flower messages
+(`direct_channel`).
+
+Some behaviour of the local engine that Flower does not specify:
+
+- Node ids are `FIRST_NODE + partition`, in ascending order.
+- Replies are computed one at a time, when they are read, in the order of the requests. So a
+  strategy that reads the replies as a stream holds one reply at a time. `push_messages` with
+  `pull_messages` works too.
+- Each client gets separate records; their arrays are shared and read-only.
+- An app that answers many requests at once (`BatchAnswers`) gets all requests of one message type
+  when the first reply is read. An app with Flower mods is called once for each message.
+- A client's `Context` keeps what the client wrote before an exception, so no charge is lost.
+"""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from itertools import chain, groupby
 from threading import Event, Thread, current_thread
 from typing import Any
 
-from flwr.app import Context
+from flwr.app import ArrayRecord, Context, Message, RecordDict, UserConfigValue
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedsim.protocol.flower_internals import preserve_identity
-from fedsim.simulation.engine import Engine, EngineError
-from fedsim.simulation.local_engine import LocalEngine
+from fedsim.clients.app import BatchAnswers
+from fedsim.clients.client_round import Answer
+from fedsim.clients.faults import ClientFailureError
+from fedsim.protocol.arrays import live_record
+from fedsim.protocol.channel import ClientError, TrainAnswer
+from fedsim.protocol.flower_internals import preserve_identity, replace_content, server_identity
+from fedsim.protocol.messages import TrainRequest
+from fedsim.simulation.engine import Engine, EngineError, frozen_objects, keep_freed_memory
 from fedsim.simulation.settings import RuntimeSettings
+from fedsim.simulation.virtual_grid import (
+    RUN_ID,
+    VirtualGrid,
+    answer_requests,
+    failure_reason,
+    reply_of,
+)
+
+
+@dataclass(frozen=True)
+class DirectChannel:
+    """Channel that passes train requests to clients of this process without Flower messages.
+
+    Attributes:
+        app: the app that every client runs.
+        contexts: the context of every node, by node id.
+    """
+
+    app: BatchAnswers
+    contexts: Mapping[int, Context]
+
+    def train(
+        self, requests: Mapping[int, TrainRequest], *, timeout: float | None = None
+    ) -> Iterator[tuple[int, TrainAnswer]]:
+        """Yield the node id and the answer of each client, in the order of the requests.
+
+        Args:
+            requests: the request to each node, by node id, in ascending order of clients.
+            timeout: ignored, because a client in the same process cannot be interrupted.
+        """
+        live = LiveArrayCache()
+        asked = (
+            (replace(request, arrays=live.of(request.arrays)), self.contexts[node])
+            for node, request in requests.items()
+        )
+        answers = chain.from_iterable(self.app.answer_requests(asked))
+        for node, answer in zip(requests, answers, strict=True):
+            yield node, _without_exception(node, answer)
+
+
+class LiveArrayCache:
+    """Cache of the last array record, so that requests with this record share a read-only copy."""
+
+    def __init__(self) -> None:
+        self._last: tuple[ArrayRecord, ArrayRecord] | None = None
+
+    def of(self, record: ArrayRecord) -> ArrayRecord:
+        """Return a read-only copy of a record; successive calls with one record share the copy."""
+        if self._last is None or self._last[0] is not record:
+            values = {name: array.numpy() for name, array in record.items()}
+            self._last = record, live_record(values)
+        return self._last[1]
+
+
+def _without_exception(node: int, answer: Answer) -> TrainAnswer:
+    if isinstance(answer, ClientFailureError):
+        return ClientError(str(answer), answer.code)
+    if isinstance(answer, Exception):
+        return ClientError(failure_reason(node, answer))
+    return answer
+
+
+class LocalGrid(VirtualGrid):
+    """Flower grid whose nodes are in this process; each node has a persistent `Context`.
+
+    Args:
+        client_app: the app that every node runs.
+        num_clients: the number of nodes.
+        run_config: the configuration of the run in the context of every node.
+    """
+
+    def __init__(
+        self,
+        client_app: ClientApp,
+        num_clients: int,
+        *,
+        run_config: Mapping[str, UserConfigValue] | None = None,
+    ) -> None:
+        super().__init__(num_clients, run_config=run_config)
+        self._client_app = client_app
+
+    def direct_channel(self) -> DirectChannel | None:
+        """Return the channel that sends train requests without Flower messages, if it can be used.
+
+        The result is None if the app is not fedsim's, if the app has Flower mods, or if a subclass
+        of the grid overrides `send_and_receive`.
+        """
+        app, watched = self._client_app, type(self).send_and_receive is not _SEND_AND_RECEIVE
+        if isinstance(app, BatchAnswers) and app.takes_batches and not watched:
+            return DirectChannel(app, self._contexts)
+        return None
+
+    def numbered_nodes(self) -> Sequence[int] | None:
+        """Return the ids of all nodes, in the order of their partition numbers.
+
+        The result is None where `direct_channel` returns None. The server then sends a message to
+        each node to get the node's number.
+        """
+        return None if self.direct_channel() is None else self.node_range
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterator[Message]:
+        """Yield the reply to each message, in the order of the messages.
+
+        Args:
+            messages: the requests.
+            timeout: ignored, because a client in the same process cannot be interrupted.
+        """
+        live = LiveArrayCache()
+        for _, same_kind in groupby(messages, key=lambda message: message.metadata.message_type):
+            group = list(same_kind)
+            for message in group:
+                self._set_id(message)
+            requests = [
+                (_private_copy(message, live), self._contexts[message.metadata.dst_node_id])
+                for message in group
+            ]
+            answers = chain.from_iterable(answer_requests(self._client_app, requests))
+            for message, answer in zip(group, answers, strict=True):
+                reply = reply_of(message, answer)
+                self._set_id(reply)
+                yield reply
+
+
+_SEND_AND_RECEIVE = LocalGrid.send_and_receive
+
+
+def _private_copy(message: Message, live: LiveArrayCache) -> Message:
+    """Return a message with copied records, as strategies share one RecordDict among messages."""
+    records = {
+        name: live.of(record).copy() if isinstance(record, ArrayRecord) else record.copy()
+        for name, record in message.content.items()
+    }
+    return replace_content(message, RecordDict(records))
+
+
+class LocalEngine(Engine):
+    """Engine that runs all clients in this process, without serialization.
+
+    It runs any Flower app, too, without Ray and without a SuperLink:
+
+        LocalEngine(run_config={"lr": 0.1}).execute(server_app, client_app, num_nodes=10)
+
+    Args:
+        grid: function that creates the grid from the nodes' app, the number of nodes and
+            `run_config`.
+        run_config: the configuration of a Flower app, which every app finds in
+            `context.run_config`.
+    """
+
+    def __init__(
+        self,
+        grid: Callable[..., LocalGrid] = LocalGrid,
+        *,
+        run_config: Mapping[str, UserConfigValue] | None = None,
+    ) -> None:
+        self._grid, self._run_config = grid, dict(run_config or {})
+
+    def execute(self, server_app: ServerApp, client_app: ClientApp, num_nodes: int) -> None:
+        """Run a federation in this process until the server app returns."""
+        keep_freed_memory()
+        with frozen_objects(), server_identity(RUN_ID):
+            server_app(
+                self._grid(client_app, num_nodes, run_config=self._run_config),
+                Context(
+                    run_id=RUN_ID,
+                    node_id=0,
+                    node_config={},
+                    state=RecordDict(),
+                    run_config=dict(self._run_config),
+                ),
+            )
 
 
 class FlowerEngine(Engine):

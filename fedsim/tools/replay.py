@@ -38,7 +38,7 @@ from fedsim.runs.records import Releases
 from fedsim.runs.saved_model import same_arrays
 from fedsim.server.app import RoundError
 from fedsim.server.round_report import RoundReport, RoundRow
-from fedsim.simulation.local_engine import LocalEngine, LocalGrid
+from fedsim.simulation.engines import LocalEngine, LocalGrid
 from fedsim.simulation.virtual_grid import FIRST_NODE
 
 

@@ -47,7 +47,7 @@ from fedsim.runs.directory import KEPT
 from fedsim.runs.runner import run_experiment
 from fedsim.server.participation.participation import Participation
 from fedsim.server.round_report import Timeline
-from fedsim.simulation.local_engine import DirectChannel
+from fedsim.simulation.engines import DirectChannel
 
 CLIENT = 0
 """The client in which neighbours differ."""

@@ -13,7 +13,7 @@ from fedsim.federation.federation import Federation
 from fedsim.protocol.errors import FederationError
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.runs.runner import run_experiment
-from fedsim.simulation.local_engine import LocalEngine, LocalGrid
+from fedsim.simulation.engines import LocalEngine, LocalGrid
 
 LIAR = 1
 SLOW_CASES = [("additive", 5000), ("secagg", 1), ("secagg", 5000)]

@@ -25,7 +25,8 @@ from fedsim.protocol.arrays import digest
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.messages import STAGES, EvaluateRequest, TrainReply, TrainRequest
 from fedsim.protocol.node_registration import identity_of, registration_message
-from fedsim.simulation.local_engine import FIRST_NODE, LocalGrid
+from fedsim.simulation.engines import LocalGrid
+from fedsim.simulation.virtual_grid import FIRST_NODE
 
 CLIENTS = 3
 

@@ -13,7 +13,7 @@ from fedsim.report.progress import PhaseDisplay, ProgressCallback
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import run_experiment
 from fedsim.simulation.engine import Engine
-from fedsim.simulation.local_engine import LocalEngine
+from fedsim.simulation.engines import LocalEngine
 from fedsim.tools.attack.audit import audit_experiment
 from fedsim.tools.replay import replay_run
 

@@ -13,7 +13,7 @@ from fedsim.federation import assembly, client_plans
 from fedsim.federation.federation import Federation
 from fedsim.runs.runner import run_experiment
 from fedsim.server.client_ledgers import ClientLedgers
-from fedsim.simulation.local_engine import LocalEngine, LocalGrid
+from fedsim.simulation.engines import LocalEngine, LocalGrid
 
 CLIENTS, PER_ROUND = 300, 10
 

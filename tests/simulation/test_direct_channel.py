@@ -18,7 +18,8 @@ from fedsim.protocol.arrays import digest
 from fedsim.protocol.channel import ClientError, MessageChannel, client_channel
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.messages import TrainReply, TrainRequest
-from fedsim.simulation.local_engine import FIRST_NODE, DirectChannel, LocalGrid
+from fedsim.simulation.engines import DirectChannel, LocalGrid
+from fedsim.simulation.virtual_grid import FIRST_NODE
 
 CLIENTS = 6
 

@@ -22,7 +22,8 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import FedMedian, Result
 
 from fedsim.protocol.flower_internals import server_identity
-from fedsim.simulation.local_engine import FIRST_NODE, LocalEngine, LocalGrid
+from fedsim.simulation.engines import LocalEngine, LocalGrid
+from fedsim.simulation.virtual_grid import FIRST_NODE
 
 
 def shifting_client() -> ClientApp:

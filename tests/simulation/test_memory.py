@@ -5,13 +5,13 @@ import sys
 
 import pytest
 
-from fedsim.simulation.memory import frozen_objects
+from fedsim.simulation.engine import frozen_objects
 
 # The C library counts the blocks that it took from the system one by one (`hblks`): those go back,
 # page by page, as soon as they are freed.
 CODE = """
 import ctypes, torch
-from fedsim.simulation.memory import keep_freed_memory
+from fedsim.simulation.engine import keep_freed_memory
 fields = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
 class Mallinfo(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in fields]

@@ -17,7 +17,7 @@ from fedsim.runs.directory import RunDirectory
 from fedsim.runs.manifest import write_manifest
 from fedsim.runs.runner import RunFailedError, run_experiment
 from fedsim.runs.verification import verify_run
-from fedsim.simulation.local_engine import LocalEngine
+from fedsim.simulation.engines import LocalEngine
 from fedsim.tools.replay import Replay, ReplayImpossibleError, replay_run
 from fedsim.tracking.callbacks import RunCallback
 

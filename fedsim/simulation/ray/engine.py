@@ -16,10 +16,15 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 from fedsim.protocol.flower_internals import server_identity
-from fedsim.simulation.engine import Engine, EngineError
-from fedsim.simulation.memory import frozen_objects, keep_freed_memory
+from fedsim.simulation.engine import (
+    Engine,
+    EngineError,
+    ShardableApp,
+    UnshardedApp,
+    frozen_objects,
+    keep_freed_memory,
+)
 from fedsim.simulation.settings import RuntimeSettings
-from fedsim.simulation.shardable_app import ShardableApp, UnshardedApp
 from fedsim.simulation.virtual_grid import RUN_ID, NodeContexts
 
 logger = logging.getLogger(__name__)

@@ -14,10 +14,9 @@ from flwr.app import ArrayRecord, Message, RecordDict
 import fedsim
 from fedsim.protocol.arrays import is_live, live_record
 from fedsim.protocol.flower_internals import replace_content
-from fedsim.simulation.memory import freeze_objects, keep_freed_memory
+from fedsim.simulation.engine import ShardFactory, freeze_objects, keep_freed_memory
 from fedsim.simulation.ray.journal import RemoteJournal, call_actor
 from fedsim.simulation.ray.session import FastPickle
-from fedsim.simulation.shardable_app import ShardFactory
 from fedsim.simulation.virtual_grid import (
     FIRST_NODE,
     FlowerRecord,

@@ -21,8 +21,7 @@ from fedsim.protocol.errors import NODE_RESTARTED
 from fedsim.protocol.traffic import WrappedGrid
 from fedsim.report.run import run
 from fedsim.runs.directory import RunDirectory
-from fedsim.simulation.engine import Engine
-from fedsim.simulation.shardable_app import ShardableApp
+from fedsim.simulation.engine import Engine, ShardableApp
 from fedsim.tools.deployment.client_app import EXPERIMENT_FILE, collect_ledgers
 from fedsim.tools.deployment.node_state import state_directory
 from fedsim.tools.deployment.private_files import DeploymentError

@@ -29,7 +29,7 @@ from flwr.serverapp.strategy import FedAvg, Result
 
 from fedsim.runs.runner import run_experiment
 from fedsim.simulation.engine import EngineError
-from fedsim.simulation.local_engine import LocalEngine
+from fedsim.simulation.engines import LocalEngine
 from fedsim.simulation.ray import engine as ray_engine
 from fedsim.simulation.ray import pool
 from fedsim.simulation.settings import RuntimeSettings
