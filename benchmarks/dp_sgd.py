@@ -38,8 +38,7 @@ from torch import Tensor, nn
 
 from fedsim.clients import PrivacyEngine
 from fedsim.clients.training.block import block_of
-from fedsim.clients.training.member import BlockMember
-from fedsim.clients.training.streams import StreamKey
+from fedsim.clients.training.member import BlockMember, StreamKey
 from fedsim.federation.federation import Federation
 from fedsim.noise import release
 from fedsim.simulation.engine import keep_freed_memory

@@ -26,8 +26,7 @@ from fedsim.clients.faults import ClientFailureError, Fault
 from fedsim.clients.mechanisms.votes.mechanism import votes_of
 from fedsim.clients.task import ClientTask
 from fedsim.clients.training.block import block_of
-from fedsim.clients.training.member import BlockMember
-from fedsim.clients.training.streams import StreamKey
+from fedsim.clients.training.member import BlockMember, StreamKey
 from fedsim.core.plugin_errors import contained_exits
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.errors import ENDS_RUN

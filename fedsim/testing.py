@@ -28,10 +28,9 @@ from fedsim.clients.model_checks.isolation import check_isolation
 from fedsim.clients.model_checks.safety import check_private_model
 from fedsim.clients.sampling.sampling import PoissonSampling
 from fedsim.clients.training.block import block_of
-from fedsim.clients.training.member import BlockMember
+from fedsim.clients.training.member import BlockMember, StreamKey
 from fedsim.clients.training.plain import train_by_torch
 from fedsim.clients.training.shared_model import SharedModel
-from fedsim.clients.training.streams import StreamKey
 from fedsim.core.plugin_errors import contained_exits, error_text, type_name
 from fedsim.data.conversion import to_dataset
 from fedsim.data.examples import Examples

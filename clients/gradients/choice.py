@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from fedsim.clients.gradients.fallback import OneAtATime
 from fedsim.clients.gradients.per_example import (
+    OneAtATime,
     PerExampleGradients,
     PerExampleLoss,
     UncoveredParameterError,

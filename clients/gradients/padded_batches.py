@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.clients.augmentation import Views
-from fedsim.clients.gradients.model_randomness import ModelRandomness
+from fedsim.clients.gradients.example_randomness import ModelRandomness, Views
 from fedsim.clients.gradients.per_example import PaddedBatch
 
 _MULTIPLE = 8  # the number of rows is a multiple of it

@@ -1,4 +1,7 @@
-"""Interface of all methods that compute clipped sums of per-example gradients."""
+"""Interface of all methods that compute clipped sums of per-example gradients.
+
+The reference for any model is here too: plain autograd, one example at a time.
+"""
 
 import math
 from abc import ABC, abstractmethod
@@ -11,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.clients.clipping.clipping import Clipping
+from fedsim.clients.gradients.example_randomness import ModelRandomness
 from fedsim.clients.gradients.layers.base import WHOLE, ExampleUse, Part
-from fedsim.clients.gradients.model_randomness import ModelRandomness
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.core.errors import FedsimError
 from fedsim.noise.grid import SUM_HEIGHT
@@ -327,3 +330,32 @@ def clipped_rows(
             of.drop(dropped)
     columns = [column.view(clients, -1) for column in factors.unbind(1)]
     return ClippedRows(uses, clip.members, norms, columns, dropped)
+
+
+class OneAtATime(PerExampleGradients):
+    """Gradient method that computes per-example gradients in a loop, one example at a time."""
+
+    def row_gradients(self, values: Tensor, padded: PaddedBatch) -> Mapping[int, ExampleUse]:
+        """Return a dict from parameter index to the gradients of all rows of a padded batch.
+
+        Args:
+            values: not used, as the model holds the client's parameters.
+            padded: padded batch of one client.
+        """
+        gradients = list[Sequence[Tensor]]()
+        pairs = zip(padded.features.split(1), padded.targets.split(1), strict=True)
+        for row, (x, y) in enumerate(pairs):
+            if padded.randomness is not None:
+                padded.randomness.only(row)
+            with padded.keyed:
+                gradients.append(self._of_example(x, y))
+        held = {i: torch.stack(parts) for i, parts in enumerate(zip(*gradients, strict=True))}
+        return dict.fromkeys(held, ExampleUse(held))
+
+    def _of_example(self, x: Tensor, y: Tensor) -> Sequence[Tensor]:
+        with torch.enable_grad():
+            value = self.loss(self.model(x), y).sum()
+        tensors = self.parameters.tensors
+        if not value.requires_grad:  # a branch without parameters
+            return [torch.zeros_like(p) for p in tensors]
+        return torch.autograd.grad(value, tensors, materialize_grads=True)

@@ -16,9 +16,13 @@ import torch
 from torch import Tensor
 
 from fedsim.clients.clipping.clipping import LayerClipping
-from fedsim.clients.gradients.fallback import OneAtATime
 from fedsim.clients.gradients.layers.base import ExampleUse, LayerUse
-from fedsim.clients.gradients.per_example import ClipBounds, PaddedBatch, PerExampleGradients
+from fedsim.clients.gradients.per_example import (
+    ClipBounds,
+    OneAtATime,
+    PaddedBatch,
+    PerExampleGradients,
+)
 from fedsim.clients.model_checks.safety import UnsafeModelError, preserve_state
 
 _LARGE = 1e4

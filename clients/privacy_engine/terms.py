@@ -24,7 +24,7 @@ from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.dp_sgd.noise_allocation import NoiseAllocation
 from fedsim.clients.mechanisms.plan import Accounting
 from fedsim.clients.mechanisms.planner import calibrate_noise
-from fedsim.clients.sampling.catalog import SAMPLINGS
+from fedsim.clients.sampling.divided_batches import SAMPLINGS
 from fedsim.clients.sampling.sampling import Sampling
 
 logger = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
-"""Samplings that divide the examples among batches: anew in every epoch, or once."""
+"""Samplings that divide the examples among batches, anew in every epoch or once; all by name."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 from typing import ClassVar, Self
@@ -12,6 +12,7 @@ from fedsim.clients.sampling.sampling import (
     Charges,
     EpochBatches,
     EpochStream,
+    FixedSizeSampling,
     PoissonSampling,
     Sampling,
 )
@@ -275,3 +276,17 @@ class CyclicPoisson(Sampling):
         for step in count(first_step):
             group = groups[step % self.groups]
             yield group[stream.random(len(group)) < self.rate]
+
+
+SAMPLINGS: Mapping[str, type[Sampling]] = {
+    cls.scheme.name: cls
+    for cls in (
+        PoissonSampling,
+        FixedSizeSampling,
+        ShuffledEpochs,
+        BallsAndBins,
+        CyclicBatches,
+        CyclicPoisson,
+    )
+}
+"""The class of each sampling, by its name in `privacy.sampling`."""

@@ -1,7 +1,7 @@
 """Base classes of samplings, which draw batches and return the privacy events of steps.
 
 `schemes.py` has the fixed properties of each sampling. A new sampling needs a scheme there, a
-subclass of `Sampling`, an entry of `catalog.py`, and rows in docs/explain/dp_sgd.md.
+subclass of `Sampling`, an entry of `SAMPLINGS`, and rows in docs/explain/dp_sgd.md.
 """
 
 import math

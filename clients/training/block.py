@@ -36,8 +36,10 @@ from fedsim.clients.training.member import (
     BlockMember,
     BlockResult,
     StepCallback,
+    generator_state,
     member_rows,
     randomness_of,
+    seeded_torch,
     sent_arrays,
     start_values,
     with_releases,
@@ -45,7 +47,6 @@ from fedsim.clients.training.member import (
 from fedsim.clients.training.optimizers import make_optimizer
 from fedsim.clients.training.plain import TorchBlock, batches_of
 from fedsim.clients.training.shared_model import SharedModel
-from fedsim.clients.training.streams import generator_state, seeded_torch
 from fedsim.core.streams import Purpose
 from fedsim.noise.sources import NoiseSource
 from fedsim.protocol.noisy_sums import AdaptiveClipNorm

@@ -15,11 +15,12 @@ from fedsim.clients.training.member import (
     BlockMember,
     BlockResult,
     StepCallback,
+    StreamKey,
+    seeded_torch,
     with_releases,
 )
 from fedsim.clients.training.optimizers import LocalOptimizer, make_optimizer
 from fedsim.clients.training.shared_model import SharedModel
-from fedsim.clients.training.streams import StreamKey, seeded_torch
 from fedsim.core.streams import Purpose
 
 

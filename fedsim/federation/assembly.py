@@ -7,7 +7,7 @@ import torch
 
 from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.clients.app import one_thread
-from fedsim.clients.augmentation import check_views
+from fedsim.clients.gradients.example_randomness import check_views
 from fedsim.clients.gradients.per_example import PerExampleLoss
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.dp_sgd.draft import whole_round_steps

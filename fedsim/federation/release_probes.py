@@ -27,8 +27,7 @@ from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.clients.mechanisms.votes.mechanism import NO_LABEL, VoteMechanism, noisy_votes
 from fedsim.clients.sampling.sampling import FixedSizeSampling
 from fedsim.clients.training.block import block_of
-from fedsim.clients.training.member import BlockMember, BlockResult, StepCallback
-from fedsim.clients.training.streams import StreamKey
+from fedsim.clients.training.member import BlockMember, BlockResult, StepCallback, StreamKey
 from fedsim.core.streams import Purpose
 from fedsim.federation.charged_noise import (
     ChargedPart,

@@ -13,9 +13,8 @@ from fedsim.clients.gradients.per_example import PerExampleGradients, PerExample
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.votes.mechanism import NO_LABEL
 from fedsim.clients.training.block import block_of
-from fedsim.clients.training.member import BlockMember
+from fedsim.clients.training.member import BlockMember, StreamKey
 from fedsim.clients.training.shared_model import SharedModel
-from fedsim.clients.training.streams import StreamKey
 from fedsim.core.streams import Purpose, stream_key
 from fedsim.models.tasks import eval_mode
 from fedsim.pate.public_answers import SHARES, Agenda

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from fedsim.clients.gradients.per_example import PerExampleLoss
-from fedsim.clients.training.streams import StreamKey
+from fedsim.clients.training.member import StreamKey
 from fedsim.core.settings import first_mistake
 from fedsim.core.streams import Purpose, stream_key, torch_seed
 from fedsim.core.text_formats import finite_or_none

@@ -31,12 +31,12 @@ from safetensors import safe_open
 from torch import Tensor
 
 import fedsim.clients.mechanisms.votes.mechanism as client_votes
-import fedsim.clients.training.streams as client_streams
+import fedsim.clients.training.member as client_streams
 import fedsim.noise.release as noise_release
 import fedsim.server.aggregation.noisy_sum as noisy_sum
 from fedsim.accountant import Event, Gaussian, JointGaussian
 from fedsim.accountant.ledger.journal import FileJournal
-from fedsim.clients.gradients.model_randomness import KEY_BYTES
+from fedsim.clients.gradients.example_randomness import KEY_BYTES
 from fedsim.core.errors import FedsimError
 from fedsim.core.settings import written_name
 from fedsim.core.streams import Purpose

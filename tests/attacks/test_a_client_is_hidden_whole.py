@@ -20,9 +20,8 @@ from fedsim.clients.mechanisms.client_update import UpdateMechanism
 from fedsim.clients.model_checks.bit_isolation import MemberIsolation
 from fedsim.clients.model_checks.safety import UnsafeModelError
 from fedsim.clients.training.block import block_of
-from fedsim.clients.training.member import BlockMember, BlockResult
+from fedsim.clients.training.member import BlockMember, BlockResult, StreamKey
 from fedsim.clients.training.shared_model import SharedModel
-from fedsim.clients.training.streams import StreamKey
 from fedsim.data.examples import Examples
 from fedsim.data.load import ClientExamples
 from fedsim.experiment import load_experiment

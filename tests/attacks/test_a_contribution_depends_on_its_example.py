@@ -18,9 +18,8 @@ from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.sampling.sampling import PoissonSampling
 from fedsim.clients.training.block import block_of
-from fedsim.clients.training.member import BlockMember, member_rows
+from fedsim.clients.training.member import BlockMember, StreamKey, member_rows
 from fedsim.clients.training.shared_model import SharedModel
-from fedsim.clients.training.streams import StreamKey
 
 C, BATCH, SIZES = 1.0, 16, (16, 6, 2)
 LOCAL = LocalSettings(steps=1, batch_size=BATCH)

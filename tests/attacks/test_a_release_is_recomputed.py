@@ -18,7 +18,7 @@ from torch import Tensor
 from fedsim.cli import cli
 from fedsim.clients import client_round
 from fedsim.clients.mechanisms.dp_sgd import mechanism
-from fedsim.clients.training.streams import StreamKey
+from fedsim.clients.training.member import StreamKey
 from fedsim.core.errors import ExitCode
 from fedsim.noise.sources import NoiseSource
 from fedsim.runs.directory import RunDirectory

@@ -12,7 +12,7 @@ import pytest
 from torch import Tensor
 
 from fedsim.clients.mechanisms.contract import SumPart
-from fedsim.clients.training.streams import StreamKey
+from fedsim.clients.training.member import StreamKey
 from fedsim.experiment import LoadedExperiment, load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation

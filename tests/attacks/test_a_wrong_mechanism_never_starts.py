@@ -13,7 +13,7 @@ from torch import Tensor
 from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.training import block
-from fedsim.clients.training.streams import StreamKey
+from fedsim.clients.training.member import StreamKey
 from fedsim.core.streams import Purpose
 from fedsim.experiment import load_experiment
 from fedsim.federation import nodes

@@ -23,9 +23,8 @@ from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.sampling.sampling import PoissonSampling
 from fedsim.clients.training.block import block_of
-from fedsim.clients.training.member import BlockMember
+from fedsim.clients.training.member import BlockMember, StreamKey
 from fedsim.clients.training.shared_model import SharedModel
-from fedsim.clients.training.streams import StreamKey
 
 FALSE_ALARM = 1e-9  # of one comparison; a run of this file makes fewer than 400
 RELEASES, CLIENTS = 2000, 50

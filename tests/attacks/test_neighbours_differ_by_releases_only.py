@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.clients.gradients.model_randomness import ModelRandomness
+from fedsim.clients.gradients.example_randomness import ModelRandomness
 from fedsim.clients.gradients.per_example import ClipBounds
 from fedsim.clients.training import block
 

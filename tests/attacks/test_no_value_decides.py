@@ -12,8 +12,7 @@ import pytest
 
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.training.block import block_of
-from fedsim.clients.training.member import BlockMember
-from fedsim.clients.training.streams import StreamKey
+from fedsim.clients.training.member import BlockMember, StreamKey
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation

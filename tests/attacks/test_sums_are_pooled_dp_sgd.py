@@ -22,8 +22,7 @@ from fedsim.accountant import Gaussian, PoissonSampled
 from fedsim.accountant.sampler_slack import SHARE, sampler_slack
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.training.block import block_of
-from fedsim.clients.training.member import BlockMember
-from fedsim.clients.training.streams import StreamKey
+from fedsim.clients.training.member import BlockMember, StreamKey
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
@@ -169,7 +168,7 @@ def test_a_wrong_share_has_another_law(
         rows.mul_(factor).round_()
 
     monkeypatch.setattr(release, "fill_rows_", scaled)
-    monkeypatch.setattr(release.fused, "kernel", lambda: None)  # draws without that function
+    monkeypatch.setattr(release, "kernel", lambda: None)  # draws without that function
     with pytest.raises(AssertionError):
         check_law(steps_of(federation(tmp_path, trust="distributed", clients=CLIENTS)))
 

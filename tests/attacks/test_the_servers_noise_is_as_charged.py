@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsim.clients.training import streams
+from fedsim.clients.training import member
 from fedsim.experiment import LoadedExperiment, load_experiment
 from fedsim.federation import charged_noise
 from fedsim.federation.assembly import assemble
@@ -59,7 +59,7 @@ def one_draw_for_all_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def clients_add_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "NoNoise", lambda: SeededNoise(bytes(32)))
+    monkeypatch.setattr(member, "NoNoise", lambda: SeededNoise(bytes(32)))
 
 
 MUTATIONS: dict[str, tuple[Mutation, str]] = {

@@ -22,9 +22,8 @@ from fedsim.clients.model_checks.bit_isolation import RowIsolation
 from fedsim.clients.model_checks.safety import UnsafeModelError
 from fedsim.clients.sampling.sampling import PoissonSampling
 from fedsim.clients.training.block import block_of
-from fedsim.clients.training.member import BlockMember
+from fedsim.clients.training.member import BlockMember, StreamKey
 from fedsim.clients.training.shared_model import SharedModel
-from fedsim.clients.training.streams import StreamKey
 from fedsim.experiment import ExperimentError, load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.mechanism_probe import MechanismMismatchError, probe_mechanisms

@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from fedsim.clients.gradients import layers
-from fedsim.clients.sampling.catalog import SAMPLINGS
+from fedsim.clients.sampling.divided_batches import SAMPLINGS
 from fedsim.clients.sampling.schemes import SamplingName
 from fedsim.data.catalog import DATASETS
 from fedsim.data.sources import LOADERS

@@ -13,8 +13,8 @@ from fedsim.clients.mechanisms.plan import PlanRequest, PrivacyPlan
 from fedsim.clients.mechanisms.planner import plan_privacy
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES, SamplingName
+from fedsim.clients.training.member import StreamKey
 from fedsim.clients.training.plain import batches_of
-from fedsim.clients.training.streams import StreamKey
 from fedsim.experiment import ExperimentError, dump_experiment, load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.plan_checks import full_batch_note

@@ -13,7 +13,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from fedsim.clients.training.streams import StreamKey
+from fedsim.clients.training.member import StreamKey
 from fedsim.core.streams import KEY_BYTES, Purpose, stream_key
 from fedsim.noise.sources import NoiseSource, SecureNoise, SeededNoise, fill_rows_, secret_stream
 from fedsim.noise.spline import CHUNK_VALUES

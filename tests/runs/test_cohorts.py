@@ -13,8 +13,7 @@ from fedsim.clients import client_round
 from fedsim.clients.app import BatchClientApp
 from fedsim.clients.gradients.choice import training_gradients
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.training.member import BlockResult, StepCallback
-from fedsim.clients.training.streams import StreamKey
+from fedsim.clients.training.member import BlockResult, StepCallback, StreamKey
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.runs.runner import run_experiment

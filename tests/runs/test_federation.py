@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 import fedsim
 from fedsim.clients import client_round
-from fedsim.clients.training.streams import StreamKey
+from fedsim.clients.training.member import StreamKey
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation

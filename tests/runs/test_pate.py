@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from fedsim.accountant import Gaussian
 from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.clients.mechanisms.votes.mechanism import VoteMechanism
-from fedsim.clients.training.streams import StreamKey
+from fedsim.clients.training.member import StreamKey
 from fedsim.experiment import load_experiment
 from fedsim.experiment.errors import ExperimentError
 from fedsim.federation.assembly import assemble
@@ -241,7 +241,7 @@ def test_noise_or_votes_that_are_not_charged_never_start(
         monkeypatch.setattr(SeededNoise, "fill_", lambda self, v: fill(self, v).mul_(0.5).round_())
     else:
         monkeypatch.setattr(
-            "fedsim.clients.training.streams.NoNoise", lambda: SeededNoise(bytes(32))
+            "fedsim.clients.training.member.NoNoise", lambda: SeededNoise(bytes(32))
         )  # the client adds noise, too
     with pytest.raises(MechanismMismatchError):
         probe_mechanisms(federation)

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 from fedsim.accountant import Gaussian, PldAccountant, PoissonSampled
 from fedsim.accountant.ledger.privacy_ledger import PrivacyLedger
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.training.streams import StreamKey
+from fedsim.clients.training.member import StreamKey
 from fedsim.core.streams import Purpose, restart_at, stream
 from fedsim.experiment.errors import ExperimentError
 from fedsim.runs.directory import RunDirectory

@@ -18,7 +18,7 @@ from fedsim.clients.mechanisms.dp_sgd.noise_allocation import ChosenNoise, Noise
 from fedsim.clients.mechanisms.dp_sgd.settings import has_all_noise
 from fedsim.clients.mechanisms.plan import Draft, PlanRequest, PrivacyPlanError, check_draws
 from fedsim.clients.privacy_settings import PrivacySettings
-from fedsim.clients.sampling.catalog import SAMPLINGS
+from fedsim.clients.sampling.divided_batches import SAMPLINGS
 from fedsim.clients.sampling.sampling import Sampling
 from fedsim.noise.correlated.settings import OF_STEPS, ToeplitzSettings
 from fedsim.noise.release import NoiseRangeError

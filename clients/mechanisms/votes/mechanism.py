@@ -30,7 +30,7 @@ from fedsim.clients.mechanisms.plan import (
 from fedsim.clients.mechanisms.votes.ballots import Ballot, Ballots
 from fedsim.clients.sampling.sampling import Charges, PoissonSampling, Sampling
 from fedsim.clients.task import ClientTask
-from fedsim.clients.training.streams import StreamKey
+from fedsim.clients.training.member import StreamKey
 from fedsim.noise.grid import DEVIATION
 from fedsim.noise.release import NoiseRangeError
 from fedsim.noise.sources import NoiseSource, NoNoise

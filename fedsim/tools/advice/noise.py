@@ -32,7 +32,7 @@ from fedsim.clients.correlated_noise import NoiseCorrelation
 from fedsim.clients.mechanisms.plan import Accounting, PlanRequest, PrivacyPlan
 from fedsim.clients.mechanisms.planner import calibrate_noise, plan_privacy
 from fedsim.clients.privacy_settings import PrivacySettings, RenyiAccountantSettings
-from fedsim.clients.sampling.catalog import SAMPLINGS
+from fedsim.clients.sampling.divided_batches import SAMPLINGS
 from fedsim.clients.sampling.schemes import SamplingName
 from fedsim.experiment import ExperimentWithClients
 from fedsim.federation.client_plans import client_plans

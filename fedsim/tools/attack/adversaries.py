@@ -18,9 +18,8 @@ from fedsim.clients.gradients.per_example import PerExampleGradients, PerExample
 from fedsim.clients.mechanisms.contract import SummedMechanism, SumPart
 from fedsim.clients.mechanisms.plan import Accounting
 from fedsim.clients.training.block import block_of
-from fedsim.clients.training.member import BlockMember
+from fedsim.clients.training.member import BlockMember, StreamKey
 from fedsim.clients.training.shared_model import SharedModel
-from fedsim.clients.training.streams import StreamKey
 from fedsim.federation.charged_noise import ServerDraws, honest_draws, step_length_of
 from fedsim.federation.federation import Federation
 

@@ -30,9 +30,8 @@ from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.model_checks.safety import preserve_state
 from fedsim.clients.sampling.sampling import PoissonSampling, Sampling
 from fedsim.clients.training.block import block_of
-from fedsim.clients.training.member import BlockMember
+from fedsim.clients.training.member import BlockMember, StreamKey
 from fedsim.clients.training.shared_model import SharedModel
-from fedsim.clients.training.streams import StreamKey
 from fedsim.core.streams import Purpose, stream
 from fedsim.federation.federation import Federation
 from fedsim.federation.trained_model import NUM_CHECK_EXAMPLES, public_examples, to_tensors

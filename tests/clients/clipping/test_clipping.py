@@ -18,9 +18,8 @@ from fedsim.clients.clipping.clipping import (
     LayerClipping,
     PatternClipping,
 )
-from fedsim.clients.gradients.fallback import OneAtATime
 from fedsim.clients.gradients.parameters import FlatParameters
-from fedsim.clients.gradients.per_example import BatchStatistics
+from fedsim.clients.gradients.per_example import BatchStatistics, OneAtATime
 
 
 class Net(nn.Module):

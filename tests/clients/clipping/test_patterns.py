@@ -16,7 +16,7 @@ from fedsim.clients.gradients.per_example import BatchStatistics
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.dp_sgd.noise_allocation import ChosenNoise
 from fedsim.clients.sampling.sampling import PoissonSampling
-from fedsim.clients.training.streams import StreamKey
+from fedsim.clients.training.member import StreamKey
 
 NAMES = ("conv.weight", "conv.bias", "head.weight", "head.bias")
 PATTERNS = ("conv.*", "*")

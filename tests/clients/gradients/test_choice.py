@@ -11,9 +11,9 @@ from torch.nn import functional
 
 from fedsim.clients.clipping.clipping import FlatClipping
 from fedsim.clients.gradients.choice import BackendError, gradients_for, training_gradients
-from fedsim.clients.gradients.fallback import OneAtATime
 from fedsim.clients.gradients.per_example import (
     BatchStatistics,
+    OneAtATime,
     PerExampleGradients,
     PerExampleLoss,
 )

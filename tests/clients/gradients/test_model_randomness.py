@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn import functional
 
-from fedsim.clients.gradients.model_randomness import KEY_BYTES, ModelRandomness
+from fedsim.clients.gradients.example_randomness import KEY_BYTES, ModelRandomness
 from fedsim.clients.model_checks.safety import UnsafeModelError
-from fedsim.clients.training.streams import StreamKey
+from fedsim.clients.training.member import StreamKey
 
 KEYS = [bytes([k]) * KEY_BYTES for k in range(3)]
 FALSE_ALARM = 1e-9

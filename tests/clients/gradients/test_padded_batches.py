@@ -31,9 +31,8 @@ from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.sampling.sampling import PoissonSampling
 from fedsim.clients.training.block import block_of
-from fedsim.clients.training.member import BlockMember
+from fedsim.clients.training.member import BlockMember, StreamKey
 from fedsim.clients.training.shared_model import SharedModel
-from fedsim.clients.training.streams import StreamKey
 from fedsim.models.losses import cross_entropy
 
 AddClippedSum = Callable[..., BatchStatistics]

@@ -16,11 +16,11 @@ from torch.utils._pytree import tree_leaves
 
 from fedsim.clients.clipping.clipping import Clipping, FlatClipping, Groups
 from fedsim.clients.gradients.choice import gradients_for
-from fedsim.clients.gradients.fallback import OneAtATime
 from fedsim.clients.gradients.layers.base import LayerUse
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.gradients.per_example import (
     BatchStatistics,
+    OneAtATime,
     PaddedBatch,
     PerExampleGradients,
     PerExampleLoss,

@@ -24,8 +24,8 @@ from fedsim.accountant import (
 )
 from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.events import ADJACENCIES
-from fedsim.clients.sampling.catalog import SAMPLINGS
 from fedsim.clients.sampling.divided_batches import (
+    SAMPLINGS,
     BallsAndBins,
     BallsAndBinsByRound,
     ShuffledEpochs,

@@ -17,9 +17,9 @@ from fedsim.clients.clipping.clipping import (
     LayerClipping,
 )
 from fedsim.clients.gradients.choice import gradients_for, training_gradients
-from fedsim.clients.gradients.fallback import OneAtATime
 from fedsim.clients.gradients.per_example import (
     BatchStatistics,
+    OneAtATime,
     PerExampleGradients,
     PerExampleLoss,
 )
@@ -34,10 +34,15 @@ from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.sampling.divided_batches import BallsAndBins, ShuffledEpochs
 from fedsim.clients.sampling.sampling import FixedSizeSampling, PoissonSampling, Sampling
 from fedsim.clients.training.block import block_of
-from fedsim.clients.training.member import BlockMember, BlockResult, StepCallback, member_rows
+from fedsim.clients.training.member import (
+    BlockMember,
+    BlockResult,
+    StepCallback,
+    StreamKey,
+    member_rows,
+)
 from fedsim.clients.training.plain import shuffled_batches
 from fedsim.clients.training.shared_model import SharedModel
-from fedsim.clients.training.streams import StreamKey
 from fedsim.core.streams import Purpose
 from fedsim.models.losses import cross_entropy
 

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.clients.local_settings import LocalSettings, SgdSettings
+from fedsim.clients.training.member import StreamKey
 from fedsim.clients.training.plain import shuffled_batches, train_by_torch
-from fedsim.clients.training.streams import StreamKey
 from fedsim.core.streams import Purpose
 
 KEY = StreamKey(seed=1, client=2, round_number=3)

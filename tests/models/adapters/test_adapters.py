@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fedsim.clients.gradients.choice import gradients_for
-from fedsim.clients.gradients.fallback import OneAtATime
+from fedsim.clients.gradients.per_example import OneAtATime
 from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.models.adapters import (
     AdaptedLayer,

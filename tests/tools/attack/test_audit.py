@@ -15,7 +15,7 @@ from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.plan import PrivacyPlanError
 from fedsim.clients.sampling.sampling import PoissonSampling
-from fedsim.clients.training.streams import StreamKey
+from fedsim.clients.training.member import StreamKey
 from fedsim.experiment import LoadedExperiment, load_experiment
 from fedsim.noise import release
 from fedsim.noise.sources import NoiseSource, SeededNoise

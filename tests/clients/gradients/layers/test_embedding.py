@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedsim.clients.gradients.fallback import OneAtATime
 from fedsim.clients.gradients.layers.base import Operand
 from fedsim.clients.gradients.layers.embedding import EmbeddingUse
+from fedsim.clients.gradients.per_example import OneAtATime
 from fedsim.clients.gradients.rule_gradients import RuleGradients
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedsim.clients.gradients.fallback import OneAtATime
 from fedsim.clients.gradients.layers.convolution import ConvolutionUse
+from fedsim.clients.gradients.per_example import OneAtATime
 from fedsim.clients.gradients.rule_gradients import RuleGradients
 
 GEOMETRIES = [

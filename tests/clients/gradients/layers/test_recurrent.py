@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsim.clients.gradients.fallback import OneAtATime
 from fedsim.clients.gradients.parameters import FlatParameters
-from fedsim.clients.gradients.per_example import UncoveredParameterError
+from fedsim.clients.gradients.per_example import OneAtATime, UncoveredParameterError
 from fedsim.clients.gradients.recording import RuledModel
 from fedsim.clients.gradients.rule_gradients import RuleGradients
 

@@ -39,9 +39,8 @@ from fedsim.clients.sampling.divided_batches import ShuffledEpochs
 from fedsim.clients.sampling.sampling import FixedSizeSampling, PoissonSampling, Sampling
 from fedsim.clients.training import block
 from fedsim.clients.training.block import block_of
-from fedsim.clients.training.member import BlockMember, BlockResult
+from fedsim.clients.training.member import BlockMember, BlockResult, StreamKey
 from fedsim.clients.training.shared_model import SharedModel
-from fedsim.clients.training.streams import StreamKey
 from fedsim.core.streams import Purpose, stream_key
 from fedsim.noise.release import NoiseRangeError
 from fedsim.noise.sources import NoiseSource, SecureNoise, SeededNoise

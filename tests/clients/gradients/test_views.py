@@ -7,12 +7,24 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsim.clients.augmentation import Change, Flip, Noise, Shift, ViewError, Views, check_views
 from fedsim.clients.clipping.clipping import FlatClipping
 from fedsim.clients.gradients.choice import gradients_for
-from fedsim.clients.gradients.fallback import OneAtATime
+from fedsim.clients.gradients.example_randomness import (
+    Change,
+    Flip,
+    Noise,
+    Shift,
+    ViewError,
+    Views,
+    check_views,
+)
 from fedsim.clients.gradients.padded_batches import BatchReader
-from fedsim.clients.gradients.per_example import ClipBounds, PaddedBatch, PerExampleGradients
+from fedsim.clients.gradients.per_example import (
+    ClipBounds,
+    OneAtATime,
+    PaddedBatch,
+    PerExampleGradients,
+)
 from fedsim.clients.local_settings import ViewSettings
 from fedsim.core.streams import Purpose, restart_at, stream
 from fedsim.models.losses import cross_entropy
