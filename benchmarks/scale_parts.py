@@ -32,7 +32,7 @@ from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.plan import PlanRequest, PrivacyPlan
 from fedsim.clients.mechanisms.planner import plan_privacy
 from fedsim.clients.privacy_settings import PrivacySettings
-from fedsim.core.shared_values import map_shared
+from fedsim.federation.schedule import map_shared
 from fedsim.protocol.arrays import to_arrays
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.runs.directory import privacy_text

@@ -24,6 +24,7 @@ digest is therefore a keyed hash (BLAKE2b as a MAC), with a key from the seed an
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Self
@@ -31,7 +32,7 @@ from typing import Any, Self
 from flwr.app import ConfigRecord, RecordDict
 
 from fedsim.accountant import PrivacyLedger
-from fedsim.accountant.ledger.journal import Charge, Journal
+from fedsim.accountant.ledger.journal import Charge, FileJournal, Journal
 from fedsim.clients.faults import ClientFailureError
 from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.core.streams import Purpose, stream_key
@@ -312,3 +313,28 @@ def request_digest(
 def _text_of(block: tuple[int, ...]) -> str:
     """Return the numbers of a block as text, cached for the members of the block."""
     return ",".join(map(str, block))
+
+
+class RecordedSpend:
+    """Reader of the clients' privacy spend from the durable ledger; it parses each charge once.
+
+    The spend includes charges whose updates were lost.
+
+    Args:
+        plans: the privacy plan of every client.
+        journal: the durable ledger of the run.
+    """
+
+    def __init__(self, plans: Sequence[PrivacyPlan], journal: FileJournal) -> None:
+        self._journal = journal
+        self._plans = plans
+        self._spends: dict[int, ClientSpend] = {}
+
+    def of(self, client: int) -> ClientSpend:
+        """Return the privacy spend of a client according to all charges in the ledger so far."""
+        before = self._spends.get(client) or self._plans[client].initial_spend(client)
+        history = self._journal.history(client, after=before.rounds)
+        if not history:
+            return before
+        self._spends[client] = before.after(history)
+        return self._spends[client]

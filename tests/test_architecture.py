@@ -378,7 +378,7 @@ NAMES_KINDS = {
     "fedsim/experiment/rules/mechanisms.py": "conditions of the proofs",
     "fedsim/federation/blocks.py": "padded batches of steps of DP-SGD",
     "fedsim/federation/release_probes.py": "one probe for each kind",
-    "fedsim/federation/release_problem.py": "what a plan needs of the model",
+    "fedsim/federation/plan.py": "what a plan needs of the model",
     "fedsim/statement/mechanism.py": "one sentence for each kind",
     "fedsim/testing.py": "a mechanism for users' own tests",
 }

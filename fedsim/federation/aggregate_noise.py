@@ -18,7 +18,6 @@ from functools import partial
 from fedsim.accountant.trust import NoiseNeed, NoiseShares
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.local_settings import LocalSettings, SgdSettings
-from fedsim.clients.mechanisms.client_privacy import ClientPrivacy
 from fedsim.clients.mechanisms.contract import SummedMechanism, SumPart
 from fedsim.clients.mechanisms.plan import (
     Accounting,
@@ -28,9 +27,8 @@ from fedsim.clients.mechanisms.plan import (
 )
 from fedsim.clients.mechanisms.planner import noise_of_release, within_budget
 from fedsim.clients.privacy_settings import PrivacySettings
-from fedsim.core.shared_values import map_shared
 from fedsim.experiment import ExperimentWithClients
-from fedsim.federation.schedule import participation_of
+from fedsim.federation.schedule import ClientPrivacy, map_shared, participation_of
 from fedsim.noise.grid import DEVIATION, MAX_DRAW
 from fedsim.protocol.noisy_sums import AdaptiveClipNorm, SumPlan, whole_bound
 from fedsim.server.aggregation.weights import ClientWeights

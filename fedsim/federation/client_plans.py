@@ -20,14 +20,18 @@ import fedsim
 from fedsim.algorithms.algorithm import Algorithm
 from fedsim.clients.client_settings import ClientPrivacySettings, OwnPrivacySettings, is_client
 from fedsim.clients.gradients.parameters import FlatParameters
-from fedsim.clients.mechanisms.client_privacy import ClientPrivacy, Table
 from fedsim.clients.mechanisms.plan import PlanRequest, PrivacyPlan
 from fedsim.clients.mechanisms.planner import plan_privacy
 from fedsim.clients.privacy_settings import PrivacySettings
-from fedsim.core.shared_values import map_shared
 from fedsim.data import DataError
 from fedsim.experiment import Experiment, ExperimentWithClients
-from fedsim.federation.schedule import StepSchedule, participation_of
+from fedsim.federation.schedule import (
+    ClientPrivacy,
+    StepSchedule,
+    Table,
+    map_shared,
+    participation_of,
+)
 from fedsim.protocol.noisy_sums import SumPlan
 from fedsim.server.aggregation.weights import (
     WEIGHT_UNITS,

@@ -12,6 +12,7 @@ from flwr.app import ArrayRecord
 from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.algorithms.algorithm import Algorithm
 from fedsim.algorithms.state import ServerState
+from fedsim.clients.account import RecordedSpend
 from fedsim.clients.faults import FaultPlan
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.task import (
@@ -26,7 +27,6 @@ from fedsim.core.plugin_sources import PluginSources
 from fedsim.data import FederatedData
 from fedsim.experiment import ExperimentWithClients
 from fedsim.federation.blocks import Blocks
-from fedsim.federation.charges import RecordedSpend
 from fedsim.federation.client_tensors import ClientTensors, TrainMetrics
 from fedsim.federation.conditions import digest_conditions
 from fedsim.federation.first_checks import algorithm_of

@@ -1,15 +1,20 @@
 """The Flower ServerApp of a federation, with its aggregator and the objects that run its rounds."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from flwr.app import RecordDict
 from flwr.serverapp import Grid, ServerApp
 
+from fedsim.accountant.ledger.journal import Journal, JournalWriteError
 from fedsim.algorithms.state import ServerState
+from fedsim.clients.account import ChargeRefusedError, PrivacyAccount, request_digest
+from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.federation.aggregate_noise import client_noise, sum_noise
 from fedsim.federation.charged_noise import server_noise
-from fedsim.federation.charges import ServerCharges
 from fedsim.federation.federation import Federation
+from fedsim.protocol.client_spend import ClientSpend
+from fedsim.protocol.errors import FederationError
 from fedsim.protocol.noisy_sums import BoundRule
 from fedsim.protocol.upload_tags import UploadTags
 from fedsim.server.aggregation.aggregator import Aggregator, PlainAggregator
@@ -34,6 +39,8 @@ from fedsim.server.round_report import RoundReport
 from fedsim.server.secure.opened_sums import NO_OPENED_SUMS, OpenedSums
 from fedsim.server.stale_updates import StaleUpdates
 from fedsim.server.train_round import RoundSetup
+
+_RELEASES_PER_ROUND = 1  # a round is one release of a client, whatever local.steps is
 
 
 def server_app(
@@ -187,3 +194,78 @@ def _averages_plain_steps(federation: Federation) -> bool:
     is_mean = not (algorithm.uses_each_update or algorithm.weighs_steps)
     scales = federation.plan.participation.buffered is not None  # stale updates
     return federation.goal.averages and is_mean and not scales and algorithm.client() is None
+
+
+class ServerCharges:
+    """Object by which a server that draws clients in secret charges every client for every round.
+
+    Clients usually charge themselves. If the server draws clients in secret, a client that charged
+    itself would show that it was drawn. So the server charges every client, and writes this to the
+    ledger before it draws the noise.
+
+    Guarantee: when `charge` returns, the charge of every client for the round is on disk. A round
+    that is repeated with the same seeded noise, model and settings is not charged again, as its
+    release is the same. A release with other noise is charged.
+
+    Args:
+        plans: the privacy plan of each client.
+        journal: the ledger on disk; None keeps the charges in memory only.
+        conditions: the digest of the settings, plug-in sources, versions and device of the run.
+        seed: the experiment's seed.
+    """
+
+    def __init__(
+        self, plans: Sequence[PrivacyPlan], journal: Journal | None, *, conditions: str, seed: int
+    ) -> None:
+        self._journal, self._conditions, self._seed = journal, conditions, seed
+        self._states = [RecordDict() for _ in plans]
+        self._accounts = [
+            PrivacyAccount.restore(state, plan, client=client, journal=journal)
+            for client, (plan, state) in enumerate(zip(plans, self._states, strict=True))
+        ]
+
+    def charge(self, round_number: int, model: str) -> Sequence[ClientSpend]:
+        """Charge every client for a round; return each client's spend, in the order of clients.
+
+        Args:
+            round_number: the round.
+            model: the digest of the global model from which the round starts.
+
+        Raises:
+            FederationError: the ledger cannot be written, or a client was charged for another
+                release of this round; nothing may be released.
+        """
+        try:
+            charges = [
+                account.propose(
+                    round_number=round_number,
+                    request=self._request(client, account.plan, model),
+                    steps=_RELEASES_PER_ROUND,
+                )
+                for client, account in enumerate(self._accounts)
+            ]
+            if self._journal is not None:
+                self._journal.append_all([charge for charge in charges if charge is not None])
+        except (ChargeRefusedError, JournalWriteError) as error:
+            raise FederationError(
+                f"round {round_number}: no client was charged: {error}"
+            ) from error
+        for client, charge in enumerate(charges):
+            if charge is not None:
+                account = self._accounts[client]
+                self._accounts[client] = account.commit(charge, self._states[client])
+        return [account.spend for account in self._accounts]
+
+    def _request(self, client: int, plan: PrivacyPlan, model: str) -> str:
+        """Return the digest of the release that a charge is for, which names no participant."""
+        return request_digest(
+            seed=self._seed,
+            client=client,
+            block=(),
+            padded_rows=None,
+            model=model,
+            clip_norm=None,
+            mechanism=plan.mechanism_text,
+            conditions=self._conditions,
+            data=None,
+        )

@@ -23,9 +23,9 @@ import numpy as np
 import fedsim
 from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.core.errors import StorageError, describe_os_error
-from fedsim.core.shared_values import map_shared
 from fedsim.experiment import Experiment
 from fedsim.federation.federation import Federation
+from fedsim.federation.schedule import map_shared
 from fedsim.protocol.arrays import digest
 from fedsim.runs.directory import RunDirectoryError
 from fedsim.runs.files import SCHEMAS

@@ -14,10 +14,10 @@ import fedsim
 from fedsim.accountant.accountants import renyi_choice
 from fedsim.accountant.sampler_slack import Slack, sampler_slack
 from fedsim.accountant.trust import Trust
+from fedsim.clients.account import RecordedSpend
 from fedsim.clients.mechanisms.plan import Accounting
 from fedsim.core.formatting import count_text
 from fedsim.core.text_formats import finite_or_none
-from fedsim.federation.charges import RecordedSpend
 from fedsim.federation.federation import Federation
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.noisy_sums import AdaptiveClipNorm

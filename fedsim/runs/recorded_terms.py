@@ -10,12 +10,11 @@ from typing import Any
 
 from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.trust import OBSERVERS, Trust
-from fedsim.clients.mechanisms.client_privacy import ClientPrivacy
 from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION
 from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.experiment import Experiment, ExperimentWithClients
-from fedsim.federation.schedule import participation_of
+from fedsim.federation.schedule import ClientPrivacy, participation_of
 from fedsim.noise.correlated.run import strategy_of
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.noisy_sums import AdaptiveClipNorm, whole_bound

@@ -19,7 +19,7 @@ from fedsim.experiment import LoadedExperiment, load_experiment
 from fedsim.experiment.errors import ExperimentError
 from fedsim.federation.assembly import assemble
 from fedsim.federation.mechanism_probe import MechanismMismatchError, probe_mechanisms
-from fedsim.federation.release_problem import problem_of
+from fedsim.federation.plan import problem_of
 from fedsim.noise import spline
 from fedsim.planning.projection import plan_experiment
 from fedsim.runs.directory import RunDirectory

@@ -14,13 +14,18 @@ from fedsim.accountant import EpsilonDelta, Event, Gaussian, JointGaussian, Priv
 from fedsim.accountant.ledger.journal import Charge
 from fedsim.algorithms.state import ServerState
 from fedsim.clients.client_settings import OwnPrivacySettings
-from fedsim.clients.mechanisms.client_privacy import ClientPrivacy, Table, resolve_client_privacy
 from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.clients.sampling.sampling import Charges
 from fedsim.federation.aggregate_noise import share_noise
 from fedsim.federation.client_plans import client_plans, client_weights
-from fedsim.federation.schedule import StepSchedule, participation_of
+from fedsim.federation.schedule import (
+    ClientPrivacy,
+    StepSchedule,
+    Table,
+    participation_of,
+    resolve_client_privacy,
+)
 from fedsim.protocol.arrays import digest, to_numpy
 from fedsim.protocol.noisy_sums import AdaptiveClipNorm
 from fedsim.runs.directory import RunFiles

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from fedsim.clients.mechanisms.client_privacy import ClientPrivacy, resolve_client_privacy
 from fedsim.clients.mechanisms.plan import PrivacyPlanError
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.data import DataError
 from fedsim.federation.client_plans import read_client_tables
+from fedsim.federation.schedule import ClientPrivacy, resolve_client_privacy
 
 
 def terms(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedsim.core.shared_values import map_shared
+from fedsim.federation.schedule import map_shared
 
 
 class Settings:
