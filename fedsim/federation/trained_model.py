@@ -26,8 +26,7 @@ from fedsim.federation.first_checks import (
     still_parameters,
 )
 from fedsim.models.build import build_model
-from fedsim.models.local_base import local_base
-from fedsim.models.rebuilt import RebuiltModel
+from fedsim.models.local_base import RebuiltModel, local_base
 from fedsim.models.tasks import Task
 
 NUM_CHECK_EXAMPLES = 3
