@@ -1,5 +1,10 @@
-"""Settings of the section `data`: the dataset, its test set, and its partition among clients."""
+"""Settings of the section `data`: the dataset, its test set, and its partition among clients.
 
+`LoadContext` has those that a loader of a built-in dataset gets.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
@@ -274,3 +279,25 @@ class DataSettings(Settings):
         is_built_in = isinstance(self.dataset, str) and ":" not in self.dataset
         path = self.args.get("path")
         return path if is_built_in and isinstance(path, str) else None
+
+
+@dataclass(frozen=True)
+class LoadContext:
+    """The parts of an experiment that the loader of a built-in dataset needs.
+
+    Attributes:
+        seed: the experiment's seed.
+        base: the directory to which relative paths refer.
+        images: the setting `data.images`.
+        group: column of the data that divides the examples among clients; None for other
+            partitions.
+    """
+
+    seed: int
+    base: Path
+    images: ImageSettings | None = None
+    group: str | None = None
+
+    def folder(self, path: str) -> Path:
+        """Return the full path of a folder that the experiment names relative to `base`."""
+        return self.base / Path(path).expanduser()

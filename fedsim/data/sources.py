@@ -11,12 +11,17 @@ from fedsim.core.imports import ByName
 from fedsim.core.plugins import plugin_calls, resolve, unknown_plugin
 from fedsim.core.python_objects import PythonObject
 from fedsim.core.settings import first_mistake
-from fedsim.data.builtin.context import LoadContext
 from fedsim.data.catalog import DATASETS, token_mistake
 from fedsim.data.conversion import Dataset, to_dataset
 from fedsim.data.examples import DataError
 from fedsim.data.file_names import matching_files
-from fedsim.data.settings import DataSettings, FileDataset, FilesPartition, group_column
+from fedsim.data.settings import (
+    DataSettings,
+    FileDataset,
+    FilesPartition,
+    LoadContext,
+    group_column,
+)
 
 LOADERS: Mapping[str, Callable[[Any, LoadContext], Dataset]] = ByName(
     {

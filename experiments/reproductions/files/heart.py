@@ -12,7 +12,7 @@ from sklearn.model_selection import train_test_split
 from torch import Tensor
 
 from fedsim.data.builtin.heart_disease import HOSPITAL, load_heart_disease
-from fedsim.data.builtin.settings import HeartDiseaseArgs
+from fedsim.data.catalog import HeartDiseaseArgs
 
 _FEATURES = 13  # the last one of the dataset, whether cholesterol is known, is not FLamby's
 _Array = NDArray[np.float32]

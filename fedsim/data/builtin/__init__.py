@@ -1,1 +1,1 @@
-"""The built-in datasets: loaders, and in module `settings` the classes for `data.args`."""
+"""Loaders of the built-in datasets."""

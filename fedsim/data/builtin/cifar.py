@@ -14,11 +14,11 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.data.builtin.context import LoadContext
 from fedsim.data.builtin.official_files import OfficialFiles
-from fedsim.data.builtin.settings import FolderArgs
+from fedsim.data.catalog import FolderArgs
 from fedsim.data.conversion import Dataset, to_dataset
 from fedsim.data.examples import DataError
+from fedsim.data.settings import LoadContext
 
 Batch = tuple[NDArray[np.uint8], NDArray[np.uint8]]
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.data.builtin.context import LoadContext
 from fedsim.data.builtin.installed import InstalledFile
-from fedsim.data.builtin.settings import MedparArgs, NoArgs
+from fedsim.data.catalog import MedparArgs, NoArgs
 from fedsim.data.conversion import Dataset
 from fedsim.data.examples import Examples
+from fedsim.data.settings import LoadContext
 from fedsim.data.tables.column import Cells, Column
 from fedsim.data.tables.settings import ColumnSettings
 

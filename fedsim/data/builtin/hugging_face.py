@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.data.builtin.context import LoadContext
-from fedsim.data.builtin.settings import HuggingFaceArgs
+from fedsim.data.catalog import HuggingFaceArgs
 from fedsim.data.conversion import Dataset, to_dataset
 from fedsim.data.examples import DataError
+from fedsim.data.settings import LoadContext
 
 
 def load_hugging_face(args: HuggingFaceArgs, context: LoadContext) -> Dataset:

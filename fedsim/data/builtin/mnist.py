@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from fedsim.core.errors import raised_as
 from fedsim.core.limits import machine_bytes
-from fedsim.data.builtin.context import LoadContext
 from fedsim.data.builtin.installed import InstalledFile
 from fedsim.data.builtin.official_files import OfficialFiles
-from fedsim.data.builtin.settings import EmnistArgs, EmnistSplit, FolderArgs, NoArgs
+from fedsim.data.catalog import EmnistArgs, EmnistSplit, FolderArgs, NoArgs
 from fedsim.data.conversion import Dataset, to_dataset
 from fedsim.data.examples import DataError
+from fedsim.data.settings import LoadContext
 
 Bytes = NDArray[np.uint8]
 

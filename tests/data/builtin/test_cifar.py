@@ -10,9 +10,9 @@ import pytest
 
 from fedsim.data import DataError
 from fedsim.data.builtin.cifar import load_cifar10, read_pickled_batch
-from fedsim.data.builtin.context import LoadContext
-from fedsim.data.builtin.settings import FolderArgs
+from fedsim.data.catalog import FolderArgs
 from fedsim.data.conversion import Dataset
+from fedsim.data.settings import LoadContext
 
 RNG = np.random.default_rng(0)
 NAMES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]

@@ -8,7 +8,7 @@ import pytest
 
 from fedsim.data import DataError, load_federated_data
 from fedsim.data.builtin.heart_disease import FILE, load_heart_disease
-from fedsim.data.builtin.settings import HeartDiseaseArgs
+from fedsim.data.catalog import HeartDiseaseArgs
 from fedsim.data.load import ExampleGroups, FederatedData
 from fedsim.data.settings import DataSettings
 

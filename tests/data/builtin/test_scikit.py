@@ -3,7 +3,7 @@ import pytest
 from sklearn import datasets
 
 from fedsim.data.builtin.scikit import TABLES, load_table
-from fedsim.data.builtin.settings import TableArgs
+from fedsim.data.catalog import TableArgs
 
 
 @pytest.mark.parametrize("name", TABLES)

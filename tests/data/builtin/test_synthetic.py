@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from fedsim.data import DataError, load_federated_data
-from fedsim.data.builtin.context import LoadContext
 from fedsim.data.catalog import DATASETS
 from fedsim.data.conversion import Dataset
-from fedsim.data.settings import DataSettings
+from fedsim.data.settings import DataSettings, LoadContext
 from fedsim.data.sources import LOADERS
 
 
