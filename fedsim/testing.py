@@ -32,8 +32,7 @@ from fedsim.clients.training.member import BlockMember, StreamKey
 from fedsim.clients.training.plain import train_by_torch
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.core.plugin_errors import contained_exits, error_text, type_name
-from fedsim.data.conversion import to_dataset
-from fedsim.data.examples import Examples
+from fedsim.data.examples import Examples, to_dataset
 from fedsim.models.build import preflight
 from fedsim.models.losses import PerExampleLoss, resolve_loss
 from fedsim.models.tasks import eval_mode, task_for

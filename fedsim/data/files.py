@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from fedsim.core.errors import raised_as
 from fedsim.core.limits import machine_bytes
-from fedsim.data.conversion import Dataset, to_dataset
-from fedsim.data.examples import DataError
+from fedsim.data.examples import DataError, Dataset, to_dataset
 from fedsim.data.file_names import quoted, unknown_name
 from fedsim.data.settings import FileDataset, ImageSettings
 from fedsim.data.tables.dataset import read_tables

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.data.conversion import to_dataset
-from fedsim.data.examples import DataError
+from fedsim.data.examples import DataError, to_dataset
 from fedsim.data.file_names import quoted
 from fedsim.data.files import TABLE_SUFFIXES, array_names, check_file, read_npz
 from fedsim.data.settings import DataSettings, FileDataset

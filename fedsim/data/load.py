@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from fedsim.core.limits import MAX_CLASSES
 from fedsim.core.streams import Purpose, stream
-from fedsim.data.conversion import Dataset
-from fedsim.data.examples import DataError, Examples, ExampleTransform
+from fedsim.data.examples import DataError, Dataset, Examples, ExampleTransform
 from fedsim.data.file_names import quoted
 from fedsim.data.partitions.division import divide
 from fedsim.data.settings import DataSettings

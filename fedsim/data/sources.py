@@ -12,8 +12,7 @@ from fedsim.core.plugins import plugin_calls, resolve, unknown_plugin
 from fedsim.core.python_objects import PythonObject
 from fedsim.core.settings import first_mistake
 from fedsim.data.catalog import DATASETS, token_mistake
-from fedsim.data.conversion import Dataset, to_dataset
-from fedsim.data.examples import DataError
+from fedsim.data.examples import DataError, Dataset, to_dataset
 from fedsim.data.file_names import matching_files
 from fedsim.data.settings import (
     DataSettings,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.data.conversion import Dataset
+from fedsim.data.examples import Dataset
 from fedsim.data.files import read_files
 from fedsim.data.settings import FileDataset, ImageSettings
 

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from fedsim.data import DataError
-from fedsim.data.conversion import to_dataset
+from fedsim.data.examples import to_dataset
 
 X = [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsim.data import DataError, Examples
-from fedsim.data.conversion import Dataset
+from fedsim.data.examples import Dataset
 from fedsim.data.load import hold_out, split_indices
 
 EXAMPLES = Examples(np.arange(10, dtype=np.float32)[:, None], np.arange(10))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedsim.data import DataError
-from fedsim.data.conversion import to_dataset
+from fedsim.data.examples import to_dataset
 from fedsim.experiment import ExperimentError, load_experiment
 from fedsim.runs.runner import run_experiment
 

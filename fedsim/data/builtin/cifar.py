@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from fedsim.data.builtin.official_files import OfficialFiles
 from fedsim.data.catalog import FolderArgs
-from fedsim.data.conversion import Dataset, to_dataset
-from fedsim.data.examples import DataError
+from fedsim.data.examples import DataError, Dataset, to_dataset
 from fedsim.data.settings import LoadContext
 
 Batch = tuple[NDArray[np.uint8], NDArray[np.uint8]]

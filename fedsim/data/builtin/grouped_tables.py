@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from fedsim.data.builtin.installed import InstalledFile
 from fedsim.data.catalog import MedparArgs, NoArgs
-from fedsim.data.conversion import Dataset
-from fedsim.data.examples import Examples
+from fedsim.data.examples import Dataset, Examples
 from fedsim.data.settings import LoadContext
 from fedsim.data.tables.column import Cells, Column
 from fedsim.data.tables.settings import ColumnSettings

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from fedsim.data.builtin.installed import InstalledFile
 from fedsim.data.catalog import HeartDiseaseArgs
-from fedsim.data.conversion import Dataset
-from fedsim.data.examples import Examples
+from fedsim.data.examples import Dataset, Examples
 from fedsim.data.settings import LoadContext
 
 FILE = InstalledFile(

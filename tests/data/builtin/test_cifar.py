@@ -11,7 +11,7 @@ import pytest
 from fedsim.data import DataError
 from fedsim.data.builtin.cifar import load_cifar10, read_pickled_batch
 from fedsim.data.catalog import FolderArgs
-from fedsim.data.conversion import Dataset
+from fedsim.data.examples import Dataset
 from fedsim.data.settings import LoadContext
 
 RNG = np.random.default_rng(0)

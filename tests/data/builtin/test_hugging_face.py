@@ -11,7 +11,7 @@ from fedsim.data import DataError, load_federated_data
 from fedsim.data.builtin import hugging_face
 from fedsim.data.builtin.hugging_face import load_hugging_face
 from fedsim.data.catalog import HuggingFaceArgs
-from fedsim.data.conversion import Dataset
+from fedsim.data.examples import Dataset
 from fedsim.data.settings import DataSettings, LoadContext
 
 datasets = pytest.importorskip("datasets")

@@ -14,7 +14,7 @@ from scipy.io import savemat
 from fedsim.data import DataError
 from fedsim.data.builtin.mnist import read_idx
 from fedsim.data.catalog import DATASETS
-from fedsim.data.conversion import Dataset
+from fedsim.data.examples import Dataset
 from fedsim.data.settings import LoadContext
 from fedsim.data.sources import LOADERS
 

@@ -11,7 +11,7 @@ import pytest
 from fedsim.data import DataError
 from fedsim.data.builtin import grouped_tables, installed, mnist, movielens
 from fedsim.data.catalog import DATASETS
-from fedsim.data.conversion import Dataset
+from fedsim.data.examples import Dataset
 from fedsim.data.settings import LoadContext
 from fedsim.data.sources import LOADERS
 from fedsim.experiment import ExperimentError, load_experiment

@@ -8,7 +8,7 @@ import pytest
 
 from fedsim.data import DataError, load_federated_data
 from fedsim.data.catalog import DATASETS
-from fedsim.data.conversion import Dataset
+from fedsim.data.examples import Dataset
 from fedsim.data.settings import DataSettings, LoadContext
 from fedsim.data.sources import LOADERS
 
