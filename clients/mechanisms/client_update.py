@@ -24,8 +24,8 @@ from fedsim.clients.local_settings import OptimizerSettings
 from fedsim.clients.mechanisms.contract import ReleasedUpdates, SummedMechanism, UpdateRelease
 from fedsim.clients.mechanisms.plan import Draft, PlanRequest, PrivacyPlanError, check_draws
 from fedsim.clients.sampling.sampling import Charges, PoissonSampling, Sampling
-from fedsim.noise.correlated.participation import SCHEME
 from fedsim.noise.correlated.run import RunCorrelation, charges_of_run, strategy_of
+from fedsim.noise.correlated.settings import SCHEME
 from fedsim.noise.grid import DEVIATION, SATURATION, effective_multiplier
 from fedsim.noise.release import NoiseRangeError, check_deviations, normal_tail, release_
 from fedsim.noise.sources import NoiseSource

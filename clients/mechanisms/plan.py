@@ -18,7 +18,7 @@ from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.clients.sampling.sampling import Charges
 from fedsim.core.durable import GENESIS
 from fedsim.core.errors import ExitCode, InputError
-from fedsim.noise.correlated.participation import MinSeparation
+from fedsim.noise.correlated.settings import MinSeparation
 from fedsim.protocol.client_spend import ClientSpend
 
 M = TypeVar("M", bound=Mechanism)

@@ -30,8 +30,8 @@ from fedsim.experiment.errors import path_text
 from fedsim.federation.assembly import with_plans
 from fedsim.federation.federation import Federation
 from fedsim.federation.plan_checks import refuse_overspending
-from fedsim.noise.correlated.participation import SCHEME
 from fedsim.noise.correlated.run import strategies_for
+from fedsim.noise.correlated.settings import SCHEME
 from fedsim.noise.correlated.strategies import INDEPENDENT
 from fedsim.planning import NOTHING_TO_PLAN
 from fedsim.server.participation.schedules import SeparatedSchedule

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.core.streams import Purpose, stream
-from fedsim.noise.correlated.participation import MinSeparation
+from fedsim.noise.correlated.settings import MinSeparation
 from fedsim.server.participation.buffered import BufferedSchedule
 from fedsim.server.participation.schedules import (
     CyclicSchedule,

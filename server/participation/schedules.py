@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from fedsim.core.streams import Purpose, stream
-from fedsim.noise.correlated.participation import MinSeparation
+from fedsim.noise.correlated.settings import MinSeparation
 from fedsim.server.participation.settings import join_ranges, parse_ranges
 
 

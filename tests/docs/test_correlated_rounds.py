@@ -8,7 +8,7 @@ import pytest
 from scipy.signal import lfilter
 
 from fedsim.noise.correlated.blt import optimised_blt
-from fedsim.noise.correlated.participation import MinSeparation
+from fedsim.noise.correlated.settings import MinSeparation
 from fedsim.noise.correlated.strategies import TreeStrategy
 from fedsim.planning.alternatives import compare_correlations
 

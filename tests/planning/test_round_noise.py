@@ -11,7 +11,7 @@ from rich.console import Console
 from fedsim.accountant import Gaussian, PldAccountant, PoissonSampled
 from fedsim.experiment import load_experiment
 from fedsim.noise.correlated.blt import optimised_blt
-from fedsim.noise.correlated.participation import MinSeparation
+from fedsim.noise.correlated.settings import MinSeparation
 from fedsim.noise.correlated.strategies import TreeStrategy
 from fedsim.planning.projection import plan_experiment
 from fedsim.report.plan_terminal import print_correlations

@@ -21,9 +21,8 @@ from fedsim.experiment.errors import ExperimentError
 from fedsim.federation.assembly import assemble
 from fedsim.federation.mechanism_probe import MechanismMismatchError, probe_mechanisms
 from fedsim.noise.correlated.blt import optimised_blt
-from fedsim.noise.correlated.participation import MinSeparation
 from fedsim.noise.correlated.run import RunCorrelation
-from fedsim.noise.correlated.settings import BltSettings
+from fedsim.noise.correlated.settings import BltSettings, MinSeparation
 from fedsim.planning.projection import plan_experiment
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import RunFailedError, run_experiment

@@ -14,7 +14,7 @@ from fedsim.experiment.errors import KeyPath
 from fedsim.experiment.messages import PathMessage
 from fedsim.experiment.rules import RoundSizes, Sections, example_keys_of_clients
 from fedsim.models.catalog import TRAIN_METRICS
-from fedsim.noise.correlated.participation import SCHEME
+from fedsim.noise.correlated.settings import SCHEME
 from fedsim.secagg.settings import EncodingSettings, SecAggSettings, SecureAggregationSettings
 from fedsim.server.settings import FederationSettings
 

@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from fedsim.accountant.checks import Floats
-from fedsim.noise.correlated.participation import MinSeparation
+from fedsim.noise.correlated.settings import MinSeparation
 from fedsim.noise.correlated.strategies import ToeplitzStrategy
 from fedsim.noise.grid import MAX_DRAW
 

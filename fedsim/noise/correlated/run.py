@@ -7,8 +7,12 @@ from functools import cached_property
 from fedsim.accountant import Event, SelfComposed
 from fedsim.core.limits import MAX_NOISE_BANDS
 from fedsim.noise.correlated.blt import BltStrategy, optimised_blt
-from fedsim.noise.correlated.participation import MinSeparation
-from fedsim.noise.correlated.settings import BltSettings, CorrelationSettings, ToeplitzSettings
+from fedsim.noise.correlated.settings import (
+    BltSettings,
+    CorrelationSettings,
+    MinSeparation,
+    ToeplitzSettings,
+)
 from fedsim.noise.correlated.strategies import (
     INDEPENDENT,
     BandedStrategy,

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedsim.accountant.checks import Floats
 from fedsim.core.limits import MAX_NOISE_BANDS
-from fedsim.noise.correlated.participation import MinSeparation
+from fedsim.noise.correlated.settings import MinSeparation
 
 COEFFICIENT_BITS = 16
 """Fraction bits of a matrix entry; products with noise below 2³² are then exact in float64."""

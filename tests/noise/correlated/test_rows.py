@@ -9,9 +9,9 @@ from scipy import stats
 
 from fedsim.core.streams import Purpose, stream_key
 from fedsim.noise.correlated.blt import BltStrategy
-from fedsim.noise.correlated.participation import MinSeparation
 from fedsim.noise.correlated.rows import NoiseOfRounds, noise_rows
 from fedsim.noise.correlated.run import RunCorrelation
+from fedsim.noise.correlated.settings import MinSeparation
 from fedsim.noise.correlated.strategies import (
     BandedStrategy,
     NoiseStrategy,

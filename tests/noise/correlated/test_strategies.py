@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedsim.noise.correlated.blt import BltStrategy, optimised_blt
-from fedsim.noise.correlated.participation import MinSeparation
+from fedsim.noise.correlated.settings import MinSeparation
 from fedsim.noise.correlated.strategies import (
     BandedStrategy,
     NoiseStrategy,
