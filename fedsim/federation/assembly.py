@@ -17,7 +17,6 @@ from fedsim.core.plugin_errors import plugin_calls
 from fedsim.data import DataError, FederatedData, load_federated_data
 from fedsim.experiment import Experiment, LoadedExperiment
 from fedsim.experiment.load import with_clients
-from fedsim.federation.client_tensors import order_by_client
 from fedsim.federation.conditions import choose_device, plugin_sources, refuse_edited_plugins
 from fedsim.federation.federation import Federation
 from fedsim.federation.first_checks import checked_algorithm
@@ -30,6 +29,7 @@ from fedsim.federation.trained_model import (
     federation_model,
     initial_model,
     model_arrays,
+    order_by_client,
     public_examples,
     still_parameters_of,
     to_tensors,

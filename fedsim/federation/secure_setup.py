@@ -21,9 +21,9 @@ from fedsim.clients.secure.channel import SecureChannel
 from fedsim.core.errors import InputError
 from fedsim.data import Examples
 from fedsim.experiment import ExperimentWithClients
-from fedsim.federation.client_tensors import PREFIX
 from fedsim.federation.plan import FederationPlan
 from fedsim.federation.schedule import participation_of
+from fedsim.federation.trained_model import PREFIX
 from fedsim.models.catalog import TRAIN_METRICS
 from fedsim.models.losses import PerExampleLoss
 from fedsim.models.tasks import Task, evaluate

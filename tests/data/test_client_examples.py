@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fedsim.data import DataError, Examples, load_federated_data
 from fedsim.data.load import ClientExamples
 from fedsim.data.settings import DataSettings
-from fedsim.federation.client_tensors import ClientTensors, order_by_client
+from fedsim.federation.trained_model import ClientTensors, order_by_client
 from fedsim.models.features.settings import FeatureSettings
 from fedsim.models.features.transforms import FeaturePipeline
 from fedsim.runs.runner import run_experiment

@@ -207,7 +207,7 @@ MEMORY = """
 import sys, torch
 from torch import nn
 torch.set_num_threads(1)
-from fedsim.clients.zeroth_order.slopes import Slopes
+from fedsim.clients.gradients.slopes import Slopes
 from fedsim.zeroth_order.directions import Directions
 from fedsim.zeroth_order.settings import ZerothOrderSettings
 model = nn.Sequential(*(layer for _ in range(24) for layer in (nn.Linear(256, 256), nn.Tanh())))

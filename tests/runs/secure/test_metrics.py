@@ -13,7 +13,7 @@ import torch
 from fedsim.data import Examples
 from fedsim.experiment import ExperimentError, load_experiment
 from fedsim.federation.assembly import assemble
-from fedsim.federation.client_tensors import TrainMetrics
+from fedsim.federation.trained_model import TrainMetrics
 from fedsim.protocol.arrays import to_arrays
 from fedsim.report.html import write_report
 from fedsim.runs.directory import RunDirectory

@@ -1,1 +1,0 @@
-"""Zeroth-order optimization: slopes of the loss along public directions replace gradients."""
