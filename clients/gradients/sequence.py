@@ -20,21 +20,25 @@ from fedsim.clients.gradients.recording import Recording, RuledModel
 
 Backward = Callable[[Tensor], Tensor]
 """Function from the gradient at a module's output to the gradient at its input."""
+_ATEN = torch.ops.aten
+
+
+# The backward functions are torch's own, one operation each, where a formula takes three.
 
 
 def _relu(x: Tensor) -> tuple[Tensor, Backward]:
     y = torch.relu(x)
-    return y, lambda g: torch.ops.aten.threshold_backward(g, y, 0)  # as torch's own backward pass
+    return y, lambda g: _ATEN.threshold_backward(g, y, 0)
 
 
 def _tanh(x: Tensor) -> tuple[Tensor, Backward]:
     y = torch.tanh(x)
-    return y, lambda g: g * (1 - y * y)
+    return y, lambda g: _ATEN.tanh_backward(g, y)
 
 
 def _sigmoid(x: Tensor) -> tuple[Tensor, Backward]:
     y = torch.sigmoid(x)
-    return y, lambda g: g * (y * (1 - y))
+    return y, lambda g: _ATEN.sigmoid_backward(g, y)
 
 
 def _flatten(x: Tensor) -> tuple[Tensor, Backward]:
