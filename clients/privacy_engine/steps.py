@@ -274,14 +274,14 @@ class PrivateSteps:
         kind = self._model.parameters.tensors[0].device.type
         is_off = not torch.is_autocast_enabled(kind)
         padded = last.padded_batches if last else ()
-        terms, sums = self._terms_and_sums()
-        sums.begin([last.examples if last else 0], {0: batch.total} if batch else {})
-        into = sums.new_releases(
-            self._model.parameters.tensors[0].dtype
-        )  # the optimizer may keep it
+        examples, earlier = last.examples if last else 0, {0: batch.total} if batch else {}
         try:
+            terms, sums = self._terms_and_sums()
+            sums.begin([examples], earlier)
+            # New memory, since users may keep the gradients of a step.
+            into = sums.new_releases(self._model.parameters.tensors[0].dtype)
+            step = PrivateStep(terms, sums, into, noises, use)
             with nullcontext() if is_off else torch.autocast(kind, enabled=False):
-                step = PrivateStep(terms, sums, into, noises, use)
                 (counts,) = step.take(PaddedRecording.clipped, padded)
         finally:
             if last is not None:
