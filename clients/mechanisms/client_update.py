@@ -303,8 +303,7 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
             noise if mechanism.noise_multiplier else None
             for noise, mechanism in zip(noises, mechanisms, strict=True)
         ]
-        whole = slice(0, clipped.shape[1])
-        release_(clipped, sources, [(whole, clipped.new_ones(len(clipped), 1))], clipped)
+        release_(clipped, sources, None, clipped)
         if not learns:
             return ReleasedUpdates(clipped, [None] * len(clipped))
         return ReleasedUpdates(clipped[:, :-1], clipped[:, -1].tolist())

@@ -145,8 +145,7 @@ class InputMechanism(Mechanism):
         ]
         rows = torch.cat([x / lengths[0], y / lengths[1]], dim=1)
         flat = rows.reshape(1, -1)  # one row of the source, example after example
-        whole = slice(0, flat.shape[1])
-        release_(flat, [noise if z else None], [(whole, flat.new_ones(1, 1))], flat)
+        release_(flat, [noise if z else None], None, flat)
         rows = flat.view(rows.shape)
         noisy = (rows[:, : x.shape[1]] * lengths[0]).view(features.shape).to(features.dtype)
         return noisy, bounds.targets_of(rows[:, x.shape[1] :] * lengths[1], targets)

@@ -340,7 +340,7 @@ class OutputMechanism(ModelRelease):
         z = self.noise_multiplier
         length = self.deviation / DEVIATION if z else 1.0
         row = row / length
-        release_(row, [noise if z else None], [(slice(0, row.shape[1]), row.new_ones(1, 1))], row)
+        release_(row, [noise if z else None], None, row)
         return begin + row[0] * length
 
 

@@ -26,7 +26,7 @@ class LocalOptimizer(ABC):
         """Update the parameters in place by one step; `gradients` may be overwritten.
 
         Args:
-            values: the parameters; they must be the same tensors in every step.
+            values: the parameters, detached; they must be the same tensors in every step.
             gradients: gradient of each parameter, in the parameter's shape.
         """
 
@@ -41,7 +41,6 @@ class Sgd(LocalOptimizer):
         self._settings = settings
         self._velocities: list[Tensor] | None = None
 
-    @torch.no_grad()
     def step(self, values: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Update the parameters in place by one step; `gradients` may be overwritten."""
         settings = self._settings
@@ -67,7 +66,6 @@ class Adam(LocalOptimizer):
         self._steps = 0
         self._moments: list[tuple[Tensor, Tensor]] = []
 
-    @torch.no_grad()
     def step(self, values: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Update the parameters in place by one step; `gradients` may be overwritten."""
         if not self._moments:

@@ -52,6 +52,7 @@ def train_by_torch(
         change: function that changes the gradients of a step in place; None for no change.
     """
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    values = [parameter.detach() for parameter in trainable]
     optimizer = optimizer or make_optimizer(settings.optimizer_in(key.round_number))
     batches = batches_of(settings, len(features), key)
     views, most = key.views(settings), settings.max_physical_batch
@@ -67,7 +68,7 @@ def train_by_torch(
             gradients = _mean_gradient(model, loss, x, y, trainable, rows)
             if change is not None:
                 change(gradients)
-            optimizer.step(trainable, gradients)
+            optimizer.step(values, gradients)
 
 
 def by_tensor(

@@ -8,8 +8,10 @@ integers and float64. The loop takes half the time, as intermediate results stay
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
+from itertools import pairwise
 from statistics import NormalDist
 from typing import Any
 
@@ -32,17 +34,31 @@ from fedsim.noise.spline import (
     random_words,
 )
 
-Scales = Sequence[tuple[slice, Tensor]]
-"""Pairs (slice of the values, grid step in each row (rows, 1)); the slices cover all values."""
-
 LEAST_VALUES = 1 << 24
 """Number of released values above which the start-up of numba, about a second, pays off."""
 
 Kernel = Callable[..., Any]
 
 
+@dataclass(frozen=True)
+class Scales:
+    """Lengths of a grid step, by which whole grid steps are multiplied.
+
+    Attributes:
+        lengths: length in each row and in each part of the values, float64 (K, parts).
+        stops: end of each part of the values, in order; the last is the number of values.
+    """
+
+    lengths: Tensor
+    stops: Sequence[int]
+
+    def of_rows(self, rows: slice) -> "Scales":
+        """Return the lengths of some rows."""
+        return Scales(self.lengths[rows], self.stops)
+
+
 def release_(
-    sums: Tensor, noises: Sequence[NoiseSource | None], scales: Scales, into: Tensor
+    sums: Tensor, noises: Sequence[NoiseSource | None], scales: Scales | None, into: Tensor
 ) -> None:
     """Write noisy sums, (rint(sums) + noise) · scale, into a tensor.
 
@@ -53,18 +69,19 @@ def release_(
         sums: sums (K, size), float32 or float64, in grid steps (2⁻²⁴ standard deviations of the
             noise); overwritten.
         noises: noise source of each row; None for a row without noise.
-        scales: pairs (slice of the values, length of a grid step for each row).
-        into: the result (K, size), of any floating-point type.
+        scales: lengths of a grid step; None means 1, so the result is in grid steps.
+        into: the result (K, size), of any floating-point type; it may be `sums`.
     """
+    if scales is None:
+        scales = Scales(sums.new_ones(len(sums), 1, dtype=torch.float64), (sums.shape[1],))
     compiled = _kernel_for(sums, into)
-    scales = [(place, lengths.expand(sums.shape[0], 1)) for place, lengths in scales]
     for rows in _row_blocks(noises, sums.shape[1]):
         streams = keystreams_of(noises[rows]) if compiled is not None else None
-        block = [(place, lengths[rows]) for place, lengths in scales]
+        block = sums[rows], scales.of_rows(rows), into[rows]
         if compiled is not None and streams is not None:
-            release_rows(compiled, streams, sums[rows], block, into[rows])
+            release_rows(compiled, streams, *block)
         else:
-            _release_block(sums[rows], noises[rows], block, into[rows])
+            _release_block(noises[rows], *block)
 
 
 def _kernel_for(sums: Tensor, into: Tensor) -> Kernel | None:
@@ -79,7 +96,7 @@ _COMPILED_TYPES = (torch.float32, torch.float64)
 
 
 def _release_block(
-    sums: Tensor, noises: Sequence[NoiseSource | None], scales: Scales, into: Tensor
+    noises: Sequence[NoiseSource | None], sums: Tensor, scales: Scales, into: Tensor
 ) -> None:
     """Release rows of which either all or none have a noise source."""
     sources = [noise for noise in noises if noise is not None]
@@ -88,11 +105,11 @@ def _release_block(
         block = sums[:, start:stop]
         if sources:
             block = _noisy(block, sources)
-        for place, lengths in scales:
-            part = slice(max(start, place.start), min(stop, place.stop))
-            if part.start < part.stop:
-                values = block[:, part.start - start : part.stop - start]
-                torch.mul(values, lengths, out=into[:, part])  # in float64, the type of lengths
+        for part, (begin, end) in enumerate(pairwise((0, *scales.stops))):
+            first, last = max(start, begin), min(stop, end)
+            if first < last:
+                values, length = block[:, first - start : last - start], scales.lengths[:, [part]]
+                torch.mul(values, length, out=into[:, first:last])  # in float64, as lengths are
 
 
 def _noisy(block: Tensor, sources: Sequence[NoiseSource]) -> Tensor:
@@ -162,7 +179,7 @@ def release_rows(
     compiled: Kernel,
     streams: Sequence[tuple[ByteStream, ByteStream]],
     sums: Tensor,
-    scales: Sequence[tuple[slice, Tensor]],
+    scales: Scales,
     into: Tensor,
 ) -> None:
     """Write noisy sums, (clip(rint(sums)) + noise) · scale, into a tensor.
@@ -175,15 +192,13 @@ def release_rows(
         streams: two keystreams of each row: random words for the draws, and extra bits for draws
             that a word leaves undecided.
         sums: sums (K, n) in grid steps (2⁻²⁴ standard deviations of the noise), contiguous.
-        scales: pairs (slice of the n values, their scale in each row, float64 (K, 1)), in order of
-            the values.
+        scales: lengths of a grid step.
         into: the result (K, n), contiguous; it must not share memory with `sums`.
     """
     size = min(sums.numel(), CHUNK_VALUES)
     words, chosen = np.empty(BYTES * size, np.uint8), np.empty(_BLOCK, np.int32)
     undecided = np.empty(size, np.int64)
-    stops = np.array([place.stop for place, _ in scales])
-    lengths = torch.cat([length.T for _, length in scales]).numpy()
+    stops, lengths = np.array(scales.stops), scales.lengths.numpy()
     before, after = sums.numpy(), into.numpy()
     fixed = _packed(), chosen, before, stops, lengths, after, undecided
     for rows, columns in chunks(*sums.shape):
@@ -196,7 +211,7 @@ def release_rows(
             row, at = row + rows.start, at + columns.start
             whole = min(max(np.rint(np.float64(before[row, at])), -SATURATION), SATURATION)
             part = np.searchsorted(stops, at, side="right")
-            after[row, at] = (whole + noise) * lengths[part, row]
+            after[row, at] = (whole + noise) * lengths[row, part]
 
 
 @lru_cache(maxsize=1)
@@ -238,7 +253,7 @@ def _release(
         chosen: memory for the entries of the table for some values at once.
         sums: sums (K, d).
         stops: end of each part of the columns that has one scale.
-        lengths: scale of each part and row (parts, K).
+        lengths: scale of each row and part (K, parts).
         into: the result (K, d).
         undecided: memory (k · n,) for the places row · n + column, in the chunk, of these draws.
     """
@@ -251,7 +266,7 @@ def _release(
             while stops[part] <= first + start:
                 part += 1
             stop = min(start + chosen.shape[0], n, stops[part] - first)
-            scale = lengths[part, first_row + row]
+            scale = lengths[first_row + row, part]
             picks = line[: 4 * n].view(np.uint32)[start:stop]
             u1 = line[4 * n : 6 * n].view(np.uint16)[start:stop]
             u2 = line[6 * n : 8 * n].view(np.uint16)[start:stop]

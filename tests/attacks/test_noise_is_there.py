@@ -22,7 +22,7 @@ from fedsim.clients.mechanisms.plan import PrivacyPlanError
 from fedsim.core.streams import Purpose, stream_key
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
-from fedsim.noise.release import NoiseRangeError, check_deviations, release_
+from fedsim.noise.release import NoiseRangeError, Scales, check_deviations, release_
 from fedsim.noise.sources import NoiseSource, SecureNoise, SeededNoise
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.messages import TrainReply, TrainRequest
@@ -53,7 +53,7 @@ def released(source: NoiseSource, deviation: float, dtype: torch.dtype, device: 
     sums = torch.zeros(3, SIZE, dtype=torch.float64, device=device)
     steps = torch.tensor([[1.0], [deviation], [0.0]], dtype=torch.float64, device=device) / 2**24
     into = torch.empty(3, SIZE, dtype=dtype, device=device)
-    release_(sums, [seeded(), source, None], [(slice(0, SIZE), steps)], into)
+    release_(sums, [seeded(), source, None], Scales(steps, [SIZE]), into)
     assert not into[2].any()
     return into[1]
 

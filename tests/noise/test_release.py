@@ -35,7 +35,7 @@ def test_the_bits_are_those_without_numba(
     sums[0, :6] = torch.tensor([0.5, 1.5, -2.5, 1e30, -1e30, 3e15])
     lengths = torch.rand(rows, 1, generator=generator, dtype=torch.float64)
     third = size // 3
-    scales = [(slice(0, third), lengths), (slice(third, size), 3e-9 * lengths)]
+    scales = Scales(torch.cat([lengths, 3e-9 * lengths], 1), (third, size))
     found = []
     for least in (1, 1 << 60):
         monkeypatch.setattr(release, "LEAST_VALUES", least)
@@ -70,7 +70,7 @@ def test_words_at_a_threshold_are_decided_by_the_extension(above: bool) -> None:
 
     streams, size = [(Words(), Extension())], len(columns)
     into, expected = torch.empty(1, size, dtype=torch.float64), np.empty((1, size))
-    scales = [(slice(0, size), torch.ones(1, 1, dtype=torch.float64))]
+    scales = Scales(torch.ones(1, 1, dtype=torch.float64), [size])
     release.release_rows(kernel, streams, torch.zeros_like(into), scales, into)
     spline.fill_rows(streams, expected)
     assert np.array_equal(into, expected)
@@ -81,8 +81,7 @@ def test_small_releases_start_no_compiler(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(release, "_DEMAND", release.Demand())
     for size in (1000, 100_000):
         sums, into = torch.zeros(4, size), torch.empty(4, size)
-        scales = [(slice(0, size), torch.ones(4, 1, dtype=torch.float64))]
-        release_(sums, [SeededNoise(bytes([k]) * 32) for k in range(4)], scales, into)
+        release_(sums, [SeededNoise(bytes([k]) * 32) for k in range(4)], None, into)
         assert into.any(1).all()
 
 
@@ -100,7 +99,7 @@ def test_a_keystream_is_taken_on_where_a_compiled_release_ended(
     monkeypatch.setattr(release, "LEAST_VALUES", 1)
     one, other = (SeededNoise(bytes(32)) for _ in range(2))
     size = 2 * CHUNK_VALUES + 3
-    scales = [(slice(0, size), torch.ones(1, 1, dtype=torch.float64))]
+    scales = Scales(torch.ones(1, 1, dtype=torch.float64), [size])
     release_(torch.zeros(1, size), [one], scales, torch.empty(1, size))
     other.fill_(torch.empty(size, dtype=torch.float64))
     after = torch.empty(9, dtype=torch.float64)

@@ -38,7 +38,7 @@ from fedsim.clients.mechanisms.dp_sgd.noise_allocation import (
 from fedsim.clients.sampling.sampling import Charges, Sampling
 from fedsim.noise.correlated.run import charges_of_run
 from fedsim.noise.grid import DEVIATION, SATURATION, SumRounding, effective_multiplier
-from fedsim.noise.release import NoiseRangeError, check_deviations, normal_tail, release_
+from fedsim.noise.release import NoiseRangeError, Scales, check_deviations, normal_tail, release_
 from fedsim.noise.sources import NoiseSource
 from fedsim.protocol.noisy_sums import AdaptiveClipNorm
 
@@ -299,8 +299,8 @@ class DpSgdMechanism(SummedMechanism):
             [[count / step for count, step in zip(centred, steps, strict=True)]],
             dtype=torch.float64,
         )
-        places = [(slice(m, m + 1), noisy.new_tensor([[step]])) for m, step in enumerate(steps)]
-        release_(noisy, [noise], places, noisy)
+        scales = Scales(noisy.new_tensor([steps]), range(1, len(steps) + 1))
+        release_(noisy, [noise], scales, noisy)
         within = [count / self.expected_batch + 0.5 for count in noisy[0].tolist()]
         return self._with_clipping(self.clipping.adapt(*within))
 

@@ -75,6 +75,6 @@ class PrivateStep:
                 self.use(clients, total)
                 continue
             into = self.into[clients] if self.sums.together else self.into
-            release_(total, self.noises[clients], self.terms.scales_of(clients), into)
+            release_(total, self.noises[clients], self.terms.scales.of_rows(clients), into)
             if not self.sums.together:
                 self.use(clients, into)

@@ -77,6 +77,7 @@ class StepTerms:
         divided = torch.ones_like(grid_steps)
         if divides:
             divided = grid_steps * like.new_tensor(shares).unsqueeze(1)
+        slices = parameters.group_slices(first.members)
         return cls(
             len(mechanisms),
             ClipBounds(
@@ -85,17 +86,13 @@ class StepTerms:
                 by_row(like.new_tensor(norms)),
                 by_row(grid_steps.reciprocal()),
             ),
-            [(place, divided[:, m : m + 1]) for place, m in parameters.group_slices(first.members)],
+            Scales(divided[:, [m for _, m in slices]], [place.stop for place, _ in slices]),
             counts or any(mechanism.clipping.count_noises for mechanism in present),
         )
 
     def bounds_of(self, padded: Padded) -> ClipBounds:
         """Return the clipping norms and scales for a padded batch; rows of padding have scale 0."""
         return replace(self.bounds, scales=self.bounds.scales * padded.example_weights.unsqueeze(1))
-
-    def scales_of(self, clients: slice) -> Scales:
-        """Return the scales of the releases of some clients."""
-        return [(place, factors[clients]) for place, factors in self.scales]
 
     def count(self, rows: ClippedRows, bounds: ClipBounds) -> Tensor:
         """Return how many gradients of each client are not finite, then unclipped in each group.
