@@ -36,16 +36,19 @@ class Recording:
     Args:
         parameters: flat layout of the model's trained parameters.
         values: values of each parameter for K clients (K, *shape), by parameter index.
-        rows: number of rows n of the padded batch.
+        weights: weight of each row of the padded batch (n,), 0 for padding.
 
     Attributes:
+        rows: number of rows n of the padded batch.
         uses: the recorded layer calls with their gradients, appended by backward passes.
         clients: number of clients K in the padded batch.
         dtype: type of the parameters.
     """
 
-    def __init__(self, parameters: FlatParameters, values: Sequence[Tensor], rows: int) -> None:
-        self.rows, self.uses = rows, list[ExampleUse]()
+    def __init__(
+        self, parameters: FlatParameters, values: Sequence[Tensor], weights: Tensor
+    ) -> None:
+        self.weights, self.rows, self.uses = weights, len(weights), list[ExampleUse]()
         self.is_running = False
         self.parameters = parameters
         self.values, self.clients, self.dtype = values, len(values[0]), values[0].dtype
@@ -103,6 +106,7 @@ class Recording:
         compute the gradient of the loss.
         """
         if not self.is_running:
+            use.row_weights = self.weights
             self.uses.append(use)
 
 
@@ -317,16 +321,16 @@ class RuledModel:
         """Set of the modules that run through `torch.func`."""
         return frozenset(self.model.get_submodule(name) for name in self.units)
 
-    def start(self, values: Tensor, rows: int) -> Recording:
+    def start(self, values: Tensor, weights: Tensor) -> Recording:
         """Return an empty `Recording` for a new pass over a padded batch.
 
         Args:
             values: flat parameters of each of K clients (K, size).
-            rows: number of rows n of the padded batch.
+            weights: weight of each row of the padded batch (n,), 0 for padding.
         """
         if self._stacked is None or self._stacked[0] is not values:
             self._stacked = values, self.parameters.stacked_views(values)
-        return Recording(self.parameters, self._stacked[1], rows)
+        return Recording(self.parameters, self._stacked[1], weights)
 
     def fill(
         self, recording: Recording, outputs: Tensor, g: Tensor | None, others: Sequence[Tensor] = ()

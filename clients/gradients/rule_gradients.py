@@ -140,7 +140,7 @@ class RuleGradients(PerExampleGradients):
             UncoveredParameterError: a parameter was used in a way that no rule covers.
         """
         x, y, weights = padded.features, padded.targets, padded.weights
-        recording, known = self.ruled.start(values, x.shape[0]), known_gradient(self.loss)
+        recording, known = self.ruled.start(values, weights), known_gradient(self.loss)
         if known is not None and self._sequence.is_usable:
             with torch.no_grad():
                 with padded.keyed:

@@ -155,15 +155,15 @@ class PaddedRecording(Recording):
     def __init__(
         self, whole: RecordedPass, values: Sequence[Tensor], rows: int, examples: int
     ) -> None:
-        super().__init__(whole.context.parameters, values, rows)
+        weights = values[0].new_ones(rows)
+        weights[examples * whole.views :] = 0.0
+        super().__init__(whole.context.parameters, values, weights)
         self.examples, self._whole = examples, whole
 
     @property
     def example_weights(self) -> Tensor:
         """Weight of each place in the padded batch: 1 if it holds an example, otherwise 0."""
-        weights = self.values[0].new_ones(self.rows // self._whole.views)
-        weights[self.examples :] = 0.0
-        return weights
+        return self.weights[:: self._whole.views]
 
     def clipped(self, clip: ClipBounds) -> ClippedRows:
         """Return the clipped gradients of the examples."""

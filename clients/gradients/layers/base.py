@@ -192,7 +192,10 @@ class ExampleUse:
 
     Attributes:
         parameters: indices of the trained parameters.
+        row_weights: weight of each row (n,), 0 for padding; None if every row may be an example.
     """
+
+    row_weights: Tensor | None = None
 
     def __init__(self, held: dict[int, Tensor]) -> None:
         self.held = held
@@ -342,7 +345,9 @@ class LayerUse(ExampleUse, ABC):
         return values.reshape(self.clients, -1, values.shape[-1])
 
 
-def row_products(rows: Tensor, matrix: Tensor, shift: Tensor | None = None) -> Tensor:
+def row_products(
+    rows: Tensor, matrix: Tensor, shift: Tensor | None = None, *, into: Tensor | None = None
+) -> Tensor:
     """Return each client's matrix product plus a shift: rows_k · matrix_k + shift_k, (K, m, n).
 
     Guarantee: a row's result does not depend on its position. For few columns, libraries have
@@ -352,14 +357,21 @@ def row_products(rows: Tensor, matrix: Tensor, shift: Tensor | None = None) -> T
         rows: left factors (K, m, k).
         matrix: right factors (K, k, n).
         shift: terms (K, n) to add; None to add nothing.
+        into: tensor (K, m, n) that gets a result without shift; None for a new one.
     """
     columns, shift = matrix.shape[2], None if shift is None else shift.unsqueeze(1)
     missing = _FEWEST_COLUMNS - columns
     if missing > 0:
         matrix = functional.pad(matrix, (0, missing))
         shift = None if shift is None else functional.pad(shift, (0, missing))
-    result = torch.bmm(rows, matrix) if shift is None else torch.baddbmm(shift, rows, matrix)
-    return result[..., :columns].contiguous() if missing > 0 else result
+    if shift is None:
+        result = torch.bmm(rows, matrix, out=into if missing <= 0 else None)
+    else:
+        result = torch.baddbmm(shift, rows, matrix)
+    if missing <= 0:
+        return result
+    result = result[..., :columns]
+    return result.contiguous() if into is None else into.copy_(result)
 
 
 def weighted_sum(factors: Tensor, rows: Tensor) -> Tensor:

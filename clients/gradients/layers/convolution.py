@@ -160,8 +160,27 @@ class ConvolutionUse(LayerUse):
         g = self.output_gradient.movedim(1, -1).flatten(1, -2)  # (n, places, out)
         if index != self.weight_index:
             return g.sum(1)
-        patches = self._copy_patches(self._padded(self.input))
-        return row_products(g.transpose(1, 2), patches).flatten(1)
+        last, left = self._padded(self.input), g.transpose(1, 2)
+        result = g.new_empty(len(g), g.shape[2], self._matrix.shape[2])
+        for rows, has_example in self._row_blocks():
+            if has_example:
+                row_products(left[rows], self._copy_patches(last[rows]), into=result[rows])
+            else:
+                result[rows] = 0.0
+        return result.flatten(1)
+
+    def _row_blocks(self) -> Iterator[tuple[slice, bool]]:
+        """Yield blocks of rows, all of one size, and whether a block has an example.
+
+        The gradient of padding is 0, so a block of padding needs no product. On a GPU, one block of
+        all rows is faster.
+        """
+        rows, weights = len(self.output_gradient), self.row_weights
+        if weights is None or weights.is_cuda or rows % _BLOCK_ROWS:
+            yield slice(0, rows), True
+            return
+        for block, has_example in enumerate(weights.view(-1, _BLOCK_ROWS).any(1).tolist()):
+            yield slice(block * _BLOCK_ROWS, (block + 1) * _BLOCK_ROWS), has_example
 
     def in_shape(self, rows: Tensor, index: int) -> Tensor:
         """Return gradients (m, size), ordered as by the method `rows`, in the parameter's shape."""
@@ -191,6 +210,7 @@ class ConvolutionUse(LayerUse):
 
 
 _MANY_CHANNELS = 16
+_BLOCK_ROWS = 8  # a padded batch has a multiple of it; patches of 8 rows fit into the cache
 # Forwards, and the gradients at the input and the weight, by the dimensions of (n, channels, ...).
 _CONVOLUTIONS: Mapping[int, tuple[Callable[..., Tensor], ...]] = {
     3: (functional.conv1d, grad.conv1d_input, grad.conv1d_weight),

@@ -22,7 +22,7 @@ def net() -> RuledModel:
 
 
 def start(ruled: RuledModel, rows: int = 5) -> Recording:
-    return ruled.start(ruled.parameters.data.unsqueeze(0), rows)
+    return ruled.start(ruled.parameters.data.unsqueeze(0), torch.ones(rows))
 
 
 def example_gradients(uses: list[ExampleUse], parameters: FlatParameters, n: int) -> Tensor:

@@ -120,6 +120,23 @@ def test_kernels_of_one_place_with_a_stride(channels: int, stride: tuple[int, in
     torch.testing.assert_close(into[0, :, :, 0, 0].double(), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("channels", [1, 4])
+def test_rows_of_padding_have_no_gradient_and_change_no_other(channels: int) -> None:
+    geometry, rows, sizes = Geometry((3, 3), (1, 1), (1, 1), ((1, 1), (1, 1))), 24, (3, 16)
+    w, x = torch.randn(2, 5, channels, 3, 3), torch.randn(2 * rows, channels, 6, 6)
+    weights = torch.cat([(torch.arange(rows) < size).float() for size in sizes])
+    found = []
+    for row_weights in (None, weights):
+        use = ConvolutionUse(Operand(w, 0), None, geometry)
+        g = use.forward(x).square()
+        use.input, use.output_gradient = x, g * weights.view(-1, 1, 1, 1)
+        use.row_weights = row_weights
+        found.append(use.rows(0))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
+    assert not found[1][weights == 0].any()
+    assert found[1][weights > 0].any(1).all()
+
+
 @pytest.mark.parametrize("size", [(9, 9), (9, 8)])
 def test_gradients_that_are_held_are_small(size: tuple[int, int]) -> None:
     """Where the weight is frozen, no input is kept: a bias needs none."""

@@ -35,7 +35,7 @@ def flattened(values: Any) -> list[Tensor]:
 def by_rule(module: nn.Module, rows: int, *args: Any) -> list[Tensor]:
     parameters = FlatParameters(module)
     ruled = RuledModel(module, parameters)
-    recording = ruled.start(parameters.data.unsqueeze(0), rows)
+    recording = ruled.start(parameters.data.unsqueeze(0), torch.ones(rows))
     with ruled.in_place(recording):
         return flattened(module(*args))
 
