@@ -179,11 +179,9 @@ def plan_cell(
         unit: the privacy unit: example or client.
         also: further settings to change, as `{"key.path": value}`; None for no others.
     """
-    content = loaded.experiment.model_dump(mode="json", exclude_unset=True)
     changes = {**(also or {}), **_changes(privacy_of(loaded.experiment), trust, unit)}
     try:
-        cell = load_experiment(content, changes, base=loaded.base)
-        planned = with_plans(federation, cell)
+        planned = changed_plans(loaded, federation, changes)
         refuse_overspending(planned)
     except ExperimentError as error:
         first = error.problems[0]
@@ -192,6 +190,23 @@ def plan_cell(
     except (InputError, ValueError) as error:
         return PlannedCell(trust, unit, is_own=False, reason=str(error))
     return _planned(planned, is_own=False)
+
+
+def changed_plans(
+    loaded: LoadedExperiment, federation: Federation, changes: Mapping[str, Any]
+) -> Federation:
+    """Return a federation with the plans of a changed experiment; see `with_plans`.
+
+    Args:
+        loaded: the experiment.
+        federation: the experiment's assembled federation.
+        changes: settings to change, as `{"key.path": value}`.
+
+    Raises:
+        ValueError: the changed experiment has mistakes, or no noise meets its settings.
+    """
+    content = loaded.experiment.model_dump(mode="json", exclude_unset=True)
+    return with_plans(federation, load_experiment(content, changes, base=loaded.base))
 
 
 def _changes(privacy: PrivacySettings, trust: str, unit: str) -> dict[str, Any]:

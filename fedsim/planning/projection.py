@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from statistics import median_low
 from typing import Any
@@ -10,25 +10,20 @@ from typing import Any
 from fedsim.accountant import zcdp_rho
 from fedsim.accountant.search import largest_count
 from fedsim.accountant.textbook.bounds import choose_bounds
-from fedsim.clients.mechanisms.plan import (
-    Accounting,
-    PlanRequest,
-    PrivacyBudgetError,
-    PrivacyPlan,
-    PrivacyPlanError,
-)
-from fedsim.clients.mechanisms.planner import plan_privacy
+from fedsim.clients.mechanisms.plan import Accounting, PrivacyBudgetError, PrivacyPlan
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
 from fedsim.core.commands import Phases
+from fedsim.core.errors import InputError
 from fedsim.core.text_formats import finite_or_none
-from fedsim.experiment import LoadedExperiment
+from fedsim.experiment import Experiment, LoadedExperiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.federation.plan_checks import full_batch_note, last_round, refuse_overspending
 from fedsim.planning.alternatives import (
     PlannedCell,
     PlannedCorrelation,
+    changed_plans,
     plan_cells,
     plan_correlations,
     privacy_of,
@@ -275,7 +270,7 @@ def plan_experiment(
         target_epsilon=privacy.target_epsilon,
         clients=clients,
         median_client=median.client,
-        variations=tuple(_variations(federation, median)),
+        variations=tuple(_variations(loaded, federation, median)),
         refusal=budget_refusal(federation),
         note=full_batch_note(loaded.experiment, federation.data.clients.sizes),
         cells=plan_cells(loaded, federation),
@@ -360,61 +355,57 @@ def _epsilon(plan: PrivacyPlan, privacy: PrivacySettings, steps: int) -> float:
     return Accounting.of(privacy, plan.delta).epsilon(plan.charges(0, steps))
 
 
-def _variations(federation: Federation, client: PlannedClient) -> Iterator[Variation]:
-    """Yield projections of a client, each with one setting changed."""
-    rounds, turns = client.rounds, federation.plan.participation.separation
-    request = PlanRequest(
-        (federation.plan.client_privacy or ())[client.client].privacy,
-        federation.experiment.local,
-        examples=client.examples,
-        planned_rounds=rounds,
-        drawn=federation.plan.participation.secret_rate,
-    )
-    for change, other in _changes(request):
-        apart = turns and turns.scaled(other.planned_rounds / max(1, rounds))
+def _variations(
+    loaded: LoadedExperiment, federation: Federation, client: PlannedClient
+) -> Iterator[Variation]:
+    """Yield projections of a client, each with one setting of the experiment changed."""
+    yield Variation("as planned", client.noise_multiplier, client.steps, client.epsilon)
+    for change, overrides in _changes(federation.experiment, client.examples):
         try:
-            plan = plan_privacy(replace(other, separation=apart))
-        except PrivacyPlanError:
-            continue  # without a guarantee there is nothing to compare
-        epsilon = _epsilon(plan, other.privacy, plan.steps_to_take)
-        yield Variation(change, plan.release.noise_multiplier, plan.steps_to_take, epsilon)
+            planned = changed_plans(loaded, federation, overrides)
+        except (InputError, ValueError):
+            continue  # it could not run, so there is nothing to compare
+        plan = (planned.plan.clients or ())[client.client]
+        epsilon = _epsilon(plan, privacy_of(planned.experiment), plan.steps_to_take)
+        yield Variation(change, plan.noise_multiplier, plan.steps_to_take, epsilon)
 
 
-def _changes(request: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:
-    """Yield the changed setting in words, and the request for a plan with it."""
-    privacy, draws_batches = request.privacy, request.privacy.release_kind.draws_batches
-    yield "as planned", request
+def _changes(experiment: Experiment, examples: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield a change in words, and the overrides that make it.
+
+    Args:
+        experiment: the experiment.
+        examples: number of examples of the client to which the changes are shown.
+    """
+    privacy = privacy_of(experiment)
+    draws_batches = privacy.release_kind.draws_batches
     if draws_batches:
-        yield from _batches(request)
+        yield from _batches(experiment, privacy, examples)
     if privacy.accountant.orders is not None:
-        other = privacy.with_choice("accountant", orders=None)
-        change = "the accountant's orders: privacy.accountant.orders=null"
-        yield change, replace(request, privacy=other)
+        change = {"privacy.accountant.orders": None}
+        yield "the accountant's orders: privacy.accountant.orders=null", change
     for factor, name in _FACTORS:
-        rounds = max(1, round(request.planned_rounds * factor))
-        yield f"{name} the rounds", replace(request, planned_rounds=rounds)
+        rounds = max(1, round(experiment.federation.rounds * factor))
+        yield f"{name} the rounds", {"federation.rounds": rounds}
     if draws_batches and privacy.trust.name == "local":  # one sampling elsewhere
         key = "privacy.sampling" if privacy.sampling.rate is None else "privacy.sampling.name"
         for sampling in sorted(SAMPLING_SCHEMES):
             if sampling != privacy.sampling.name and not SAMPLING_SCHEMES[sampling].is_cyclic:
-                other = privacy.with_choice("sampling", name=sampling)
-                yield f"{key}={sampling}", replace(request, privacy=other)
+                yield f"{key}={sampling}", {key: sampling}
 
 
-def _batches(request: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:
-    privacy, local = request.privacy, request.local
+def _batches(
+    experiment: Experiment, privacy: PrivacySettings, examples: int
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    rate_key, batch_key = "privacy.sampling.rate", "local.batch_size"
     for factor, name in _FACTORS:
         if privacy.sampling.rate is not None:
             rate = min(1.0, privacy.sampling.rate * factor)
-            change = f"privacy.sampling.rate={rate:g}"
-            other = replace(request, privacy=privacy.with_choice("sampling", rate=rate))
-        elif local.batch_size != "full":
-            batch = max(1, round(local.batch_size * factor))
-            change = f"local.batch_size={batch}"
-            other = replace(request, local=local.model_copy(update={"batch_size": batch}))
+            yield f"{name} the batch: {rate_key}={rate:g}", {rate_key: rate}
+        elif experiment.local.batch_size != "full":
+            batch = max(1, round(experiment.local.batch_size * factor))
+            yield f"{name} the batch: {batch_key}={batch}", {batch_key: batch}
         elif factor < 1:
-            change = f"a number for local.batch_size, sampling.rate={factor:g}"
-            other = replace(request, privacy=privacy.with_choice("sampling", rate=factor))
-        else:
-            continue
-        yield f"{name} the batch: {change}", other
+            batch = max(1, round(examples * factor))
+            change = f"{name} the batch: a number for {batch_key}, sampling.rate={factor:g}"
+            yield change, {rate_key: factor, batch_key: batch}

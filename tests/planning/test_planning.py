@@ -62,6 +62,38 @@ def test_variations_go_the_right_way() -> None:
     assert spent["half the rounds"] < spent["as planned"] < spent["double the rounds"]
 
 
+SHARED: dict[str, Any] = {
+    "privacy": {
+        **EXPERIMENT["privacy"],
+        "trust": {"name": "distributed"},
+        "clients": {"0": {"target_epsilon": 0.5}},
+    },
+    "secure_aggregation": {"protocol": "additive", "aggregators": 2, "min_clients": 3},
+    "local.steps": 1,
+    "federation.clients_per_round": None,
+}
+
+
+@pytest.mark.parametrize("settings", [{}, SHARED])
+@pytest.mark.parametrize(
+    ("change", "override"),
+    [
+        ("as planned", {}),
+        ("half the rounds", {"federation.rounds": 2}),
+        ("double the batch: local.batch_size=64", {"local.batch_size": 64}),
+    ],
+)
+def test_a_variation_is_the_plan_of_the_changed_file(
+    settings: dict[str, Any], change: str, override: dict[str, Any]
+) -> None:
+    """Also where the budget of another client decides the noise."""
+    plan = planned(**settings)
+    (shown,) = (row for row in plan.variations if row.change == change)
+    client = planned(**settings, **override).clients[plan.median_client]
+    assert (shown.noise_multiplier, shown.steps) == (client.noise_multiplier, client.steps)
+    assert shown.epsilon == client.epsilon
+
+
 def test_nothing_to_plan_without_privacy() -> None:
     with pytest.raises(PrivacyPlanError, match="no privacy section"):
         planned(privacy=None)
