@@ -7,7 +7,7 @@ it with the reason. The privacy charge of the client still counts.
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -68,6 +68,8 @@ class RoundSetup:
         deadline: the simulated seconds after which a reply is too late; None for no deadline.
         evaluation: the evaluation on clients' held-out examples; None without it.
         parts: the optional parts of a round, in the order in which their hooks are called.
+        given_up: the reason to give up a round, by its number: a replay gives up the rounds that
+            the run gave up, whatever was the cause there.
     """
 
     algorithm: Algorithm
@@ -80,6 +82,7 @@ class RoundSetup:
     deadline: float | None = None
     evaluation: ClientEvaluation | None = None
     parts: tuple[RoundPart, ...] = ()
+    given_up: Mapping[int, str] = field(default_factory=dict[int, str])
 
     @cached_property
     def nodes(self) -> Mapping[int, int]:
@@ -278,6 +281,8 @@ class TrainRound:
     def _finish(self) -> AggregationResult:
         try:
             if self.aborted is None:
+                if self.round_number in self._setup.given_up:
+                    raise RoundAbortedError(self._setup.given_up[self.round_number])
                 return self._setup.aggregator.finish()
         except RoundAbortedError as error:
             self._abort(error)

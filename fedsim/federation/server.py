@@ -1,6 +1,6 @@
 """The Flower ServerApp of a federation, with its aggregator and the objects that run its rounds."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from flwr.app import RecordDict
@@ -52,6 +52,7 @@ def server_app(
     ledgers: ClientLedgers | None,
     patience: float = 60.0,
     opened_sums: OpenedSums = NO_OPENED_SUMS,
+    given_up: Mapping[int, str] | None = None,
 ) -> ServerApp:
     """Return the ServerApp of a federation.
 
@@ -63,6 +64,8 @@ def server_app(
         ledgers: the latest ledger of every client; None without privacy.
         patience: the longest time to wait until all nodes have connected, in seconds.
         opened_sums: the record on disk of the sums that secure aggregation opened.
+        given_up: the reason to give up a round, by its number, for a replay; None gives up no round
+            but those without a sum.
     """
     experiment = federation.experiment
     evaluation = experiment.client_evaluation
@@ -84,6 +87,7 @@ def server_app(
             if evaluation is None
             else ClientEvaluation(evaluation, experiment.seed, settings.rounds, settings.deadline),
             parts=tuple(_parts(federation, ledgers)),
+            given_up=given_up or {},
         )
 
     return make_server_app(settings, prepare, start=start, on_round=on_round, on_stop=on_stop)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -30,8 +30,8 @@ from fedsim.federation.federation import Federation
 from fedsim.federation.nodes import client_app
 from fedsim.federation.server import server_app
 from fedsim.protocol.arrays import digest, to_numpy
-from fedsim.protocol.channel import ClientError, MessageChannel, TrainAnswer
-from fedsim.protocol.messages import SealedReply, TrainReply, TrainRequest, Withdrawal
+from fedsim.protocol.channel import ClientError, TrainAnswer
+from fedsim.protocol.messages import TrainReply, TrainRequest, Withdrawal
 from fedsim.runs.directory import WITHOUT_TRACKERS, RunDirectory, RunDirectoryError, RunFiles
 from fedsim.runs.inputs import refuse_other_inputs
 from fedsim.runs.records import Releases
@@ -169,17 +169,20 @@ class _RecordedRound:
         """Numbers of the clients that trained: with a charge, an upload or an averaged update."""
         return frozenset(self.charges) | frozenset(self.uploads) | self.participants
 
+    @property
+    def given_up(self) -> str | None:
+        """The reason if the round's secure sum was not computed, else None."""
+        secure = None if self.row is None else self.row.get("secure_aggregation")
+        return None if secure is None else secure["aborted"]
+
     @cached_property
-    def _answers(self) -> Mapping[int, TrainAnswer]:
+    def answers(self) -> Mapping[int, TrainAnswer]:
+        """The recorded failure or withdrawal of each client without an averaged update."""
         if self.row is None:
             return {}
         failed = {row["client"]: ClientError(str(row["reason"])) for row in self.row["failed"]}
         reasons = {row["client"]: str(row["reason"]) for row in self.row["withdrawn"]}
         return failed | {client: Withdrawal(client, text) for client, text in reasons.items()}
-
-    def answer(self, client: int) -> TrainAnswer:
-        """Return the recorded failure or withdrawal of a client without a recorded release."""
-        return self._answers.get(client, ClientError("nothing of this client was recorded"))
 
 
 def _read_recorded(directory: RunDirectory) -> Sequence[_RecordedRound]:
@@ -212,10 +215,8 @@ class _MemoryJournal:
         for charge in charges:
             self.charges.setdefault(charge.client, []).append(charge)
 
-    def in_round(self, round_number: int) -> dict[int, Charge]:
-        """Return the charge of each client in a round, by client number."""
-        last = {client: charges[-1] for client, charges in self.charges.items()}
-        return {k: charge for k, charge in last.items() if charge.round_number == round_number}
+
+_UNKNOWN = ClientError("nothing of this client was recorded")
 
 
 class _ReplayGrid(LocalGrid):
@@ -227,30 +228,17 @@ class _ReplayGrid(LocalGrid):
     Args:
         client_app: the ClientApp of every node.
         num_clients: number of nodes.
-        federation: the federation of the replay.
-        rounds: the recorded rounds, from round 1.
-        failures: mapping for the errors of the current round's clients that train again, by client
-            number; `train` clears and fills it.
+        replay: the replay, of which `train` sets `failures`.
         options: the other arguments of `LocalGrid`.
     """
 
     def __init__(
-        self,
-        client_app: ClientApp,
-        num_clients: int,
-        *,
-        federation: Federation,
-        rounds: Sequence[_RecordedRound],
-        failures: dict[int, str],
-        **options: Any,
+        self, client_app: ClientApp, num_clients: int, *, replay: "_Comparison", **options: Any
     ) -> None:
         super().__init__(client_app, num_clients, **options)
-        self._rounds, self._failures = rounds, failures
-        self._reply_type = TrainReply if federation.secure is None else SealedReply
-        # In secret participation the record names no participants, so every drawn client trains.
-        self._is_secret = federation.plan.participation.is_secret
+        self._replay = replay
 
-    def direct_channel(self) -> Self:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def direct_channel(self) -> Any:
         """Return this grid, which is the channel of its training requests."""
         return self
 
@@ -258,25 +246,27 @@ class _ReplayGrid(LocalGrid):
         self, requests: Mapping[int, TrainRequest], *, timeout: float | None
     ) -> Iterator[tuple[int, TrainAnswer]]:
         """Yield (node id, answer) for each request: a new answer, or the recorded failure."""
-        self._failures.clear()
-        if not requests:
+        failures, channel = self._replay.failures, super().direct_channel()
+        failures.clear()
+        if not requests or channel is None:
             return
-        recorded = self._rounds[next(iter(requests.values())).round_number - 1]
+        recorded = self._replay.rounds[next(iter(requests.values())).round_number - 1]
+        # In secret participation the record names no participants, so every drawn client trains.
+        is_secret = self._replay.federation.plan.participation.is_secret
         asked = {
             node: request
             for node, request in requests.items()
             if node - FIRST_NODE in recorded.asked
         }
         for node in requests.keys() - asked.keys():
-            yield node, recorded.answer(node - FIRST_NODE)
-        channel = super().direct_channel() or MessageChannel(self, self._reply_type)
+            yield node, recorded.answers.get(node - FIRST_NODE, _UNKNOWN)
         for node, answer in channel.train(asked, timeout=timeout):
             client = node - FIRST_NODE
             if isinstance(answer, ClientError):
-                self._failures[client] = answer.reason
+                failures[client] = answer.reason
             released = recorded.uploads if isinstance(answer, TrainReply) else ()
-            came = client in (released or recorded.participants) or self._is_secret
-            yield node, answer if came else recorded.answer(client)
+            came = client in (released or recorded.participants) or is_secret
+            yield node, answer if came else recorded.answers.get(client, _UNKNOWN)
 
 
 def _refuse_other_conditions(
@@ -365,12 +355,11 @@ class _Comparison:
             on_round=self._on_round,
             on_stop=lambda reason: None,
             ledgers=None,
-        )
-        grid = partial(
-            _ReplayGrid, federation=federation, rounds=self.rounds, failures=self.failures
+            given_up={r.number: r.given_up for r in self.rounds if r.given_up is not None},
         )
         app = client_app(federation, in_process=True, ledger=None, block_of=self._block_of)
-        LocalEngine(grid).execute(server, app, federation.num_nodes)
+        engine = LocalEngine(partial(_ReplayGrid, replay=self))
+        engine.execute(server, app, federation.num_nodes)
 
     def _block_of(self, round_number: int, client: int) -> tuple[int, ...]:
         known = [recorded.releases for recorded in self.rounds[:round_number] if recorded.releases]
@@ -392,7 +381,8 @@ class _Comparison:
         """Yield the differences between a replayed round and its record."""
         recorded = self.rounds[report.round_number - 1]
         where = f"round {recorded.number}"
-        charges = self.journal.in_round(recorded.number)
+        last = [charges[-1] for charges in self.journal.charges.values()]
+        charges = {c.client: c for c in last if c.round_number == recorded.number}
         for client in sorted(recorded.asked | charges.keys()):
             difference = _charge_difference(recorded.charges.get(client), charges.get(client))
             replayed, expected = report.clients.uploads.get(client), recorded.uploads.get(client)

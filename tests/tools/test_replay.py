@@ -43,6 +43,10 @@ def run_of(change: dict[str, Any], out: Path, **options: Any) -> Path:
     return run_experiment(EXPERIMENT, overrides=change, out=out, **options).path
 
 
+GIVEN_UP: dict[str, Any] = {  # in round 2, whose model is that of round 1
+    "secure_aggregation": {"aggregators": 2, "min_clients": 3, "on_abort": "skip_round"},
+    "faults": [{"kind": "dropout_during", "clients": [0, 1, 2], "rounds": [2]}],
+}
 HONEST: dict[str, tuple[dict[str, Any], tuple[int, int, int]]] = {
     "private": ({}, (3, 12, 12)),
     "without privacy": ({"privacy": None}, (3, 12, 0)),
@@ -55,6 +59,17 @@ HONEST: dict[str, tuple[dict[str, Any], tuple[int, int, int]]] = {
         {
             "secure_aggregation": {"protocol": "secagg"},
             "faults": [{"kind": "dropout_after", "clients": [1], "rounds": [2]}],
+        },
+        (3, 0, 12),
+    ),
+    "a sum that was given up": (GIVEN_UP, (3, 0, 12)),
+    "a sum with the server's noise that was given up": (
+        {
+            **GIVEN_UP,
+            "privacy.trust": "central",
+            "privacy.unit": "client",
+            "privacy.max_update_norm": 0.5,
+            "privacy.max_grad_norm": None,
         },
         (3, 0, 12),
     ),
