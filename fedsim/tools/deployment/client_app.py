@@ -26,7 +26,6 @@ from fedsim.experiment import (
     load_experiment,
     read_settings,
 )
-from fedsim.experiment.load import with_clients
 from fedsim.federation.nodes import TaskSource, helper_app, num_helpers
 from fedsim.federation.secure_setup import identity_of_client
 from fedsim.protocol.channel import ClientError, exchange
@@ -150,7 +149,7 @@ class NodeClient(ClientApp):
         asked = LoadedExperiment(settings, path, self._directory.absolute())
         client = _node_number(settings, context)
         if client >= settings.num_clients:
-            return _helper(load_experiment(path), settings.num_clients, message, context)
+            return _helper(asked, settings, message, context)
         state = state_directory(context.node_config)
         policy = policy_of_node(context.node_config, state)
         check_experiment(policy, asked)  # first: a refused experiment reads, keeps and runs nothing
@@ -202,14 +201,16 @@ def _guarded_task(
 
 
 def _helper(
-    loaded: LoadedExperiment, num_clients: int, message: Message, context: Context
+    asked: LoadedExperiment, settings: ExperimentWithClients, message: Message, context: Context
 ) -> Message:
-    """Answer as a helper, which has no data, model or ledger, only a record of its sums."""
+    """Answer as a helper, which has no data, model or ledger, only a record of its sums.
+
+    No file that the experiment names is read: it came from the server, and has no policy here.
+    """
     if message.metadata.message_type == LEDGER_TYPE:
         return ledger_reply(None, message)
     record = partial(record_release, state_directory(context.node_config))
-    experiment = with_clients(loaded, num_clients)
-    return helper_app(experiment, loaded.base, record)(message, context)
+    return helper_app(settings, asked.base, record)(message, context)
 
 
 def _node_number(experiment: ExperimentWithClients, context: Context) -> int:

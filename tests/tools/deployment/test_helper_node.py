@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -18,7 +19,7 @@ from fedsim.secagg.messages import CombineReply, CombineRequest, Hello, HelloRep
 from fedsim.tools.deployment.client_app import LEDGER_TYPE, NodeClient
 from fedsim.tools.deployment.flower_app import write_app
 
-EXPERIMENT = {
+EXPERIMENT: dict[str, Any] = {
     "name": "helped",
     "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 3}},
     "model": {"name": "logistic"},
@@ -54,6 +55,21 @@ def test_nodes_behind_the_clients_are_helpers(directory: Path, tmp_path: Path) -
     assert "K from 0 to 4 ('helped' has 3 clients and 2 helpers), got 5" in str(
         refused.error.reason
     )
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"data": {**EXPERIMENT["data"], "dataset": {"path": "/gone/h.csv", "target": "ill"}}},
+        {"federation": {"rounds": 1, "participation": {"scheme": "trace", "path": "/gone/t.csv"}}},
+    ],
+)
+def test_a_helper_needs_and_reads_no_file_of_the_experiment(
+    named: dict[str, object], directory: Path, tmp_path: Path
+) -> None:
+    (directory / "experiment.yaml").write_text(yaml.safe_dump({**EXPERIMENT, **named}))
+    reply = NodeClient(directory)(registration_message(5), context(3, tmp_path))
+    assert identity_of(reply) == NodeIdentity(1, "helper")
 
 
 def test_a_helper_keeps_its_key_and_answers_errors(directory: Path, tmp_path: Path) -> None:
