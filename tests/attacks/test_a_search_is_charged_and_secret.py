@@ -33,12 +33,13 @@ from fedsim.tools.search.ledger import (
     SearchLedgerError,
     SearchPlan,
 )
-from fedsim.tools.search.outputs import figures_of
+from fedsim.tools.search.outputs import figure_of
 from fedsim.tools.search.perform import SearchResult, SearchWithdrawnError, search
-from fedsim.tools.search.plan import SearchCandidate, SearchError, common_charges
+from fedsim.tools.search.plan import SearchError, common_charges
 from fedsim.tools.search.verify import verify_search
 
 EVENT, DELTA, MEAN = Gaussian(4.0), 1e-5, 3.0
+DATA = "0" * 16 + ":" + "2" * 64
 FILE = """\
 base: base.yaml
 variants:
@@ -67,8 +68,8 @@ Scores = Callable[[int, str], float]
 class Runs:
     """A stand-in for `workers.execute` that writes the run directories at once."""
 
-    def __init__(self, score: Scores, *, spends: int = 1) -> None:
-        self._score, self._spends = score, spends
+    def __init__(self, score: Scores, *, spends: int = 1, data: str = DATA) -> None:
+        self._score, self._spends, self._data = score, spends, data
         self.jobs = 0
 
     def __call__(
@@ -82,9 +83,11 @@ class Runs:
             on_message(index, {"event": "finished", "status": "completed"})
 
     def _write(self, path: Path, variant: str, run: int) -> None:
-        path.mkdir(parents=True)
         directory, score = RunDirectory(path), self._score(run, variant)
-        directory.write_text("experiment.yaml", f"name: {variant}\n")
+        directory.create(
+            experiment=f"name: {variant}\n", environment={}, inputs={"data": self._data}
+        )
+        directory.unlock()
         directory.write_bytes("model.safetensors", f"{variant} {score}".encode())
         directory.write_json("summary.json", {"test_accuracy": score})
         ledger = PrivacyLedger().record(EVENT, self._spends)
@@ -96,9 +99,7 @@ def best_is_first(run: int, variant: str) -> float:
     return 1.0 - run / 8
 
 
-def plan(
-    digest: str = "1" * 64, data: str = "0" * 16 + ":" + "2" * 64, shape: float | None = 1.0
-) -> SearchPlan:
+def plan(digest: str = "1" * 64, data: str = DATA, shape: float | None = 1.0) -> SearchPlan:
     ledger = PrivacyLedger().record(EVENT).to_list()
     charge = ClientCharge(client=0, delta=DELTA, ledger=ledger)
     return SearchPlan(
@@ -233,10 +234,10 @@ def test_both_charges_are_on_disk_before_the_first_run(
             super()._write(path, variant, run)
 
     perform_search(file, Watching(best_is_first))
-    figures = figures_of(seen[:1])
+    figure = figure_of(seen[:1], sees_runs=True)
     four = PldAccountant().compose(EVENT, 4)
     assert seen[0].drawn.runs == 4
-    assert figures.every_run.epsilon == epsilon_with_slack(four.get_epsilon, DELTA)
+    assert figure.epsilon == epsilon_with_slack(four.get_epsilon, DELTA)
     assert (seen[0].drawn.mean, seen[0].drawn.shape) == (MEAN, 1.0)
     assert [len(one.done) for one in seen] == [0, 1, 2, 3]
 
@@ -349,9 +350,9 @@ def test_a_failed_run_withdraws_the_claim_and_charges_all(
     out, runs = file.parent / "out", Failing(best_is_first)
     with pytest.raises(SearchWithdrawnError, match=r"ended without a model \(a run failed: NaN"):
         perform_search(file, runs)
-    figures = figures_of(SearchLedger(out).searches)
+    figure = figure_of(SearchLedger(out).searches, sees_runs=False)
     alone = RdpAccountant().compose(EVENT, 3)
-    assert figures.selected.epsilon == epsilon_with_slack(alone.get_epsilon, DELTA)
+    assert figure.epsilon == epsilon_with_slack(alone.get_epsilon, DELTA)
     assert not (out / "selected").exists()
     assert not (out / "account" / "work").exists()
     assert verify_search(out).problems == ()
@@ -367,6 +368,15 @@ def test_a_run_that_spends_more_than_its_charge_withdraws_the_claim(
     drawn([0])
     with pytest.raises(SearchWithdrawnError, match="spent something else than its charge"):
         perform_search(file, Runs(best_is_first, spends=2))
+
+
+def test_runs_on_other_data_than_the_search_began_with_withdraw_the_claim(
+    file: Path, drawn: Callable[[list[int]], None]
+) -> None:
+    """The theorem of a selection is for runs on one data set."""
+    drawn([0])
+    with pytest.raises(SearchWithdrawnError, match="the data changed since the runs were drawn"):
+        perform_search(file, Runs(best_is_first, data=DATA.replace("2", "3")))
 
 
 @pytest.mark.parametrize("change", ["score", "removed"])
@@ -571,9 +581,9 @@ def test_a_ledger_of_another_schema_is_refused(
         verify_search(out)
 
 
-def candidate(name: str, ledger: PrivacyLedger, *, delta: float = DELTA) -> SearchCandidate:
+def candidate(name: str, ledger: PrivacyLedger, *, delta: float = DELTA) -> SearchPlan:
     charge = ClientCharge(client=0, delta=delta, ledger=ledger.to_list())
-    return SearchCandidate(name, "2" * 64, "zero_out", (charge,), 100)
+    return plan().model_copy(update={"candidates": [name], "clients": [charge]})
 
 
 @pytest.mark.parametrize(

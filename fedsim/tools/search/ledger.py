@@ -8,7 +8,6 @@ which charges it again.
 """
 
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -195,26 +194,16 @@ class Search:
         return isinstance(self.end, Selected)
 
 
-def replay(records: Sequence[Record]) -> tuple[Search, ...]:
-    """Return the searches that a sequence of records describes.
+def add_record(searches: list[Search], record: Record) -> str | None:
+    """Add a record to the searches that the records before it describe.
 
-    Guarantee: in the result, no search began before the previous one ended. The number of runs of a
-    search was drawn once, and no drawn run was left out of a selection. No run was selected before
-    all drawn runs had ended.
+    Guarantee: no search begins before the previous one ended. The number of runs of a search is
+    drawn once, and no drawn run is left out of a selection. No run is selected before all drawn
+    runs have ended.
 
-    Raises:
-        SearchLedgerError: a record contradicts those before it.
+    Returns:
+        What is wrong with the record, in which case the searches stay as they were; else None.
     """
-    searches: list[Search] = []
-    for number, record in enumerate(records, start=1):
-        problem = _apply(searches, record)
-        if problem is not None:
-            raise SearchLedgerError(f"record {number} ({record.record}): {problem}")
-    return tuple(searches)
-
-
-def _apply(searches: list[Search], record: Record) -> str | None:
-    """Add a record to the searches; return what is wrong with it, or None."""
     if isinstance(record, Drawn):
         return _draw(searches, record)
     if not searches or record.search != len(searches):
@@ -275,6 +264,9 @@ class SearchLedger:
     Args:
         out: directory of the searches.
 
+    Attributes:
+        searches: the searches in the ledger, oldest first; all but the last have ended.
+
     Raises:
         SearchLedgerError: a record was changed, breaks the hash chain, or contradicts others.
         SchemaError: a record has another schema.
@@ -283,19 +275,9 @@ class SearchLedger:
     def __init__(self, out: Path) -> None:
         self._path = out / PATH
         self._chain = ChainedFile(self._path, raises=SearchLedgerError)
-        self._records = [
-            self._read(content, f"{self._path}, line {number}")
-            for number, content in enumerate(self._chain.records, start=1)
-        ]
-        try:
-            replay(self._records)
-        except SearchLedgerError as error:
-            raise SearchLedgerError(f"{self._path}: {error}") from error
-
-    @property
-    def searches(self) -> tuple[Search, ...]:
-        """The searches in the ledger, oldest first; all but the last have ended."""
-        return replay(self._records)
+        self.searches: list[Search] = []
+        for number, content in enumerate(self._chain.records, start=1):
+            self._add(self._read(content, f"{self._path}, line {number}"), number)
 
     @property
     def head(self) -> str:
@@ -308,12 +290,16 @@ class SearchLedger:
         Raises:
             SearchLedgerError: the record contradicts earlier records; nothing was written.
         """
-        replay([*self._records, record])
+        self._add(record, len(self._chain.heads))
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._chain.append(record.model_dump(mode="json", by_alias=True))
         sync_directory(self._path.parent)
         sync_directory(self._path.parent.parent)
-        self._records.append(record)
+
+    def _add(self, record: Record, number: int) -> None:
+        problem = add_record(self.searches, record)
+        if problem is not None:
+            raise SearchLedgerError(f"{self._path}: record {number} ({record.record}): {problem}")
 
     def _read(self, content: dict[str, Any], where: str) -> Record:
         if content.get("record") == "drawn":

@@ -60,48 +60,28 @@ class Figure:
         }
 
 
-@dataclass(frozen=True)
-class Figures:
-    """The two guarantees of the searches of a directory.
-
-    Attributes:
-        every_run: guarantee against the server and the clients, who saw every run.
-        selected: guarantee against an observer of only the selected models.
-        runs: number of charged runs, including attempts that a crash ended.
-    """
-
-    every_run: Figure
-    selected: Figure
-    runs: int
-
-
-def figures_of(searches: Sequence[Search]) -> Figures:
-    """Return the two guarantees of one or more searches.
+def figure_of(searches: Sequence[Search], *, sees_runs: bool) -> Figure:
+    """Return the joint guarantee of one or more searches against an observer.
 
     Guarantee: the bounds are for each training example of a client, under the adjacency of the
-    searches. `every_run` bounds everything that all charged runs released, together. `selected`
-    bounds the selected models and their configurations, together. A search without a selection
-    counts in `selected` with all of its charged runs.
+    searches. Against an observer who sees runs (the server and the clients), it bounds everything
+    that all charged runs released, together. Against another one, it bounds the selected models and
+    their configurations, together. A search without a selection counts with all charged runs.
 
     Theorem: each run draws its candidate independently of the data, and releases which one it is.
     So the Rényi divergence of a run is at most the largest of any candidate (quasi-convexity), and
-    the charge of a run bounds it. For `every_run`, all runs compose. For `selected`, the bound is
-    Theorem 2 or 6 of Papernot, Steinke 2022 (arXiv:2110.03620).
-    """
-    return Figures(
-        every_run=_figure(searches, "pld", sees_runs=True),
-        selected=_figure(searches, "rdp", sees_runs=False),
-        runs=sum(search.charged_runs for search in searches),
-    )
-
-
-def _figure(searches: Sequence[Search], accountant: AccountantName, *, sees_runs: bool) -> Figure:
-    """Return the joint guarantee of all searches, against an observer that sees runs or not.
+    the charge of a run bounds it. If runs are seen, all of them compose. Of a selection, the bound
+    is Theorem 2 or 6 of Papernot, Steinke 2022 (arXiv:2110.03620).
 
     The slack of the sampler is proven for `MAX_DRAWS` values of noise. Half of them are kept for
     the case that a selection has more runs than `most_runs`, whose probability is far below what
     the other half may add to δ.
+
+    Args:
+        searches: the searches, which have the same clients.
+        sees_runs: whether the observer sees every run, or only what was selected.
     """
+    accountant: AccountantName = "pld" if sees_runs else "rdp"
     alone = [search.is_selection and not sees_runs for search in searches]
     draws = sum(
         (search.drawn.run_counts.most_runs if selected else search.charged_runs)
@@ -171,14 +151,23 @@ _CONDITIONS = (
 )
 
 
-def every_run_sentence(figures: Figures) -> str:
-    """Return a sentence on the guarantee of all runs together, against those who see all runs."""
-    figure = figures.every_run
+def charged_runs(searches: Sequence[Search]) -> int:
+    """Return the number of charged runs, including attempts that a crash ended."""
+    return sum(search.charged_runs for search in searches)
+
+
+def every_run_sentence(figure: Figure, number: int) -> str:
+    """Return a sentence on the guarantee of all runs together, against those who see all runs.
+
+    Args:
+        figure: the guarantee.
+        number: number of charged runs.
+    """
     method = {"pld": "PLD composition", "rdp": "Rényi composition"}.get(figure.accountant, "")
-    runs = f"all {figures.runs} charged runs are, together,"
-    if figures.runs == 1:
+    runs = f"all {number} charged runs are, together,"
+    if number == 1:
         runs = "the one charged run is"
-    if figures.runs == 0:
+    if number == 0:
         return f"Against {OBSERVER_OF_RUNS}: no run was drawn, so nothing was spent: ε = 0."
     return (
         f"Against {OBSERVER_OF_RUNS}: {runs} {_pair(figure)} for each training example "
@@ -186,14 +175,14 @@ def every_run_sentence(figures: Figures) -> str:
     )
 
 
-def selection_sentences(searches: Sequence[Search], figures: Figures) -> tuple[str, ...]:
+def selection_sentences(searches: Sequence[Search], figure: Figure) -> tuple[str, ...]:
     """Return sentences on the guarantee of the selection, and on whom it is against.
 
     The sentences do not depend on the runs that were not selected.
 
     Args:
         searches: all searches of the directory; the last one has ended.
-        figures: the guarantees of the searches.
+        figure: the guarantee against an observer who sees no run.
     """
     last = searches[-1]
     if isinstance(last.end, Withdrawn):
@@ -210,7 +199,7 @@ def selection_sentences(searches: Sequence[Search], figures: Figures) -> tuple[s
     theorem = "Theorem 6" if drawn.shape is None else "Theorem 2"
     subject = "the selected model is" if len(searches) == 1 else _several(searches)
     return (
-        f"Against {OBSERVER_OF_SELECTION}: {subject} {_pair(figures.selected)} for each training "
+        f"Against {OBSERVER_OF_SELECTION}: {subject} {_pair(figure)} for each training "
         f"example of every client (Papernot, Steinke 2022, {theorem}, by Rényi DP). The figure "
         "covers every number of runs that could have been drawn, so it may be above that of the "
         "runs that were.",
@@ -274,8 +263,8 @@ def selection_json(searches: Sequence[Search], *, score: float | None) -> dict[s
         searches: all searches up to the one that selected the model in the public folder.
         score: the selected run's metric on the public test set.
     """
-    last, figures = searches[-1], figures_of(searches)
-    drawn, end = last.drawn, last.end
+    figure = figure_of(searches, sees_runs=False)
+    drawn, end = searches[-1].drawn, searches[-1].end
     return {
         "schema": SCHEMAS[SELECTION],
         "fedsim": drawn.fedsim,
@@ -287,8 +276,8 @@ def selection_json(searches: Sequence[Search], *, score: float | None) -> dict[s
         "score": score,
         "adjacency": drawn.adjacency,
         "observer": OBSERVER_OF_SELECTION,
-        **figures.selected.to_json(),
-        "statement": " ".join(selection_sentences(searches, figures)),
+        **figure.to_json(),
+        "statement": " ".join(selection_sentences(searches, figure)),
         "server": "The server and the clients saw every run. Their figure tells the number of "
         "runs, so it stays in the account of the server.",
     }
@@ -310,28 +299,32 @@ def account_json(searches: Sequence[Search], *, name: str, head: str) -> dict[st
         name: name of the comparison file.
         head: hash of the last record of the ledger.
     """
-    figures = figures_of(searches)
+    every_run, selected = (figure_of(searches, sees_runs=sees) for sees in (True, False))
+    runs = charged_runs(searches)
     return {
         "schema": SCHEMAS["comparison.json"],
         "fedsim": searches[-1].drawn.fedsim,
         "name": name,
         "for": OBSERVER_OF_RUNS,
         "searches": [_search_json(search) for search in searches],
-        "runs": figures.runs,
-        "every_run": {"observer": OBSERVER_OF_RUNS, **figures.every_run.to_json()},
-        "selection": {"observer": OBSERVER_OF_SELECTION, **figures.selected.to_json()},
+        "runs": runs,
+        "every_run": {"observer": OBSERVER_OF_RUNS, **every_run.to_json()},
+        "selection": {"observer": OBSERVER_OF_SELECTION, **selected.to_json()},
         "clients": [
             {
                 "client": client,
                 "delta": delta,
-                "epsilon_every_run": finite_or_none(every_run),
+                "epsilon_every_run": finite_or_none(epsilon),
                 "epsilon_selection": finite_or_none(other),
             }
-            for (client, every_run, delta), (_, other, _) in zip(
-                figures.every_run.clients, figures.selected.clients, strict=True
+            for (client, epsilon, delta), (_, other, _) in zip(
+                every_run.clients, selected.clients, strict=True
             )
         ],
-        "statement": [every_run_sentence(figures), *selection_sentences(searches, figures)],
+        "statement": [
+            every_run_sentence(every_run, runs),
+            *selection_sentences(searches, selected),
+        ],
         "head": head,
     }
 

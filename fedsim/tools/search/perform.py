@@ -219,7 +219,10 @@ class _SearchRun:
             return f"a run failed: {message.get('reason', status)}"
         if not self._is_charged(folder):
             return "a run spent something else than its charge"
-        root = read_manifest(RunDirectory(folder)).root
+        directory = RunDirectory(folder)
+        if directory.read_inputs()["data"] != self._current.drawn.data:
+            return "the data changed since the runs were drawn"
+        root = read_manifest(directory).root
         self._ledger.append(Done(search=self._current.drawn.search, run=run, root=root))
         return None
 

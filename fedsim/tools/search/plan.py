@@ -7,19 +7,19 @@ follows from settings and public sizes, as clients' plans are fixed before round
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from fedsim.accountant import PrivacyLedger
-from fedsim.accountant.events import Adjacency, to_dict
+from fedsim.accountant.events import to_dict
 from fedsim.accountant.sampler_slack import MAX_DRAWS
-from fedsim.comparison.differences import pair_digests
 from fedsim.comparison.jobs import run_fingerprint
 from fedsim.comparison.load import LoadedComparison
+from fedsim.comparison.settings import SearchSettings
 from fedsim.core.errors import InputError
+from fedsim.experiment import LoadedExperiment
 from fedsim.federation.assembly import assemble
-from fedsim.federation.federation import Federation
 from fedsim.federation.plan_checks import refuse_overspending
+from fedsim.runs.inputs import fingerprint
 from fedsim.tools.search.ledger import ClientCharge, SearchPlan
 
 GRID_SHARE = 1e-3  # relative: what the grid of models of different sizes leaves of the same noise
@@ -33,25 +33,6 @@ class SearchError(InputError):
 
 class OtherEventError(ValueError):
     """Error of two candidates whose privacy events differ, although they must be equal."""
-
-
-@dataclass(frozen=True)
-class SearchCandidate:
-    """The planned releases of one candidate of a search.
-
-    Attributes:
-        name: name of the candidate.
-        data: keyed digest of the clients' examples and the test set.
-        adjacency: adjacency of the guarantees.
-        clients: the planned charge to each client for one run.
-        draws: maximum number of noise values that a client draws in one run.
-    """
-
-    name: str
-    data: str
-    adjacency: Adjacency
-    clients: tuple[ClientCharge, ...]
-    draws: int
 
 
 def plan_search(comparison: LoadedComparison) -> SearchPlan:
@@ -70,34 +51,38 @@ def plan_search(comparison: LoadedComparison) -> SearchPlan:
     select = comparison.settings.select
     if select is None or select.search is None:
         raise ValueError("the file describes no search")
-    candidates: list[SearchCandidate] = []
-    prints: dict[str, str] = {}
-    for variant in comparison.candidates:
-        loaded = variant.experiments[0]
-        federation = assemble(loaded, ledger=None)
-        refuse_overspending(federation)
-        _check_metric(variant.name, federation, select.metric)
-        candidates.append(_candidate(variant.name, federation))
-        prints[variant.name] = run_fingerprint(loaded)
-    mean, shape = select.search.mean, select.search.eta
-    content = {"candidates": prints, "metric": select.metric, "distribution": [mean, shape]}
-    clients = common_charges(candidates)
-    plan = SearchPlan(
-        digest=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(),
-        data=candidates[0].data,
-        candidates=list(prints),
-        metric=select.metric,
-        mean=mean,
-        shape=shape,
-        adjacency=candidates[0].adjacency,
-        draws=max(candidate.draws for candidate in candidates),
-        clients=clients,
-    )
+    variants = comparison.candidates
+    plans = [
+        _plan_of(variant.name, variant.experiments[0], select.metric, select.search)
+        for variant in variants
+    ]
+    content = {
+        "candidates": {plan.candidates[0]: plan.digest for plan in plans},
+        "metric": select.metric,
+        "distribution": [select.search.mean, select.search.eta],
+    }
+    changes = {
+        "digest": hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(),
+        "candidates": [variant.name for variant in variants],
+        "draws": max(plan.draws for plan in plans),
+        "clients": common_charges(plans),
+    }
+    plan = plans[0].model_copy(update=changes)
     _check_draws(plan)
     return plan
 
 
-def _candidate(name: str, federation: Federation) -> SearchCandidate:
+def _plan_of(
+    name: str, loaded: LoadedExperiment, metric: str, settings: SearchSettings
+) -> SearchPlan:
+    """Return the plan of a search with a single candidate."""
+    federation = assemble(loaded, ledger=None)
+    refuse_overspending(federation)
+    known = federation.test_metrics(federation.initial_arrays())
+    if metric not in known:
+        raise SearchError(
+            f"select.metric: candidate {name!r} has no {metric}; it has {', '.join(known)}"
+        )
     privacy, plans = federation.experiment.privacy, federation.plan.clients
     if privacy is None or plans is None:
         raise SearchError(f"candidate {name!r} has no privacy")
@@ -108,21 +93,17 @@ def _candidate(name: str, federation: Federation) -> SearchCandidate:
             raise SearchError(f"candidate {name!r} has no finite ε, so its runs cannot be charged")
         clients.append(ClientCharge(client=client, delta=plan.delta, ledger=ledger.to_list()))
     values = federation.model.shared.parameters.size
-    return SearchCandidate(
-        name=name,
-        data=pair_digests(federation)["data"],
+    return SearchPlan(
+        digest=run_fingerprint(loaded),
+        data=fingerprint(federation)["data"],
+        candidates=[name],
+        metric=metric,
+        mean=settings.mean,
+        shape=settings.eta,
         adjacency=privacy.adjacency.name,
-        clients=tuple(clients),
         draws=max(plan.steps_to_take for plan in plans) * (values + 1),
+        clients=clients,
     )
-
-
-def _check_metric(name: str, federation: Federation, metric: str) -> None:
-    known = federation.test_metrics(federation.initial_arrays())
-    if metric not in known:
-        raise SearchError(
-            f"select.metric: candidate {name!r} has no {metric}; it has {', '.join(known)}"
-        )
 
 
 def _check_draws(plan: SearchPlan) -> None:
@@ -136,12 +117,12 @@ def _check_draws(plan: SearchPlan) -> None:
         )
 
 
-def common_charges(candidates: Sequence[SearchCandidate]) -> list[ClientCharge]:
+def common_charges(plans: Sequence[SearchPlan]) -> list[ClientCharge]:
     """Return the charge to each client for one run, with the least noise of any candidate."""
-    first, *others = candidates
+    first, *others = plans
     charges = list(first.clients)
     for other in others:
-        both = f"candidates {first.name!r} and {other.name!r}"
+        both = f"candidates {first.candidates[0]!r} and {other.candidates[0]!r}"
         if other.data != first.data:
             raise SearchError(f"{both} have other data")
         deltas = [[charge.delta for charge in given.clients] for given in (first, other)]
