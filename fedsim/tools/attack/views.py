@@ -159,44 +159,12 @@ class ObservedViews:
     final_model: float
 
 
-@dataclass(frozen=True)
-class RoundNoise:
-    """The noise in the mean update of one round.
-
-    Attributes:
-        weight: sum of the participants' weights.
-        variance: variance of the noise in the weighted mean.
-    """
-
-    weight: float
-    variance: float
-
-
-def noise_of_rounds(
-    rounds: Iterable[Sequence[int]], noise: Mapping[int, float], weights: Sequence[float]
-) -> tuple[RoundNoise, ...]:
-    """Return the noise in the mean update of each round of a run.
-
-    Args:
-        rounds: the client numbers of the participants of each round.
-        noise: variance of the noise in one upload, by client number.
-        weights: weight of each client's update, by client number.
-    """
-    noises: list[RoundNoise] = []
-    for participants in rounds:
-        weight = sum(weights[participant] for participant in participants)
-        squares = sum(
-            weights[participant] ** 2 * noise[participant] for participant in participants
-        )
-        noises.append(RoundNoise(weight, squares / weight**2 if weight else 0.0))
-    return tuple(noises)
-
-
 def estimate_views(
     distribution: UploadDistribution,
-    own_rounds: Iterable[int],
-    weight: float,
-    rounds: Sequence[RoundNoise],
+    client: int,
+    rounds: Iterable[Sequence[int]],
+    noise: Sequence[float],
+    weights: Sequence[float],
     *,
     delta: float,
 ) -> ObservedViews:
@@ -204,23 +172,28 @@ def estimate_views(
 
     Args:
         distribution: distribution of the client's uploads.
-        own_rounds: indices of the client's rounds in `rounds`.
-        weight: weight of the client's update in a sum.
-        rounds: the noise of every round of the run.
+        client: number of the client.
+        rounds: the client numbers of the participants of each round.
+        noise: variance of the noise in one upload of each client, in the order of numbers.
+        weights: weight of the update of each client, in the order of numbers.
         delta: δ of the client's claim.
     """
-    joined = [rounds[place] for place in own_rounds]
-    shares = [weight / round_noise.weight for round_noise in joined]
-    ones = [1.0] * len(joined)
-    scaled = sum(
-        round_noise.variance / share**2 for round_noise, share in zip(joined, shares, strict=True)
-    )
+    shares: list[float] = []  # of the client in the mean updates of its rounds
+    in_sums = in_model = 0.0  # variances of noise
+    for participants in rounds:
+        weight = sum(weights[k] for k in participants)
+        if not weight:
+            continue
+        variance = sum(weights[k] ** 2 * noise[k] for k in participants) / weight**2
+        in_model += variance
+        if client in participants:
+            shares.append(weights[client] / weight)
+            in_sums += variance / shares[-1] ** 2
+    ones = [1.0] * len(shares)
     return ObservedViews(
-        uploads=distribution.epsilon(ones, distribution.noise * len(joined), delta=delta),
-        sums=distribution.epsilon(ones, scaled, delta=delta),
-        final_model=distribution.epsilon(
-            shares, sum(round_noise.variance for round_noise in rounds), delta=delta
-        ),
+        uploads=distribution.epsilon(ones, distribution.noise * len(ones), delta=delta),
+        sums=distribution.epsilon(ones, in_sums, delta=delta),
+        final_model=distribution.epsilon(shares, in_model, delta=delta),
     )
 
 
@@ -240,46 +213,41 @@ def views_of(
         distributions: distribution of a canary's value in an upload, by client number; None for a
             client without a measured canary.
     """
-    known = {
-        client: distribution
-        for client, distribution in distributions.items()
-        if distribution is not None
-    }
+    known = {client: given for client, given in distributions.items() if given is not None}
     plans, participation = federation.plan.clients, federation.plan.participation
     if plans is None or not known:
         return {}
-    weights = [float(weight) for weight in federation.plan.weights.values]
-    own_rounds = [  # those that the client's budget affords
-        participation.rounds_of(client)[
-            : federation.plan.steps.rounds_in(client, plan.steps_to_take)
-        ]
-        for client, plan in enumerate(plans)
-    ]
-    participants: list[list[int]] = [[] for _ in range(participation.rounds)]
-    for client, numbers in enumerate(own_rounds):
-        for number in numbers:
-            participants[number - 1].append(client)
-    rounds = noise_of_rounds(participants, _noise(federation, plans, known), weights)
+    rounds: list[list[int]] = [[] for _ in range(participation.rounds)]
+    for client, plan in enumerate(plans):
+        affordable = federation.plan.steps.rounds_in(client, plan.steps_to_take)
+        for number in participation.rounds_of(client)[:affordable]:
+            rounds[number - 1].append(client)
+    noise, weights = (
+        _noise(federation, plans, known),
+        list(map(float, federation.plan.weights.values)),
+    )
     settings = federation.experiment.federation
     is_sum_of_rounds = settings.algorithm.name == "fedavg" and settings.ema_decay is None
     views: dict[int, ObservedViews] = {}
     for client, distribution in known.items():
-        own, delta = [number - 1 for number in own_rounds[client]], plans[client].delta
-        view = estimate_views(distribution, own, weights[client], rounds, delta=delta)
+        delta = plans[client].delta
+        view = estimate_views(distribution, client, rounds, noise, weights, delta=delta)
         views[client] = view if is_sum_of_rounds else replace(view, final_model=math.nan)
     return views
 
 
 def _noise(
     federation: Federation, plans: Sequence[PrivacyPlan], known: Mapping[int, UploadDistribution]
-) -> dict[int, float]:
-    """Return the noise variance of every client's upload, by client."""
+) -> list[float]:
+    """Return the noise variance of every client's upload, in the order of clients' numbers."""
     terms = federation.plan.client_privacy or ()
     charged = [
         (release.noise_multiplier * client.privacy.clip_norm / release.expected_batch) ** 2
         for plan, client in zip(plans, terms, strict=True)
         for release in (plan.release_as(DpSgdMechanism),)
     ]
-    measured = {client: distribution.noise for client, distribution in known.items()}
-    ratio = float(np.mean([noise / charged[client] for client, noise in measured.items()]))
-    return {client: ratio * variance for client, variance in enumerate(charged)} | measured
+    ratio = float(np.mean([given.noise / charged[client] for client, given in known.items()]))
+    return [
+        known[client].noise if client in known else ratio * variance
+        for client, variance in enumerate(charged)
+    ]
