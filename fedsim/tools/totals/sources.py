@@ -13,7 +13,7 @@ These notations of events and guarantees are read:
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -171,53 +171,63 @@ EVERYONE = ""
 
 
 @dataclass(frozen=True)
+class ClientRecord:
+    """What a source tells of one client.
+
+    Attributes:
+        ledger: all charges of the client.
+        name: name of the client in the data; None without one.
+        delta: δ of the client in a run or a training file; None if the run has not ended and has no
+            δ yet, and for a ledger.
+        against_server: the charges against a server that sees single uploads, of a run under
+            distributed trust; else None.
+        chain: hashes of the ledger records; equal hashes mean the same charges.
+    """
+
+    ledger: PrivacyLedger
+    name: str | None = None
+    delta: float | None = None
+    against_server: PrivacyLedger | None = None
+    chain: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Source:
-    """The privacy ledgers of one run or file, and what it tells of their guarantee.
+    """The clients of one run or file, and what it tells of their guarantee.
 
     Attributes:
         name: path of the run or file as the user gave it.
-        ledgers: the ledger of each client, by client key.
-        names: the name of each client that has one, by client key.
+        clients: what is known of each client, by client key.
         is_run: whether the source is a run of fedsim.
         is_finished: whether the run has ended.
         training: content of a training file; None for all other sources.
-        unit: the privacy unit that ε protects; None if the source names none.
+        unit: the privacy unit that ε protects, of a run or a training file; None for a ledger.
         adjacency: adjacency of the guarantee; None if the source names none.
-        deltas: δ by client, for runs and training files; None if the run has not ended and has no δ
-            yet.
         observer: the strongest adversary against whom a run's ledgers give a guarantee.
         accountant: accountant of a run, with its Rényi orders if it uses them.
-        against_server: ledgers of the guarantee against a server that sees single uploads, by
-            client key, under distributed trust; else None.
         seed: seed of all noise of a run; None for noise from the operating system.
-        chains: hashes of the ledger records by client; equal hashes mean the same charges.
         releases: a text that describes the releases of each finished round, to compare runs.
-        charged_rounds: number of the last round that a client was charged for.
+        charges_tell: whether equal charges, beside equal `releases`, imply equal releases. True if
+            every charged round has its text in `releases`, and for seeded noise under local trust:
+            a charge has a digest of the server's request, which then determines the noise and the
+            examples.
         assignment: a text that is equal for two runs if clients with equal numbers have the same
             examples.
-        follows_request: whether equal charges imply equal releases. True for seeded noise under
-            local trust: a charge has a digest of the server's request, which then determines the
-            noise and the examples.
     """
 
     name: str
-    ledgers: Mapping[str, PrivacyLedger]
-    names: Mapping[str, str] = field(default_factory=dict[str, str])
+    clients: Mapping[str, ClientRecord]
     is_run: bool = False
     is_finished: bool = True
     training: TrainingFile | None = None
     unit: str | None = None
     adjacency: Adjacency | None = None
-    deltas: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
     observer: Observer | None = None
     accountant: AccountantChoice | None = None
-    against_server: Mapping[str, PrivacyLedger] | None = None
     seed: int | None = None
-    chains: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     releases: tuple[str, ...] = ()
-    charged_rounds: int = 0
+    charges_tell: bool = True
     assignment: str = ""
-    follows_request: bool = False
 
 
 def read_source(name: str) -> Source:
@@ -247,16 +257,17 @@ def read_source(name: str) -> Source:
         raise SourceError(f"{name}: neither JSON nor YAML: {error}") from error
     if is_training(content):
         file = read_training(name)
+        section = file.training
+        record = ClientRecord(section.ledger(), delta=section.delta)
         return Source(
             name,
-            {EVERYONE: file.training.ledger()},
+            {EVERYONE: record},
             training=file,
-            unit=file.training.unit,
-            adjacency=file.training.adjacency,
-            deltas={EVERYONE: file.training.delta},
+            unit=section.unit,
+            adjacency=section.adjacency,
         )
     try:
-        return Source(name, *_ledgers(content))
+        return Source(name, _clients_of(content))
     except EventError as error:
         raise SourceError(f"{name}: {error}") from error
 
@@ -270,44 +281,39 @@ def _read_run(name: str, directory: RunDirectory) -> Source:
             "in it has a finite ε; leave it out only if its models and results never left you"
         )
     histories = {str(client): charges for client, charges in files.histories.items()}
-    ledgers = {client: total_of(charges) for client, charges in histories.items()}
     recorded = files.optional("privacy.json") or {"clients": []}  # none before the run has ended
     rows: dict[str, Any] = {str(row["client"]): row for row in recorded["clients"]}
-    for client, row in rows.items():
-        ledger = ledgers.setdefault(client, PrivacyLedger())
-        if row["epsilon"] is None:  # a condition of the claim failed
-            ledger.record(NonPrivate())
-    if not ledgers:
-        raise SourceError(f"{name}: no client of the run has spent anything")
     trust, is_seeded = privacy.trust.name, privacy.noise == "seeded"
     delta = None if privacy.delta == "auto" else privacy.delta  # which the end of the run tells
-    server = {
-        client: total_against_server(charges) or PrivacyLedger()
-        for client, charges in histories.items()
-    }
+    clients = dict[str, ClientRecord]()
+    for client in dict.fromkeys([*histories, *rows]):
+        charges, row = histories.get(client, ()), rows.get(client, {})
+        ledger = total_of(charges)
+        if row and row["epsilon"] is None:  # a condition of the claim failed
+            ledger.record(NonPrivate())
+        server = None
+        if trust == "distributed":
+            server = total_against_server(charges) or PrivacyLedger()
+        chain = tuple(charge.hash for charge in charges)
+        name_, delta_ = row.get("name") or None, row.get("delta") or delta
+        clients[client] = ClientRecord(ledger, name_, delta_, server, chain)
+    if not clients:
+        raise SourceError(f"{name}: no client of the run has spent anything")
+    rounds = [charge.round_number for charges in histories.values() for charge in charges]
+    releases = [json.dumps([r.model, sorted(r.uploads.items())]) for r in files.releases]
     return Source(
         name,
-        ledgers,
-        {client: row["name"] for client, row in rows.items() if row.get("name")},
+        clients,
         is_run=True,
         is_finished=bool(rows),
         unit=privacy.unit,
         adjacency=privacy.adjacency.name,
-        deltas={client: rows.get(client, {}).get("delta") or delta for client in ledgers},
         observer=CLAIMED_AGAINST[trust],
         accountant=privacy.accounting,
-        against_server=server if trust == "distributed" else None,
         seed=experiment.seed if is_seeded else None,
-        chains={c: tuple(charge.hash for charge in charges) for c, charges in histories.items()},
-        releases=tuple(
-            json.dumps([release.model, sorted(release.uploads.items())])
-            for release in files.releases
-        ),
-        charged_rounds=max(
-            (c.round_number for history in histories.values() for c in history), default=0
-        ),
+        releases=tuple(releases),
+        charges_tell=max(rounds, default=0) <= len(releases) or (is_seeded and trust == "local"),
         assignment=_assignment(experiment),
-        follows_request=is_seeded and trust == "local",
     )
 
 
@@ -321,45 +327,43 @@ def _assignment(experiment: Experiment) -> str:
 
 def _read_journal(name: str, path: Path) -> Source:
     histories = FileJournal(path).histories()
-    ledgers = {str(client): total_of(charges) for client, charges in histories.items()}
-    if not ledgers:
+    if not histories:
         raise SourceError(f"{name}: the ledger has no record")
-    return Source(name, ledgers)
+    return Source(name, {str(k): ClientRecord(total_of(c)) for k, c in histories.items()})
 
 
-def _ledgers(content: Any) -> tuple[dict[str, PrivacyLedger], dict[str, str]]:
-    """Return (ledger by client, name by client) from a file's content."""
+def _clients_of(content: Any) -> dict[str, ClientRecord]:
+    """Return what a file's content tells of each client."""
     if isinstance(content, list):
-        return {EVERYONE: ledger_of(content)}, {}
+        return {EVERYONE: ClientRecord(ledger_of(content))}
     if isinstance(content, Mapping):
         if content.get("clients"):
-            return _of_clients(content["clients"])
+            return _of_rows(content["clients"])
         if "ledger" in content:
-            return {EVERYONE: ledger_of(content["ledger"])}, {}
+            return {EVERYONE: ClientRecord(ledger_of(content["ledger"]))}
         if "history" in content:
-            return {EVERYONE: opacus_ledger(content["history"])}, {}
+            return {EVERYONE: ClientRecord(opacus_ledger(content["history"]))}
         if "deployment" in content:
-            return {EVERYONE: registry_ledger(content)}, {}
+            return {EVERYONE: ClientRecord(registry_ledger(content))}
     raise EventError(
         "neither a list of events, nor an object with 'clients', 'ledger', 'history' (Opacus), "
         "'training' (a training file) or 'deployment' (an entry of the registry)"
     )
 
 
-def _of_clients(clients: Any) -> tuple[dict[str, PrivacyLedger], dict[str, str]]:
-    ledgers, names = dict[str, PrivacyLedger](), dict[str, str]()
-    for place, row in enumerate(clients if isinstance(clients, list) else [clients]):
+def _of_rows(rows: Any) -> dict[str, ClientRecord]:
+    clients = dict[str, ClientRecord]()
+    for place, row in enumerate(rows if isinstance(rows, list) else [rows]):
         if not isinstance(row, Mapping) or "client" not in row or "ledger" not in row:
             raise EventError(f"clients[{place}] must have the keys 'client' and 'ledger'")
         key = str(row["client"])
-        if key in ledgers:
+        if key in clients:
             raise EventError(f"clients[{place}]: client {key} is there twice")
-        ledgers[key] = ledger_of(row["ledger"])
+        ledger = ledger_of(row["ledger"])
         if "epsilon" in row and row["epsilon"] is None:
-            ledgers[key].record(NonPrivate())
-        if row.get("name"):
-            names[key] = str(row["name"])
-    return ledgers, names
+            ledger.record(NonPrivate())
+        clients[key] = ClientRecord(ledger, str(row["name"]) if row.get("name") else None)
+    return clients
 
 
 def without_repetitions(sources: Iterable[Source]) -> list[Source]:
@@ -388,20 +392,20 @@ def repeats(first: Source, second: Source) -> bool:
     enough: under secure noise, or if clients are drawn in secret, charges do not depend on the
     examples, and a secure sum depends on other clients, too. If a charged
     round has no record of its releases, equal charges suffice, but only where they imply equal
-    releases (`Source.follows_request`).
+    releases (`Source.charges_tell`).
 
     Args:
         first: the run whose releases are looked up in `second`.
         second: the run that may have all releases of `first`.
     """
-    if not (first.is_run and second.is_run and first.chains):
+    if not (first.is_run and second.is_run and any(c.chain for c in first.clients.values())):
         return False
-    is_recorded = first.charged_rounds <= len(first.releases)
     if first.releases != second.releases[: len(first.releases)]:
         return False
-    return (is_recorded or first.follows_request) and all(
-        second.chains.get(client, ())[: len(chain)] == chain
-        for client, chain in first.chains.items()
+    unknown = ClientRecord(PrivacyLedger())
+    return first.charges_tell and all(
+        second.clients.get(client, unknown).chain[: len(record.chain)] == record.chain
+        for client, record in first.clients.items()
     )
 
 
@@ -412,16 +416,5 @@ def renamed(source: Source, clients: Mapping[str, str]) -> Source:
         source: the source.
         clients: mapping from new key to old key; a client without a new key is left out.
     """
-
-    def moved(values: Mapping[str, Any]) -> dict[str, Any]:
-        return {new: values[old] for new, old in clients.items() if old in values}
-
-    server = source.against_server
-    return replace(
-        source,
-        ledgers=moved(source.ledgers),
-        names={},
-        deltas=moved(source.deltas),
-        chains=moved(source.chains),
-        against_server=None if server is None else moved(server),
-    )
+    moved = {new: replace(source.clients[old], name=None) for new, old in clients.items()}
+    return replace(source, clients=moved)

@@ -24,6 +24,7 @@ from fedsim.clients.mechanisms.kinds import protects_client
 from fedsim.core.text_formats import finite_or_none
 from fedsim.tools.totals.sources import (
     EVERYONE,
+    ClientRecord,
     Source,
     SourceError,
     renamed,
@@ -173,7 +174,7 @@ def account_of(
     is_known = True
     if clients is None:
         kept, is_known = _matched(kept)
-    keys = sorted({key for source in kept for key in source.ledgers}, key=_by_number)
+    keys = sorted({key for source in kept for key in source.clients}, key=_by_number)
     totals = tuple(_total(key, kept, delta, names, chosen) for key in keys)
     return Totals(
         tuple(source.name for source in kept),
@@ -194,12 +195,13 @@ def _total(
     accountants: Sequence[AccountantChoice],
     adjacency: Adjacency,
 ) -> ClientTotal:
-    counted = [source for source in sources if key in source.ledgers]
+    counted = [source for source in sources if key in source.clients]
+    records = [source.clients[key] for source in counted]
     chosen = _delta(key, counted) if delta is None else delta
     total, server = PrivacyLedger(), PrivacyLedger()
-    for source in counted:
-        total.merge(source.ledgers[key])
-        server.merge((source.against_server or {}).get(key, PrivacyLedger()))
+    for record in records:
+        total.merge(record.ledger)
+        server.merge(record.against_server or PrivacyLedger())
 
     def epsilon(ledger: PrivacyLedger, accountant: AccountantChoice) -> float:
         """Return ε of a ledger, with the noise sampler's slack once for each fedsim run.
@@ -219,10 +221,10 @@ def _total(
             get_epsilon = partial(epsilon_with_slack, get_epsilon)
         return get_epsilon(chosen)
 
-    has_server = bool(counted) and all(source.against_server is not None for source in counted)
+    has_server = all(record.against_server is not None for record in records)
     return ClientTotal(
         key,
-        next((source.names[key] for source in counted if key in source.names), None),
+        next((record.name for record in records if record.name is not None), None),
         tuple(source.name for source in counted),
         total,
         chosen,
@@ -236,7 +238,7 @@ def _whose(key: str) -> str:
 
 
 def _delta(key: str, sources: Sequence[Source]) -> float:
-    deltas = [source.deltas[key] for source in sources if source.deltas]
+    deltas = [source.clients[key].delta for source in sources if source.unit is not None]
     known = {delta for delta in deltas if delta is not None}
     if len(known) != 1 or None in deltas:
         given = "no δ" if not known else "several δ: " + ", ".join(f"{d:g}" for d in sorted(known))
@@ -290,8 +292,8 @@ def _refuse_common_noise(sources: Sequence[Source]) -> None:
 
 
 def _refuse_mixture(sources: Sequence[Source]) -> None:
-    unnamed = [source.name for source in sources if EVERYONE in source.ledgers]
-    named = [source.name for source in sources if set(source.ledgers) - {EVERYONE}]
+    unnamed = [source.name for source in sources if EVERYONE in source.clients]
+    named = [source.name for source in sources if set(source.clients) - {EVERYONE}]
     if unnamed and named:
         raise SourceError(
             f"{unnamed[0]} names no client, and {named[0]} does: say whose it is with --clients "
@@ -318,7 +320,7 @@ def _mapped(sources: Sequence[Source], clients: Mapping[str, Sequence[str]]) -> 
     for source in sources:
         place_of = {
             key: source.name if key == EVERYONE else f"{source.name}:{key}"
-            for key in source.ledgers
+            for key in source.clients
         }
         missing = [place for place in place_of.values() if place not in places]
         if missing:
@@ -351,7 +353,7 @@ def _matched(sources: Sequence[Source]) -> tuple[list[Source], bool]:
         return list(sources), True
     if all(_has_names(run) for run in runs):
         return [
-            renamed(s, {name: client for client, name in s.names.items()}) if s.is_run else s
+            renamed(s, {c.name or "": key for key, c in s.clients.items()}) if s.is_run else s
             for s in sources
         ], True
     if len({run.assignment for run in runs}) == 1:
@@ -361,8 +363,8 @@ def _matched(sources: Sequence[Source]) -> tuple[list[Source], bool]:
 
 def _has_names(run: Source) -> bool:
     """Whether every client of a run has a name that no other client of the run has."""
-    is_unique = len(set(run.names.values())) == len(run.names)
-    return is_unique and run.ledgers.keys() <= run.names.keys()
+    names = {record.name for record in run.clients.values()}
+    return None not in names and len(names) == len(run.clients)
 
 
 def _every_choice(sources: Sequence[Source]) -> list[Source]:
@@ -402,20 +404,22 @@ def _every_choice(sources: Sequence[Source]) -> list[Source]:
 def _largest(source: Source) -> list[str]:
     """Return clients of a source such that every other client spent no more than one of them."""
     kept: list[str] = []
-    for client in source.ledgers:
-        if any(_covers(source, other, client) for other in kept):
+    for client, record in source.clients.items():
+        if any(_covers(source.clients[other], record) for other in kept):
             continue
-        kept = [other for other in kept if not _covers(source, client, other)]
+        kept = [other for other in kept if not _covers(record, source.clients[other])]
         kept.append(client)
     return kept
 
 
-def _covers(source: Source, client: str, other: str) -> bool:
-    """Return whether `client` spent at least as much as `other`, at every δ."""
-    if source.deltas.get(client) != source.deltas.get(other):
-        return False
-    views = [source.ledgers, *([source.against_server] if source.against_server else [])]
-    return all(_dominates(view[client], view[other]) for view in views)
+def _covers(record: ClientRecord, other: ClientRecord) -> bool:
+    """Return whether a client spent at least as much as another one, at every δ."""
+    server, others = record.against_server, other.against_server
+    return (
+        record.delta == other.delta
+        and _dominates(record.ledger, other.ledger)
+        and (server is None or others is None or _dominates(server, others))
+    )
 
 
 def _dominates(ledger: PrivacyLedger, other: PrivacyLedger) -> bool:

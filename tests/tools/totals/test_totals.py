@@ -23,27 +23,44 @@ from fedsim.accountant import (
     RdpAccountant,
 )
 from fedsim.accountant.sampler_slack import epsilon_with_slack
-from fedsim.tools.totals.sources import Source, SourceError, read_source, registry_ledger
+from fedsim.tools.totals.sources import (
+    ClientRecord,
+    Source,
+    SourceError,
+    read_source,
+    registry_ledger,
+)
 from fedsim.tools.totals.totals import Totals, account_of
 
 STEP = PoissonSampled(0.1, Gaussian(1.0))
 NAMES = {"0": "Mainz"}
 
 
-def run(name: str, counts: dict[str, int], *, seed: int | None = None, **terms: Any) -> Source:
+def run(
+    name: str,
+    counts: dict[str, int],
+    *,
+    names: dict[str, str] = NAMES,
+    delta: float = 1e-5,
+    chains: dict[str, tuple[str, ...]] | None = None,
+    **terms: Any,
+) -> Source:
     """A run in which each client took so many steps."""
+    chains = chains or {client: (f"{name}-{client}",) for client in counts}
+    clients = {
+        client: ClientRecord(
+            PrivacyLedger().record(STEP, n), names.get(client), delta, None, chains[client]
+        )
+        for client, n in counts.items()
+    }
     chosen: dict[str, Any] = {
         "is_run": True,
         "unit": "example",
         "adjacency": "zero_out",
         "observer": "server",
         "accountant": "pld",
-        "deltas": dict.fromkeys(counts, 1e-5),
-        "seed": seed,
-        "chains": {client: (f"{name}-{client}",) for client in counts},
     }
-    ledgers = {client: PrivacyLedger().record(STEP, n) for client, n in counts.items()}
-    return Source(name, ledgers, NAMES, **(chosen | terms))
+    return Source(name, clients, **(chosen | terms))
 
 
 def epsilons(account: Totals) -> dict[str, float]:
@@ -95,7 +112,7 @@ def test_a_map_says_which_clients_are_the_same() -> None:
         ({"unit": "client"}, r"a has unit 'example' and b 'client'.*no meaning"),
         ({"adjacency": "add_remove"}, r"a has adjacency 'zero_out' and b 'add_remove'"),
         ({"observer": "models"}, r"a has observer 'server' and b 'models'"),
-        ({"deltas": {"0": 1e-6}}, r"client Mainz has several δ: 1e-06, 1e-05; pass .*--delta"),
+        ({"delta": 1e-6}, r"client Mainz has several δ: 1e-06, 1e-05; pass .*--delta"),
     ],
 )
 def test_what_has_no_total_is_refused(terms: dict[str, Any], message: str) -> None:
@@ -113,7 +130,7 @@ def test_runs_of_one_seed_share_their_noise() -> None:
 
 
 def test_a_repeated_run_costs_nothing() -> None:
-    terms: dict[str, Any] = {"seed": 3, "charged_rounds": 1}
+    terms: dict[str, Any] = {"seed": 3}
     whole = run("whole", {"0": 10}, chains={"0": ("h1", "h2")}, releases=("r1", "r2"), **terms)
     part = run("part", {"0": 5}, chains={"0": ("h1",)}, releases=("r1",), **terms)
     for sources in ([whole, part], [part, whole]):
@@ -126,7 +143,7 @@ def test_a_repeated_run_costs_nothing() -> None:
 def test_other_refusals() -> None:
     with pytest.raises(SourceError, match="a is given twice"):
         account_of([run("a", {"0": 1}), run("a", {"0": 1})])
-    unnamed = Source("events.json", {"": PrivacyLedger().record(STEP)})
+    unnamed = Source("events.json", {"": ClientRecord(PrivacyLedger().record(STEP))})
     with pytest.raises(SourceError, match=r"events\.json names no client, and a does.*--clients"):
         account_of([run("a", {"0": 1}), unnamed])
     with pytest.raises(SourceError, match=r"the ledger has no δ; pass .*--delta"):
@@ -268,35 +285,34 @@ def test_entries_that_say_something_else_are_refused(tmp_path: Path) -> None:
 def test_equal_charges_of_other_releases_are_two_spends() -> None:
     """Under secure noise, and for sums, a chain of charges does not tell what was released."""
     chains = {"0": ("h",)}
-    one = run("a", {"0": 10}, chains=chains, releases=("r1",), charged_rounds=1)
-    other = run("b", {"0": 10}, chains=chains, releases=("r2",), charged_rounds=1)
-    ended = run("c", {"0": 10}, chains=chains, releases=(), charged_rounds=1)
+    one = run("a", {"0": 10}, chains=chains, releases=("r1",))
+    other = run("b", {"0": 10}, chains=chains, releases=("r2",))
+    ended = run("c", {"0": 10}, chains=chains, releases=(), charges_tell=False)
     for second in (other, ended):
         account = account_of([one, second])
         assert account.repeated == ()
         assert account.largest.epsilon > account_of([one]).largest.epsilon
-    follows = run("d", {"0": 10}, chains=chains, charged_rounds=1, follows_request=True)
+    follows = run("d", {"0": 10}, chains=chains)
     assert account_of([one, follows]).repeated == ("d",)
 
 
 def test_a_sum_without_a_client_is_not_the_sum_with_it() -> None:
-    few = run("a", {"1": 5}, chains={"1": ("h",)}, releases=("r1",), charged_rounds=1, seed=3)
+    few = run("a", {"1": 5}, chains={"1": ("h",)}, releases=("r1",), seed=3)
     all_of_them = run("b", {"0": 5, "1": 5}, chains={"0": ("g",), "1": ("h",)}, releases=("r2",))
     assert account_of([few, all_of_them]).repeated == ()
 
 
 def test_named_clients_add_up_by_name() -> None:
-    one = run("a", {"0": 10, "1": 20}, assignment="x")
-    two = run("b", {"0": 30, "1": 5}, assignment="y")
     named = {"0": "Mainz", "1": "Trier"}, {"0": "Trier", "1": "Mainz"}
-    sources = [replace(s, names=names) for s, names in zip((one, two), named, strict=True)]
-    found = epsilons(account_of(sources))
+    one = run("a", {"0": 10, "1": 20}, assignment="x", names=named[0])
+    two = run("b", {"0": 30, "1": 5}, assignment="y", names=named[1])
+    found = epsilons(account_of([one, two]))
     assert found == {"Mainz": slack_of_two(15), "Trier": slack_of_two(50)}
 
 
 def test_no_client_is_lost_where_two_have_one_name() -> None:
     named = {"0": "Mainz", "1": "Mainz"}
-    sources = [replace(run(n, {"0": 40, "1": 5}, assignment="x"), names=named) for n in ("a", "b")]
+    sources = [run(n, {"0": 40, "1": 5}, assignment="x", names=named) for n in ("a", "b")]
     assert account_of(sources).largest.epsilon == slack_of_two(80)
 
 
@@ -315,7 +331,8 @@ def test_a_drawn_partition_has_the_total_of_the_worst_assignment() -> None:
 def test_clients_that_do_not_dominate_are_all_tried() -> None:
     one = run("a", {"0": 10, "1": 10}, assignment="seed 0")
     less_noise = PrivacyLedger().record(PoissonSampled(0.01, Gaussian(0.5)), 10)
-    one = replace(one, ledgers={**one.ledgers, "1": less_noise})
+    other = replace(one.clients["1"], ledger=less_noise)
+    one = replace(one, clients={**one.clients, "1": other})
     two = run("b", {"0": 30}, assignment="seed 1")
     account = account_of([one, two])
     assert len(account.clients) == 2
@@ -324,7 +341,6 @@ def test_clients_that_do_not_dominate_are_all_tried() -> None:
 
 
 def test_whole_clients_of_drawn_partitions_have_no_total() -> None:
-    sources = [run(n, {"0": 1}, unit="client", assignment=n) for n in ("a", "b")]
-    sources = [replace(source, names={}) for source in sources]
+    sources = [run(n, {"0": 1}, unit="client", assignment=n, names={}) for n in ("a", "b")]
     with pytest.raises(SourceError, match="none has a total; use one seed and secure noise"):
         account_of(sources)
