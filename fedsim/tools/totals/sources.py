@@ -374,14 +374,8 @@ def without_repetitions(sources: Iterable[Source]) -> list[Source]:
     """
     kept: list[Source] = []
     for source in sources:
-        for place, other in enumerate(kept):
-            if repeats(source, other):
-                break
-            if repeats(other, source):
-                kept[place] = source
-                break
-        else:
-            kept.append(source)
+        if not any(repeats(source, other) for other in kept):
+            kept = [other for other in kept if not repeats(other, source)] + [source]
     return kept
 
 

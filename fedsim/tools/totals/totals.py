@@ -28,7 +28,6 @@ from fedsim.tools.totals.sources import (
     Source,
     SourceError,
     renamed,
-    repeats,
     without_repetitions,
 )
 
@@ -162,7 +161,9 @@ def account_of(
     Raises:
         SourceError: the sources cannot be added up; the message says why and how to go on.
     """
-    _refuse_same_name(sources)
+    given = [source.name for source in sources]
+    if twice := next((name for name in given if given.count(name) > 1), None):
+        raise SourceError(f"{twice} is given twice")
     if clients is not None:
         sources = _mapped(sources, clients)
     kept = without_repetitions(sources)
@@ -279,16 +280,13 @@ def _refuse_common_noise(sources: Sequence[Source]) -> None:
     """
     seeded = [source for source in sources if source.seed is not None]
     for run, other in combinations(seeded, 2):
-        if run.seed != other.seed:
-            continue
-        if repeats(run, other) or repeats(other, run):
-            continue
-        raise SourceError(
-            f"{run.name} and {other.name} have seed {run.seed} and seeded noise, so the "
-            "noise of one is that of the other, and together they have no ε. Give each run a seed "
-            "of its own, or use privacy.noise: secure; --independent-noise accounts for what the "
-            "two simulate, with noise of their own"
-        )
+        if run.seed == other.seed:
+            raise SourceError(
+                f"{run.name} and {other.name} have seed {run.seed} and seeded noise, so the "
+                "noise of one is that of the other, and together they have no ε. Give each run a "
+                "seed of its own, or use privacy.noise: secure; --independent-noise accounts for "
+                "what the two simulate, with noise of their own"
+            )
 
 
 def _refuse_mixture(sources: Sequence[Source]) -> None:
@@ -299,13 +297,6 @@ def _refuse_mixture(sources: Sequence[Source]) -> None:
             f"{unnamed[0]} names no client, and {named[0]} does: say whose it is with --clients "
             "FILE, a map from each client to its places"
         )
-
-
-def _refuse_same_name(sources: Sequence[Source]) -> None:
-    names = [source.name for source in sources]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise SourceError(f"{twice} is given twice")
 
 
 def _mapped(sources: Sequence[Source], clients: Mapping[str, Sequence[str]]) -> list[Source]:
@@ -393,12 +384,13 @@ def _every_choice(sources: Sequence[Source]) -> list[Source]:
             f"each run, and the clients of {sources[0].name} spent {len(kept[0])} different "
             f"amounts: too many combinations to add up; {way_out}"
         )
-    names = [dict[str, str]() for _ in sources]
     choices = list(product(*kept))
-    for number, choice in enumerate(choices, 1):
-        for new, client in zip(names, choice, strict=True):
-            new["any" if len(choices) == 1 else f"any ({number})"] = client
-    return [renamed(source, new) for source, new in zip(sources, names, strict=True)]
+    keys = [f"any ({number})" for number in range(1, len(choices) + 1)]
+    keys = keys if len(choices) > 1 else ["any"]
+    return [
+        renamed(source, dict(zip(keys, clients, strict=True)))
+        for source, clients in zip(sources, zip(*choices, strict=True), strict=True)
+    ]
 
 
 def _largest(source: Source) -> list[str]:
