@@ -205,7 +205,7 @@ def _helper(
 ) -> Message:
     """Answer as a helper, which has no data, model or ledger, only a record of its sums.
 
-    No file that the experiment names is read: it came from the server, and has no policy here.
+    The experiment came from the server, so no data, weights or table that it names are read.
     """
     if message.metadata.message_type == LEDGER_TYPE:
         return ledger_reply(None, message)

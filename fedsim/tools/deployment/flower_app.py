@@ -64,8 +64,8 @@ class WrittenApp:
     Attributes:
         path: directory of the app.
         num_nodes: number of SuperNodes that the app waits for: one for each client and helper.
-        node_files: absolute paths of the data and initial weights that every node must have; empty
-            if the data need no file and the weights come from the seed.
+        node_files: absolute paths of the data, of the csv files of `privacy.clients` and of the
+            initial weights, which every node must have.
         plugin_digest: digest of the plug-ins, for `plugin_digests` of a node's policy; None without
             plug-ins.
     """
@@ -177,7 +177,7 @@ def _plugin_files(loaded: LoadedExperiment) -> list[PurePosixPath]:
 
 
 def _with_absolute_files(loaded: LoadedExperiment) -> tuple[Experiment, tuple[Path, ...]]:
-    """Return (experiment with absolute paths of data and initial weights, these paths)."""
+    """Return (experiment with absolute paths of data, budgets and initial weights, these paths)."""
     experiment, files = loaded.experiment, list[Path]()
 
     def absolute(path: str) -> str:
@@ -195,4 +195,10 @@ def _with_absolute_files(loaded: LoadedExperiment) -> tuple[Experiment, tuple[Pa
     if experiment.model.init is not None:
         init = {"init": absolute(experiment.model.init)}
         placed["model"] = experiment.model.model_copy(update=init)
+    if experiment.privacy is not None:
+        clients = {
+            name: entry.model_copy(update={"csv": entry.csv and absolute(entry.csv)})
+            for name, entry in experiment.privacy.clients.items()
+        }
+        placed["privacy"] = experiment.privacy.model_copy(update={"clients": clients})
     return experiment.model_copy(update=placed), tuple(files)

@@ -68,6 +68,20 @@ def test_data_stay_where_they_are(tmp_path: Path) -> None:
     assert "is not empty" in str(again.exception)
 
 
+def test_a_file_of_budgets_is_one_that_every_node_must_have(tmp_path: Path) -> None:
+    """Flower's bundle of an app has no csv file."""
+    (tmp_path / "budgets.csv").write_text("client,epsilon\n0,3.0\n")
+    asked = {"csv": "budgets.csv", "columns": {"target_epsilon": "epsilon"}}
+    privacy = {"target_epsilon": 8.0, "delta": 1e-3, "max_grad_norm": 1.0}
+    (tmp_path / "net.py").write_text("def build(): ...\n")
+    content = {**EXPERIMENT, "privacy": {**privacy, "clients": {"asked": asked}}}
+    app = write_app(load_experiment(content, base=tmp_path), tmp_path / "app")
+    assert app.node_files == ((tmp_path / "budgets.csv").resolve(),)
+    written = load_experiment(app.path / "fedsim_app" / "experiment.yaml").experiment.privacy
+    assert written is not None
+    assert written.clients["asked"].csv == str(app.node_files[0])
+
+
 @pytest.mark.parametrize(("privacy", "warns"), [("seeded", True), ("secure", False), (None, False)])
 def test_seeded_noise_is_warned_of(tmp_path: Path, privacy: str | None, warns: bool) -> None:
     (tmp_path / "net.py").write_text("def build(): ...\n")
