@@ -29,17 +29,16 @@ class SumView:
     """A secure sum that an adversary sees: one client's upload plus the noise of other parties.
 
     Attributes:
-        part: the share of the noise of the sum that the client adds.
+        part: the share of the noise of the sum that the client adds; if it adds none, the sum has
+            noise that the server adds.
         step_length: size of one unit of the integers that are summed, divided by the client's
             sensitivity.
         others: client numbers of the other honest clients, whose noise is in the sum.
-        has_server_noise: whether the sum also has noise that the server adds.
     """
 
     part: SumPart
     step_length: float
-    others: tuple[int, ...]
-    has_server_noise: bool = False
+    others: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -50,16 +49,18 @@ class Adversary:
         against: what the adversary sees: "server" for the client's single uploads, "sums" for the
             opened sums, "models" for the global models.
         epsilon: the ε that is claimed against the adversary.
-        noise_factor: standard deviation of the noise that the adversary sees, divided by that of
-            the client's own mechanism.
         view: the sum in which the adversary sees the client's upload; None under local trust, where
             it sees the upload itself.
     """
 
     against: Against
     epsilon: float
-    noise_factor: float = 1.0
     view: SumView | None = None
+
+    @property
+    def noise_factor(self) -> float:
+        """Deviation of the noise that the adversary sees, over that of the client's mechanism."""
+        return self.view.part.noise_factor if self.view and self.against == "sums" else 1.0
 
 
 def adversaries_of(federation: Federation, client: int) -> list[Adversary]:
@@ -82,15 +83,15 @@ def adversaries_of(federation: Federation, client: int) -> list[Adversary]:
     claimed = accounting.epsilon(plan.charges(0, plan.steps_to_take))
     if plan.part is None or step_length is None:
         return [Adversary("server", claimed)]
-    alone = SumView(plan.part, step_length, ())
+    alone = SumView(plan.part, step_length)
     if not plan.part.adds_noise:
-        return [Adversary("models", claimed, view=replace(alone, has_server_noise=True))]
+        return [Adversary("models", claimed, alone)]
     others = [k for k, other in enumerate(plans) if other.part is not None and k != client]
-    honest = replace(alone, others=tuple(others[: honest_draws(federation.experiment) - 1]))
+    honest = tuple(others[: honest_draws(federation.experiment) - 1])
     by_share = plan.server_charges(0, plan.steps_to_take) or []
     return [
-        Adversary("sums", claimed, plan.part.noise_factor, honest),
-        Adversary("server", accounting.epsilon(by_share), view=alone),
+        Adversary("sums", claimed, replace(alone, others=honest)),
+        Adversary("server", accounting.epsilon(by_share), alone),
     ]
 
 
@@ -130,6 +131,8 @@ class OtherNoise:
             client: plans[client].release_as(SummedMechanism).for_model(model.parameters)
             for client in view.others
         }
+        stacks = gradients is not None and gradients.stacks
+        self._blocks = [view.others] if stacks else [(client,) for client in view.others]
 
     def of_round(self, number: int, *, secure: bool) -> Tensor:
         """Return the sum of all other parties' noise in a round, as integers in float64 (size,).
@@ -140,20 +143,14 @@ class OtherNoise:
         """
         size, local = self._model.parameters.size, self._federation.experiment.local
         total = torch.zeros(size, dtype=torch.float64, device=self._index.device)
-        if self._view.has_server_noise:
+        if not self._view.part.adds_noise:
             seed = None if secure else self._federation.experiment.seed
             total += ServerDraws(self._federation, size, seed=seed).of_round(number)
-        for block in self._blocks():
+        for block in filter(None, self._blocks):
             members = [self._member(client, number, secure=secure) for client in block]
             result = block_of(self._model, self._loss, self._gradients, local, members).train()
             total += result.values.double().sum(0)
         return total
-
-    def _blocks(self) -> list[tuple[int, ...]]:
-        others = self._view.others
-        if self._gradients is not None and self._gradients.stacks:
-            return [others] if others else []
-        return [(client,) for client in others]
 
     def _member(self, client: int, number: int, *, secure: bool) -> BlockMember:
         release = self._releases[client]
