@@ -15,11 +15,12 @@ for the old one.
 import hashlib
 import json
 import logging
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
 
 import fedsim
 from fedsim.accountant import Event, NonPrivate, PrivacyLedger, UnsupportedEventError
@@ -63,6 +64,7 @@ _SAME_VERSION_OR_ANOTHER_SEED = (
 )
 _LEDGER = "ledger.jsonl"
 _EXPERIMENT = "experiment.json"
+_RELEASE = TypeAdapter(HelperRelease)
 
 
 def state_directory(node_config: Mapping[str, object]) -> Path:
@@ -75,12 +77,7 @@ def state_directory(node_config: Mapping[str, object]) -> Path:
         DeploymentError: the path is not absolute; the working directory of a Flower process is
             seldom the user's.
     """
-    path = configured_path(
-        {
-            f"{STATE_KEY} in --node-config": node_config.get(STATE_KEY) or None,
-            STATE_VARIABLE: os.environ.get(STATE_VARIABLE) or None,
-        }
-    )
+    path = configured_path(node_config, STATE_KEY, STATE_VARIABLE)
     return Path.home() / ".local" / "state" / "fedsim" if path is None else path
 
 
@@ -399,11 +396,8 @@ def record_release(state: Path, helper: int, release: HelperRelease) -> None:
 
 def _read_release(path: Path) -> HelperRelease:
     try:
-        content = json.loads(path.read_bytes())
-        return HelperRelease(
-            str(content["run_id"]), int(content["server_round"]), str(content["question"])
-        )
-    except (ValueError, KeyError, TypeError) as error:
+        return _RELEASE.validate_json(path.read_bytes())
+    except ValidationError as error:
         raise DeploymentError(
             f"{path} is damaged, so a second sum of a round could not be noticed: start a new run, "
             "and keep the file"

@@ -169,53 +169,8 @@ class NodePolicy(Settings):
             yield "reads no file of this node: name data files in files"
 
 
-TEMPLATE = """\
-# What this node answers, whatever a server asks. docs/howto/deployment.md explains every key.
-# Check the file after a change: fedsim node-policy FILE --check
-
-# Refuse experiments without `privacy:`.
-require_privacy: true
-
-# Refuse `noise: seeded`. The server knows the seed and can subtract that noise.
-require_secure_noise: true
-
-# Largest ε, at δ, of all experiments, seeds and runs together on this node's data. Choose δ well
-# below 1 / (number of examples).
-max_epsilon: 8.0
-delta: 1.0e-6
-
-# Most rounds of an experiment.
-# max_rounds: 100
-
-# Least noise multiplier of this node's client.
-# min_noise_multiplier: 0.5
-
-# Digests of the plug-ins that may run here; `fedsim deploy` prints them. []: built-in names only.
-# plugin_digests: []
-
-# The only files of this node that experiments may read, by absolute path: the columns of a table
-# that they may use, also to divide its rows, or all.
-# files: {/srv/hospital/heart.csv: [age, sex, chol, ill], /srv/hospital/scans.npz: all}
-
-# Fingerprints of the only helpers to which updates are sent (`fedsim helper-key` prints them). With
-# this key an update is never sent in clear.
-# helpers: []
-
-# Whom this node trusts, and so against whom max_epsilon holds. local: nobody. distributed: that
-# helpers and server do not all collude; needs helpers and plan_digests. central: the server.
-# trust: local
-
-# Digests of the privacy plans that this node follows: fedsim node-policy FILE --plan EXPERIMENT
-# plan_digests: []
-
-# One ledger of this name for all data of this node. Without it each content of a data file has a
-# ledger of its own: for a file that grows or exists in several forms, set a name.
-# data_name: hospital-7
-"""
-
-
 def write_template(path: Path) -> None:
-    """Write a commented template of a policy, readable only by its user.
+    """Write a commented template of a policy (`policy.yaml`), readable only by its user.
 
     Raises:
         DeploymentError: the file exists or cannot be written.
@@ -229,8 +184,8 @@ def write_template(path: Path) -> None:
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = getattr(error, "strerror", None) or error
         raise DeploymentError(f"{path}: cannot be written: {reason}") from error
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(TEMPLATE)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(Path(__file__).with_name("policy.yaml").read_bytes())
 
 
 def load_policy(path: Path) -> NodePolicy:
@@ -256,12 +211,7 @@ def policy_of_node(node_config: Mapping[str, object], state: Path) -> NodePolicy
         DeploymentError: the named file is missing, has mistakes or can be changed by another user,
             or its path is not absolute.
     """
-    path = configured_path(
-        {
-            f"{POLICY_KEY} in --node-config": node_config.get(POLICY_KEY),
-            POLICY_VARIABLE: os.environ.get(POLICY_VARIABLE),
-        }
-    )
+    path = configured_path(node_config, POLICY_KEY, POLICY_VARIABLE)
     if path is None:
         path = state / POLICY_FILE
         if not os.path.lexists(path):  # a link that leads nowhere is a policy that is lost

@@ -21,16 +21,19 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _LOCK = "lock"
 
 
-def configured_path(given: Mapping[str, object]) -> Path | None:
-    """Return the first path in `given` that is not None; None if there is none.
+def configured_path(node_config: Mapping[str, object], key: str, variable: str) -> Path | None:
+    """Return the path that a node's configuration or an environment variable names; else None.
 
     Args:
-        given: paths or None, by the name of the setting that gives each, for the error message.
+        node_config: configuration of the SuperNode, which comes first.
+        key: key of the path in the configuration.
+        variable: name of the environment variable.
 
     Raises:
         DeploymentError: the path is not absolute; the working directory of a Flower process is
             seldom the user's.
     """
+    given = {f"{key} in --node-config": node_config.get(key), variable: os.environ.get(variable)}
     for name, value in given.items():
         if value is not None:
             path = Path(str(value)).expanduser()

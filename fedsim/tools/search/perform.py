@@ -12,6 +12,7 @@ A run that fails by itself, or was changed, ends the search without a selection:
 depend on private data. An interruption from outside does not end the search.
 """
 
+import math
 import secrets
 import shutil
 from collections.abc import Mapping, Sequence
@@ -300,11 +301,9 @@ def _score(folder: Path, metric: str) -> float | None:
 
 def _best(scores: Sequence[float | None], *, smaller: bool) -> int | None:
     """Return the index of the best score, the first if several are equal; non-finite is worst."""
-    if not scores:
-        return None
-    worst = float("inf") if smaller else -float("inf")
-    known = [worst if score is None else score for score in scores]
-    return known.index(min(known) if smaller else max(known))
+    sign = -1.0 if smaller else 1.0
+    known = [-math.inf if score is None else sign * score for score in scores]
+    return max(range(len(known)), key=known.__getitem__, default=None)
 
 
 def perform(file: str, *, out: str | None, workers: int | None, quiet: bool, as_json: bool) -> None:

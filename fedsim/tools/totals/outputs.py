@@ -1,6 +1,6 @@
 """Privacy totals in the terminal, and as a draft entry of the public registry of deployments.
 
-The keys of an entry are those of the template of 2026 (registry.opendp.org). Facts that the run's
+The keys of an entry are those of the template of 2026 (`registry.yaml`). Facts that the run's
 records have are filled in; facts that only people know stay empty.
 """
 
@@ -124,11 +124,11 @@ def registry_entry(account: Totals, sources: Sequence[Source]) -> str:
     if account.to_json()["system_epsilon"] is None:
         raise SourceError("--registry: the largest ε is infinite, which is nothing to register")
     last = RunFiles(RunDirectory.open(Path(runs[-1].name)))
-    name = last.experiment.name
-    entry = {
-        "url_slug": re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "deployment",
-        "deployment": _deployment(account, last),
-    }
+    entry = yaml.safe_load(Path(__file__).with_name("registry.yaml").read_text())
+    slug = re.sub(r"[^a-z0-9]+", "-", last.experiment.name.lower()).strip("-")
+    entry["url_slug"] = slug or entry["url_slug"]
+    for section, facts in _facts(account, last).items():
+        entry["deployment"][section] |= facts
     head = (
         "# A draft for https://registry.opendp.org, written by fedsim totals.\n"
         "# Fill in the empty fields, and check each sentence.\n"
@@ -141,45 +141,45 @@ def registry_entry(account: Totals, sources: Sequence[Source]) -> str:
     return head + yaml.safe_dump(entry, sort_keys=False, allow_unicode=True, width=100)
 
 
-def _deployment(account: Totals, run: RunFiles) -> dict[str, Any]:
+def _facts(account: Totals, run: RunFiles) -> dict[str, dict[str, Any]]:
+    """Return the facts of an entry's sections, from the totals and the records of the last run."""
     text = _statement_texts(run, of_one_run=len(account.sources) == 1)
+    largest, unit, runs = account.largest, account.unit or "example", len(account.sources)
+    releases = sum(count for _, count in largest.ledger.entries)
+    details = (
+        f"ε of the client with the largest one, of {len(account.clients)}, over {runs} training "
+        f"runs; by fedsim's {next(iter(largest.epsilons))} accountant, an upper bound"
+    )
     metrics = [
         f"{key.replace('_', ' ')} {value:.4g}"
         for key, value in run.summary.items()
         if key.startswith("test_") and isinstance(value, float)
     ]
     return {
-        "basic": {
-            "name": run.experiment.name,
-            "data_curators": [{"data_curator_name": "", "data_curator_type": ""}],
-            "description": "",
-            "intended_use": "",
-            "data_product_type": "Machine learning model",
-            "data_product_region": "",
-            "data_product_sector": "",
-            "publication_date": "",
+        "basic": {"name": run.experiment.name},
+        "dp_variant": {"unprotected_quantities": text("adjacency", "data access")},
+        "privacy_loss": {
+            "privacy_unit": _UNITS.get(unit, unit),
+            "privacy_unit_details": text("unit", "adjacency"),
+            "privacy_parameters": {
+                "epsilon": float(epsilon_text(largest.epsilon)),
+                "delta": largest.delta,
+            },
+            "privacy_parameters_details": f"{details}. {text('result', 'delta')}".strip(),
         },
-        "dp_variant": {
-            "variant_name": "Approximate DP",
-            "data_domain": "",
-            "unprotected_quantities": text("adjacency", "data access"),
+        "deployment_model": {
+            "model_name": _MODELS.get(account.observer or "server", ""),
+            "model_name_details": text("guarantee"),
+            "trust_assumptions": text("threat model"),
+            "actors": f"{len(account.clients)} clients, which hold the data, and a server",
+            "release_type_details": f"{runs} training runs; up to {releases} noisy releases of "
+            "one client",
         },
-        "privacy_loss": _privacy_loss(account, text),
-        "deployment_model": _deployment_model(account, text),
         "implementation": {
-            "preprocessing_and_hyperparameter_tuning": "",
             "mechanisms": text("mechanism", "sampling"),
             "composition": text("accounting", "budget"),
-            "post_processing": "",
-            "justification": "",
             "utility": ", ".join(metrics),
             "additional_information": text("recomputation", "limit"),
-        },
-        "administrative": {
-            "evidence_sources": {},
-            "status": "Draft",
-            "registry_authors": [""],
-            "tier": 2,
         },
     }
 
@@ -194,39 +194,3 @@ def _statement_texts(run: RunFiles, *, of_one_run: bool) -> Callable[..., str]:
         if of_one_run or point["point"] not in _OF_ONE_RUN:
             sentences.setdefault(point["point"], []).append(point["text"])
     return lambda *topics: " ".join(text for topic in topics for text in sentences.get(topic, []))
-
-
-def _privacy_loss(account: Totals, text: Callable[..., str]) -> dict[str, Any]:
-    largest, unit = account.largest, account.unit or "example"
-    details = (
-        f"ε of the client with the largest one, of {len(account.clients)}, over "
-        f"{len(account.sources)} training runs; by fedsim's {next(iter(largest.epsilons))} "
-        "accountant, an upper bound"
-    )
-    return {
-        "privacy_unit": _UNITS.get(unit, unit),
-        "privacy_unit_details": text("unit", "adjacency"),
-        "number_of_privacy_units": 1,
-        "privacy_parameters": {
-            "epsilon": float(epsilon_text(largest.epsilon)),
-            "delta": largest.delta,
-        },
-        "privacy_parameters_details": f"{details}. {text('result', 'delta')}".strip(),
-    }
-
-
-def _deployment_model(account: Totals, text: Callable[..., str]) -> dict[str, Any]:
-    releases = sum(count for _, count in account.largest.ledger.entries)
-    return {
-        "model_name": _MODELS.get(account.observer or "server", ""),
-        "model_name_details": text("guarantee"),
-        "trust_assumptions": text("threat model"),
-        "actors": f"{len(account.clients)} clients, which hold the data, and a server",
-        "release_type": "Many releases",
-        "release_type_details": f"{len(account.sources)} training runs; up to {releases} noisy "
-        "releases of one client",
-        "data_source_type": "Static",
-        "data_source_type_details": "",
-        "access_type": "Non-interactive",
-        "access_type_details": "",
-    }
