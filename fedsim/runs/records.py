@@ -22,8 +22,9 @@ from typing import Annotated, Any, Literal, Self, TypedDict, cast
 
 import numpy as np
 from flwr.app import ArrayRecord
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator
 
+from fedsim.accountant import PrivacyLedger
 from fedsim.algorithms.state import ServerState
 from fedsim.core.text_formats import parse_json
 from fedsim.protocol.arrays import to_arrays, to_numpy
@@ -340,3 +341,17 @@ class ModelCard(BaseModel):
             return cls.model_validate(parse_json(metadata[_CARD]))
         except (KeyError, ValueError) as error:
             raise ValueError("it does not say what inputs the model takes") from error
+
+
+def _read_ledger(value: object) -> PrivacyLedger:
+    if isinstance(value, PrivacyLedger):
+        return value
+    if not isinstance(value, list):
+        raise ValueError(f"must be a list of events, got {value!r:.40}")
+    return PrivacyLedger.from_list(value)
+
+
+LedgerField = Annotated[
+    PrivacyLedger, PlainValidator(_read_ledger), PlainSerializer(PrivacyLedger.to_list)
+]
+"""Type of a field with a privacy ledger, which a file has as a list (`PrivacyLedger.to_list`)."""

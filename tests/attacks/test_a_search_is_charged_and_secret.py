@@ -100,7 +100,7 @@ def best_is_first(run: int, variant: str) -> float:
 
 
 def plan(digest: str = "1" * 64, data: str = DATA, shape: float | None = 1.0) -> SearchPlan:
-    ledger = PrivacyLedger().record(EVENT).to_list()
+    ledger = PrivacyLedger().record(EVENT)
     charge = ClientCharge(client=0, delta=DELTA, ledger=ledger)
     return SearchPlan(
         digest=digest,
@@ -582,7 +582,7 @@ def test_a_ledger_of_another_schema_is_refused(
 
 
 def candidate(name: str, ledger: PrivacyLedger, *, delta: float = DELTA) -> SearchPlan:
-    charge = ClientCharge(client=0, delta=delta, ledger=ledger.to_list())
+    charge = ClientCharge(client=0, delta=delta, ledger=ledger)
     return plan().model_copy(update={"candidates": [name], "clients": [charge]})
 
 
@@ -612,7 +612,7 @@ def test_of_noise_that_the_grid_makes_unequal_the_least_is_charged() -> None:
     first = candidate("a", PrivacyLedger().record(Gaussian(4.0), 10))
     second = candidate("b", PrivacyLedger().record(Gaussian(3.9999), 10))
     for order in ([first, second], [second, first]):
-        assert common_charges(order)[0].events.entries == ((Gaussian(3.9999), 10),)
+        assert common_charges(order)[0].ledger.entries == ((Gaussian(3.9999), 10),)
 
 
 def kills_module() -> ModuleType:

@@ -129,8 +129,8 @@ def test_the_charge_of_a_run_is_the_plan_of_every_client(file: Path) -> None:
     plan = plan_search(load_comparison(file, search=True))
     assert [charge.client for charge in plan.clients] == [0, 1, 2]
     for charge in plan.clients:
-        ((_, count),) = charge.events.entries
-        account = charge.events.compose_into(PldAccountant())
+        ((_, count),) = charge.ledger.entries
+        account = charge.ledger.compose_into(PldAccountant())
         assert count == 2
         assert 7.9 < epsilon_with_slack(account.get_epsilon, charge.delta) <= 8.0
     assert plan.draws == 2 * (650 + 1)

@@ -41,11 +41,11 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Self, cast, get_args
+from typing import Self, get_args
 
-from pydantic import PlainSerializer, PlainValidator, ValidationError
+from pydantic import ValidationError
 
-from fedsim.accountant import Event, NonPrivate, PrivacyFilter, PrivacyLedger
+from fedsim.accountant import Event, NonPrivate, PrivacyFilter
 from fedsim.accountant.events import Adjacency
 from fedsim.accountant.ledger.journal import Charge, JournalError
 from fedsim.accountant.sampler_slack import target_without_slack
@@ -54,6 +54,7 @@ from fedsim.core.durable import ChainedFile, sync_directory
 from fedsim.core.settings import Settings, first_mistake
 from fedsim.data.settings import FileDataset
 from fedsim.experiment import Experiment, LoadedExperiment
+from fedsim.runs.records import LedgerField
 from fedsim.tools.deployment.private_files import (
     DeploymentError,
     exclusive,
@@ -88,15 +89,6 @@ def data_directory(state: Path, name: str | None, loaded: LoadedExperiment) -> P
     return state / "data" / (name or "code")
 
 
-def _read_ledger(value: object) -> PrivacyLedger:
-    return value if isinstance(value, PrivacyLedger) else PrivacyLedger.from_list(cast(Any, value))
-
-
-_Ledger = Annotated[
-    PrivacyLedger, PlainValidator(_read_ledger), PlainSerializer(PrivacyLedger.to_list)
-]
-
-
 class DataCharge(Settings):
     """One charge of an experiment to a data set, before it is appended to the ledger.
 
@@ -119,9 +111,9 @@ class DataCharge(Settings):
     round: int
     request: str
     adjacency: Adjacency
-    ledger: _Ledger
+    ledger: LedgerField
     trust: Trust = "local"
-    against_server: _Ledger | None = None
+    against_server: LedgerField | None = None
 
     @classmethod
     def of(cls, charge: Charge, experiment: Experiment) -> Self:

@@ -10,11 +10,10 @@ which charges it again.
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, TypeAdapter, ValidationError
 
-from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.events import Adjacency
 from fedsim.accountant.rdp.selection import RunCountDistribution
 from fedsim.comparison.load import LoadedComparison
@@ -25,6 +24,7 @@ from fedsim.experiment.schema import yaml_text
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.files import SCHEMAS, check_schema
 from fedsim.runs.inputs import PATTERN
+from fedsim.runs.records import LedgerField
 
 FILE = "search.jsonl"
 
@@ -43,22 +43,12 @@ class ClientCharge(Settings):
     Attributes:
         client: number of the client.
         delta: δ of the client's guarantee.
-        ledger: the planned events of one run, in the form of `PrivacyLedger.to_list`.
+        ledger: the planned events of one run.
     """
 
     client: int = Field(ge=0)
     delta: Probability
-    ledger: list[dict[str, Any]]
-
-    @property
-    def events(self) -> PrivacyLedger:
-        """The planned events of one run, as a ledger."""
-        return PrivacyLedger.from_list(self.ledger)
-
-    @model_validator(mode="after")
-    def _has_events(self) -> Self:
-        _ = self.events  # raises an error if the ledger has another form
-        return self
+    ledger: LedgerField
 
 
 class SearchPlan(Settings):
@@ -86,6 +76,11 @@ class SearchPlan(Settings):
     adjacency: Adjacency
     draws: int = Field(ge=0)
     clients: list[ClientCharge] = Field(min_length=1)
+
+    @property
+    def distribution(self) -> dict[str, float | None]:
+        """The distribution of the number of runs, as files name it."""
+        return {"mean": self.mean, "shape": self.shape}
 
     @property
     def run_counts(self) -> RunCountDistribution:
@@ -192,6 +187,11 @@ class Search:
     def is_selection(self) -> bool:
         """Whether the selection is guaranteed: all drawn runs ended, and one was selected."""
         return isinstance(self.end, Selected)
+
+    @property
+    def selected(self) -> str | None:
+        """Name of the selected candidate; None without a selection, or if no run was drawn."""
+        return self.end.variant if isinstance(self.end, Selected) else None
 
 
 def add_record(searches: list[Search], record: Record) -> str | None:

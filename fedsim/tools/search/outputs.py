@@ -32,7 +32,7 @@ from fedsim.core.text_formats import finite_or_none
 from fedsim.report.html import render_page
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.files import SCHEMAS
-from fedsim.tools.search.ledger import ACCOUNT, Search, Selected, Withdrawn, public_folder
+from fedsim.tools.search.ledger import ACCOUNT, Search, Withdrawn, public_folder
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def figure_of(searches: Sequence[Search], *, sees_runs: bool) -> Figure:
 
 def _releases(search: Search, client: int, *, is_selection: bool) -> tuple[tuple[Event, int], ...]:
     """Return what a search charges a client, as pairs (event, count)."""
-    drawn, entries = search.drawn, search.drawn.clients[client].events.entries
+    drawn, entries = search.drawn, search.drawn.clients[client].ledger.entries
     if not is_selection:
         return tuple((event, count * search.charged_runs) for event, count in entries)
     if not entries:
@@ -263,16 +263,15 @@ def selection_json(searches: Sequence[Search], *, score: float | None) -> dict[s
         searches: all searches up to the one that selected the model in the public folder.
         score: the selected run's metric on the public test set.
     """
-    figure = figure_of(searches, sees_runs=False)
-    drawn, end = searches[-1].drawn, searches[-1].end
+    figure, drawn = figure_of(searches, sees_runs=False), searches[-1].drawn
     return {
         "schema": SCHEMAS[SELECTION],
         "fedsim": drawn.fedsim,
         "search": drawn.search,
         "candidates": drawn.candidates,
-        "distribution": {"mean": drawn.mean, "shape": drawn.shape},
+        "distribution": drawn.distribution,
         "metric": drawn.metric,
-        "selected": end.variant if isinstance(end, Selected) else None,
+        "selected": searches[-1].selected,
         "score": score,
         "adjacency": drawn.adjacency,
         "observer": OBSERVER_OF_SELECTION,
@@ -355,14 +354,14 @@ def account_page(content: Mapping[str, Any]) -> str:
 
 
 def _search_json(search: Search) -> dict[str, Any]:
-    end = search.end
+    drawn, end = search.drawn, search.end
     return {
-        "search": search.drawn.search,
-        "distribution": {"mean": search.drawn.mean, "shape": search.drawn.shape},
-        "candidates": search.drawn.candidates,
-        "runs": search.drawn.runs,
+        "search": drawn.search,
+        "distribution": drawn.distribution,
+        "candidates": drawn.candidates,
+        "runs": drawn.runs,
         "charged_runs": search.charged_runs,
         "status": "unfinished" if end is None else end.record,
-        "selected": end.variant if isinstance(end, Selected) else None,
+        "selected": search.selected,
         "reason": end.reason if isinstance(end, Withdrawn) else None,
     }

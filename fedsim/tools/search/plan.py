@@ -91,7 +91,7 @@ def _plan_of(
         ledger = PrivacyLedger.of(plan.release.charges(0, plan.steps_to_take))
         if ledger.epsilon(plan.delta, "rdp", privacy.adjacency.name) == float("inf"):
             raise SearchError(f"candidate {name!r} has no finite ε, so its runs cannot be charged")
-        clients.append(ClientCharge(client=client, delta=plan.delta, ledger=ledger.to_list()))
+        clients.append(ClientCharge(client=client, delta=plan.delta, ledger=ledger))
     values = federation.model.shared.parameters.size
     return SearchPlan(
         digest=run_fingerprint(loaded),
@@ -133,7 +133,8 @@ def common_charges(plans: Sequence[SearchPlan]) -> list[ClientCharge]:
             )
         for client, planned in enumerate(other.clients):
             try:
-                ledger = least_noise(charges[client].ledger, planned.ledger)
+                both_ledgers = charges[client].ledger.to_list(), planned.ledger.to_list()
+                ledger = PrivacyLedger.from_list(least_noise(*both_ledgers))
             except OtherEventError:
                 raise SearchError(
                     f"{both} have other events: client {client} would be charged "
@@ -147,7 +148,7 @@ def common_charges(plans: Sequence[SearchPlan]) -> list[ClientCharge]:
 
 def _events_text(charge: ClientCharge) -> str:
     return (
-        " and ".join(f"{count} x {event!r}" for event, count in charge.events.entries) or "nothing"
+        " and ".join(f"{count} x {event!r}" for event, count in charge.ledger.entries) or "nothing"
     )
 
 
@@ -185,8 +186,8 @@ def is_within(spent: PrivacyLedger, charge: ClientCharge) -> bool:
         spent: the client's events in the run's durable ledger.
         charge: the charge for one run.
     """
-    charged = [to_dict(event) for event, _ in charge.events.entries]
-    left = [count for _, count in charge.events.entries]
+    charged = [to_dict(event) for event, _ in charge.ledger.entries]
+    left = [count for _, count in charge.ledger.entries]
     for event, count in spent.entries:
         place = next(
             (n for n, charge in enumerate(charged) if _covers(charge, to_dict(event))), None

@@ -44,16 +44,16 @@ class SearchVerification:
 
     Attributes:
         problems: one line of text for each mistake that was found; empty for sound searches.
-        unchecked: one line of text for each fact that could not be checked.
         root: hash of the last record of the ledger; None if the ledger cannot be read.
         statement: sentences with both guarantees, recomputed from the ledger; empty if the ledger
             cannot be read.
+        unchecked: one line of text for each fact that could not be checked.
     """
 
     problems: tuple[str, ...]
-    unchecked: tuple[str, ...]
-    root: str | None
-    statement: tuple[str, ...]
+    root: str | None = None
+    statement: tuple[str, ...] = ()
+    unchecked: tuple[str, ...] = UNCHECKED
 
 
 def verify_if_search(
@@ -89,15 +89,15 @@ def verify_search(out: Path, *, root: str | None = None) -> SearchVerification:
     try:
         ledger = SearchLedger(out)
     except SearchLedgerError as error:
-        return SearchVerification((str(error),), UNCHECKED, None, ())
+        return SearchVerification((str(error),))
     if not ledger.searches:
         problem = f"{PATH} is missing or empty: no search was drawn, or its ledger was removed"
-        return SearchVerification((problem,), UNCHECKED, None, ())
+        return SearchVerification((problem,))
     problems = list(_problems(out, ledger))
     if root is not None and root.lower() != ledger.head:
         problems.append(f"the last record is {ledger.head}, not the given {root.lower()}")
     content = account_json(ledger.searches, name="", head=ledger.head)
-    return SearchVerification(tuple(problems), UNCHECKED, ledger.head, tuple(content["statement"]))
+    return SearchVerification(tuple(problems), ledger.head, tuple(content["statement"]))
 
 
 def _problems(out: Path, ledger: SearchLedger) -> Iterator[str]:
