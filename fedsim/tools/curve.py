@@ -1,7 +1,5 @@
 """The command `fedsim curve`, which compares bounds on ε over the steps of DP-SGD."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,7 +115,7 @@ def curve_command(
 
     path = None if plot is None else check_chart_path(Path(plot))
     marks, whose = None, ""
-    with _usage_errors():
+    try:
         if file is None:
             curve, drawn = _of_settings(settings, bounds, orders, is_drawn=path is not None)
             curves, marks = (curve,), [steps for steps, _ in curve.points]
@@ -127,6 +125,10 @@ def curve_command(
             curves = _of_experiment(file, overrides, bounds, is_whole=is_whole)
             drawn = max(curves, key=lambda curve: curve.smallest, default=None)
             whose = "" if drawn is None else _clients(drawn, len(curves))
+    except FedsimError:
+        raise
+    except ValueError as error:  # about a number
+        raise click.UsageError(str(error)) from error
     if csv_path is not None:
         Path(csv_path).write_text(bounds_csv(curves), encoding="utf-8")
     if path is not None and drawn is not None:
@@ -139,17 +141,6 @@ def curve_command(
         print_bound_curve(curves[0])
     else:
         print_client_kinds(curves)
-
-
-@contextmanager
-def _usage_errors() -> Iterator[None]:
-    """Turn a ValueError about a number into a usage error of the command line."""
-    try:
-        yield
-    except ValueError as error:
-        if isinstance(error, FedsimError):
-            raise
-        raise click.UsageError(str(error)) from error
 
 
 def _of_settings(
@@ -173,9 +164,9 @@ def _of_settings(
     missing = [option for name, option in _SETTINGS.items() if settings[name] is None]
     if missing:
         raise click.UsageError(f"give {', '.join(missing)}, or the FILE of an experiment")
-    steps: tuple[int, ...] = settings.pop("steps")
-    delta = settings.pop("delta")
-    schedule = given_schedule(**settings, delta=_DELTA if delta is None else delta, steps=steps[-1])
+    steps: tuple[int, ...] = settings["steps"]
+    delta = _DELTA if settings["delta"] is None else settings["delta"]
+    schedule = given_schedule(**{**settings, "delta": delta, "steps": steps[-1]})
     chosen = choose_bounds(bounds, orders=orders)
     with shown_phases() as phases:
         phases.begin("bounding ε")

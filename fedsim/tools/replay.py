@@ -8,9 +8,11 @@ A replay imports the plug-ins and reads the data that the experiment names. Repl
 plug-ins you trust.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,7 +26,7 @@ from fedsim.algorithms.state import ServerState
 from fedsim.core.commands import Phases
 from fedsim.core.errors import FedsimError, InputError
 from fedsim.core.python_objects import file_instead, is_object_name
-from fedsim.experiment import Experiment, load_experiment
+from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.federation.nodes import client_app
@@ -102,7 +104,11 @@ def _federation(directory: RunDirectory, base: Path | None, phases: Phases) -> F
     path = directory.path / "experiment.yaml"
     try:
         loaded = load_experiment(path, WITHOUT_TRACKERS, base=base or Path())
-        _refuse_objects(loaded.experiment)
+        if given := next(filter(is_object_name, loaded.experiment.plugins), None):
+            raise ReplayImpossibleError(
+                f"{given} of this run is a Python object, which only the program that gave it has; "
+                f"for a run that can be replayed, {file_instead(given)}"
+            )
         federation = assemble(loaded, ledger=None, in_process=True, phases=phases)
     except ReplayImpossibleError:
         raise
@@ -122,20 +128,6 @@ def _federation(directory: RunDirectory, base: Path | None, phases: Phases) -> F
                 "cannot be repeated; only seeded noise can be replayed"
             )
     return federation
-
-
-def _refuse_objects(experiment: Experiment) -> None:
-    """Check that no plug-in of the run was a Python object.
-
-    Raises:
-        ReplayImpossibleError: one was; the message names the file to use in its place.
-    """
-    given = next(filter(is_object_name, experiment.plugins), None)
-    if given is not None:
-        raise ReplayImpossibleError(
-            f"{given} of this run is a Python object, which only the program that gave it has; for "
-            f"a run that can be replayed, {file_instead(given)}"
-        )
 
 
 @dataclass(frozen=True)
@@ -187,17 +179,13 @@ class _RecordedRound:
 
 def _read_recorded(directory: RunDirectory) -> Sequence[_RecordedRound]:
     """Return the recorded rounds of a run, from round 1 to the last round with any record."""
-    files, charges = RunFiles(directory), dict[int, dict[int, Charge]]()
+    files, charges = RunFiles(directory), defaultdict[int, dict[int, Charge]](dict)
     rows = {row["round"]: row for row in files.rounds}
     releases = {release.round: release for release in files.releases}
-    for client, history in files.charges.items():
-        for charge in history:
-            charges.setdefault(charge.round_number, {})[client] = charge
+    for charge in chain.from_iterable(files.charges.values()):
+        charges[charge.round_number][charge.client] = charge
     last = max([0, *rows, *releases, *charges])
-    return [
-        _RecordedRound(n, rows.get(n), releases.get(n), charges.get(n, {}))
-        for n in range(1, last + 1)
-    ]
+    return [_RecordedRound(n, rows.get(n), releases.get(n), charges[n]) for n in range(1, last + 1)]
 
 
 @dataclass
@@ -321,9 +309,9 @@ class _Comparison:
 
     def run(self) -> Replay:
         """Run the replay and return its result."""
+        reason = "it has no further round"
         if self.rounds:
             self._begin_round()
-            reason = "it has no further round"
             try:
                 self._execute()
             except _EndOfRecordError:
@@ -334,8 +322,8 @@ class _Comparison:
                 self.finished += 1
             except FedsimError as error:
                 reason = str(error)
-            if self.finished < len(self.rounds) and not self.problems:
-                self.problems.append(f"the replay ended after round {self.finished}: {reason}")
+        if self.finished < len(self.rounds) and not self.problems:
+            self.problems.append(f"the replay ended after round {self.finished}: {reason}")
         done = self.rounds[: self.finished]
         return Replay(
             rounds=len(done),

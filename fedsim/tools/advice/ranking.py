@@ -263,12 +263,6 @@ def _mean(errors: Floats) -> float:
     return float(mean_errors(errors[:, None])[0])
 
 
-def _weights_key(candidate: AdviceCandidate) -> str:
-    """Return what the weights of a candidate depend on; the learning rate does not change them."""
-    c = candidate
-    return repr((c.weighting, c.rate, c.local_steps, c.sampling))
-
-
 def schedules_of(
     candidates: Sequence[AdviceCandidate], noise: Floats, facts: PublicFacts
 ) -> Schedules:
@@ -280,11 +274,12 @@ def schedules_of(
         facts: public facts of the federation.
     """
     rates, known = sampling_rates(candidates, facts), dict[str, Floats]()
-    for c, z, q in zip(candidates, noise, rates, strict=True):
-        key = _weights_key(c)
+    # What weights depend on; the learning rate does not change them.
+    keys = [repr((c.weighting, c.rate, c.local_steps, c.sampling)) for c in candidates]
+    for key, c, z, q in zip(keys, candidates, noise, rates, strict=True):
         if key not in known:
             known[key] = shares_of(c.weighting, z / q, facts)
-    weights = np.stack([known[_weights_key(c)] for c in candidates])
+    weights = np.stack([known[key] for key in keys])
     batches = rates * facts.examples
     absent = facts.num_clients / facts.clients_per_round  # fewer clients share the noise
     clip_norm = facts.clip_norms.mean()
