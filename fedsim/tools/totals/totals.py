@@ -419,7 +419,7 @@ def _dominates(ledger: PrivacyLedger, other: PrivacyLedger) -> bool:
 
     A Poisson-sampled Gaussian loses more with a larger rate, with less noise and with more steps.
     """
-    if ledger.entries == other.entries:
+    if ledger.entries == other.entries or not other.entries:
         return True
     pairs = list(zip(ledger.entries, other.entries, strict=False))
     return len(ledger) == len(other) == len(pairs) and all(

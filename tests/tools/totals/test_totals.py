@@ -328,6 +328,20 @@ def test_a_drawn_partition_has_the_total_of_the_worst_assignment() -> None:
     assert epsilons(by_hand)["x"] == slack_of_two(50)
 
 
+def test_a_client_that_took_no_step_is_no_choice() -> None:
+    """Under distributed trust each client has a second ledger, which is empty, too."""
+    sources = [run("a", {"0": 10, "1": 0}, assignment="0"), run("b", {"0": 30}, assignment="1")]
+    summed = [
+        replace(
+            source,
+            clients={k: replace(c, against_server=c.ledger) for k, c in source.clients.items()},
+        )
+        for source in sources
+    ]
+    for given in (sources, summed):
+        assert epsilons(account_of(given)) == {"any": slack_of_two(40)}
+
+
 def test_clients_that_do_not_dominate_are_all_tried() -> None:
     one = run("a", {"0": 10, "1": 10}, assignment="seed 0")
     less_noise = PrivacyLedger().record(PoissonSampled(0.01, Gaussian(0.5)), 10)
