@@ -27,7 +27,7 @@ from fedsim.experiment import (
     read_settings,
 )
 from fedsim.federation.nodes import TaskSource, helper_app, num_helpers
-from fedsim.federation.secure_setup import identity_of_client
+from fedsim.federation.secure_setup import HELPER_KEY, identity_of_client
 from fedsim.protocol.channel import ClientError, exchange
 from fedsim.protocol.errors import COUPLED_ROWS, LEDGER_UNWRITABLE
 from fedsim.protocol.node_registration import PARTITION
@@ -205,8 +205,17 @@ def _helper(
 ) -> Message:
     """Answer as a helper, which has no data, model or ledger, only a record of its sums.
 
-    The experiment came from the server, so no data, weights or table that it names are read.
+    The experiment came from the server, so no file that it names is read.
+
+    Raises:
+        DeploymentError: only the experiment names a file of the helper's key.
     """
+    secure = settings.secure_aggregation
+    if secure and secure.keys.helper_files and context.node_config.get(HELPER_KEY) is None:
+        raise DeploymentError(
+            "secure_aggregation.keys.helper_files is for simulations: this helper's SuperNode "
+            f"needs --node-config '{HELPER_KEY}=\"/path\"', or the experiment no helper_files"
+        )
     if message.metadata.message_type == LEDGER_TYPE:
         return ledger_reply(None, message)
     record = partial(record_release, state_directory(context.node_config))

@@ -72,6 +72,21 @@ def test_a_helper_needs_and_reads_no_file_of_the_experiment(
     assert identity_of(reply) == NodeIdentity(1, "helper")
 
 
+def test_a_helper_reads_no_key_that_only_the_experiment_names(
+    directory: Path, tmp_path: Path
+) -> None:
+    """The answer would tell the server whether the node has a file of that name."""
+    keys = {"keys": {"helper_files": ["/etc/passwd", "/gone"]}, "aggregators": 3}
+    changed = {**EXPERIMENT, "secure_aggregation": keys}
+    (directory / "experiment.yaml").write_text(yaml.safe_dump(changed))
+    own = context(3, tmp_path)
+    reply = NodeClient(directory)(registration_message(5), own)
+    assert "helper_files is for simulations" in str(reply.error.reason)
+    own.node_config["helper-key"] = str(tmp_path / "node.key")
+    reply = NodeClient(directory)(registration_message(5), own)
+    assert identity_of(reply) == NodeIdentity(1, "helper")
+
+
 def test_a_helper_keeps_its_key_and_answers_errors(directory: Path, tmp_path: Path) -> None:
     node, own = NodeClient(directory), context(3, tmp_path)
     settings = load_experiment(directory / "experiment.yaml").experiment.secure_aggregation
