@@ -15,6 +15,7 @@ from fedsim.data.settings import FilesPartition
 from fedsim.experiment import Experiment, LoadedExperiment, dump_experiment
 from fedsim.federation.nodes import num_helpers
 from fedsim.planning.validation import plugin_digest
+from fedsim.starter import write_files
 from fedsim.tools.deployment.private_files import DeploymentError
 
 PACKAGE = "fedsim_app"
@@ -101,14 +102,11 @@ def write_app(loaded: LoadedExperiment, out: Path) -> WrittenApp:
     plugins = _plugin_files(loaded)
     experiment, node_files = _with_absolute_files(loaded)
     package = out / PACKAGE
-    package.mkdir(parents=True)
     slug = re.sub(r"[^a-z0-9]+", "-", experiment.name.lower()).strip("-")
     text = _PYPROJECT.format(name=experiment.name, slug=slug, package=PACKAGE)
-    (out / "pyproject.toml").write_text(text)
-    (package / "__init__.py").write_text("")
-    (package / "server_app.py").write_text(_SERVER)
-    (package / "client_app.py").write_text(_CLIENT)
-    (package / "experiment.yaml").write_text(dump_experiment(experiment))
+    write_files(out, {"pyproject.toml": text})
+    modules = {"__init__.py": "", "server_app.py": _SERVER, "client_app.py": _CLIENT}
+    write_files(package, {**modules, "experiment.yaml": dump_experiment(experiment)})
     for plugin in plugins:
         target = package / plugin
         target.parent.mkdir(parents=True, exist_ok=True)
