@@ -22,6 +22,7 @@ from fedsim.clients.training.member import BlockMember, StreamKey
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.federation.charged_noise import ServerDraws, honest_draws, step_length_of
 from fedsim.federation.federation import Federation
+from fedsim.planning.alternatives import privacy_of
 
 
 @dataclass(frozen=True)
@@ -73,11 +74,9 @@ def adversaries_of(federation: Federation, client: int) -> list[Adversary]:
         client: number of a client with noise.
 
     Raises:
-        ValueError: the federation has no privacy.
+        PrivacyPlanError: the federation has no privacy.
     """
-    plans, privacy = federation.plan.clients, federation.experiment.privacy
-    if plans is None or privacy is None:
-        raise ValueError("an adversary needs plans")
+    plans, privacy = federation.plan.clients or (), privacy_of(federation.experiment)
     plan, step_length = plans[client], step_length_of(federation, client)
     accounting = Accounting.of(privacy, plan.delta)
     claimed = accounting.epsilon(plan.charges(0, plan.steps_to_take))

@@ -23,6 +23,7 @@ from fedsim.core.plugin_errors import plugin_calls
 from fedsim.experiment import LoadedExperiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
+from fedsim.planning.alternatives import privacy_of
 from fedsim.report.terminal import figure_table, print_sentence, print_table
 from fedsim.tools.attack.adversaries import Adversary, adversaries_of
 from fedsim.tools.attack.evidence import Interval, correlation_interval
@@ -130,9 +131,7 @@ def _audit_client(
     federation: Federation, client: int, adversary: Adversary, *, steps: int, miss: float
 ) -> ClientAudit:
     """Audit what one adversary sees of a client."""
-    plan, privacy = (federation.plan.clients or ())[client], federation.experiment.privacy
-    if privacy is None:
-        raise ValueError("an audit needs plans")
+    plan = (federation.plan.clients or ())[client]
     rounds_of = UpdateRounds if plan.release.protects_client else ExampleRounds
     rounds = rounds_of(federation, client, adversary.view, steps)
     claim = Claim(
@@ -140,7 +139,7 @@ def _audit_client(
         noise=adversary.noise_factor * rounds.charged_noise,
         sampling=rounds.sampling,
         steps=plan.steps_to_take,
-        accounting=Accounting.of(privacy, plan.delta),
+        accounting=Accounting.of(privacy_of(federation.experiment), plan.delta),
         is_fixed=rounds.is_fixed,
     )
     findings = measure_leakage(rounds.observe(), claim, miss=miss)
