@@ -172,11 +172,11 @@ class ConvolutionUse(LayerUse):
     def _row_blocks(self) -> Iterator[tuple[slice, bool]]:
         """Yield blocks of rows, all of one size, and whether a block has an example.
 
-        The gradient of padding is 0, so a block of padding needs no product. On a GPU, one block of
+        The gradient of padding is 0, so a block of padding needs no product. On a GPU one block of
         all rows is faster.
         """
         rows, weights = len(self.output_gradient), self.row_weights
-        if weights is None or weights.is_cuda or rows % _BLOCK_ROWS:
+        if weights is None or not self._by_torch or rows % _BLOCK_ROWS:
             yield slice(0, rows), True
             return
         for block, has_example in enumerate(weights.view(-1, _BLOCK_ROWS).any(1).tolist()):
