@@ -368,6 +368,21 @@ def test_a_large_delta_is_flagged(command: Command) -> None:
     assert "warning: δ is not below 1 / examples for the clients 0, 1, 2" in err
 
 
+def test_a_delta_for_whole_clients_is_measured_by_their_number_and_epsilon_has_one_name(
+    command: Command,
+) -> None:
+    unit = ("privacy.unit=client", "privacy.max_update_norm=0.5", "privacy.max_grad_norm=null")
+    flag = "warning: δ is not below 1 / the number of clients"
+    assert flag not in command("validate", "good.yaml", "--data", *unit, "privacy.delta=0.3")[1]
+    code, out, err = command("run", "good.yaml", "--out", "r", *unit, "privacy.delta=0.35")
+    assert code == 0
+    assert flag in err
+    assert "ε (server)" not in out
+    assert "ε: against a server that sees every update" in out
+    privacy = json.loads((command.directory / "r" / "privacy.json").read_text())
+    assert "δ is not below 1 / the number of clients" in privacy["statement"]
+
+
 def test_schema_accepts_good_files_and_refuses_bad_ones(command: Command) -> None:
     import yaml
 

@@ -15,6 +15,7 @@ from markupsafe import Markup
 from fedsim.core.formatting import count_text
 from fedsim.runs.client_columns import ClientRows, client_places
 from fedsim.statement import ClientFacts, Facts
+from fedsim.statement.guarantee import epsilon_heading
 
 MAX_CLIENTS = 200
 SHOWN_CLIENTS = 100
@@ -193,8 +194,8 @@ def _headings(facts: Facts, headings: dict[str, str]) -> dict[str, str]:
 
     Without a supported ε, the headings say "reported ε".
     """
-    if facts.trust.trust != "local" and facts.trust.observers:
-        headings["epsilon"] = f"ε ({facts.trust.observers[0]})"
+    if facts.trust.observers:
+        headings["epsilon"] = epsilon_heading(facts, facts.trust.observers[0])
     if facts.objections:
         for name in ("epsilon", "epsilon_rdp"):
             headings[name] = f"reported {headings[name]}"

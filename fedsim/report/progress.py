@@ -49,7 +49,7 @@ from fedsim.federation.plan_checks import full_batch_note
 from fedsim.report.terminal import print_sentence
 from fedsim.runs.records import MIN_REPETITIONS
 from fedsim.server.round_report import numbers_of
-from fedsim.statement.facts import is_large_delta
+from fedsim.statement.facts import clients_with_large_delta
 
 _MAX_NAMES = 5
 _MAX_NAME_CHARS = 80
@@ -166,11 +166,19 @@ def warnings(federation: Federation) -> list[str]:
     lines, plans = list(still_warnings(federation.model.still)), federation.plan.clients
     if plans is None:
         return lines
-    loose = [str(k) for k, plan in enumerate(plans) if is_large_delta(plan.delta, plan.examples)]
+    protects_clients = federation.experiment.release_kind.protects_client
+    loose = clients_with_large_delta(
+        [plan.delta for plan in plans],
+        [plan.examples for plan in plans],
+        protects_clients=protects_clients,
+    )
     if loose:
+        of, unit = f"examples for the clients {', '.join(map(str, loose[:10]))}", "a whole example"
+        if protects_clients:
+            of, unit = "the number of clients", "everything of one client"
         lines.append(
-            f"δ is not below 1 / examples for the clients {', '.join(loose[:10])}: such a δ allows "
-            "publishing a whole example; choose a smaller privacy.delta"
+            f"δ is not below 1 / {of}: such a δ allows publishing {unit}; choose a smaller "
+            "privacy.delta"
         )
     if "constants" in (federation.experiment.public_parts or {}):
         lines.append(

@@ -14,7 +14,7 @@ from fedsim.report.contents import RunContents, read_contents
 from fedsim.runs.client_columns import client_places
 from fedsim.runs.directory import KEPT, RunDirectory
 from fedsim.runs.manifest import root_of
-from fedsim.statement.guarantee import guarantee_words, is_plain, unit_text
+from fedsim.statement.guarantee import epsilon_heading, guarantee_words, is_plain, unit_text
 from fedsim.statement.sentence import OBSERVER_NAMES
 
 # On one line: `ε = 8`, `δ = 0.001`, `± 1.2`, `22 steps`, `95 %`, `round 3`, `client 7`.
@@ -145,8 +145,8 @@ def _privacy_table(contents: RunContents) -> Table:
     plain = is_plain(contents.facts)
     places = client_places("terminal", clients)
     headings = {name: place.heading for name, place in places.items()}
-    if not plain and trust.observers:
-        headings["epsilon"] = f"ε ({trust.observers[0]})"
+    if trust.observers:
+        headings["epsilon"] = epsilon_heading(contents.facts, trust.observers[0])
     if "examples" in places and contents.facts.sizes_are_declared:
         headings["examples"] = "declared"
     table = figure_table("Privacy spent by each client", ["client", *headings.values()])
@@ -160,7 +160,8 @@ def _privacy_table(contents: RunContents) -> Table:
     notes = ["z: noise multiplier"]
     if not plain:
         notes += [
-            f"ε ({observer}): against {OBSERVER_NAMES[observer]}" for observer in trust.observers
+            f"{epsilon_heading(contents.facts, observer)}: against {OBSERVER_NAMES[observer]}"
+            for observer in trust.observers
         ]
         notes.append(f"each ε protects {unit_text(contents.facts)}")
     if "delta" not in places:

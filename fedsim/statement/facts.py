@@ -2,10 +2,10 @@
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from fedsim.accountant.sampler_slack import Slack
 from fedsim.clients.mechanisms.conditions import ADJACENCIES, HIDING_PROTOCOLS, Choices, unmet
@@ -17,10 +17,54 @@ from fedsim.statement.trust_facts import TrustFacts, trust_objections
 
 ACCOUNTANTS = ("pld", "rdp", "moments")
 NOISES = ("seeded", "secure")
-CLIPPINGS = ("flat", "per_layer", "automatic", "adaptive", "groups", "adaptive_groups")
-# Clippings that adapt the bound by a noisy count: the ledger must have count and gradients as one
-# joint event.
-COUNTING_CLIPPINGS = ("adaptive", "adaptive_groups")
+
+
+class Clipping(NamedTuple):
+    """The words of the statement for one rule of clipping.
+
+    Attributes:
+        how: how a gradient is clipped.
+        noise: standard deviation of the noise, in words.
+        adaptation: sentences on how a noisy count adapts the bound; "" for a fixed bound. With an
+            adapted bound, the ledger must have count and gradients as one joint event.
+    """
+
+    how: str
+    noise: str = "of standard deviation z · C"
+    adaptation: str = ""
+
+
+_OF_GROUPS = "of each group's own standard deviation, together with the effect of z · C"
+CLIPPINGS = {
+    "flat": Clipping("clipped as a whole to L2 norm C"),
+    "per_layer": Clipping(
+        "clipped layer by layer, to bounds whose squares add up to C²",
+        "divided among the layers with the effect of standard deviation z · C",
+    ),
+    "automatic": Clipping("normalised to L2 norm below C"),
+    "adaptive": Clipping(
+        "clipped as a whole to L2 norm C",
+        "of standard deviation above z · C",
+        " A count of the batch's examples with norm below C, with Gaussian noise, moves C towards "
+        "a quantile of the norms for the next step. Sum and count are accounted for as one "
+        "Gaussian release with noise multiplier z; C is a function of these releases (Andrew et "
+        "al. 2021).",
+    ),
+    "groups": Clipping(
+        "clipped by groups of parameters, each to a bound of its own, whose squares add up to C²",
+        _OF_GROUPS,
+    ),
+    "adaptive_groups": Clipping(
+        "clipped by groups of parameters, each to a bound of its own",
+        _OF_GROUPS,
+        " In each group a count of the batch's examples with norm within its bound, with Gaussian "
+        "noise, moves the bound towards a quantile of the norms for the next step. Sums and counts "
+        "of all groups are accounted for as one Gaussian release with noise multiplier z; the "
+        "bounds are functions of these releases (Andrew et al. 2021).",
+    ),
+}
+"""Every clipping, by its name in `privacy.json`."""
+_UNKNOWN_CLIPPING = Clipping("clipped to L2 norm C")
 
 Outcome = Literal["no privacy", "infinite", "withheld", "nothing released", "bounded"]
 """What may be said of the largest ε; withheld: the recorded facts do not support the reported ε."""
@@ -31,6 +75,21 @@ _RELATIVE_TOLERANCE = 1e-9  # difference of one accountant between machines
 def is_large_delta(delta: float, count: int) -> bool:
     """Whether δ >= 1 / count; a release of one random unit of `count` would satisfy such a δ."""
     return count > 0 and delta >= 1 / count
+
+
+def clients_with_large_delta(
+    deltas: Sequence[float], examples: Sequence[int], *, protects_clients: bool
+) -> tuple[int, ...]:
+    """Return the positions of the clients with δ >= 1 / n, before a run and in its statement.
+
+    Args:
+        deltas: δ of each client.
+        examples: public number of examples of each client, which is n; 0 if it is private.
+        protects_clients: whether the privacy unit is the client; n is then the number of clients.
+    """
+    counts = [len(deltas)] * len(deltas) if protects_clients else examples
+    pairs = enumerate(zip(deltas, counts, strict=True))
+    return tuple(place for place, pair in pairs if is_large_delta(*pair))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +164,11 @@ class MechanismFacts:
     off_gradients: Mapping[str, object] | None = field(default=None, hash=False)
     slack: Slack | None = None
     target_rho: float | None = None
+
+    @property
+    def clip_words(self) -> Clipping:
+        """The words for the clipping, also for one that is not recorded or not known."""
+        return CLIPPINGS.get(self.clipping or "", _UNKNOWN_CLIPPING)
 
     @property
     def states_rho(self) -> bool:
@@ -217,10 +281,12 @@ class Facts:
 
         If the privacy unit is the client, n is the number of clients instead.
         """
-        if self.protects_clients:
-            number = len(self.clients)
-            return tuple(c.client for c in self.clients if is_large_delta(c.delta, number))
-        return tuple(client.client for client in self.clients if client.has_large_delta)
+        places = clients_with_large_delta(
+            [client.delta for client in self.clients],
+            [client.examples for client in self.clients],
+            protects_clients=self.protects_clients,
+        )
+        return tuple(self.clients[place].client for place in places)
 
     @property
     def has_constants_from_rows(self) -> bool:
@@ -344,7 +410,7 @@ def _objections(facts: Facts) -> Iterator[str]:
         if above:
             yield f"the ledger of client {above[0]} has a ρ above its target, {target:g}"
     uncounted = [c.client for c in charged if not c.is_joint and math.isfinite(c.epsilon)]
-    if mechanism.clipping in COUNTING_CLIPPINGS and uncounted:
+    if mechanism.clip_words.adaptation and uncounted:
         yield (
             f"the clipping bound of client {uncounted[0]} was adapted to its examples, but its "
             "ledger accounts for gradients alone"

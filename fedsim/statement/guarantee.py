@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from fedsim.accountant.trust import Observer
 from fedsim.core.formatting import clients_text, count_text, delta_text, epsilon_text
-from fedsim.statement.facts import COUNTING_CLIPPINGS, Facts, Outcome
+from fedsim.statement.facts import Facts, Outcome
 from fedsim.statement.privacy_file import Certificate
 from fedsim.statement.sentence import (
     OBSERVER_NAMES,
@@ -216,7 +217,7 @@ def released(facts: Facts) -> str:
     if facts.hides_updates:
         source = "these sums"
     rounds = "is charged for" if trust.participation_rate is None else "takes part in"
-    bound = ", its adapted clipping bound" if facts.mechanism.clipping in COUNTING_CLIPPINGS else ""
+    bound = ", its adapted clipping bound" if facts.mechanism.clip_words.adaptation else ""
     return (
         f"After every round that it {rounds}, a client sends {upload}{mask}. It also sends its "
         f"settings{bound} and its ledger. The server computes the global models from {source} "
@@ -349,6 +350,11 @@ def is_plain(facts: Facts) -> bool:
 def against_text(facts: Facts) -> str:
     """Return the observer that the clients' ε is against, as text; "" if ε can be quoted alone."""
     return "" if is_plain(facts) else f", against {OBSERVER_NAMES[facts.trust.observers[0]]}"
+
+
+def epsilon_heading(facts: Facts, observer: Observer) -> str:
+    """Return the symbol of ε against an observer in tables of clients; "ε" in local trust."""
+    return "ε" if facts.trust.trust == "local" else f"ε ({observer})"
 
 
 def unit_text(facts: Facts) -> str:

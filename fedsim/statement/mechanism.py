@@ -1,57 +1,19 @@
 """Sentences on the mechanism, its sampling and accounting, and the model's public parts."""
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedsim.clients.mechanisms.kinds import KINDS, ReleaseKind
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
 from fedsim.core.formatting import count_text, range_text
 from fedsim.noise.correlated.settings import OF_ROUNDS
-from fedsim.statement.facts import COUNTING_CLIPPINGS, Facts
+from fedsim.statement.facts import Facts
 from fedsim.statement.sentence import Holds, Row, Said, StatementTable
 
 TABLE = StatementTable()
 mechanism = partial(TABLE.sentence, "mechanism", "fact")
 sampling = partial(TABLE.sentence, "sampling", "claim")
 
-
-class _Clipping(NamedTuple):
-    """The words of a sentence for one rule of clipping."""
-
-    how: str
-    noise: str = "of standard deviation z · C"
-    adaptation: str = ""
-
-
-_OF_GROUPS = "of each group's own standard deviation, together with the effect of z · C"
-_CLIPPINGS = {
-    "flat": _Clipping("clipped as a whole to L2 norm C"),
-    "per_layer": _Clipping(
-        "clipped layer by layer, to bounds whose squares add up to C²",
-        "divided among the layers with the effect of standard deviation z · C",
-    ),
-    "automatic": _Clipping("normalised to L2 norm below C"),
-    "adaptive": _Clipping(
-        "clipped as a whole to L2 norm C",
-        "of standard deviation above z · C",
-        " A count of the batch's examples with norm below C, with Gaussian noise, moves C towards "
-        "a "
-        "quantile of the norms for the next step. Sum and count are accounted for as one Gaussian "
-        "release with noise multiplier z; C is a function of these releases (Andrew et al. 2021).",
-    ),
-    "groups": _Clipping(
-        "clipped by groups of parameters, each to a bound of its own, whose squares add up to C²",
-        _OF_GROUPS,
-    ),
-    "adaptive_groups": _Clipping(
-        "clipped by groups of parameters, each to a bound of its own",
-        _OF_GROUPS,
-        " In each group a count of the batch's examples with norm within its bound, with Gaussian "
-        "noise, moves the bound towards a quantile of the norms for the next step. Sums and counts "
-        "of all groups are accounted for as one Gaussian release with noise multiplier z; the "
-        "bounds are functions of these releases (Andrew et al. 2021).",
-    ),
-}
 _CLIENT_ADAPTATION = (
     " One more coordinate, with Gaussian noise of its own, counts the updates with norm below S, "
     "and moves S towards a quantile of the norms for the next round. Update and count are one "
@@ -125,8 +87,7 @@ def dp_sgd(facts: Facts) -> Said:
     """Return the sentences on the mechanism of one DP-SGD step."""
     values = _ranges(facts, "noise_multiplier", "sampling_rate", "rounds", "steps")
     values["max_grad_norm"] = _bounds(facts)
-    unknown = _Clipping("clipped to L2 norm C")
-    how, noise, adaptation = _CLIPPINGS.get(facts.mechanism.clipping or "", unknown)
+    how, noise, adaptation = facts.mechanism.clip_words
     bound = "initial C" if adaptation else "C"
     adds = _ADDS.get(facts.trust.trust, _ADDS["local"]).format(noise=noise + _of_share(facts))
     return (
@@ -143,7 +104,7 @@ def client_update(facts: Facts) -> Said:
     """Return the sentences on the mechanism of one round, for a run whose unit is the client."""
     values, adapted, bound = _ranges(facts, "noise_multiplier", "rounds"), "", "S"
     values["max_grad_norm"] = _bounds(facts)
-    if facts.mechanism.clipping in COUNTING_CLIPPINGS:
+    if facts.mechanism.clip_words.adaptation:
         adapted, bound = _CLIENT_ADAPTATION, "initial S"
     return (
         "A client trains with any number of steps and clips its whole update (new model minus "

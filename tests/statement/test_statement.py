@@ -168,6 +168,22 @@ def test_each_fact_changes_what_is_said(honest, change, said):
     assert said in words(change(honest))
 
 
+@pytest.mark.parametrize("name", ["flat", "automatic", "per_layer", "adaptive"])
+@pytest.mark.parametrize("groups", [False, True])
+def test_every_clipping_that_a_file_can_name_is_described_and_known(honest, name, groups):
+    if groups and name in ("automatic", "per_layer"):
+        return  # they take no groups
+    own = {"groups": {"*": {"max_grad_norm": 1.0}}} if groups else {}
+    section = {"noise_multiplier": 1.0, "delta": 1e-5, "clipping": {"name": name, **own}}
+    bound = {} if groups else {"max_grad_norm": 1.0}
+    privacy = PrivacySettings.model_validate({**section, **bound})
+    facts = changed(honest, clipping=privacy.recorded_clipping)
+    for number in range(len(facts.clients)):
+        facts = with_client(facts, number, is_joint=True)
+    assert facts.objections == ()
+    assert "clipped to L2 norm C. Then" not in words(facts)
+
+
 def test_the_limit_on_private_sizes_is_the_one_by_which_clients_are_refused(honest):
     """Under add_remove a failure for too many examples depends on a private number."""
     for declared in (300, 100_000):
