@@ -56,7 +56,7 @@ def to_json(facts: Facts) -> dict[str, Any]:
     sentences = statement_of(facts)
     return {
         "statement": in_words(sentences),
-        "statement_points": [sentence.to_json() for sentence in sentences],
+        "statement_points": [vars(sentence) for sentence in sentences],
         "certificates": guarantee.certificates_of(facts),
         "profile": _profile_json(facts),
         "attack": facts.attack.to_json() if facts.is_bounded and facts.attack else None,

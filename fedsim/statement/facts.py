@@ -212,7 +212,6 @@ class Facts:
         digest: hash over the ledgers of all clients.
         version: version of fedsim that began the run.
         secure_aggregation: recorded facts of the protocol; None if the server saw single updates.
-        tuning: declaration about earlier runs on the same data; None without one.
         personal_models: method by which clients make personal models; None if they make none.
         public_parts: fixed features, initial weights and frozen parameters of the model, and
             constants of table columns (such as ranges) that were read from the rows; None if there
@@ -229,7 +228,6 @@ class Facts:
     digest: str | None = None
     version: str | None = None
     secure_aggregation: Mapping[str, object] | None = field(default=None, hash=False)
-    tuning: Mapping[str, object] | None = field(default=None, hash=False)
     personal_models: str | None = None
     public_parts: Mapping[str, Any] | None = field(default=None, hash=False)
     run: RunFacts = RunFacts()

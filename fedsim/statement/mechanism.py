@@ -51,20 +51,12 @@ def _charged(kind: str) -> Holds:
 
 
 def _ranges(facts: Facts, *names: str) -> dict[str, Any]:
-    """Return [smallest, largest] of each named figure over the charged clients."""
-    clients = [client for client in facts.clients if client.has_charges]
-    return {name: _range([getattr(client, name) for client in clients]) for name in names}
-
-
-def _bounds(facts: Facts) -> list[float] | None:
-    """Return [smallest, largest] recorded clip norm of the charged clients; None without one."""
-    charged = [client.max_grad_norm for client in facts.clients if client.has_charges]
-    known = [bound for bound in charged if bound is not None]
-    return _range(known) if known else None
-
-
-def _range(values: list[float]) -> list[float]:
-    return [min(values), max(values)]
+    """Return [smallest, largest] of each figure over the charged clients; None if not recorded."""
+    clients, ranges = [client for client in facts.clients if client.has_charges], {}
+    for name in names:
+        known = [value for c in clients if (value := getattr(c, name)) is not None]
+        ranges[name] = [min(known), max(known)] if known else None
+    return ranges
 
 
 def _bound_text(bounds: list[float] | None) -> str:
@@ -85,8 +77,8 @@ def _of_share(facts: Facts) -> str:
 @mechanism("DP-SGD in every client", holds=_charged("dp_sgd"))
 def dp_sgd(facts: Facts) -> Said:
     """Return the sentences on the mechanism of one DP-SGD step."""
-    values = _ranges(facts, "noise_multiplier", "sampling_rate", "rounds", "steps")
-    values["max_grad_norm"] = _bounds(facts)
+    names = ("noise_multiplier", "sampling_rate", "rounds", "steps", "max_grad_norm")
+    values = _ranges(facts, *names)
     how, noise, adaptation = facts.mechanism.clip_words
     bound = "initial C" if adaptation else "C"
     adds = _ADDS.get(facts.trust.trust, _ADDS["local"]).format(noise=noise + _of_share(facts))
@@ -102,8 +94,8 @@ def dp_sgd(facts: Facts) -> Said:
 @mechanism("One release of a whole update in a round", holds=_charged("client_update"))
 def client_update(facts: Facts) -> Said:
     """Return the sentences on the mechanism of one round, for a run whose unit is the client."""
-    values, adapted, bound = _ranges(facts, "noise_multiplier", "rounds"), "", "S"
-    values["max_grad_norm"] = _bounds(facts)
+    values = _ranges(facts, "noise_multiplier", "rounds", "max_grad_norm")
+    adapted, bound = "", "S"
     if facts.mechanism.clip_words.adaptation:
         adapted, bound = _CLIENT_ADAPTATION, "initial S"
     return (
@@ -133,7 +125,7 @@ def _of_kind(facts: Facts) -> Said:
     recorded.pop("name", None)
     values = {**_ranges(facts, "noise_multiplier", "rounds"), **recorded}
     if kind.bound:
-        values[kind.bound] = _bounds(facts)
+        values[kind.bound] = _ranges(facts, "max_grad_norm")["max_grad_norm"]
     text = kind.statement.format(
         z=range_text(values["noise_multiplier"]),
         rounds=_counts(values["rounds"], "round"),

@@ -164,7 +164,6 @@ def read_facts(privacy: Mapping[str, Any], *, run: RunFacts | None = None) -> Fa
         digest=ledger_digest(rows) if mechanism.accountant else None,
         version=privacy["version"],
         secure_aggregation=privacy["secure_aggregation"],
-        tuning=privacy.get("tuning"),
         personal_models=privacy["personal_models"],
         public_parts=privacy.get("public_parts"),
         run=run or RunFacts(),

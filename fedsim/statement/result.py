@@ -94,11 +94,6 @@ def spread(facts: Facts) -> Said:
     ), values
 
 
-def _bounds(facts: Facts) -> tuple[tuple[float, float], ...]:
-    """Return pairs (false-positive rate, bound on the true-positive rate)."""
-    return facts.attack.table if facts.attack else ()
-
-
 @TABLE.sentence(
     "attack",
     "claim",
@@ -110,8 +105,9 @@ def _bounds(facts: Facts) -> tuple[tuple[float, float], ...]:
 )
 def attack_bound(facts: Facts) -> Said:
     """Return the sentences on the largest true-positive rate of membership inference."""
+    bounds = facts.attack.table if facts.attack else ()
     (rate, top), *rest = (
-        (f"{100 * rate:.4g}%", f"at most {percent_text(bound)}") for rate, bound in _bounds(facts)
+        (f"{100 * rate:.4g}%", f"at most {percent_text(bound)}") for rate, bound in bounds
     )
     others = "; ".join(f"at {rate}, {top}" for rate, top in rest)
     reach = "Each is the largest such bound of any client, from the client's whole curve δ(ε)."
@@ -124,7 +120,7 @@ def attack_bound(facts: Facts) -> Said:
         f"At a false-positive rate of {rate}, the true-positive rate is {top}; {others}. {reach}"
     ), {
         "true_positive_bounds": [
-            {"false_positive_rate": rate, "bound": bound} for rate, bound in _bounds(facts)
+            {"false_positive_rate": rate, "bound": bound} for rate, bound in bounds
         ],
         "clients_with_largest_epsilon": list(facts.worst_clients),
     }
@@ -320,21 +316,6 @@ def data_access(facts: Facts) -> str:
 
 
 @TABLE.sentence(
-    "data access",
-    "fact",
-    "Tuning, as declared",
-    holds=lambda facts: facts.is_private and facts.tuning is not None,
-)
-def tuning_declared(facts: Facts) -> Said:
-    """Return the sentence on what the user declared about other runs on the same data."""
-    declared = ", ".join(f"{name} {value}" for name, value in (facts.tuning or {}).items())
-    return (
-        f"Declared about other runs on the same data: {declared or 'no details'}. The "
-        "declaration is not checked, and no ε here includes it."
-    ), dict(facts.tuning or {})
-
-
-@TABLE.sentence(
     "recomputation",
     "fact",
     "Ledger",
@@ -354,12 +335,7 @@ def ledger(facts: Facts) -> Said:
     ), {"digest": facts.digest, "command": "fedsim verify ."}
 
 
-@TABLE.sentence(
-    "limit",
-    "limit",
-    "Tuning runs are not charged",
-    holds=lambda facts: facts.is_bounded and facts.tuning is None,
-)
+@TABLE.sentence("limit", "limit", "Tuning runs are not charged")
 def tuning_not_charged(facts: Facts) -> str:
     """Return the sentence saying that ε does not include earlier runs on the same data."""
     return (

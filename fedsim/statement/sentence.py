@@ -7,7 +7,6 @@ guarantee.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal
 
 from fedsim.accountant.trust import Observer
@@ -25,6 +24,29 @@ Words = Callable[[Facts], Said]
 
 class UnsupportedClaimError(FedsimError, ValueError):
     """Error raised by building a sentence that the recorded facts do not support."""
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """One sentence of the privacy statement, as in `privacy.json`.
+
+    Guarantee: only a template (`Row`) makes a sentence, and only from facts that support it.
+
+    Attributes:
+        id: name of the sentence in files.
+        point: the part of the statement that lists the sentence, such as "guarantee".
+        kind: claim, fact, limit or warning.
+        title: heading of the sentence on a page.
+        text: the sentence.
+        values: the values in the text, unrounded and by name, for programs.
+    """
+
+    id: str
+    point: str
+    kind: Kind
+    title: str
+    text: str
+    values: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -47,70 +69,19 @@ class Row:
     holds: Holds
     words: Words
 
-    def __call__(self, facts: Facts) -> "Sentence":
+    def __call__(self, facts: Facts) -> Sentence:
         """Return the sentence for facts.
 
         Raises:
             UnsupportedClaimError: the facts do not support the sentence.
         """
-        return Sentence(self, facts)
-
-
-@dataclass(frozen=True)
-class Sentence:
-    """One sentence of the privacy statement, made from a template (`row`) and facts.
-
-    Guarantee: if the facts do not support the sentence, no object is created, so that there is no
-    text.
-
-    Raises:
-        UnsupportedClaimError: the facts do not support the sentence.
-    """
-
-    row: Row
-    facts: Facts
-
-    def __post_init__(self) -> None:
-        if not self.row.holds(self.facts):
+        if not self.holds(facts):
             raise UnsupportedClaimError(
-                f"the facts do not support the sentence {self.row.identifier!r}"
+                f"the facts do not support the sentence {self.identifier!r}"
             )
-
-    @property
-    def point(self) -> str:
-        """The part of the statement that lists the sentence, such as "guarantee"."""
-        return self.row.point
-
-    @property
-    def kind(self) -> Kind:
-        """The kind of the sentence: a claim, a fact, a limit or a warning."""
-        return self.row.kind
-
-    @property
-    def title(self) -> str:
-        """Heading of the sentence on a page."""
-        return self.row.title
-
-    @property
-    def text(self) -> str:
-        """The text of the sentence."""
-        return self._text_and_values[0]
-
-    @cached_property
-    def _text_and_values(self) -> tuple[str, Mapping[str, Any]]:
-        said = self.row.words(self.facts)
-        return (said, {}) if isinstance(said, str) else said
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the sentence's entry in `privacy.json`."""
-        return {
-            "id": self.row.identifier,
-            "point": self.point,
-            "kind": self.kind,
-            "title": self.title,
-            "text": self.text,
-            "values": dict(self._text_and_values[1]),
-        }
+        said = self.words(facts)
+        text, values = (said, {}) if isinstance(said, str) else said
+        return Sentence(self.identifier, self.point, self.kind, self.title, text, dict(values))
 
 
 def is_bounded(facts: Facts) -> bool:

@@ -77,7 +77,6 @@ def any_facts(draw) -> Facts:
         digest=draw(st.sampled_from([None, "f" * 64])),
         version=draw(st.sampled_from([None, "0.2.0"])),
         secure_aggregation=draw(st.sampled_from([None, {"protocol": "additive"}])),
-        tuning=draw(st.sampled_from([None, {"runs": 12}])),
         run=draw(st.sampled_from([run, RunFacts()])),
     )
 

@@ -81,7 +81,7 @@ def flaws(facts: Facts) -> list[str]:
         found.append("a simulation passed off as what ran")
     if any(c.delta >= 1 / c.examples for c in facts.clients) and "would satisfy the" not in text:
         found.append("a loose δ unmentioned")
-    if facts.tuning is None and "Tuning runs on the same data are not charged" not in text:
+    if "Tuning runs on the same data are not charged" not in text:
         found.append("tuning unmentioned")
     if facts.run.status != "completed" and "continuing it spends more" not in text:
         found.append("an unfinished run passed off as finished")

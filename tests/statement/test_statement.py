@@ -53,7 +53,7 @@ def with_client(facts: Facts, number: int, **values: object) -> Facts:
 @given(data=st.data())
 def test_no_sentence_can_be_built_where_its_facts_do_not_hold(facts_strategy, data):
     facts = data.draw(facts_strategy)
-    built = {sentence.row.identifier for sentence in statement_of(facts)}
+    built = {sentence.id for sentence in statement_of(facts)}
     for row in SENTENCES:
         if row.identifier in built:
             assert row(facts).text.endswith(".")
@@ -111,7 +111,7 @@ def test_conditions_are_named_whenever_they_apply(facts_strategy, data):
         assert ("no protection against anyone" in text) == (mechanism.noise == "seeded")
         assert ("is not below 1 / examples" in text) == bool(facts.clients_with_large_delta)
         assert ("a δ of its own" in text) == (len({c.delta for c in facts.clients}) > 1)
-        assert ("are not charged" in text) == (facts.tuning is None)
+        assert "Tuning runs on the same data are not charged" in text
         assert "No amplification by client selection" in text
         assert ("made of integers" in text) == (mechanism.slack is not None)
     unfinished = facts.is_private and facts.run.status != "completed"
@@ -160,7 +160,6 @@ def test_an_ordinary_run_is_stated(honest):
             lambda f: dataclasses.replace(f, mechanism=MechanismFacts()),
             "without differential privacy",
         ),
-        (lambda f: dataclasses.replace(f, tuning={"runs": 9}), "no ε here includes it"),
     ],
 )
 def test_each_fact_changes_what_is_said(honest, change, said):
@@ -253,7 +252,7 @@ def test_the_ids_of_sentences_in_files_do_not_follow_renamed_functions():
         secure_noise seeded_noise
         shared_noise simulated_guarantee sizes_excluded spread trusted_server
         targets_exceeded
-        targets_kept threat_model tuning_declared tuning_not_charged unfinished unit
+        targets_kept threat_model tuning_not_charged unfinished unit
         unseen_updates votes withdrawals withheld
     """
     assert sorted(row.identifier for row in SENTENCES) == sorted(ids.split())
