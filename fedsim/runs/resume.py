@@ -154,7 +154,6 @@ def contradictions(files: RunFiles, *, ledger_lags: bool = False) -> Iterator[st
             yield "ledger.jsonl has records, and the experiment has no privacy"
     elif not ledger_lags:
         yield from _in_ledger(files)
-        yield from _of_all_clients(files)
 
 
 def refuse_contradictions(files: RunFiles, *, ledger_lags: bool) -> None:
@@ -243,39 +242,24 @@ def _in_opening(files: RunFiles) -> Iterator[str]:
         yield f"checkpoint/opening.json is older than the sum of round {max(summed)}"
 
 
-def _of_all_clients(files: RunFiles) -> Iterator[str]:
-    """Yield each missing charge, where every client is charged for every round."""
-    participation = participation_of(files.experiment)
-    if not participation.is_secret:
-        return
-    charged = {(charge.client, charge.round_number) for charge in _charges(files)}
-    for row in files.rounds:
-        for client in participation.charged_in(row["round"]):
-            if (client, row["round"]) not in charged:
-                yield (
-                    f"ledger.jsonl lacks the charge of client {client} in round {row['round']}: "
-                    "every client is charged for every round"
-                )
-
-
 def _in_ledger(files: RunFiles) -> Iterator[str]:
     """Yield each charge that rounds or checkpoint name and that is not in the ledger."""
     heads = {} if files.checkpoint is None else files.checkpoint.heads
-    charged: set[tuple[int, int]] = set()
-    known_heads: set[tuple[int, str]] = set()
-    for charge in _charges(files):
-        charged.add((charge.client, charge.round_number))
-        if charge.hash == heads.get(charge.client):
-            known_heads.add((charge.client, charge.hash))
+    charged = {(charge.client, charge.round_number) for charge in _charges(files)}
+    known = {(c.client, c.hash) for c in _charges(files) if c.hash == heads.get(c.client)}
+    participation = participation_of(files.experiment)
     for row in files.rounds:
-        for client in row["participants"]:
+        clients, why = row["participants"], ", in which it took part"
+        if participation.is_secret:
+            clients = participation.charged_in(row["round"])
+            why = ": every client is charged for every round"
+        for client in clients:
             if (client, row["round"]) not in charged:
                 yield (
-                    f"ledger.jsonl lacks the charge of client {client} in round {row['round']}, "
-                    "in which it took part"
+                    f"ledger.jsonl lacks the charge of client {client} in round {row['round']}{why}"
                 )
     for client, head in heads.items():
-        if (client, head) not in known_heads:
+        if (client, head) not in known:
             yield (
                 f"ledger.jsonl lacks the record of client {client} that the checkpoint names as "
                 "its last: records were removed or changed"

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from safetensors import SafetensorError
 
@@ -98,25 +98,6 @@ class Checked:
     other: float
 
 
-@dataclass(frozen=True)
-class _Reported:
-    """The ε and the ledger that a row of `privacy.json` reports for one observer.
-
-    Attributes:
-        row: row of the client.
-        epsilon: ε by the run's accountant; ∞ where the file has null.
-        epsilon_rdp: ε by Rényi DP; None where it is not reported.
-        ledger: ledger of the client against the observer.
-        observer: suffix to "ε" that names the observer; "" for the observer of the claim.
-    """
-
-    row: PrivateClientRow
-    epsilon: float
-    epsilon_rdp: float | None
-    ledger: PrivacyLedger
-    observer: str = ""
-
-
 def check_spend(files: RunFiles, checked: list[Checked]) -> Iterator[str]:
     """Yield a line for each mistake in the recorded privacy spend of any client.
 
@@ -154,32 +135,39 @@ def check_spend(files: RunFiles, checked: list[Checked]) -> Iterator[str]:
             yield f"client {row['client']}: {problem}"
     for client in sorted(charges.keys() - {row["client"] for row in rows}):
         yield f"client {client}: in the ledger only"
-    views = [_reported(rows, "", "")]
+    yield from _recomputed(rows, accountant, adjacency, checked)
     if shared:
-        views.append(_reported(rows, "_against_server", " against the server"))
-    for place, reported in enumerate(views):
-        bounds_of_rows = _bounds(reported, accountant, adjacency)
-        for claim, bounds in zip(reported, bounds_of_rows, strict=True):
-            result, differences = _recomputed(claim, bounds, accountant)
-            if place == 0:
-                checked.append(result)
-            for problem in differences:
-                yield f"client {claim.row['client']}: {problem}"
+        yield from _recomputed(rows, accountant, adjacency, [], ending="_against_server")
 
 
-def _reported(rows: list[PrivateClientRow], ending: str, observer: str) -> list[_Reported]:
-    """Return the ε and the ledger in each row, under keys with this ending."""
-    contents = (cast(dict[str, Any], row) for row in rows)
-    return [
-        _Reported(
-            cast(PrivateClientRow, row),
-            number(row[f"epsilon{ending}"]),
-            None if ending else number(row["epsilon_rdp"]),
-            PrivacyLedger.from_list(row[f"ledger{ending}"] or []),
-            observer,
-        )
-        for row in contents
-    ]
+def _recomputed(
+    rows: list[PrivateClientRow],
+    accountant: AccountantChoice,
+    adjacency: Adjacency,
+    checked: list[Checked],
+    *,
+    ending: Literal["", "_against_server"] = "",
+) -> Iterator[str]:
+    """Yield a line for each ε against one observer that another computation contradicts.
+
+    Args:
+        rows: rows of the clients in `privacy.json`.
+        accountant: accountant of the run.
+        adjacency: adjacency of every ledger.
+        checked: list to which the ε of every client is appended.
+        ending: ending of the keys for this observer; "" for the observer of the claim.
+    """
+    contents, symbol = cast(list[dict[str, Any]], rows), "ε against the server" if ending else "ε"
+    other: AccountantChoice = "rdp" if accountant == "pld" else "pld"
+    ledgers = [PrivacyLedger.from_list(row[f"ledger{ending}"] or []) for row in contents]
+    bounds = _bounds(rows, ledgers, accountant, adjacency)
+    for row, by in zip(contents, bounds, strict=True):
+        reported: dict[AccountantChoice, float] = {accountant: number(row[f"epsilon{ending}"])}
+        if not ending:
+            reported[renyi_choice(accountant)] = number(row["epsilon_rdp"])
+        checked.append(Checked(row["client"], reported[accountant], by[accountant], by[other]))
+        for problem in _differences(reported, by, symbol):
+            yield f"client {row['client']}: {problem}"
 
 
 def _against_ledger(
@@ -242,19 +230,22 @@ def _against_turns(
 
 
 def _bounds(
-    reported: list[_Reported], accountant: AccountantChoice, adjacency: Adjacency
+    rows: list[PrivateClientRow],
+    ledgers: list[PrivacyLedger],
+    accountant: AccountantChoice,
+    adjacency: Adjacency,
 ) -> list[dict[AccountantChoice, float]]:
     """Return ε of every row against one observer, by each method.
 
     The run's method computes each row on its own, the other methods all rows together.
 
     Args:
-        reported: reported ε and ledger of each row, for this observer.
+        rows: rows of the clients in `privacy.json`.
+        ledgers: ledger of each client against this observer.
         accountant: accountant of the run.
         adjacency: adjacency of every ledger.
     """
-    bounds: list[dict[AccountantChoice, float]] = [{} for _ in reported]
-    rows, ledgers = [claim.row for claim in reported], [claim.ledger for claim in reported]
+    bounds: list[dict[AccountantChoice, float]] = [{} for _ in rows]
     for name in dict.fromkeys(("pld", renyi_choice(accountant), accountant)):
         if name == accountant:
             for row_bounds, row, ledger in zip(bounds, rows, ledgers, strict=True):
@@ -274,28 +265,19 @@ def _bounds(
     return bounds
 
 
-def _recomputed(
-    claim: _Reported,
-    by: dict[AccountantChoice, float],
-    accountant: AccountantChoice,
-) -> tuple[Checked, list[str]]:
-    """Compare a reported ε with ε recomputed by each method; return the client and problems."""
-    reported: dict[AccountantChoice, float] = {accountant: claim.epsilon}
-    if claim.epsilon_rdp is not None:
-        reported[renyi_choice(accountant)] = claim.epsilon_rdp
-    problems = [
-        f"ε{claim.observer} by {name} is reported as {value:.6g} and recomputed as {by[name]:.6g}"
-        for name, value in reported.items()
-        if not same_number(value, by[name])
-    ]
+def _differences(
+    reported: Mapping[AccountantChoice, float], by: Mapping[AccountantChoice, float], symbol: str
+) -> Iterator[str]:
+    """Yield each contradiction of reported ε with ε recomputed by each method, tightest first."""
+    for name, value in reported.items():
+        if not same_number(value, by[name]):
+            yield f"{symbol} by {name} is reported as {value:.6g} and recomputed as {by[name]:.6g}"
     for tight, loose in pairwise(by):
         if by[tight] > by[loose] + _BEYOND:
-            problems.append(
-                f"ε{claim.observer} by {tight} ({by[tight]:.6g}) exceeds its bound by {loose} "
+            yield (
+                f"{symbol} by {tight} ({by[tight]:.6g}) exceeds its bound by {loose} "
                 f"({by[loose]:.6g})"
             )
-    other: AccountantChoice = "rdp" if accountant == "pld" else "pld"
-    return Checked(claim.row["client"], reported[accountant], by[accountant], by[other]), problems
 
 
 def number(value: float | None) -> float:
