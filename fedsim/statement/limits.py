@@ -48,10 +48,7 @@ def trusted_server(facts: Facts) -> str:
     )
 
 
-@limit(
-    "Colluding clients",
-    holds=_is_of_sums,
-)
+@limit("Colluding clients", holds=_is_of_sums)
 def collusion(facts: Facts) -> Said:
     """Return the sentences on how many clients may collude before a guarantee is lost."""
     trust = facts.trust
@@ -74,10 +71,7 @@ def collusion(facts: Facts) -> Said:
     ), {name: getattr(trust, name) for name in names}
 
 
-@limit(
-    "A server that departs from the protocol",
-    holds=_is_of_sums,
-)
+@limit("A server that departs from the protocol", holds=_is_of_sums)
 def active_server(facts: Facts) -> Said:
     """Return the sentence saying whether secure sums keep their guarantee if the server cheats."""
     unmet = unmet_conditions(facts.secure_aggregation)

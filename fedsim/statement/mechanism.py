@@ -188,10 +188,7 @@ def _correlated(*, clients: bool) -> Holds:
     )
 
 
-@mechanism(
-    "Noise is correlated from step to step",
-    holds=_correlated(clients=False),
-)
+@mechanism("Noise is correlated from step to step", holds=_correlated(clients=False))
 def correlation(facts: Facts) -> Said:
     """Return the sentences on noise that is correlated over steps, and on how it is charged."""
     bands = _bands(facts)
@@ -207,10 +204,7 @@ def _largest_rho(facts: Facts) -> float:
     return max(client.rho for client in facts.clients if client.has_charges)
 
 
-@mechanism(
-    "Noise is correlated from round to round",
-    holds=_correlated(clients=True),
-)
+@mechanism("Noise is correlated from round to round", holds=_correlated(clients=True))
 def round_correlation(facts: Facts) -> Said:
     """Return the sentences on noise correlated over rounds, and how often a client takes part."""
     values: dict[str, Any] = {
@@ -229,9 +223,7 @@ def round_correlation(facts: Facts) -> Said:
     ), values
 
 
-@mechanism(
-    "Divisor, noise and steps are public",
-)
+@mechanism("Divisor, noise and steps are public")
 def public_constants(facts: Facts) -> Said:
     """Return the sentence saying that no private number of examples enters divisor or noise."""
     values = {"declared_sizes": facts.sizes_are_declared}
@@ -298,11 +290,7 @@ def drawn_clients(facts: Facts) -> Said:
     ), {"rate": facts.trust.participation_rate}
 
 
-@TABLE.sentence(
-    "accounting",
-    "claim",
-    "How ε was computed",
-)
+@TABLE.sentence("accounting", "claim", "How ε was computed")
 def accounting(facts: Facts) -> Said:
     """Return the sentences on the method that computes every ε as an upper bound."""
     orders, by = facts.mechanism.orders, f" by fedsim {facts.version}" if facts.version else ""
@@ -311,11 +299,7 @@ def accounting(facts: Facts) -> Said:
     return (
         f"Every ε was computed{by} with {method}{at}. {facts.kind.fixed} were fixed "
         "before the run, so one ε can be computed for all releases together."
-    ), {
-        "method": facts.mechanism.accountant,
-        "version": facts.version,
-        "upper_bound": True,
-    }
+    ), {"method": facts.mechanism.accountant, "version": facts.version, "upper_bound": True}
 
 
 @TABLE.sentence(

@@ -159,10 +159,7 @@ _ROLES = {
 
 
 @TABLE.sentence(
-    "threat model",
-    "fact",
-    "Secure aggregation",
-    holds=lambda facts: facts.hides_updates,
+    "threat model", "fact", "Secure aggregation", holds=lambda facts: facts.hides_updates
 )
 def secure_aggregation(facts: Facts) -> Said:
     """Return the sentences on what the server sees, and whom one must trust for that."""
@@ -274,10 +271,7 @@ def no_targets(facts: Facts) -> str:
     return "The noise multiplier was given without a target ε: no budget limited the spend."
 
 
-@budget(
-    "Withdrawals",
-    holds=lambda facts: facts.is_private and bool(facts.withdrawn_clients),
-)
+@budget("Withdrawals", holds=lambda facts: facts.is_private and bool(facts.withdrawn_clients))
 def withdrawals(facts: Facts) -> Said:
     """Return the sentence on the clients that withdrew because their budget was spent."""
     withdrawn = facts.withdrawn_clients
@@ -292,8 +286,7 @@ def withdrawals(facts: Facts) -> Said:
 
 
 @budget(
-    "Lost updates stay charged",
-    holds=lambda facts: facts.is_private and facts.run.lost_updates > 0,
+    "Lost updates stay charged", holds=lambda facts: facts.is_private and facts.run.lost_updates > 0
 )
 def lost_updates(facts: Facts) -> Said:
     """Return the sentence on updates that never reached the average; their charges remain."""
