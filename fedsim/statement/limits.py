@@ -107,9 +107,7 @@ def largest_clients(facts: Facts) -> Said:
 @limit(
     "Sizes of clients are not covered",
     holds=lambda facts: (
-        facts.is_bounded
-        and facts.protects_clients
-        and facts.trust.weighting not in (None, "uniform")
+        facts.is_bounded and facts.protects_clients and facts.trust.weighting == "examples"
     ),
 )
 def sizes_excluded(facts: Facts) -> str:

@@ -265,7 +265,12 @@ def targets_kept(facts: Facts) -> Said:
     ), {"clients": len(targets), "smallest": min(targets), "largest": max(targets)}
 
 
-@budget("Budgets", holds=lambda facts: facts.is_private and not _targets(facts))
+@budget(
+    "Budgets",
+    holds=lambda facts: (
+        facts.is_private and not _targets(facts) and facts.mechanism.target_rho is None
+    ),
+)
 def no_targets(facts: Facts) -> str:
     """Return the sentence saying that the experiment gave a noise multiplier and no target ε."""
     return "The noise multiplier was given without a target ε: no budget limited the spend."

@@ -252,6 +252,13 @@ def test_weights_by_size_exclude_the_sizes_of_clients() -> None:
     assert "sizes_excluded" not in said(privacy("local", "client"))
     words = said(privacy("local", "client", weighting="examples"))
     assert "no ε covers them" in words["sizes_excluded"]
+    by_noise = privacy("local", "client", weighting="examples_over_noise")  # with size_power: 0
+    assert "sizes_excluded" not in said(by_noise)
+
+
+def test_noise_for_a_rho_is_not_called_given() -> None:
+    assert "no_targets" in said(privacy("local", "example"))
+    assert "no_targets" not in said(privacy("local", "example", target_rho=20.0))
 
 
 def test_a_learnt_bound_of_updates_is_one_event() -> None:
