@@ -4,7 +4,6 @@ The code that writes the file and `fedsim verify` both take these values from he
 figures are computed by separate code.
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -24,12 +23,43 @@ from fedsim.statement.privacy_file import PrivacyFile
 def recorded_terms(experiment: ExperimentWithClients) -> dict[str, Any]:
     """Return the values of `privacy.json` that follow from a run's settings, in the file's order.
 
+    A `NotRequired` key of `PrivacyFile` is absent where it does not apply.
+
     Args:
         experiment: the settings, with the number of clients.
     """
-    terms = {name: term(experiment) for name, term in TERMS.items()}
+    privacy = experiment.privacy
+    if privacy is None:
+        unknown = dict.fromkeys(("adjacency", "accountant", "sampling", "clipping", "noise"))
+        terms: dict[str, Any] = {"trust": "local", "unit": "example", **unknown}
+    else:
+        terms = _private_terms(experiment, privacy)
+    terms["personal_models"] = experiment.personal_models
     absent = PrivacyFile.__optional_keys__
     return {name: value for name, value in terms.items() if value is not None or name not in absent}
+
+
+def _private_terms(experiment: ExperimentWithClients, privacy: PrivacySettings) -> dict[str, Any]:
+    kind, orders = privacy.release_kind, privacy.accountant.orders
+    adds_elsewhere = privacy.mechanism.name != GRADIENT_PERTURBATION
+    return {
+        "trust": privacy.trust.name,
+        "unit": privacy.unit,
+        "sums": _sums(experiment, privacy),
+        "participation": _participation(experiment),
+        "votes": experiment.task_facts.votes,
+        "weighting": experiment.federation.weights.name if kind.protects_client else None,
+        "adjacency": privacy.adjacency.name,
+        "accountant": privacy.accountant.name,
+        "sampling": privacy.sampling.name if kind.draws_batches else None,
+        "clipping": privacy.recorded_clipping,
+        "noise": privacy.noise,
+        "mechanism": privacy.mechanism.model_dump(mode="json") if adds_elsewhere else None,
+        "noise_correlation": _noise_correlation(experiment, privacy),
+        "public_parts": experiment.public_parts,
+        "orders": None if orders is None else list(orders),
+        "target_rho": privacy.accountant.target_rho,
+    }
 
 
 def client_terms(
@@ -99,21 +129,12 @@ def _sums(experiment: Experiment, privacy: PrivacySettings) -> dict[str, Any] | 
     return sums
 
 
-def _participation(
-    experiment: ExperimentWithClients, privacy: PrivacySettings
-) -> dict[str, Any] | None:
+def _participation(experiment: ExperimentWithClients) -> dict[str, Any] | None:
     """Return how clients are drawn in secret; None where participation is not secret."""
     participation = participation_of(experiment)
     if not participation.is_secret or participation.rate >= 1.0:
         return None
     return {"scheme": participation.scheme, "rate": participation.rate}
-
-
-def _mechanism(experiment: Experiment, privacy: PrivacySettings) -> dict[str, Any] | None:
-    """Return the mechanism; None where it adds noise to gradients or updates."""
-    if privacy.mechanism.name == GRADIENT_PERTURBATION:
-        return None
-    return privacy.mechanism.model_dump(mode="json")
 
 
 def _noise_correlation(
@@ -128,43 +149,3 @@ def _noise_correlation(
         return recorded
     sensitivity = strategy_of(correlation, separation).sensitivity(separation)
     return {**recorded, **asdict(separation), "sensitivity": float(f"{sensitivity:.9g}")}
-
-
-_OfPrivacy = Callable[[ExperimentWithClients, PrivacySettings], Any]
-
-
-def _private(term: _OfPrivacy, *, otherwise: Any = None) -> Callable[[ExperimentWithClients], Any]:
-    """Return a term that is read from the privacy settings, or `otherwise` without privacy."""
-    return lambda e: otherwise if e.privacy is None else term(e, e.privacy)
-
-
-TERMS: Mapping[str, Callable[[ExperimentWithClients], Any]] = {
-    "trust": _private(lambda _, privacy: privacy.trust.name, otherwise="local"),
-    "unit": _private(lambda _, privacy: privacy.unit, otherwise="example"),
-    "sums": _private(_sums),
-    "participation": _private(_participation),
-    "votes": _private(lambda experiment, _: experiment.task_facts.votes),
-    "weighting": _private(
-        lambda experiment, privacy: (
-            experiment.federation.weights.name if privacy.release_kind.protects_client else None
-        )
-    ),
-    "adjacency": _private(lambda _, privacy: privacy.adjacency.name),
-    "accountant": _private(lambda _, privacy: privacy.accountant.name),
-    "sampling": _private(
-        lambda _, privacy: privacy.sampling.name if privacy.release_kind.draws_batches else None
-    ),
-    "clipping": _private(lambda _, privacy: privacy.recorded_clipping),
-    "noise": _private(lambda _, privacy: privacy.noise),
-    "mechanism": _private(_mechanism),
-    "noise_correlation": _private(_noise_correlation),
-    "public_parts": _private(lambda experiment, _: experiment.public_parts),
-    "orders": _private(
-        lambda _, privacy: (
-            None if privacy.accountant.orders is None else list(privacy.accountant.orders)
-        )
-    ),
-    "target_rho": _private(lambda _, privacy: privacy.accountant.target_rho),
-    "personal_models": lambda experiment: experiment.personal_models,
-}
-"""Each term by its key in `privacy.json`; a `NotRequired` key of `PrivacyFile` is never null."""

@@ -6,6 +6,7 @@ older one contradicts the rest. `--resume` refuses such a run before anything is
 user kept elsewhere shows the replacement.
 """
 
+import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
@@ -46,9 +47,14 @@ def resume_command(source: object, overrides: Mapping[str, Any] | Sequence[str],
         path: the run directory.
     """
     file = str(source) if isinstance(source, str | Path) else "FILE"
-    pairs = overrides.items() if isinstance(overrides, Mapping) else ()
-    changes = [f"{key}={value}" for key, value in pairs] or list(overrides)
+    changes = [overrides] if isinstance(overrides, str) else overrides
+    if isinstance(changes, Mapping):
+        changes = [f"{key}={_yaml(value)}" for key, value in changes.items()]
     return shlex.join(["fedsim", "run", file, *changes, "--out", str(path), "--resume"])
+
+
+def _yaml(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def refuse_changes(before: Experiment, after: Experiment) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from fedsim.clients import client_round
 from fedsim.runs.directory import RunDirectoryError
+from fedsim.runs.resume import resume_command
 from fedsim.runs.runner import run_experiment
 from fedsim.tracking.callbacks import RunCallback
 
@@ -32,6 +33,14 @@ SAME = (
     "releases.jsonl",
     "experiment.yaml",
 )
+
+
+@pytest.mark.parametrize(
+    "overrides", ["a.b=null", ["a.b=null"], {"a.b": None}], ids=["text", "list", "mapping"]
+)
+def test_the_command_that_goes_on_repeats_the_overrides(overrides: Any) -> None:
+    command = resume_command("e.yaml", overrides, Path("run"))
+    assert command == "fedsim run e.yaml a.b=null --out run --resume"
 
 
 def assert_equal_runs(one: Path, other: Path) -> None:

@@ -27,7 +27,7 @@ from fedsim.runs.manifest import (
     uncovered_folders,
 )
 from fedsim.runs.recorded_figures import FIGURES, is_scored, public_metrics
-from fedsim.runs.recorded_terms import TERMS, recorded_terms
+from fedsim.runs.recorded_terms import recorded_terms
 from fedsim.runs.records import repeated_failures
 from fedsim.runs.saved_model import read_model_card
 from fedsim.runs.verification.plans import (
@@ -47,7 +47,7 @@ from fedsim.runs.verification.spend import (
 )
 from fedsim.server.round_report import numbers_of
 from fedsim.statement import read_facts, to_json
-from fedsim.statement.privacy_file import ledger_digest
+from fedsim.statement.privacy_file import PrivacyFile, ledger_digest
 
 _METRICS = ("test_", "clients_")
 _SAME = 1e-6  # relative difference of a figure of the statement between machines
@@ -107,7 +107,7 @@ def environment_problems(files: RunFiles) -> Iterator[str]:
             f"{privacy['version']}"
         )
     planned, recorded = recorded_terms(experiment), cast(dict[str, Any], privacy)
-    for name in TERMS:
+    for name in (*planned, *sorted(PrivacyFile.__optional_keys__ - planned.keys())):
         if recorded.get(name) != planned.get(name):
             yield (
                 f"{name} is {recorded.get(name)} in privacy.json and {planned.get(name)} in "
