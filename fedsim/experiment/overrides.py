@@ -1,6 +1,6 @@
 """Overrides `key.path=value` from the command line, applied to the file's content before checks."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from fedsim.experiment.errors import (
@@ -180,12 +180,7 @@ def _drop_former_variant(
     before, after = shape.variant(former.value), shape.variant(chosen.value)
     if before is None or after is None:
         return entries
-    obsolete = before.model_fields.keys() - after.model_fields.keys()
-    return {
-        key: entry
-        for key, entry in entries.items()
-        if key not in obsolete or entry.key.source == chosen.location.source
-    }
+    return _without(entries, before.model_fields.keys() - after.model_fields.keys(), chosen)
 
 
 def _drop_former_args(entries: dict[str, Entry], chosen: Node) -> dict[str, Entry]:
@@ -193,9 +188,14 @@ def _drop_former_args(entries: dict[str, Entry], chosen: Node) -> dict[str, Entr
     args = entries.get("args")
     if args is None or not isinstance(args.node.value, dict):
         return entries
-    kept = {
-        key: entry
-        for key, entry in args.node.value.items()
-        if entry.key.source == chosen.location.source
-    }
+    kept = _without(args.node.value, args.node.value.keys(), chosen)
     return {**entries, "args": replace(args, node=replace(args.node, value=kept))}
+
+
+def _without(entries: dict[str, Entry], keys: Collection[str], chosen: Node) -> dict[str, Entry]:
+    """Return the entries without those keys that come from another source than a chosen value."""
+    return {
+        key: entry
+        for key, entry in entries.items()
+        if key not in keys or entry.key.source == chosen.location.source
+    }

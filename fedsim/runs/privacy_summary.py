@@ -22,7 +22,7 @@ from fedsim.federation.federation import Federation
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.noisy_sums import AdaptiveClipNorm
 from fedsim.runs.files import SCHEMAS
-from fedsim.runs.recorded_terms import recorded_client_terms, recorded_terms, server_ledger
+from fedsim.runs.recorded_terms import client_terms, recorded_terms, server_ledger
 from fedsim.secagg.encoding import FixedPointEncoder
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.client_ledgers import ClientLedgers
@@ -38,7 +38,7 @@ class ClientSummary(ClientSpend):
     Attributes:
         epsilon: ε at the client's δ, by the run's accountant; ∞ for a client without noise.
         epsilon_rdp: ε at the client's δ by Rényi DP, at the orders α that the run uses.
-        terms: the values of the row that follow from the settings (see `recorded_client_terms`).
+        terms: the values of the row that follow from the settings (see `client_terms`).
         withdrawn_round: round in which the client withdrew; None for a client that stayed.
         clip_norm: adaptive clip norm at the end of the run (a tuple if each group of parameters has
             its own); None if the clip norm is fixed.
@@ -196,7 +196,7 @@ def summarise_privacy(
             **vars(spend),
             epsilon=accounting.epsilon(spend.ledger.entries),
             epsilon_rdp=by_rdp[client],
-            terms=recorded_client_terms(terms, planned, norm),
+            terms=client_terms(terms, planned, norm),
             withdrawn_round=withdrawn.get(client),
             clip_norm=norm,
             epsilon_against_server=None if second is None else accounting.epsilon(second.entries),

@@ -67,9 +67,6 @@ def client_terms(
 ) -> dict[str, Any]:
     """Return the values in a client's row of `privacy.json` that follow from the client's settings.
 
-    All keys are in the result. `recorded_client_terms` leaves out two keys for clients to which
-    they do not apply: `group_clip_norms` and `max_update_norm`.
-
     Args:
         client_privacy: privacy settings of the client.
         plan: privacy plan of the client. The plan's noise is not in the result, as it depends on
@@ -78,7 +75,7 @@ def client_terms(
     """
     privacy = client_privacy.privacy
     is_client = privacy.release_kind.protects_client
-    return {
+    terms = {
         "against": OBSERVERS[privacy.trust.name][0],
         "examples": None if is_client else plan.examples,
         "delta": plan.delta,
@@ -87,20 +84,11 @@ def client_terms(
         "max_grad_norm": privacy.example_bound,
         "group": client_privacy.group,
         "clip_norm": None if clip_norm is None else whole_bound(clip_norm),
-        "group_clip_norms": list(clip_norm) if isinstance(clip_norm, tuple) else None,
-        "max_update_norm": privacy.max_update_norm if is_client else None,
     }
-
-
-def recorded_client_terms(
-    client_privacy: ClientPrivacy, plan: PrivacyPlan, clip_norm: AdaptiveClipNorm | None
-) -> dict[str, Any]:
-    """Return the values of `client_terms` that apply to a client and are in the client's row."""
-    terms = client_terms(client_privacy, plan, clip_norm)
-    if not isinstance(clip_norm, tuple):
-        del terms["group_clip_norms"]
-    if not client_privacy.privacy.release_kind.protects_client:
-        del terms["max_update_norm"]
+    if isinstance(clip_norm, tuple):
+        terms["group_clip_norms"] = list(clip_norm)
+    if is_client:
+        terms["max_update_norm"] = privacy.max_update_norm
     return terms
 
 

@@ -45,14 +45,18 @@ def check_weighting(
     federation: FederationSettings, privacy: PrivacySettings
 ) -> Iterator[PathMessage]:
     """Yield (key path, message) if the weights of updates would reveal private client sizes."""
-    weights = federation.weights
-    if weights.uses_sizes and privacy.adjacency.name == "add_remove":
-        other = ", size_power: 0" if weights.name == "examples_over_noise" else ""
-        yield (
-            ("federation", "weighting"),
-            f"'{weights.name}' would reveal client sizes, which adjacency add_remove keeps "
-            f"private; use weighting: uniform{other} or adjacency: zero_out",
-        )
+    weights, is_client = federation.weights, privacy.release_kind.protects_client
+    if not weights.uses_sizes or not (is_client or privacy.adjacency.name == "add_remove"):
+        return
+    why, other = "adjacency add_remove keeps private", " or adjacency: zero_out"
+    if is_client:
+        why, other = "are part of what unit: client protects", ""
+    own = ", size_power: 0" if weights.name == "examples_over_noise" else ""
+    yield (
+        ("federation", "weighting"),
+        f"'{weights.name}' would reveal client sizes, which {why}; use weighting: uniform{own}"
+        f"{other}",
+    )
 
 
 def check_max_share(

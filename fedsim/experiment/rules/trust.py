@@ -3,7 +3,7 @@
 Each message names a condition of docs/explain/trust_models.md that the file breaks.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from operator import attrgetter
 from typing import Any
 
@@ -71,7 +71,13 @@ def _check_client_unit(
             "clipping: flat, or remove fallback_epsilon",
         )
     if federation is not None:
-        yield from _check_weights(privacy, federation)
+        weights = federation.weights
+        if privacy.clipping.name == "adaptive" and not (weights.is_uniform or weights.uses_sizes):
+            yield (
+                ("federation", "weighting"),
+                "adaptive clipping counts every client once; use weighting: uniform, or clipping: "
+                "flat",
+            )
         yield from _check_correlation(privacy, federation)
 
 
@@ -102,25 +108,6 @@ _WHY_CENTRAL = {
     "distributed": "a client that drops out takes its share along, and what the next round would "
     "cancel was never added",
 }
-
-
-def _check_weights(
-    privacy: PrivacySettings, federation: FederationSettings
-) -> Iterator[PathMessage]:
-    """Check that no aggregation weight depends on a client's data."""
-    weights = federation.weights
-    if weights.uses_sizes:
-        other = ", size_power: 0" if weights.name == "examples_over_noise" else ""
-        yield (
-            ("federation", "weighting"),
-            f"'{weights.name}' would reveal client sizes, which are part of what unit: client "
-            f"protects; use weighting: uniform{other}",
-        )
-    elif privacy.clipping.name == "adaptive" and not weights.is_uniform:
-        yield (
-            ("federation", "weighting"),
-            "adaptive clipping counts every client once; use weighting: uniform, or clipping: flat",
-        )
 
 
 # Of secure aggregation: the grid of the noise takes their place in a noisy sum.
@@ -281,7 +268,18 @@ def check_secure_aggregation(
             "adaptive sends each client's adapted bound to the server in clear, beside updates "
             "that secure_aggregation hides; use clipping: flat, or remove secure_aggregation",
         )
-    yield from _check_metrics(secure_aggregation.metrics, private=privacy is not None)
+    section: KeyPath = ("secure_aggregation", "metrics")
+    if secure_aggregation.metrics and privacy is not None:
+        yield (
+            section,
+            "means over private examples have no noise, and no ε covers them or their sum; remove "
+            "metrics, or set privacy: null",
+        )
+        return
+    for name in secure_aggregation.metrics:
+        if name not in TRAIN_METRICS:
+            known = ", ".join(TRAIN_METRICS)
+            yield (*section, name), f"no such metric; choose from {known}"
 
 
 def check_min_clients(
@@ -348,18 +346,3 @@ def check_client_keys(
                 f"names {named} keys for {num_clients} clients "
                 "(data.partition.num_clients); name one for each client, in their order, or none",
             )
-
-
-def _check_metrics(metrics: Mapping[str, float], *, private: bool) -> Iterator[PathMessage]:
-    section: KeyPath = ("secure_aggregation", "metrics")
-    if metrics and private:
-        yield (
-            section,
-            "means over private examples have no noise, and no ε covers them or their sum; remove "
-            "metrics, or set privacy: null",
-        )
-        return
-    for name in metrics:
-        if name not in TRAIN_METRICS:
-            known = ", ".join(TRAIN_METRICS)
-            yield (*section, name), f"no such metric; choose from {known}"

@@ -121,8 +121,9 @@ def _against_plan(
     plan: PrivacyPlan,
     clip_norm: AdaptiveClipNorm | None,
 ) -> Iterator[str]:
-    for name, value in client_terms(client_privacy, plan, clip_norm).items():
-        stated = row.get(name)
+    terms = client_terms(client_privacy, plan, clip_norm)
+    for name in dict.fromkeys((*terms, "group_clip_norms", "max_update_norm")):
+        stated, value = row.get(name), terms.get(name)
         if stated != value:
             yield f"{name} is {stated} in privacy.json and {value} by experiment.yaml"
     noise, recorded = plan.noise_multiplier, row["noise_multiplier"]
