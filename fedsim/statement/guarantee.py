@@ -194,24 +194,33 @@ def _privacy_requires(facts: Facts) -> str:
     return "its trust assumption is not recorded" if recorded is None else str(recorded)
 
 
+_NOISE_OF_CLIENTS = {
+    "local": "with its noise",
+    "distributed": "with its share of the noise",
+    "central": "without noise",
+}
+
+
 @TABLE.sentence("threat model", "fact", "What is released", holds=is_private)
 def released(facts: Facts) -> str:
     """Return the sentences that list what leaves a client."""
     trust = facts.trust
     mask = " (masked, so that only sums can be opened)" if facts.hides_updates else ""
-    noise = "with its share of the noise" if trust.trust == "distributed" else "without noise"
+    noise = _NOISE_OF_CLIENTS.get(trust.trust, "without noise")
     failed = "If a client fails, it also sends its error message."
     if facts.counts_votes:
-        noise_words = noise if trust.trust in ("distributed", "central") else "with its noise"
         return (
-            f"A client sends the votes of its teacher on public queries, {noise_words}{mask}. It "
+            f"A client sends the votes of its teacher on public queries, {noise}{mask}. It "
             "also sends its settings and its ledger. Teachers, their training losses and all that "
             "they predict beside these votes stay on the clients. The student is trained on public "
             f"queries and the answers alone. {failed}"
         )
-    upload, source = "its model", "these models"
+    upload, source, clipped = "its model", "these models", "clipped gradients"
+    if "directions" in (facts.public_parts or {}):
+        clipped = "clipped slopes along public directions"
+        upload, source = f"its {clipped}, {noise}", "these slopes"
     if trust.trust != "local":
-        clipped = "whole update" if facts.protects_clients else "clipped gradients"
+        clipped = "whole update" if facts.protects_clients else clipped
         upload = f"its {clipped} as integers on a public grid, {noise}"
         source = "these integers"
     if facts.hides_updates:

@@ -256,6 +256,14 @@ def test_weights_by_size_exclude_the_sizes_of_clients() -> None:
     assert "sizes_excluded" not in said(by_noise)
 
 
+@pytest.mark.parametrize("trust", ["local", "central"])
+def test_an_upload_of_slopes_is_not_called_a_model(trust: str) -> None:
+    words = said(privacy(trust, "example", public_parts={"directions": 4}))
+    assert "sends its clipped slopes along public directions" in words["released"]
+    assert "these models" not in words["released"]
+    assert "sends its clipped" not in said(privacy("local", "example"))["released"]
+
+
 def test_noise_for_a_rho_is_not_called_given() -> None:
     assert "no_targets" in said(privacy("local", "example"))
     assert "no_targets" not in said(privacy("local", "example", target_rho=20.0))
