@@ -149,25 +149,21 @@ def named_table(settings: ParticipationSettings) -> tuple[KeyPath, str] | None:
     The result is a pair (key path in the experiment file, path of the csv file), or None if the
     settings name no file.
     """
-    if isinstance(settings, TraceParticipation) and settings.path is not None:
-        return (*_PARTICIPATION, "path"), settings.path
-    if isinstance(settings, BufferedParticipation) and isinstance(
-        settings.durations, DurationTable
-    ):
-        path = settings.durations.path
-        return None if path is None else ((*_PARTICIPATION, "durations", "path"), path)
-    return None
+    place, path = _PARTICIPATION, None
+    if isinstance(settings, TraceParticipation):
+        path = settings.path
+    elif isinstance(settings, BufferedParticipation):
+        place, path = (*place, "durations"), getattr(settings.durations, "path", None)
+    return None if path is None else ((*place, "path"), path)
 
 
 def _with_content(settings: ParticipationSettings, path: Path) -> ParticipationSettings:
     given = settings.model_dump(exclude={"path"})
-    if isinstance(settings, BufferedParticipation) and isinstance(
-        settings.durations, DurationTable
-    ):
-        column = settings.durations.column
-        table = DurationTable(column=column, values=_durations(path, column))
-        return BufferedParticipation(**{**given, "durations": table})
-    return TraceParticipation(**{**given, "availability": _availability(path)})
+    if not isinstance(settings, BufferedParticipation):
+        return TraceParticipation(**{**given, "availability": _availability(path)})
+    column = given["durations"]["column"]
+    table = DurationTable(column=column, values=_durations(path, column))
+    return BufferedParticipation(**{**given, "durations": table})
 
 
 def _availability(path: Path) -> str:

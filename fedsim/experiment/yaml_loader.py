@@ -220,11 +220,17 @@ class _Builder:
             location = self._at(child.start_mark)
             node = self._node(self._next(), (*path, name))
             size = grown(size, node, location, self._problems, path)
-            if isinstance(key.value, str):
-                self._insert(entries, name, Entry(location, node), path)
-            elif not key.broken:
-                message = f'a key must be a string; write "{name}"'
-                self._problems.append(location.problem((*path, name), message))
+            mistake = ""
+            if not isinstance(key.value, str):
+                mistake = "" if key.broken else f'a key must be a string; write "{name}"'
+            elif name not in entries:
+                entries[name] = Entry(location, node)
+            else:
+                line = entries[name].key.line
+                fix = "write it once" if line is None else f"it is already on line {line}"
+                mistake = f"duplicate key; {fix}"
+            if mistake:
+                self._problems.append(location.problem((*path, name), mistake))
         return Node(entries, self._at(event.start_mark), broken, size)
 
     def _key(self, event: events.Event, path: KeyPath) -> Node:
@@ -232,15 +238,6 @@ class _Builder:
         if node is None or isinstance(node.value, dict | list):
             raise self._stop(event, "a key must be a string", path)
         return node
-
-    def _insert(self, entries: dict[str, Entry], name: str, entry: Entry, path: KeyPath) -> None:
-        if name not in entries:
-            entries[name] = entry
-            return
-        line = entries[name].key.line
-        fix = "write it once" if line is None else f"it is already on line {line}"
-        message = f"duplicate key; {fix}"
-        self._problems.append(entry.key.problem((*path, name), message))
 
     def _has_tag(
         self, event: events.ScalarEvent | events.CollectionStartEvent, path: KeyPath

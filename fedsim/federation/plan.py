@@ -33,6 +33,7 @@ from fedsim.federation.client_plans import (
 from fedsim.federation.schedule import (
     ClientPrivacy,
     StepSchedule,
+    Table,
     participation_of,
     resolve_client_privacy,
 )
@@ -72,7 +73,11 @@ class FederationPlan:
 
 
 def schedule_of(
-    experiment: ExperimentWithClients, base: Path, sizes: Sequence[int]
+    experiment: ExperimentWithClients,
+    base: Path,
+    sizes: Sequence[int],
+    *,
+    tables: Mapping[str, Table] | None = None,
 ) -> tuple[tuple[ClientPrivacy, ...] | None, StepSchedule]:
     """Return each client's privacy settings (None without privacy), and the schedule of steps.
 
@@ -80,17 +85,20 @@ def schedule_of(
         experiment: the settings.
         base: the directory in which relative paths start.
         sizes: number of examples of each client.
+        tables: the content of the tables that `privacy.clients` names; None reads their files.
 
     Raises:
         ValueError: a table of clients does not fit the experiment, or there are too many steps.
     """
     terms, participation = None, participation_of(experiment)
     if experiment.privacy is not None:
+        if tables is None:
+            tables = read_client_tables(experiment.privacy, base)
         terms = resolve_client_privacy(
             experiment.privacy,
             num_clients=len(sizes),
             seed=experiment.seed,
-            tables=read_client_tables(experiment.privacy, base),
+            tables=tables,
             clients_per_round=participation.round_sizes[1],
         )
     return terms, StepSchedule.of(experiment, participation, terms, sizes)

@@ -4,7 +4,6 @@
 """
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,6 +26,7 @@ from fedsim.secagg.encoding import FixedPointEncoder
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.statement import read_facts, to_json
+from fedsim.statement.facts import spread_of
 from fedsim.statement.guarantee import guarantee_words
 from fedsim.statement.privacy_file import PrivacyFile, ledger_digest
 
@@ -78,12 +78,8 @@ class PrivacySummary:
 
         Only the largest ε is a guarantee. An infinite ε is None.
         """
-        epsilons = [spend.epsilon for spend in self.clients]
-        return {
-            "max": finite_or_none(max(epsilons)),
-            "median": finite_or_none(statistics.median(epsilons)),
-            "min": finite_or_none(min(epsilons)),
-        }
+        spread = spread_of([spend.epsilon for spend in self.clients])
+        return {name: finite_or_none(epsilon) for name, epsilon in spread.items()}
 
     @cached_property
     def guarantee(self) -> str:

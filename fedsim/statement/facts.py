@@ -72,6 +72,11 @@ Outcome = Literal["no privacy", "infinite", "withheld", "nothing released", "bou
 _RELATIVE_TOLERANCE = 1e-9  # difference of one accountant between machines
 
 
+def spread_of(epsilons: Sequence[float]) -> dict[str, float]:
+    """Return the largest, the median and the smallest ε of clients; only `max` is a guarantee."""
+    return {"max": max(epsilons), "median": statistics.median(epsilons), "min": min(epsilons)}
+
+
 def is_large_delta(delta: float, count: int) -> bool:
     """Whether δ >= 1 / count; a release of one random unit of `count` would satisfy such a δ."""
     return count > 0 and delta >= 1 / count
@@ -257,11 +262,6 @@ class Facts:
         """Numbers of the clients whose ε, as printed, is the largest one."""
         largest = epsilon_text(self.epsilon)
         return tuple(c.client for c in self.clients if epsilon_text(c.epsilon) == largest)
-
-    @cached_property
-    def median(self) -> float:
-        """The median ε of the clients: a statistic, not a guarantee."""
-        return statistics.median(client.epsilon for client in self.clients)
 
     @cached_property
     def unbounded_clients(self) -> tuple[int, ...]:

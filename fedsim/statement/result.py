@@ -13,7 +13,7 @@ from fedsim.core.formatting import (
     percent_text,
     range_text,
 )
-from fedsim.statement.facts import Facts
+from fedsim.statement.facts import Facts, spread_of
 from fedsim.statement.sentence import Said, StatementTable, is_private, question_of, view_of
 
 TABLE = StatementTable()
@@ -83,8 +83,7 @@ def delta_too_large(facts: Facts) -> Said:
 @TABLE.sentence("result", "fact", "Every client, and the federation")
 def spread(facts: Facts) -> Said:
     """Return the sentence on the largest ε (the guarantee), and the median and smallest ε."""
-    smallest = min(client.epsilon for client in facts.clients)
-    values = {"max": facts.epsilon, "median": facts.median, "min": smallest}
+    values = spread_of([client.epsilon for client in facts.clients])
     texts = {name: epsilon_text(value) for name, value in values.items()}
     return (
         f"The guarantee for all clients is the largest ε of "

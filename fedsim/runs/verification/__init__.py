@@ -11,7 +11,6 @@ q is the sampling rate and z the noise multiplier. No file outside of the run di
 or read, since a plug-in or a table may have any content.
 """
 
-import statistics
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
@@ -47,6 +46,7 @@ from fedsim.runs.verification.spend import (
 )
 from fedsim.server.round_report import numbers_of
 from fedsim.statement import read_facts, to_json
+from fedsim.statement.facts import spread_of
 from fedsim.statement.privacy_file import PrivacyFile, ledger_digest
 
 _METRICS = ("test_", "clients_")
@@ -59,15 +59,14 @@ def spend_figure_problems(files: RunFiles) -> Iterator[str]:
     """Yield a line for each ε or δ of the whole federation that contradicts the clients' values."""
     privacy, rows = files.privacy, files.privacy["clients"]
     if privacy["accountant"] is not None:
-        epsilons = [number(row["epsilon"]) for row in rows]
-        if not same_number(number(privacy["system_epsilon"]), max(epsilons)):
-            yield f"system_epsilon is not the largest ε of any client, {max(epsilons):.6g}"
-        expected = {"max": max(epsilons), "median": statistics.median(epsilons)}
-        expected |= {"min": min(epsilons)}
+        expected = spread_of([number(row["epsilon"]) for row in rows])
+        largest = expected["max"]
+        if not same_number(number(privacy["system_epsilon"]), largest):
+            yield f"system_epsilon is not the largest ε of any client, {largest:.6g}"
         stated = files.summary["epsilon"]
         wrong = [name for name in expected if not same_number(number(stated[name]), expected[name])]
         if "max" in wrong:
-            yield f"summary.json does not name the largest ε, {max(epsilons):.6g}"
+            yield f"summary.json does not name the largest ε, {largest:.6g}"
         elif wrong:
             yield f"summary.json does not name the {wrong[0]} ε, {expected[wrong[0]]:.6g}"
         if files.summary["delta"] != max(row["delta"] for row in files.clients):

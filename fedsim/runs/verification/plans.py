@@ -8,6 +8,7 @@ even if its hash chains were computed again.
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 from fedsim.accountant import EpsilonDelta, Event, Gaussian, JointGaussian, PrivacyLedger
@@ -19,13 +20,8 @@ from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.clients.sampling.sampling import Charges
 from fedsim.federation.aggregate_noise import share_noise
 from fedsim.federation.client_plans import client_plans, client_weights
-from fedsim.federation.schedule import (
-    ClientPrivacy,
-    StepSchedule,
-    Table,
-    participation_of,
-    resolve_client_privacy,
-)
+from fedsim.federation.plan import schedule_of
+from fedsim.federation.schedule import ClientPrivacy, StepSchedule, Table, participation_of
 from fedsim.protocol.arrays import digest, to_numpy
 from fedsim.protocol.noisy_sums import AdaptiveClipNorm
 from fedsim.runs.directory import RunFiles
@@ -52,9 +48,8 @@ def plan_problems(files: RunFiles) -> Iterator[str]:
     if settings is None or files.privacy["accountant"] is None:
         return  # `environment_problems` compares the presence of privacy in both files
     rows = files.clients
-    terms = _terms(files)
+    terms, schedule = _schedule(files)
     adapted = {} if files.state is None else files.state.clip_norms
-    schedule = _step_schedule(files)
     for row, client_privacy, plan in zip(rows, terms, _plans(files, terms, schedule), strict=True):
         if _is_unreadable(files, client_privacy):
             continue
@@ -69,36 +64,26 @@ def plan_problems(files: RunFiles) -> Iterator[str]:
             yield f"client {row['client']}: {problem}"
 
 
-def _terms(files: RunFiles) -> tuple[ClientPrivacy, ...]:
-    """Return the privacy settings of every client; values of tables are taken from the records.
+def _schedule(files: RunFiles) -> tuple[Sequence[ClientPrivacy], StepSchedule]:
+    """Return each client's privacy settings and the steps, from recorded sizes and tables.
 
-    The result is empty in a run without privacy.
+    The settings are empty in a run without privacy.
     """
-    experiment = files.experiment
-    if experiment.privacy is None:
-        return ()
-    return resolve_client_privacy(
-        experiment.privacy,
-        num_clients=len(files.clients),
-        seed=experiment.seed,
-        tables=_tables(experiment.privacy, files.clients),
-        clients_per_round=participation_of(experiment).round_sizes[1],
-    )
+    settings = files.experiment.privacy
+    tables = {} if settings is None else _tables(settings, files.clients)
+    terms, schedule = schedule_of(files.experiment, Path(), _sizes(files), tables=tables)
+    return terms or (), schedule
 
 
-def _step_schedule(files: RunFiles) -> StepSchedule:
-    """Return the planned steps of clients in each round, from the recorded client sizes."""
-    sizes = [row["examples"] or 0 for row in files.clients]
-    participation = participation_of(files.experiment)
-    return StepSchedule.of(files.experiment, participation, _terms(files) or None, sizes)
+def _sizes(files: RunFiles) -> list[int]:
+    return [row["examples"] or 0 for row in files.clients]
 
 
 def _plans(
     files: RunFiles, terms: Sequence[ClientPrivacy], schedule: StepSchedule
 ) -> tuple[PrivacyPlan, ...]:
     """Return the plan of every client; with secure sums, its noise is a share of a sum's noise."""
-    experiment, settings = files.experiment, files.experiment.privacy
-    sizes = [row["examples"] or 0 for row in files.clients]
+    experiment, settings, sizes = files.experiment, files.experiment.privacy, _sizes(files)
     plans = client_plans(experiment, terms, sizes, schedule)
     if settings is None or settings.trust.name == "local":
         return plans
@@ -246,8 +231,8 @@ def charge_problems(files: RunFiles) -> Iterator[str]:
     """
     if files.experiment.privacy is None:
         return
-    steps_of, terms = _step_schedule(files), enumerate(_terms(files))
-    unknown = {client for client, privacy in terms if _is_unreadable(files, privacy)}
+    terms, steps_of = _schedule(files)
+    unknown = {client for client, own in enumerate(terms) if _is_unreadable(files, own)}
     schedule = steps_of.participation
     charges = {
         (charge.client, charge.round_number): charge.steps
