@@ -5,7 +5,7 @@ other sections have mistakes.
 """
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from fedsim.core.limits import MAX_FILE_BYTES
 from fedsim.core.settings import Settings
 from fedsim.experiment.errors import ExperimentError, Problem, value_text
-from fedsim.experiment.messages import PathMessage, validation_messages
+from fedsim.experiment.messages import Mistakes, PathMessage, validation_messages
 from fedsim.experiment.overrides import Overrides, apply_overrides, parse_overrides
 from fedsim.experiment.references import named_table, read_public_tables
 from fedsim.experiment.rules import Sections, algorithm, clients, data, mechanisms, trust
@@ -26,7 +26,7 @@ from fedsim.experiment.tree import Location, Node, from_python, is_broken, locat
 from fedsim.experiment.yaml_loader import parse_yaml
 from fedsim.server.settings import FederationSettings
 
-RULES: tuple[Callable[..., Iterator[PathMessage]], ...] = (
+RULES: tuple[Callable[..., Mistakes], ...] = (
     data.check_data,
     data.check_model,
     data.check_objects,
@@ -72,7 +72,7 @@ known. A rule with a parameter `sections` can read sections that may be absent.
 """
 
 
-def broken_rules(sections: Sections, *, checked: Sections | None = None) -> Iterator[PathMessage]:
+def broken_rules(sections: Sections, *, checked: Sections | None = None) -> Mistakes:
     """Yield a pair (path of the mistaken key, message) for every broken rule.
 
     Args:

@@ -76,9 +76,11 @@ MOVED_KEYS = {
 
 
 PathMessage = tuple[KeyPath, str]
+"""A mistake in a file: the keys from the top level to the value, and what is wrong with it."""
+Mistakes = Iterator[PathMessage]
 
 
-def messages_at(path: KeyPath, message: str | None) -> Iterator[PathMessage]:
+def messages_at(path: KeyPath, message: str | None) -> Mistakes:
     """Yield the pair (key path, message), unless the message is None.
 
     Args:
@@ -89,14 +91,14 @@ def messages_at(path: KeyPath, message: str | None) -> Iterator[PathMessage]:
         yield path, message
 
 
-def too_many_clients(path: KeyPath, number: int | None, clients: int) -> Iterator[PathMessage]:
+def too_many_clients(path: KeyPath, number: int | None, clients: int) -> Mistakes:
     """Yield (key path, message) if a key asks for more clients than there are."""
     if number is not None and number > clients:
         rule = f"must be <= data.partition.num_clients ({value_text(clients)})"
         yield path, f"{rule}, got {value_text(number)}"
 
 
-def finite_messages(value: object, path: KeyPath) -> Iterator[PathMessage]:
+def finite_messages(value: object, path: KeyPath) -> Mistakes:
     """Yield (key path, message) for every infinite number and every NaN inside a value."""
     if isinstance(value, float) and not math.isfinite(value):
         yield path, f"must be a finite number, got {value_text(value)}"
@@ -150,7 +152,7 @@ def validation_messages(
     return list(dict.fromkeys(builder.messages()))
 
 
-def args_messages(given: dict[str, Any], kind: Model, path: KeyPath) -> Iterator[PathMessage]:
+def args_messages(given: dict[str, Any], kind: Model, path: KeyPath) -> Mistakes:
     """Yield (key path, message) for every mistake in the arguments of a built-in component.
 
     Args:
@@ -178,7 +180,7 @@ class _MessageBuilder:
         ]
         self._explained_paths: set[KeyPath] = set()  # missing keys that are misspelt or misplaced
 
-    def messages(self) -> Iterator[PathMessage]:
+    def messages(self) -> Mistakes:
         unknown = [
             message for mistake in self._mistakes for message in self._unknown_keys(*mistake)
         ]
@@ -201,7 +203,7 @@ class _MessageBuilder:
             return True
         return place.as_mapping == isinstance(_get(self._raw, place.union), dict)
 
-    def _unknown_keys(self, details: ErrorDetails, place: ErrorPlace) -> Iterator[PathMessage]:
+    def _unknown_keys(self, details: ErrorDetails, place: ErrorPlace) -> Mistakes:
         """Yield errors of unknown keys, which pydantic omits in a union without its tag."""
         path = place.path
         if details["type"] == "extra_forbidden" and self._is_relevant(details, place):

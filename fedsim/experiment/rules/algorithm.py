@@ -1,6 +1,5 @@
 """Rules of `federation.strategy`: its name, its settings, and what its algorithm supports."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -8,7 +7,7 @@ from pydantic import ValidationError
 from fedsim.algorithms.algorithm import Algorithm, algorithms
 from fedsim.clients.local_settings import LocalSettings, SgdSettings
 from fedsim.experiment.errors import KeyPath
-from fedsim.experiment.messages import PathMessage, args_messages, finite_messages, messages_at
+from fedsim.experiment.messages import Mistakes, args_messages, finite_messages, messages_at
 from fedsim.experiment.references import check_name
 from fedsim.experiment.rules import RoundSizes, Sections
 from fedsim.server.settings import FederationSettings
@@ -16,7 +15,7 @@ from fedsim.server.settings import FederationSettings
 _PATH: KeyPath = ("federation", "strategy")
 
 
-def check_algorithm(federation: FederationSettings, base: Path) -> Iterator[PathMessage]:
+def check_algorithm(federation: FederationSettings, base: Path) -> Mistakes:
     """Yield (key path, message) for mistakes in the name and the settings of the algorithm."""
     named = federation.algorithm
     place = _PATH if isinstance(federation.strategy, str) else (*_PATH, "name")
@@ -41,9 +40,7 @@ def built_in_algorithm(federation: FederationSettings) -> Algorithm | None:
         return None
 
 
-def check_least_clients(
-    federation: FederationSettings, round_sizes: RoundSizes
-) -> Iterator[PathMessage]:
+def check_least_clients(federation: FederationSettings, round_sizes: RoundSizes) -> Mistakes:
     """Yield (key path, message) if rounds have fewer clients than the algorithm's proof needs."""
     algorithm, clients = built_in_algorithm(federation), round_sizes[0]
     least = 0 if algorithm is None else algorithm.least_clients
@@ -55,9 +52,7 @@ def check_least_clients(
         )
 
 
-def check_built_in_declaration(
-    federation: FederationSettings, sections: Sections
-) -> Iterator[PathMessage]:
+def check_built_in_declaration(federation: FederationSettings, sections: Sections) -> Mistakes:
     """Yield (key path, message) for settings that a built-in algorithm declares unsupported.
 
     The declaration of a user's class is checked later, when the federation is assembled.
@@ -69,7 +64,7 @@ def check_built_in_declaration(
 
 def check_declaration(
     kind: type[Algorithm], federation: FederationSettings, sections: Sections
-) -> Iterator[PathMessage]:
+) -> Mistakes:
     """Yield (key path, message) for settings that an algorithm declares unsupported.
 
     Args:
@@ -127,7 +122,7 @@ def _needs(kind: type[Algorithm]) -> str | None:
     return "weighs clients by the steps that they took" if kind.weighs_steps else None
 
 
-def _check_local(kind: type[Algorithm], name: str, local: LocalSettings) -> Iterator[PathMessage]:
+def _check_local(kind: type[Algorithm], name: str, local: LocalSettings) -> Mistakes:
     optimizer = local.optimizer
     plain = isinstance(optimizer, SgdSettings) and not optimizer.weight_decay
     if kind.needs_plain_sgd and not (plain and not getattr(optimizer, "momentum", 0.0)):

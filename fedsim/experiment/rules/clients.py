@@ -1,6 +1,5 @@
 """Rules of clients: local training, privacy budgets, faults, and participation in rounds."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from fedsim.clients.client_settings import FaultSettings, is_client
@@ -9,7 +8,7 @@ from fedsim.clients.mechanisms.conditions import unmet
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.core.limits import MAX_LEDGER_RECORDS
 from fedsim.experiment.errors import KeyPath, value_text
-from fedsim.experiment.messages import PathMessage, messages_at, too_many_clients
+from fedsim.experiment.messages import Mistakes, messages_at, too_many_clients
 from fedsim.experiment.references import check_file
 from fedsim.experiment.rules import RoundSizes, Sections
 from fedsim.server.participation.settings import (
@@ -24,7 +23,7 @@ from fedsim.server.settings import FederationSettings
 
 def check_participation(
     federation: FederationSettings, num_clients: int, round_sizes: RoundSizes, sections: Sections
-) -> Iterator[PathMessage]:
+) -> Mistakes:
     """Yield (key path, message) if a round has too many clients, or the ledger too many charges."""
     path = ("federation", "clients_per_round")
     yield from too_many_clients(path, federation.clients_per_round, num_clients)
@@ -41,9 +40,7 @@ def check_participation(
         )
 
 
-def check_weighting(
-    federation: FederationSettings, privacy: PrivacySettings
-) -> Iterator[PathMessage]:
+def check_weighting(federation: FederationSettings, privacy: PrivacySettings) -> Mistakes:
     """Yield (key path, message) if the weights of updates would reveal private client sizes."""
     weights, is_client = federation.weights, privacy.release_kind.protects_client
     if not weights.uses_sizes or not (is_client or privacy.adjacency.name == "add_remove"):
@@ -59,9 +56,7 @@ def check_weighting(
     )
 
 
-def check_max_share(
-    federation: FederationSettings, round_sizes: RoundSizes
-) -> Iterator[PathMessage]:
+def check_max_share(federation: FederationSettings, round_sizes: RoundSizes) -> Mistakes:
     """Yield (key path, message) if `max_share` of the weights is below 1 / (clients in a round)."""
     share, (clients, _) = federation.weights.max_share, round_sizes
     if share is not None and share * clients < 1:
@@ -72,7 +67,7 @@ def check_max_share(
         )
 
 
-def check_sampling_rate(local: LocalSettings, privacy: PrivacySettings) -> Iterator[PathMessage]:
+def check_sampling_rate(local: LocalSettings, privacy: PrivacySettings) -> Mistakes:
     """Yield (key path, message) if `privacy.sampling.rate` is given for batches of all examples."""
     if privacy.sampling.rate is not None and local.batch_size == "full":
         rate = value_text(privacy.sampling.rate)
@@ -86,7 +81,7 @@ def check_sampling_rate(local: LocalSettings, privacy: PrivacySettings) -> Itera
 _LR_SCHEDULE = ("local", "lr_schedule")
 
 
-def check_lr_schedule(local: LocalSettings, sections: Sections) -> Iterator[PathMessage]:
+def check_lr_schedule(local: LocalSettings, sections: Sections) -> Mistakes:
     """Yield (key path, message) if a learning-rate schedule is not supported or reaches 0."""
     privacy, federation = sections.privacy, sections.federation
     if local.lr_schedule is None:
@@ -108,7 +103,7 @@ def check_lr_schedule(local: LocalSettings, sections: Sections) -> Iterator[Path
             return
 
 
-def check_budgets(privacy: PrivacySettings, num_clients: int) -> Iterator[PathMessage]:
+def check_budgets(privacy: PrivacySettings, num_clients: int) -> Mistakes:
     """Yield (key path, message) for each budget whose client number does not exist."""
     rule = _unknown_client(num_clients)
     for name, entry in privacy.clients.items():
@@ -120,7 +115,7 @@ def check_budgets(privacy: PrivacySettings, num_clients: int) -> Iterator[PathMe
                 yield (*path, "members", position), rule
 
 
-def check_budget_files(privacy: PrivacySettings, base: Path) -> Iterator[PathMessage]:
+def check_budget_files(privacy: PrivacySettings, base: Path) -> Mistakes:
     """Yield (key path, message) for each file of privacy budgets that cannot be used."""
     for name, entry in privacy.clients.items():
         if entry.csv is not None:
@@ -129,7 +124,7 @@ def check_budget_files(privacy: PrivacySettings, base: Path) -> Iterator[PathMes
             )
 
 
-def check_faults(faults: list[FaultSettings], num_clients: int) -> Iterator[PathMessage]:
+def check_faults(faults: list[FaultSettings], num_clients: int) -> Mistakes:
     """Yield (key path, message) for each injected fault whose client number does not exist."""
     for position, fault in enumerate(faults):
         for place, client in enumerate(fault.clients or ()):
@@ -137,9 +132,7 @@ def check_faults(faults: list[FaultSettings], num_clients: int) -> Iterator[Path
                 yield ("faults", position, "clients", place), _unknown_client(num_clients)
 
 
-def check_stragglers(
-    faults: list[FaultSettings], federation: FederationSettings
-) -> Iterator[PathMessage]:
+def check_stragglers(faults: list[FaultSettings], federation: FederationSettings) -> Mistakes:
     """Yield (key path, message) for each straggler fault if the federation has no deadline."""
     for position, fault in enumerate(faults):
         if fault.kind == "straggler" and federation.deadline is None:
@@ -161,7 +154,7 @@ _PARTICIPATION: KeyPath = ("federation", "participation")
 
 def check_clients_of_scheme(
     federation: FederationSettings, num_clients: int, round_sizes: RoundSizes
-) -> Iterator[PathMessage]:
+) -> Mistakes:
     """Yield (key path, message) if a participation scheme does not fit the number of clients."""
     match federation.participation:
         case CyclicParticipation() as cyclic:
@@ -179,7 +172,7 @@ def check_clients_of_scheme(
 _PARTIAL_WORK: KeyPath = ("federation", "partial_work")
 
 
-def check_partial_work(federation: FederationSettings, sections: Sections) -> Iterator[PathMessage]:
+def check_partial_work(federation: FederationSettings, sections: Sections) -> Mistakes:
     """Yield (key path, message) for settings that `federation.partial_work` does not allow."""
     privacy, local = sections.privacy, sections.local
     settings = federation.partial_work
@@ -209,9 +202,7 @@ def check_partial_work(federation: FederationSettings, sections: Sections) -> It
         )
 
 
-def check_dropped_work(
-    federation: FederationSettings, round_sizes: RoundSizes
-) -> Iterator[PathMessage]:
+def check_dropped_work(federation: FederationSettings, round_sizes: RoundSizes) -> Mistakes:
     """Yield (key path, message) if the share of stragglers leaves no client in a round."""
     settings = federation.partial_work
     if settings is not None and settings.on_partial == "drop" and round_sizes[1] < 1:
@@ -222,7 +213,7 @@ def check_dropped_work(
         )
 
 
-def _check_groups(settings: CyclicParticipation, clients: int) -> Iterator[PathMessage]:
+def _check_groups(settings: CyclicParticipation, clients: int) -> Mistakes:
     groups = settings.groups
     if groups is not None and groups > clients:
         rule = f"must be at most {clients}, the number of clients, got {groups}"
@@ -246,9 +237,7 @@ def _check_groups(settings: CyclicParticipation, clients: int) -> Iterator[PathM
         )
 
 
-def _check_turns(
-    settings: SeparatedParticipation, clients: int, per_round: int
-) -> Iterator[PathMessage]:
+def _check_turns(settings: SeparatedParticipation, clients: int, per_round: int) -> Mistakes:
     most = max(1, clients // max(1, per_round))
     if settings.rounds_apart is not None and settings.rounds_apart > most:
         yield (
@@ -260,7 +249,7 @@ def _check_turns(
 
 def _check_trace(
     settings: TraceParticipation, rounds: int, clients: int, round_sizes: RoundSizes
-) -> Iterator[PathMessage]:
+) -> Mistakes:
     if settings.availability is None:
         return
     from fedsim.server.participation.schedules import TraceSchedule
@@ -281,7 +270,7 @@ def _check_trace(
         )
 
 
-def check_buffered_rounds(federation: FederationSettings) -> Iterator[PathMessage]:
+def check_buffered_rounds(federation: FederationSettings) -> Mistakes:
     """Yield (key path, message) if buffered rounds (FedBuff) also have `clients_per_round`."""
     is_buffered = federation.participation.scheme == "buffered"
     if is_buffered and federation.clients_per_round is not None:
@@ -292,7 +281,7 @@ def check_buffered_rounds(federation: FederationSettings) -> Iterator[PathMessag
         )
 
 
-def _check_buffer(settings: BufferedParticipation, clients: int) -> Iterator[PathMessage]:
+def _check_buffer(settings: BufferedParticipation, clients: int) -> Mistakes:
     for key in ("concurrency", "buffer_size"):
         if getattr(settings, key) > clients:
             yield (
@@ -308,9 +297,7 @@ def _check_buffer(settings: BufferedParticipation, clients: int) -> Iterator[Pat
         )
 
 
-def check_stale_updates(
-    federation: FederationSettings, sections: Sections
-) -> Iterator[PathMessage]:
+def check_stale_updates(federation: FederationSettings, sections: Sections) -> Mistakes:
     """Yield (key path, message) for settings that do not allow updates of an older model."""
     privacy, secure_aggregation = sections.privacy, sections.secure_aggregation
     scheme = (*_PARTICIPATION, "scheme")
@@ -340,9 +327,7 @@ def check_stale_updates(
         )
 
 
-def check_poisson_draws(
-    federation: FederationSettings, sections: Sections
-) -> Iterator[PathMessage]:
+def check_poisson_draws(federation: FederationSettings, sections: Sections) -> Mistakes:
     """Yield (key path, message) for settings that do not allow Poisson sampling of clients."""
     privacy, secure_aggregation = sections.privacy, sections.secure_aggregation
     if federation.participation.scheme != "poisson":

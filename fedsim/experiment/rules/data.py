@@ -1,7 +1,6 @@
 """Rules of the data, the model, the evaluation metrics and the trackers."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 from fedsim.clients.local_settings import LocalSettings
@@ -29,7 +28,7 @@ from fedsim.data.settings import (
 from fedsim.data.tables.settings import ColumnSettings
 from fedsim.experiment.errors import KeyPath, value_text
 from fedsim.experiment.messages import (
-    PathMessage,
+    Mistakes,
     args_messages,
     finite_messages,
     messages_at,
@@ -55,7 +54,7 @@ _ARGS: KeyPath = ("data", "args")
 _PARTITION: KeyPath = ("data", "partition")
 
 
-def check_data(data: DataSettings, base: Path) -> Iterator[PathMessage]:
+def check_data(data: DataSettings, base: Path) -> Mistakes:
     """Yield (key path, message) for every mistake in `data:`."""
     yield from finite_messages(data.args, _ARGS)
     yield from _check_images(data)
@@ -68,7 +67,7 @@ def check_data(data: DataSettings, base: Path) -> Iterator[PathMessage]:
         yield from _check_built_in(data, data.dataset, base)
 
 
-def _check_built_in(data: DataSettings, name: str, base: Path) -> Iterator[PathMessage]:
+def _check_built_in(data: DataSettings, name: str, base: Path) -> Mistakes:
     entry = DATASETS[name]
     yield from _check_group(data, name)
     if not entry.args.model_fields:
@@ -80,7 +79,7 @@ def _check_built_in(data: DataSettings, name: str, base: Path) -> Iterator[PathM
         yield from messages_at((*_ARGS, "path"), check_folder(data.folder, base))
 
 
-def _check_group(data: DataSettings, name: str) -> Iterator[PathMessage]:
+def _check_group(data: DataSettings, name: str) -> Mistakes:
     groups, wanted = DATASETS[name].groups, group_column(data.partition)
     if groups is None or wanted is None or wanted in groups:
         return
@@ -90,7 +89,7 @@ def _check_group(data: DataSettings, name: str) -> Iterator[PathMessage]:
     yield path, f"{name} has no column {wanted!r} that names clients; {groups_text}"
 
 
-def _check_images(data: DataSettings) -> Iterator[PathMessage]:
+def _check_images(data: DataSettings) -> Mistakes:
     path: KeyPath = ("data", "images")
     if data.images is None:
         return
@@ -103,7 +102,7 @@ def _check_images(data: DataSettings) -> Iterator[PathMessage]:
         yield path, f"the built-in dataset {data.dataset!r} has its layout and range; remove images"
 
 
-def _check_partition(data: DataSettings, base: Path) -> Iterator[PathMessage]:
+def _check_partition(data: DataSettings, base: Path) -> Mistakes:
     """Yield mistakes in a partition that is given by a data column or a function."""
     division = data.partition
     if isinstance(division, FunctionPartition | FlwrPartition):
@@ -133,9 +132,7 @@ def _check_partition(data: DataSettings, base: Path) -> Iterator[PathMessage]:
             return
 
 
-def _check_file_dataset(
-    data: DataSettings, dataset: FileDataset, base: Path
-) -> Iterator[PathMessage]:
+def _check_file_dataset(data: DataSettings, dataset: FileDataset, base: Path) -> Mistakes:
     if data.args:
         yield _ARGS, "a data file takes no arguments; remove args"
     if isinstance(data.partition, FilesPartition):
@@ -186,9 +183,7 @@ def _check_file_dataset(
                 )
 
 
-def check_objects(
-    data: DataSettings, model: ModelSettings, runtime: RuntimeSettings
-) -> Iterator[PathMessage]:
+def check_objects(data: DataSettings, model: ModelSettings, runtime: RuntimeSettings) -> Mistakes:
     """Yield (key path, message) for Python objects if clients run in other processes."""
     places = {_DATASET: data.dataset, ("model", "name"): model.name, ("model", "loss"): model.loss}
     for path, given in places.items():
@@ -200,7 +195,7 @@ def check_objects(
             )
 
 
-def check_model(model: ModelSettings, base: Path) -> Iterator[PathMessage]:
+def check_model(model: ModelSettings, base: Path) -> Mistakes:
     """Yield (key path, message) for mistakes in names of model and loss, and in model arguments."""
     args: KeyPath = ("model", "args")
     yield from messages_at(("model", "loss"), check_name(model.loss, "loss", LOSSES, base))
@@ -214,7 +209,7 @@ def check_model(model: ModelSettings, base: Path) -> Iterator[PathMessage]:
     yield from args_messages(model.args, MODELS[model.name].args, args)
 
 
-def _check_trained_part(model: ModelSettings) -> Iterator[PathMessage]:
+def _check_trained_part(model: ModelSettings) -> Mistakes:
     """Check that one key selects what is trained, and that LoRA has a trained backbone."""
     if model.has_local_base and model.freeze:
         yield (
@@ -229,7 +224,7 @@ def _check_trained_part(model: ModelSettings) -> Iterator[PathMessage]:
         )
 
 
-def check_features(sections: Sections) -> Iterator[PathMessage]:
+def check_features(sections: Sections) -> Mistakes:
     """Yield (key path, message) for mistakes in `data.features` and `model.features`."""
     model, data = sections.model, sections.data
     if model is not None:
@@ -247,7 +242,7 @@ def check_features(sections: Sections) -> Iterator[PathMessage]:
         )
 
 
-def _check_transforms(model: ModelSettings, data: DataSettings | None) -> Iterator[PathMessage]:
+def _check_transforms(model: ModelSettings, data: DataSettings | None) -> Mistakes:
     """Check the shapes of `model.features`, starting from the dataset's shape if it is known."""
     features: KeyPath = ("model", "features")
     if model.features and data is not None and data.features == "tokens":
@@ -267,7 +262,7 @@ def _check_transforms(model: ModelSettings, data: DataSettings | None) -> Iterat
         )
 
 
-def check_views(local: LocalSettings, sections: Sections) -> Iterator[PathMessage]:
+def check_views(local: LocalSettings, sections: Sections) -> Mistakes:
     """Yield (key path, message) if the requested augmentation does not suit the examples."""
     data, model = sections.data, sections.model
     if local.views is None:
@@ -288,9 +283,7 @@ def check_views(local: LocalSettings, sections: Sections) -> Iterator[PathMessag
         )
 
 
-def check_test_metrics(
-    evaluation: EvaluationSettings, base: Path, sections: Sections
-) -> Iterator[PathMessage]:
+def check_test_metrics(evaluation: EvaluationSettings, base: Path, sections: Sections) -> Mistakes:
     """Yield (key path, message) for mistakes in `evaluation.metrics`; no plug-in is imported."""
     model = sections.model
     keys = {LOSS: "loss, which is always computed"}
@@ -315,7 +308,7 @@ def check_test_metrics(
 
 def _check_test_group(
     evaluation: EvaluationSettings, sections: Sections, task: TaskName | None
-) -> Iterator[PathMessage]:
+) -> Mistakes:
     path: KeyPath = ("evaluation", "group")
     if evaluation.group is None:
         if GROUP_ACCURACY in (evaluation.metrics or ()):
@@ -331,7 +324,7 @@ def _check_test_group(
 
 def check_early_stopping(
     federation: FederationSettings, model: ModelSettings, sections: Sections
-) -> Iterator[PathMessage]:
+) -> Mistakes:
     """Yield (key path, message) for mistakes in the metric of `federation.early_stopping`."""
     evaluation = sections.evaluation
     if federation.early_stopping is None:
@@ -354,7 +347,7 @@ def check_early_stopping(
         )
 
 
-def check_evaluation(evaluation: EvaluationSettings, sections: Sections) -> Iterator[PathMessage]:
+def check_evaluation(evaluation: EvaluationSettings, sections: Sections) -> Mistakes:
     """Yield (key path, message) for mistakes in the evaluation on clients' held-out examples."""
     privacy, secure_aggregation = sections.privacy, sections.secure_aggregation
     if evaluation.holdout is None:
@@ -375,16 +368,12 @@ def check_evaluation(evaluation: EvaluationSettings, sections: Sections) -> Iter
         )
 
 
-def check_evaluated_clients(
-    evaluation: EvaluationSettings, num_clients: int
-) -> Iterator[PathMessage]:
+def check_evaluated_clients(evaluation: EvaluationSettings, num_clients: int) -> Mistakes:
     """Yield (key path, message) if `evaluation.clients` is above the number of clients."""
     yield from too_many_clients(("evaluation", "clients"), evaluation.clients, num_clients)
 
 
-def check_personalization(
-    personalization: PersonalizationSettings, sections: Sections
-) -> Iterator[PathMessage]:
+def check_personalization(personalization: PersonalizationSettings, sections: Sections) -> Mistakes:
     """Yield (key path, message) for mistakes in `personalization`."""
     model, evaluation, privacy = sections.model, sections.evaluation, sections.privacy
     section: KeyPath = ("personalization",)
@@ -413,7 +402,7 @@ def check_personalization(
         )
 
 
-def check_trackers(runtime: RuntimeSettings, base: Path) -> Iterator[PathMessage]:
+def check_trackers(runtime: RuntimeSettings, base: Path) -> Mistakes:
     """Yield (key path, message) for mistakes in `runtime.trackers`; no plug-in is imported."""
     for index, name in enumerate(runtime.trackers):
         mistake = check_name(name, "tracker", TRACKERS, base)

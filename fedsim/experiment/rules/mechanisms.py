@@ -6,7 +6,6 @@ A zeroth-order upload has one number for each step and direction, and only these
 the model. Settings that would change it in another way are refused.
 """
 
-from collections.abc import Iterator
 from operator import attrgetter
 
 from fedsim.algorithms.algorithm import AlgorithmSettings
@@ -16,7 +15,7 @@ from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION, KINDS, LOSSES
 from fedsim.clients.privacy_settings import BoundedExamplesSettings, PrivacySettings
 from fedsim.core.settings import Settings
 from fedsim.experiment.errors import KeyPath
-from fedsim.experiment.messages import PathMessage
+from fedsim.experiment.messages import Mistakes
 from fedsim.experiment.rules import Sections, example_keys_of_clients
 from fedsim.experiment.rules.algorithm import built_in_algorithm
 from fedsim.models.catalog import MODELS
@@ -34,7 +33,7 @@ _PROTECTED = {"example": "one example", "client": "everything of a client"}
 _GRADIENT = f"or use mechanism: {GRADIENT_PERTURBATION}"
 
 
-def check_perturbation(privacy: PrivacySettings, sections: Sections) -> Iterator[PathMessage]:
+def check_perturbation(privacy: PrivacySettings, sections: Sections) -> Mistakes:
     """Yield (key path, message) for settings that the proof of a perturbation does not cover."""
     settings = privacy.mechanism
     if settings.name == GRADIENT_PERTURBATION:
@@ -55,7 +54,7 @@ def check_perturbation(privacy: PrivacySettings, sections: Sections) -> Iterator
     yield from _CHECKS[settings.name](sections, privacy)
 
 
-def _check_output(sections: Sections, privacy: PrivacySettings) -> Iterator[PathMessage]:
+def _check_output(sections: Sections, privacy: PrivacySettings) -> Mistakes:
     """Check that local training is of the kind whose output sensitivity is proven."""
     federation, model = sections.federation, sections.model
     if sections.local is not None:
@@ -76,7 +75,7 @@ def _check_output(sections: Sections, privacy: PrivacySettings) -> Iterator[Path
         )
 
 
-def _check_input(sections: Sections, privacy: PrivacySettings) -> Iterator[PathMessage]:
+def _check_input(sections: Sections, privacy: PrivacySettings) -> Mistakes:
     """Check that the noisy examples can be regenerated from the seed."""
     if "noise_of_mechanism" in unmet(privacy.choices()):
         yield (
@@ -93,7 +92,7 @@ _WHY_NO_ADD_REMOVE = {
 }
 
 
-def _check_view(privacy: PrivacySettings, kind: ReleaseKind) -> Iterator[PathMessage]:
+def _check_view(privacy: PrivacySettings, kind: ReleaseKind) -> Mistakes:
     """Check that each client releases what it is charged for, under the unit of its mechanism.
 
     Args:
@@ -115,7 +114,7 @@ def _check_view(privacy: PrivacySettings, kind: ReleaseKind) -> Iterator[PathMes
         )
 
 
-def _check_gradient_keys(privacy: PrivacySettings, name: str) -> Iterator[PathMessage]:
+def _check_gradient_keys(privacy: PrivacySettings, name: str) -> Mistakes:
     why = f"acts on gradients, and mechanism: {name} adds no noise to them"
     for key, allowed in _GRADIENT_KEYS.items():
         if attrgetter(key)(privacy) != allowed:
@@ -125,7 +124,7 @@ def _check_gradient_keys(privacy: PrivacySettings, name: str) -> Iterator[PathMe
         yield path, f"{key} {why}; remove {key}"
 
 
-def _check_loss(settings: BoundedExamplesSettings, model: ModelSettings) -> Iterator[PathMessage]:
+def _check_loss(settings: BoundedExamplesSettings, model: ModelSettings) -> Mistakes:
     """Check that the loss and its targets have public bounds."""
     if model.loss not in LOSSES:
         yield (
@@ -146,7 +145,7 @@ def _check_loss(settings: BoundedExamplesSettings, model: ModelSettings) -> Iter
         )
 
 
-def _check_descent(local: LocalSettings) -> Iterator[PathMessage]:
+def _check_descent(local: LocalSettings) -> Mistakes:
     """Check that local training is gradient descent of the kind whose sensitivity is proven."""
     optimizer = local.optimizer
     proven = "mechanism: output_perturbation has a proof for plain gradient descent alone"
@@ -180,7 +179,7 @@ def _check_descent(local: LocalSettings) -> Iterator[PathMessage]:
 _WHAT = "with local.gradient: zeroth_order"
 
 
-def check_zeroth_order(local: LocalSettings, sections: Sections) -> Iterator[PathMessage]:
+def check_zeroth_order(local: LocalSettings, sections: Sections) -> Mistakes:
     """Yield (key path, message) for every setting that zeroth-order steps do not support."""
     federation, privacy = sections.federation, sections.privacy
     if local.zeroth_order is None:
@@ -232,7 +231,7 @@ def check_zeroth_order(local: LocalSettings, sections: Sections) -> Iterator[Pat
         )
 
 
-def _check_local(local: LocalSettings) -> Iterator[PathMessage]:
+def _check_local(local: LocalSettings) -> Mistakes:
     if local.optimizer_name != "sgd":
         yield (
             ("local", "optimizer"),
@@ -294,7 +293,7 @@ _DEFAULTS = {"strategy": AlgorithmSettings.model_validate({"name": "fedavg", "se
 """The default settings as they appear in a written experiment file."""
 
 
-def check_pate(sections: Sections) -> Iterator[PathMessage]:
+def check_pate(sections: Sections) -> Mistakes:
     """Yield (key path, message) for mistakes in `task` and `pate`, and keys that PATE ignores."""
     pate, privacy, federation = sections.pate, sections.privacy, sections.federation
     if sections.task != "pate":
@@ -320,7 +319,7 @@ def check_pate(sections: Sections) -> Iterator[PathMessage]:
     yield from _check_other_sections(sections)
 
 
-def _check_defaults(section: str, settings: Settings) -> Iterator[PathMessage]:
+def _check_defaults(section: str, settings: Settings) -> Mistakes:
     """Yield keys of a section that have no meaning for PATE votes but are set to a value.
 
     Args:
@@ -334,7 +333,7 @@ def _check_defaults(section: str, settings: Settings) -> Iterator[PathMessage]:
         yield (section, key), f"has no place in task: pate, since {why}; remove {key}"
 
 
-def _check_batches(pate: PateSettings, rounds: int) -> Iterator[PathMessage]:
+def _check_batches(pate: PateSettings, rounds: int) -> Mistakes:
     """Yield (key path, message) if queries and answers do not divide into batches of two rounds."""
     if rounds % 2:
         yield (
@@ -361,7 +360,7 @@ def _check_batches(pate: PateSettings, rounds: int) -> Iterator[PathMessage]:
             )
 
 
-def _check_other_sections(sections: Sections) -> Iterator[PathMessage]:
+def _check_other_sections(sections: Sections) -> Mistakes:
     model, evaluation = sections.model, sections.evaluation
     if model is not None and model.loss in ("mse", "bce"):
         yield (

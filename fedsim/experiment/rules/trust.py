@@ -3,7 +3,7 @@
 Each message names a condition of docs/explain/trust_models.md that the file breaks.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from operator import attrgetter
 from typing import Any
 
@@ -11,7 +11,7 @@ from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.conditions import LINEAR_CLIPPINGS, Choices, unmet
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.experiment.errors import KeyPath
-from fedsim.experiment.messages import PathMessage
+from fedsim.experiment.messages import Mistakes
 from fedsim.experiment.rules import RoundSizes, Sections, example_keys_of_clients
 from fedsim.models.catalog import TRAIN_METRICS
 from fedsim.noise.correlated.settings import SCHEME
@@ -34,9 +34,7 @@ _EXAMPLE_KEYS: dict[str, tuple[tuple[object, ...], str]] = {
 }
 
 
-def _check_client_unit(
-    privacy: PrivacySettings, sections: Sections, *, votes: bool
-) -> Iterator[PathMessage]:
+def _check_client_unit(privacy: PrivacySettings, sections: Sections, *, votes: bool) -> Mistakes:
     """Check that a guarantee for whole clients is proven under every setting.
 
     Args:
@@ -81,9 +79,7 @@ def _check_client_unit(
         yield from _check_correlation(privacy, federation)
 
 
-def _check_correlation(
-    privacy: PrivacySettings, federation: FederationSettings
-) -> Iterator[PathMessage]:
+def _check_correlation(privacy: PrivacySettings, federation: FederationSettings) -> Mistakes:
     """Check that the noise of rounds cancels, and that each client's rounds are far apart."""
     scheme, trust = federation.participation.scheme, privacy.trust.name
     if privacy.noise_correlation == "none":
@@ -114,7 +110,7 @@ _WHY_CENTRAL = {
 _GRID_KEYS = EncodingSettings.model_fields.keys() - {"max_clients"}
 
 
-def check_trust(privacy: PrivacySettings, sections: Sections) -> Iterator[PathMessage]:
+def check_trust(privacy: PrivacySettings, sections: Sections) -> Mistakes:
     """Yield (key path, message) for settings that the trust model or privacy unit excludes."""
     if "secure_aggregation" in sections.mistaken:
         return
@@ -162,7 +158,7 @@ def _check_shares(
     privacy: PrivacySettings,
     secure: SecureAggregationSettings | None,
     failed: Collection[str],
-) -> Iterator[PathMessage]:
+) -> Mistakes:
     """Check that the server sees only sums, each with enough noise from honest clients."""
     path: KeyPath = ("privacy", "trust")
     if secure is None:
@@ -194,7 +190,7 @@ def _check_shares(
         )
 
 
-def _check_grid(secure: SecureAggregationSettings) -> Iterator[PathMessage]:
+def _check_grid(secure: SecureAggregationSettings) -> Mistakes:
     """Check that the file sets no encoding other than the integer grid of the noise."""
     for key, value in secure.encoding:
         if key in _GRID_KEYS and value != EncodingSettings.model_fields[key].default:
@@ -205,9 +201,7 @@ def _check_grid(secure: SecureAggregationSettings) -> Iterator[PathMessage]:
             )
 
 
-def _check_one_step(
-    trust: str, local: LocalSettings, failed: Collection[str]
-) -> Iterator[PathMessage]:
+def _check_one_step(trust: str, local: LocalSettings, failed: Collection[str]) -> Mistakes:
     """Check that an upload consists of one noisy step and is linear in its noise."""
     if local.epochs is not None:
         yield (
@@ -229,7 +223,7 @@ def _check_one_step(
         )
 
 
-def _check_noise(privacy: PrivacySettings, failed: Collection[str]) -> Iterator[PathMessage]:
+def _check_noise(privacy: PrivacySettings, failed: Collection[str]) -> Mistakes:
     """Check that a step uses a Poisson batch, a fixed clip norm and independent Gaussian noise."""
     trust, clippings = privacy.trust.name, LINEAR_CLIPPINGS["example"]
     if privacy.clipping.groups and "sum_clipping" in failed:
@@ -259,7 +253,7 @@ def _check_noise(privacy: PrivacySettings, failed: Collection[str]) -> Iterator[
 
 def check_secure_aggregation(
     secure_aggregation: SecureAggregationSettings, sections: Sections
-) -> Iterator[PathMessage]:
+) -> Mistakes:
     """Yield (key path, message) if clients would send private values outside of secure sums."""
     privacy = sections.privacy
     if privacy is not None and privacy.clipping.name == "adaptive" and not privacy.counts_in_sums:
@@ -286,7 +280,7 @@ def check_min_clients(
     secure_aggregation: SecureAggregationSettings,
     federation: FederationSettings,
     round_sizes: RoundSizes,
-) -> Iterator[PathMessage]:
+) -> Mistakes:
     """Yield (key path, message) if a secure sum requires more clients than a round has."""
     section: KeyPath = ("secure_aggregation",)
     secure, (fewest, clients) = secure_aggregation, round_sizes
@@ -313,7 +307,7 @@ def check_ring(
     secure_aggregation: SecureAggregationSettings,
     federation: FederationSettings,
     round_sizes: RoundSizes,
-) -> Iterator[PathMessage]:
+) -> Mistakes:
     """Yield (key path, message) if a secure sum can overflow the range of its integers."""
     # Imported here: numpy is slow to import, and most files do not need it.
     from fedsim.secagg.encoding import FixedPointEncoder
@@ -331,9 +325,7 @@ def check_ring(
         yield ("secure_aggregation",), f"the sum does not fit into the ring: {error}"
 
 
-def check_client_keys(
-    secure_aggregation: SecureAggregationSettings, num_clients: int
-) -> Iterator[PathMessage]:
+def check_client_keys(secure_aggregation: SecureAggregationSettings, num_clients: int) -> Mistakes:
     """Yield (key path, message) for each list of client keys with too few or too many keys.
 
     An empty list is allowed.
