@@ -29,13 +29,14 @@ from fedsim.runs.files import (
     check_version,
     read_arrays,
     read_bytes,
+    read_lines,
     read_object,
     read_sealed,
     write_bytes,
     write_sealed,
 )
 from fedsim.runs.files import RunDirectoryError as RunDirectoryError
-from fedsim.runs.records import Releases, RunCheckpoint, read_releases, read_rounds
+from fedsim.runs.records import Releases, RoundLine, RunCheckpoint, read_releases
 from fedsim.runs.run_lock import RunLock, refuse_in_use
 from fedsim.server.round_report import RoundRow
 from fedsim.server.secure.opened_sums import OpenedSum
@@ -70,6 +71,13 @@ class _Digests(RootModel[dict[str, str]]):
 class RunDirectory:
     """A run directory: the paths of its files, and methods that write and read them.
 
+    Attributes:
+        path: path of the directory.
+        ledger: path of the durable, hash-chained ledger.
+        rounds: path of `rounds.jsonl`, which has one JSON object for each finished round.
+        releases: path of the keyed checksums (tags) of the uploads of each round.
+        report: path of the HTML report.
+
     Raises:
         RunDirectoryError: the path has a NUL character.
     """
@@ -78,6 +86,10 @@ class RunDirectory:
         if "\0" in str(path):
             raise RunDirectoryError(f"{str(path)!r:.80} is no path: it has a NUL character")
         self.path = path
+        self.ledger = path / "ledger.jsonl"
+        self.rounds = path / "rounds.jsonl"
+        self.releases = path / "releases.jsonl"
+        self.report = path / "report.html"
         self._lock: RunLock | None = None
 
     def refuse_overwriting(self) -> None:
@@ -212,26 +224,6 @@ class RunDirectory:
         """
         check_version(self.path, self.read_version(), _RESUME_OR_START_ANEW)
 
-    @property
-    def ledger(self) -> Path:
-        """Path of the durable, hash-chained ledger, `ledger.jsonl`."""
-        return self.path / "ledger.jsonl"
-
-    @property
-    def rounds(self) -> Path:
-        """Path of `rounds.jsonl`, which has one JSON object for each finished round."""
-        return self.path / "rounds.jsonl"
-
-    @property
-    def releases(self) -> Path:
-        """Path of `releases.jsonl`, with keyed checksums (tags) of the uploads of each round."""
-        return self.path / "releases.jsonl"
-
-    @property
-    def report(self) -> Path:
-        """Path of the HTML report."""
-        return self.path / "report.html"
-
     def write_text(self, name: str, text: str) -> None:
         """Write a text file of the directory as a whole: no half-written file is left."""
         self.write_bytes(name, text.encode())
@@ -284,7 +276,7 @@ class RunDirectory:
         Raises:
             DamagedRunError: the file is missing or damaged.
         """
-        return read_rounds(self.rounds)
+        return [cast(RoundRow, content) for _, content in read_lines(self.rounds, RoundLine)]
 
     def read_inputs(self) -> dict[str, str]:
         """Return the recorded digests of data, model and plug-ins, by name.

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypedDict, cast
+from typing import Annotated, Any, Literal, Self, TypedDict
 
 import numpy as np
 from flwr.app import ArrayRecord
@@ -182,7 +182,7 @@ class _SecureRow(BaseModel):
     aborted: Any
 
 
-class _Row(BaseModel):
+class RoundLine(BaseModel):
     """The keys of a line of `rounds.jsonl` that fedsim reads again."""
 
     model_config = ConfigDict(strict=True, extra="allow")
@@ -194,17 +194,6 @@ class _Row(BaseModel):
     epsilon_max: float | None
     timeline: dict[str, float] = {}
     secure_aggregation: _SecureRow | None = None
-
-
-def read_rounds(path: Path) -> list[RoundRow]:
-    """Return the records of finished rounds in `rounds.jsonl`.
-
-    A last line that a crash cut short is left out.
-
-    Raises:
-        DamagedRunError: the file is missing, or a line is no round.
-    """
-    return [cast(RoundRow, content) for _, content in read_lines(path, _Row)]
 
 
 class RepeatedFailure(TypedDict):
