@@ -19,7 +19,7 @@ ACCOUNTANTS = ("pld", "rdp", "moments")
 NOISES = ("seeded", "secure")
 
 
-class Clipping(NamedTuple):
+class ClippingWords(NamedTuple):
     """The words of the statement for one rule of clipping.
 
     Attributes:
@@ -36,13 +36,13 @@ class Clipping(NamedTuple):
 
 _OF_GROUPS = "of each group's own standard deviation, together with the effect of z · C"
 CLIPPINGS = {
-    "flat": Clipping("clipped as a whole to L2 norm C"),
-    "per_layer": Clipping(
+    "flat": ClippingWords("clipped as a whole to L2 norm C"),
+    "per_layer": ClippingWords(
         "clipped layer by layer, to bounds whose squares add up to C²",
         "divided among the layers with the effect of standard deviation z · C",
     ),
-    "automatic": Clipping("normalised to L2 norm below C"),
-    "adaptive": Clipping(
+    "automatic": ClippingWords("normalised to L2 norm below C"),
+    "adaptive": ClippingWords(
         "clipped as a whole to L2 norm C",
         "of standard deviation above z · C",
         " A count of the batch's examples with norm below C, with Gaussian noise, moves C towards "
@@ -50,11 +50,11 @@ CLIPPINGS = {
         "Gaussian release with noise multiplier z; C is a function of these releases (Andrew et "
         "al. 2021).",
     ),
-    "groups": Clipping(
+    "groups": ClippingWords(
         "clipped by groups of parameters, each to a bound of its own, whose squares add up to C²",
         _OF_GROUPS,
     ),
-    "adaptive_groups": Clipping(
+    "adaptive_groups": ClippingWords(
         "clipped by groups of parameters, each to a bound of its own",
         _OF_GROUPS,
         " In each group a count of the batch's examples with norm within its bound, with Gaussian "
@@ -64,7 +64,7 @@ CLIPPINGS = {
     ),
 }
 """Every clipping, by its name in `privacy.json`."""
-_UNKNOWN_CLIPPING = Clipping("clipped to L2 norm C")
+_UNKNOWN_CLIPPING = ClippingWords("clipped to L2 norm C")
 
 Outcome = Literal["no privacy", "infinite", "withheld", "nothing released", "bounded"]
 """What may be said of the largest ε; withheld: the recorded facts do not support the reported ε."""
@@ -171,7 +171,7 @@ class MechanismFacts:
     target_rho: float | None = None
 
     @property
-    def clip_words(self) -> Clipping:
+    def clip_words(self) -> ClippingWords:
         """The words for the clipping, also for one that is not recorded or not known."""
         return CLIPPINGS.get(self.clipping or "", _UNKNOWN_CLIPPING)
 
