@@ -28,6 +28,7 @@ from fedsim.runs.directory import RunFiles
 from fedsim.runs.recorded_terms import client_terms
 from fedsim.runs.resume import contradictions
 from fedsim.runs.saved_model import read_model_card, same_arrays
+from fedsim.runs.verification.spend import of_client
 from fedsim.server.participation.participation import Participation
 from fedsim.server.round_report import RoundRow, withdrawal_rounds
 from fedsim.statement.privacy_file import PrivateClientRow
@@ -57,11 +58,9 @@ def plan_problems(files: RunFiles) -> Iterator[str]:
         if not files.has_checkpoint and clip_norm is not None:  # nothing else has the last one
             norms = row.get("group_clip_norms")
             clip_norm = row["clip_norm"] if norms is None else tuple(norms)
-        for problem in _against_plan(row, client_privacy, plan, clip_norm):
-            yield f"client {row['client']}: {problem}"
         history = files.charges.get(row["client"], ())
-        for problem in _against_steps(row, plan, schedule, history):
-            yield f"client {row['client']}: {problem}"
+        yield from of_client(row, _against_plan(row, client_privacy, plan, clip_norm))
+        yield from of_client(row, _against_steps(row, plan, schedule, history))
 
 
 def _schedule(files: RunFiles) -> tuple[Sequence[ClientPrivacy], StepSchedule]:

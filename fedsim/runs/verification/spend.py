@@ -129,15 +129,24 @@ def check_spend(files: RunFiles, checked: list[Checked]) -> Iterator[str]:
     shared = privacy["trust"] == "distributed"
     for row in rows:
         history = charges.get(row["client"], ())
-        for problem in _against_ledger(row, history, by_epoch=by_epoch or by_query, shared=shared):
-            yield f"client {row['client']}: {problem}"
-        for problem in _against_turns(history, privacy.get("noise_correlation")):
-            yield f"client {row['client']}: {problem}"
+        by_event = by_epoch or by_query
+        yield from of_client(row, _against_ledger(row, history, by_epoch=by_event, shared=shared))
+        yield from of_client(row, _against_turns(history, privacy.get("noise_correlation")))
     for client in sorted(charges.keys() - {row["client"] for row in rows}):
         yield f"client {client}: in the ledger only"
     yield from _recomputed(rows, accountant, adjacency, checked)
     if shared:
         yield from _recomputed(rows, accountant, adjacency, [], ending="_against_server")
+
+
+def of_client(row: Mapping[str, Any], problems: Iterable[str]) -> Iterator[str]:
+    """Return problems with the number of the client that they concern.
+
+    Args:
+        row: row of the client in `privacy.json`.
+        problems: one line of text for each problem.
+    """
+    return (f"client {row['client']}: {problem}" for problem in problems)
 
 
 def _recomputed(
@@ -166,8 +175,7 @@ def _recomputed(
         if not ending:
             reported[renyi_choice(accountant)] = number(row["epsilon_rdp"])
         checked.append(Checked(row["client"], reported[accountant], by[accountant], by[other]))
-        for problem in _differences(reported, by, symbol):
-            yield f"client {row['client']}: {problem}"
+        yield from of_client(row, _differences(reported, by, symbol))
 
 
 def _against_ledger(
