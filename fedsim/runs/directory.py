@@ -422,13 +422,19 @@ class RunFiles:
 
         Raises:
             DamagedRunError: the file is missing, or lacks the charge that `privacy.json` names as a
-                client's last one. Later charges are allowed.
+                client's last one; later charges are allowed. Or `privacy.json` names no charges.
             JournalError: a record does not fit its hash chain; the message names it.
         """
-        for row in (self.optional("privacy.json") or {"clients": []})["clients"]:
-            hashes = [GENESIS, *(charge.hash for charge in self.charges.get(row["client"], ()))]
-            if row["ledger_head"] not in hashes:
-                damage = f"the record of client {row['client']} that privacy.json names as its last"
+        recorded = self.optional("privacy.json") or {"clients": []}
+        try:
+            heads = {row["client"]: row["ledger_head"] for row in recorded["clients"]}
+        except (KeyError, TypeError) as error:
+            path = self.directory.path / "privacy.json"
+            raise DamagedRunError.of(path, f"the file is damaged: {error!r:.80}") from error
+        for client, head in heads.items():
+            hashes = [GENESIS, *(charge.hash for charge in self.charges.get(client, ()))]
+            if head not in hashes:
+                damage = f"the record of client {client} that privacy.json names as its last"
                 raise DamagedRunError.of(self.directory.ledger, f"it lacks {damage}")
         return self.charges
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fedsim.runs.directory import RunDirectory, RunFiles
+from fedsim.runs.files import DamagedRunError
 from fedsim.runs.manifest import write_manifest
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import environment_problems, verify_run
@@ -219,6 +220,15 @@ def test_a_term_that_the_settings_do_not_say_is_found(run: Path, name: str) -> N
     vars(files)["privacy"] = {**files.privacy, name: "another"}
     (found,) = environment_problems(files)
     assert found.startswith(f"{name} is another in privacy.json and ")
+
+
+@pytest.mark.parametrize("clients", [None, 1, ["a"], {"0": 1}, [{"client": 0}], [{"client": []}]])
+def test_charges_of_a_run_without_whole_records_are_refused(run: Path, clients: object) -> None:
+    files = RunFiles(RunDirectory.open(run))
+    content = files.optional("privacy.json") or {}
+    content |= {"clients": clients}
+    with pytest.raises(DamagedRunError, match=r"privacy\.json: the file is damaged"):
+        _ = files.histories
 
 
 @pytest.mark.parametrize("name", CLIENT_TERMS)
