@@ -96,6 +96,7 @@ def client_table(facts: Facts, rows: ClientRows, lost: Mapping[int, int]) -> Cli
     # None is marked where all share the largest ε.
     tied = len(facts.worst_clients) == len(facts.clients)
     largest = frozenset(() if tied else facts.worst_clients)
+    loose = frozenset(facts.clients_with_large_delta)
     places = client_places("page", rows)
     # Many clients share a value: each is written once.
     texts = {name: cache(place.text) for name, place in places.items() if name not in _IDENTITY}
@@ -104,7 +105,7 @@ def client_table(facts: Facts, rows: ClientRows, lost: Mapping[int, int]) -> Cli
         rows,
         order,
         cells_of=lambda index: {name: text(rows[index].get(name)) for name, text in texts.items()},
-        notes_of=lambda index: _spend_notes(facts, facts.clients[index], lost, largest),
+        notes_of=lambda index: _spend_notes(facts.clients[index], lost, largest, loose),
         sorted_by="epsilon" if len(rows) > MAX_CLIENTS else "client",
     )
 
@@ -203,7 +204,7 @@ def _headings(facts: Facts, headings: dict[str, str]) -> dict[str, str]:
 
 
 def _spend_notes(
-    facts: Facts, client: ClientFacts, lost: Mapping[int, int], largest: frozenset[int]
+    client: ClientFacts, lost: Mapping[int, int], largest: frozenset[int], loose: frozenset[int]
 ) -> list[Note]:
     """Return the notes on a client's spend: withdrawal, lost updates, largest ε."""
     notes = []
@@ -213,7 +214,7 @@ def _spend_notes(
         notes.append(("largest ε", "largest ε"))
     if client.target_epsilon is not None and client.epsilon > client.target_epsilon:
         notes.append(("over target", "over target"))
-    if client.has_large_delta and not facts.protects_clients:
+    if client.client in loose:
         notes.append(("δ too large", "δ too large"))
     if client.withdrawn_round is not None:
         notes.append(("withdrew", f"withdrew in round {client.withdrawn_round:,}"))

@@ -77,15 +77,12 @@ def spread_of(epsilons: Sequence[float]) -> dict[str, float]:
     return {"max": max(epsilons), "median": statistics.median(epsilons), "min": min(epsilons)}
 
 
-def is_large_delta(delta: float, count: int) -> bool:
-    """Whether δ >= 1 / count; a release of one random unit of `count` would satisfy such a δ."""
-    return count > 0 and delta >= 1 / count
-
-
 def clients_with_large_delta(
     deltas: Sequence[float], examples: Sequence[int], *, protects_clients: bool
 ) -> tuple[int, ...]:
     """Return the positions of the clients with δ >= 1 / n, before a run and in its statement.
+
+    To publish one of n units, chosen at random, would satisfy such a δ.
 
     Args:
         deltas: δ of each client.
@@ -94,7 +91,7 @@ def clients_with_large_delta(
     """
     counts = [len(deltas)] * len(deltas) if protects_clients else examples
     pairs = enumerate(zip(deltas, counts, strict=True))
-    return tuple(place for place, pair in pairs if is_large_delta(*pair))
+    return tuple(place for place, (delta, n) in pairs if n > 0 and delta >= 1 / n)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,11 +134,6 @@ class ClientFacts:
     def has_charges(self) -> bool:
         """Whether the client was charged for any release."""
         return self.rounds > 0
-
-    @property
-    def has_large_delta(self) -> bool:
-        """Whether publishing one of the client's examples, chosen at random, would satisfy δ."""
-        return is_large_delta(self.delta, self.examples)
 
 
 @dataclass(frozen=True, kw_only=True)

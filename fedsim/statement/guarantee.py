@@ -227,9 +227,11 @@ def released(facts: Facts) -> str:
         source = "these sums"
     rounds = "is charged for" if trust.participation_rate is None else "takes part in"
     bound = ", its adapted clipping bound" if facts.mechanism.clip_words.adaptation else ""
+    # Clients that are drawn in secret are charged by the server, and send no ledger.
+    ledger = " and its ledger" if trust.participation_rate is None else ""
     return (
         f"After every round that it {rounds}, a client sends {upload}{mask}. It also sends its "
-        f"settings{bound} and its ledger. The server computes the global models from {source} "
+        f"settings{bound}{ledger}. The server computes the global models from {source} "
         "alone. Per-example gradients, training losses and batch sizes stay on the client. "
         f"{failed}"
     )

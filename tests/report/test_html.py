@@ -467,6 +467,22 @@ def test_the_same_epsilon_of_all_is_said_and_not_drawn(make_run, private_client)
     assert columns_of(page)["notes"] == ["largest ε", "–", "largest ε"]
 
 
+@pytest.mark.parametrize(
+    ("unit", "delta", "is_large"),
+    [("example", 0.02, True), ("client", 0.02, False), ("client", 0.5, True)],
+)
+def test_a_delta_that_publishes_a_unit_is_noted(
+    unit: str, delta: float, is_large: bool, make_run, private_client
+) -> None:
+    """One of 100 examples of a client, or one of three clients."""
+    spends = [{**private_client(n, 100, 7.0, 5), "delta": delta} for n in range(3)]
+    directory = make_run(clients=spends, rounds=5)
+    privacy = directory.read_json("privacy.json")
+    directory.write_json("privacy.json", {**privacy, "unit": unit})
+    notes = columns_of(Page(report_of(directory)))["notes"]
+    assert notes == ["δ too large" if is_large else "–"] * 3
+
+
 def test_clients_have_a_table_without_privacy(make_run, make_rounds):
     rows = make_rounds(4, [{"client": 0, "epsilon": 0}], private=False, task="classification")
     columns = columns_of(Page(report_of(make_run(clients=2, private=False, rounds=rows))))

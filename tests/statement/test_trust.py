@@ -115,6 +115,14 @@ def test_each_cell_names_its_observer_and_its_unit(trust: str, unit: str) -> Non
     assert ("collusion" in words) == (trust == "distributed")
 
 
+@pytest.mark.parametrize(("drawn", "sends"), [(None, True), (0.25, False)])
+def test_clients_drawn_in_secret_send_no_ledger(drawn: float | None, sends: bool) -> None:
+    """The server charges them: a client's own charge would show that it was drawn."""
+    words = said(privacy("central", "client", drawn=drawn))
+    assert ("and its ledger" in words["released"]) == sends
+    assert ("The server writes every client's charge" in words["ledger"]) != sends
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("trust", "unit"), CELLS)
 def test_no_sentence_of_one_unit_speaks_of_the_other(trust: str, unit: str) -> None:

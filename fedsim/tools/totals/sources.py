@@ -289,7 +289,7 @@ def _read_run(name: str, directory: RunDirectory) -> Source:
     for client in dict.fromkeys([*histories, *rows]):
         charges, row = histories.get(client, ()), rows.get(client, {})
         ledger = total_of(charges)
-        if row and row["epsilon"] is None:  # a condition of the claim failed
+        if row and row.get("epsilon") is None:  # a condition of the claim failed
             ledger.record(NonPrivate())
         server = None
         if trust == "distributed":
