@@ -172,14 +172,13 @@ def test_every_output_is_documented(tmp_path: Path) -> None:
 def test_every_output_of_a_comparison_is_documented() -> None:
     from fedsim.comparison.differences import PairCheck
     from fedsim.comparison.outcomes import RunOutcome
-    from fedsim.comparison.results import Difference, Results, VariantResult
+    from fedsim.comparison.results import Results, VariantResult
     from fedsim.comparison.runs_cost import Composition
     from fedsim.comparison.statistics import Estimate, PairedDifference
 
     text = (ROOT / "docs" / "reference" / "comparison.md").read_text()
     estimate = Estimate(2, 0.0, 0.0, 0.0, 0.0)
-    difference = Difference((0, 1), PairedDifference(estimate, None, None, 0.5), None)
-    names = set(difference.to_json())
+    names = set(PairedDifference(estimate, None, None, 0.5).to_json())
     variant = VariantResult("a", {}, (RunOutcome("a", 0, "", "completed"),), None)
     names |= set(variant.to_json()) | set(Composition.__dataclass_fields__)
     results = Results("r", "test_loss", "a", (0, 1), (variant,), PairCheck({}, 0))

@@ -184,7 +184,7 @@ def _cells(results: Results, variant: VariantResult) -> dict[str, str]:
     if any(other.difference is not None for other in results.variants):
         minus = f"minus {escape_latex(str(results.baseline))}{' (pp)' if percent else ''}"
         mark = r"$^\dagger$" if difference and difference_mark(results, variant) else ""
-        estimate = difference and difference.paired.estimate
+        estimate = difference and difference.estimate
         cells[minus] = _estimate(estimate, metric, sign=True) + mark
         p = None if difference is None else difference.holm_p
         cells["$p$"] = _NOTHING if p is None else f"${p_text(p)}$"

@@ -223,9 +223,9 @@ def plan_jobs(comparison: LoadedComparison, out: Path) -> list[Job]:
     `superseded/`. That directory is not deleted, since its ledger records the spent privacy budget.
     """
     jobs = []
-    for index, seed in enumerate(comparison.seeds):
+    for seed in comparison.seeds:
         for variant in comparison.variants:
-            loaded = variant.experiments[index]
+            loaded = variant.with_seed(seed)
             path = out / "runs" / variant.name / f"seed-{seed}"
             digest = run_fingerprint(loaded)
             action = _action(path, digest)

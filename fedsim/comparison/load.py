@@ -33,41 +33,50 @@ from fedsim.experiment.overrides import (
     apply_overrides,
     parse_overrides,
 )
-from fedsim.experiment.tree import Location, Node, from_python, locate, to_python
+from fedsim.experiment.tree import Location, Node, from_python, to_python
 
 
 @dataclass(frozen=True)
 class LoadedVariant:
-    """A variant of a comparison, with its checked experiments.
+    """A variant of a comparison, with its checked experiment.
 
     Attributes:
         name: name of the variant in results and directories.
         changes: the variant's changes to the base experiment, as `{"key.path": value}`.
-        experiments: the experiments, one for each seed, in the order of the seeds.
+        loaded: the experiment, with the seed of the base.
         arm: name of the predefined baseline (`arm`) that the variant starts from, such as `pooled`
             for training on the data of all clients in one place; None without one.
     """
 
     name: str
     changes: Mapping[str, object]
-    experiments: tuple[LoadedExperiment, ...]
+    loaded: LoadedExperiment
     arm: str | None = None
+
+    @property
+    def experiment(self) -> Experiment:
+        """The settings of the experiment, with the seed of the base."""
+        return self.loaded.experiment
+
+    def with_seed(self, seed: int) -> LoadedExperiment:
+        """Return the experiment with another seed; no rule reads the seed."""
+        return replace(self.loaded, experiment=self.experiment.model_copy(update={"seed": seed}))
 
     @property
     def settings(self) -> dict[str, object]:
         """All settings except name and seed, as `{"key.path": value}`."""
-        return compared_settings(self.experiments[0].experiment)
+        return compared_settings(self.experiment)
 
     @property
     def is_private(self) -> bool:
         """Whether the variant's clients train with differential privacy."""
-        privacy = self.experiments[0].experiment.privacy
+        privacy = self.experiment.privacy
         return privacy is not None and privacy.adds_noise
 
     @property
     def unit(self) -> str | None:
         """The privacy unit, `example` or `client`; None without privacy settings."""
-        privacy = self.experiments[0].experiment.privacy
+        privacy = self.experiment.privacy
         return None if privacy is None else privacy.unit
 
 
@@ -125,7 +134,7 @@ def load_comparison(
     """Load a comparison from a YAML file or a mapping.
 
     No plug-in is imported and no data are read. The base experiment is loaded once for every
-    variant and seed, so all experiments are checked before the first run.
+    variant, so all experiments are checked before the first run.
 
     Args:
         source: path of the file, or its content as a mapping, whose `base` may be the content of
@@ -169,7 +178,7 @@ def load_tree(
     *,
     search: bool = False,
     overrides: Sequence[Override] = (),
-    centre: str | None = None,
+    first_is_centre: bool = False,
     given: Node | None = None,
 ) -> LoadedComparison:
     """Load a comparison from the parsed YAML of its file.
@@ -182,7 +191,7 @@ def load_tree(
         problems: mistakes that were already found.
         search: whether to load the file for a search (`select.search`) instead of a comparison.
         overrides: new values of keys of the base experiment; changes of a variant replace them.
-        centre: name of the variant that is kept if others have the same settings; None keeps all.
+        first_is_centre: whether other variants with the settings of the first one are left out.
         given: the parsed content of the base experiment; None means to read the file that `base`
             names.
 
@@ -201,16 +210,11 @@ def load_tree(
     entry = tree.entries.get("variants")
     expanded = expand_variants(entry.node.entries, base_tree, problems) if entry else []
     variants = [variant.after(overrides) for variant in expanded]
-    if centre is not None:
-        variants = [
-            variant if variant.name == centre else replace(variant, centre=centre)
-            for variant in variants
-        ]
-    loaded: tuple[LoadedVariant, ...] = ()
+    if first_is_centre:
+        variants[1:] = [replace(other, centre=variants[0].name) for other in variants[1:]]
     mistakes: list[Problem] = []
-    if base is not None and base_tree is not None:
-        seeds = (0,) if settings is None else settings.seeds
-        loaded = _load_variants(base, variants, seeds, tree, mistakes)
+    readable = base if base_tree is not None else None
+    loaded = _load_variants(readable, variants, tree.location.source, mistakes)
     repeated = _equal_to_centre(variants, loaded)
     loaded = tuple(variant for variant in loaded if variant.name not in repeated)
     if settings is not None:
@@ -219,18 +223,9 @@ def load_tree(
     problems += mistakes
     if problems or settings is None or base is None or not loaded:
         raise ExperimentError(problems)
-    own_seeds = tuple(experiment.experiment.seed for experiment in loaded[0].experiments)
-    name = settings.name or stem
-    comparison = LoadedComparison(settings, name, base, own_seeds, loaded)
-    if search:
-        candidates = {
-            candidate.name: candidate.experiments[0].experiment
-            for candidate in comparison.candidates
-        }
-        problems += located(tree, candidate_problems(candidates))
-    else:
-        problems += located(tree, _unit_rules(comparison))
-        problems += located(tree, _metric_rules(comparison))
+    seeds = settings.seeds or (loaded[0].experiment.seed,)
+    comparison = LoadedComparison(settings, settings.name or stem, base, seeds, loaded)
+    problems += located(tree, _loaded_rules(comparison, search=search))
     if problems:
         raise ExperimentError(problems)
     return comparison
@@ -276,34 +271,23 @@ def _read_base(base: Path, problems: list[Problem]) -> Node | None:
 
 
 def _load_variants(
-    base: Path | Node,
-    variants: list[Variant],
-    seeds: tuple[int, ...] | None,
-    tree: Node,
-    problems: list[Problem],
+    base: Path | Node | None, variants: list[Variant], source: str, problems: list[Problem]
 ) -> tuple[LoadedVariant, ...]:
-    """Load the variants with every seed; without seeds, with the seed of the base."""
-    place = locate(tree, ("seeds",))
+    """Return the variants that have no mistakes; none where the base cannot be read."""
+    if base is None:
+        return ()
     loaded: list[LoadedVariant] = []
     mistakes: list[tuple[Variant, Problem]] = []
     for variant in variants:
-        seed_override = [] if seeds is None else [Override(("seed",), Node(seeds[0], place))]
         try:
-            first = load_experiment(base, [*variant.overrides, *seed_override])
+            experiment = load_experiment(base, variant.overrides)
         except ExperimentError as error:
             mistakes += [(variant, problem) for problem in error.problems]
-            continue
-        experiments = (first,) if seeds is None else with_seeds(first, seeds)
-        loaded.append(LoadedVariant(variant.name, variant.changes, experiments, variant.arm))
-    source = base.location.source if isinstance(base, Node) else str(base)
-    problems += _in_words(mistakes, len(variants), source, tree.location.source)
+        else:
+            loaded.append(LoadedVariant(variant.name, variant.changes, experiment, variant.arm))
+    of_base = base.location.source if isinstance(base, Node) else str(base)
+    problems += _in_words(mistakes, len(variants), of_base, source)
     return tuple(loaded)
-
-
-def with_seeds(loaded: LoadedExperiment, seeds: Sequence[int]) -> tuple[LoadedExperiment, ...]:
-    """Return an experiment with each seed; no rule reads the seed, so they need no other check."""
-    copies = [loaded.experiment.model_copy(update={"seed": seed}) for seed in seeds]
-    return tuple(replace(loaded, experiment=copy) for copy in copies)
 
 
 def _equal_to_centre(variants: list[Variant], loaded: tuple[LoadedVariant, ...]) -> set[str]:
@@ -370,6 +354,15 @@ def _rules(
             )
 
 
+def _loaded_rules(comparison: LoadedComparison, *, search: bool) -> Iterator[PathMessage]:
+    """Yield (key path, message) for each mistake that only the loaded variants show."""
+    if search:
+        yield from candidate_problems({v.name: v.experiment for v in comparison.candidates})
+        return
+    yield from _unit_rules(comparison)
+    yield from _metric_rules(comparison)
+
+
 def _unit_rules(comparison: LoadedComparison) -> Iterator[PathMessage]:
     """Yield why variants cannot be compared or selected within one privacy unit."""
     units = {variant.name: variant.unit for variant in comparison.variants}
@@ -396,8 +389,7 @@ def _metric_rules(comparison: LoadedComparison) -> Iterator[PathMessage]:
         if metric is None or not metric.startswith("test_"):
             continue
         for variant in comparison.variants:
-            experiment = variant.experiments[0].experiment
-            computed = computed_metrics(experiment.model.loss, experiment.metrics)
+            computed = computed_metrics(variant.experiment.model.loss, variant.experiment.metrics)
             known = [f"test_{name}" for name in computed]
             if computed and metric not in known:
                 hint = f"it has {', '.join(known)} (evaluation.metrics adds others)"

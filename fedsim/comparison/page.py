@@ -99,13 +99,13 @@ def _cells(results: Results, variant: VariantResult) -> Iterator[_Cell]:
         group = estimates.get(name)
         text = NOTHING if group is None else interval_text("accuracy", group)
         yield f"accuracy, {name}", text, group and group.mean
-    minus, paired = minus_text(results, variant), difference and difference.paired
+    minus = minus_text(results, variant)
     if difference is None and variant.name == results.baseline:
         minus = "baseline"
-    yield f"minus {results.baseline}", minus, paired and paired.estimate.mean
+    yield f"minus {results.baseline}", minus, difference and difference.estimate.mean
     for test, p in (
         ("t test", difference and difference.holm_p),
-        ("signs", paired and paired.sign_flip_p),
+        ("signs", difference and difference.sign_flip_p),
     ):
         yield f"p ({test})", p_text(p), p
     if any(other.trust not in (None, "local") for other in results.variants):
@@ -281,7 +281,7 @@ def _cards(results: Results) -> list[Card]:
             f"the smallest ε, {epsilon_text(strongest.epsilon)} ({strongest.observer}, unit "
             f"{strongest.unit}); ± is half a 95 % interval"
         )
-        value = difference_text(metric, strongest.difference.paired.estimate)
+        value = difference_text(metric, strongest.difference.estimate)
         cards.append(Card(label, value, detail))
     return cards
 

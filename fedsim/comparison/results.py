@@ -16,14 +16,13 @@ from fedsim.comparison.differences import (
     group_by_unit,
     settings_table,
 )
-from fedsim.comparison.outcomes import RunOutcome, finite_values
+from fedsim.comparison.outcomes import RunOutcome, finite_values, paired_by_seed
 from fedsim.comparison.statistics import (
     CONFIDENCE,
     Estimate,
     PairedDifference,
     holm,
     largest_of,
-    paired_difference,
     t_interval,
 )
 from fedsim.comparison.unfit import UnfitVariant, unfit_variants
@@ -43,33 +42,6 @@ class NothingFinishedError(FedsimError, RuntimeError):
 
 
 @dataclass(frozen=True)
-class Difference:
-    """The difference of a metric between a variant and the baseline, paired by seed.
-
-    Attributes:
-        seeds: the seeds for which both variants have a finite value of the metric.
-        paired: the mean difference with its interval and tests.
-        holm_p: the p value of the t test, after Holm's correction for all variants of the
-            comparison.
-    """
-
-    seeds: tuple[int, ...]
-    paired: PairedDifference
-    holm_p: float | None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the entry `difference` of a variant in `comparison.json`."""
-        return {
-            "seeds": list(self.seeds),
-            **vars(self.paired.estimate),
-            "t_p": self.paired.t_p,
-            "holm_p": self.holm_p,
-            "sign_flip_p": self.paired.sign_flip_p,
-            "sign_flip_floor": self.paired.sign_flip_floor,
-        }
-
-
-@dataclass(frozen=True)
 class VariantResult:
     """The results of one variant.
 
@@ -85,7 +57,7 @@ class VariantResult:
     name: str
     changes: Mapping[str, object]
     outcomes: tuple[RunOutcome, ...]
-    difference: Difference | None
+    difference: PairedDifference | None
 
     @property
     def is_private(self) -> bool:
@@ -289,16 +261,14 @@ def summarise(
     unfit = unfit_variants(metric, by_name, settings)
     useless = {entry.variant for entry in unfit}
     pairs = {
-        variant: _paired(by_name[variant], by_name[base], metric)
+        variant: paired_by_seed(by_name[variant], by_name[base], metric)
         for variant, base in compared
         if base not in useless
     }
-    adjusted = dict(
-        zip(pairs, holm([pair and pair[1].t_p for pair in pairs.values()]), strict=True)
-    )
+    adjusted = holm([pair and pair.t_p for pair in pairs.values()])
     differences = {
-        variant: Difference(*pair, holm_p=adjusted[variant])
-        for variant, pair in pairs.items()
+        variant: replace(pair, holm_p=holm_p)
+        for (variant, pair), holm_p in zip(pairs.items(), adjusted, strict=True)
         if pair is not None
     }
     digests = {
@@ -346,14 +316,3 @@ def _nothing_finished(outcomes: Sequence[RunOutcome]) -> str:
     more = [f"and {len(lines) - _MAX_REASONS} more"] if len(lines) > _MAX_REASONS else []
     head = "no run was finished, so there is nothing to compare"
     return "\n".join([head, *lines[:_MAX_REASONS], *more])
-
-
-def _paired(
-    outcomes: Sequence[RunOutcome], baseline: Sequence[RunOutcome], metric: str
-) -> tuple[tuple[int, ...], PairedDifference] | None:
-    mine, other = finite_values(outcomes, metric), finite_values(baseline, metric)
-    seeds = tuple(seed for seed in mine if seed in other)
-    if not seeds:
-        return None
-    pairs = paired_difference([mine[seed] for seed in seeds], [other[seed] for seed in seeds])
-    return seeds, pairs

@@ -11,6 +11,7 @@ symmetric about zero. With n seeds, the p value of this test is never below 2 / 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,12 +55,27 @@ class PairedDifference:
             more than `MAX_FLIPPED_PAIRS`.
         sign_flip_floor: the smallest p value that is possible in the sign-flip test with this
             number of pairs.
+        seeds: the seeds of the pairs; empty if they are not known.
+        holm_p: `t_p` after Holm's correction for all variants of the comparison.
     """
 
     estimate: Estimate
     t_p: float | None
     sign_flip_p: float | None
     sign_flip_floor: float
+    seeds: tuple[int, ...] = ()
+    holm_p: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry `difference` of a variant in `comparison.json`."""
+        return {
+            "seeds": list(self.seeds),
+            **vars(self.estimate),
+            "t_p": self.t_p,
+            "holm_p": self.holm_p,
+            "sign_flip_p": self.sign_flip_p,
+            "sign_flip_floor": self.sign_flip_floor,
+        }
 
 
 def t_interval(values: Sequence[float], *, confidence: float = CONFIDENCE) -> Estimate:

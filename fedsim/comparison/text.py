@@ -69,7 +69,7 @@ def minus_text(results: Results, variant: VariantResult) -> str:
     """Return a variant's mean difference from the baseline as text, with † for an unfit variant."""
     if variant.difference is None:
         return NOTHING
-    text = difference_text(results.metric, variant.difference.paired.estimate)
+    text = difference_text(results.metric, variant.difference.estimate)
     return text + difference_mark(results, variant)
 
 

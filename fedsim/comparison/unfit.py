@@ -19,8 +19,8 @@ from itertools import permutations
 from statistics import fmean
 from typing import Any
 
-from fedsim.comparison.outcomes import RunOutcome, finite_values
-from fedsim.comparison.statistics import CONFIDENCE, largest_of, paired_difference, t_interval
+from fedsim.comparison.outcomes import RunOutcome, paired_by_seed
+from fedsim.comparison.statistics import CONFIDENCE, largest_of, t_interval
 from fedsim.core.metrics import GROUP_ACCURACY, LOSS, metric_entry
 
 _SAME_EPSILON = 0.02  # relative: calibration leaves as much
@@ -170,20 +170,14 @@ def _worse_than(
         if _has_more(levels[more], levels[less], settings[more], settings[less])
         and not (metric.endswith(GROUP_ACCURACY) and _knows_group(settings[less], settings[more]))
     ]
-    sign = -1.0 if metric_entry(metric).smaller_is_better else 1.0
+    smaller_is_better = metric_entry(metric).smaller_is_better
     better: dict[str, list[tuple[float, str]]] = {}
     for more, less in pairs:
-        mine, other = finite_values(runs[more], metric), finite_values(runs[less], metric)
-        seeds = [seed for seed in mine if seed in other]
-        if len(seeds) < 2:
-            continue
-        gain = paired_difference(
-            [sign * other[seed] for seed in seeds],
-            [sign * mine[seed] for seed in seeds],
-            confidence=1.0 - (1.0 - CONFIDENCE) / len(pairs),
-        ).estimate
-        if gain.low is not None and gain.low > 0.0:
-            better.setdefault(more, []).append((gain.mean, less))
+        first, second = (more, less) if smaller_is_better else (less, more)
+        confidence = 1.0 - (1.0 - CONFIDENCE) / len(pairs)
+        gain = paired_by_seed(runs[first], runs[second], metric, confidence=confidence)
+        if gain is not None and gain.estimate.low is not None and gain.estimate.low > 0.0:
+            better.setdefault(more, []).append((gain.estimate.mean, less))
     return {
         name: tuple(less for _, less in sorted(gains, reverse=True))
         for name, gains in better.items()

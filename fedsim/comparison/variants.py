@@ -8,7 +8,7 @@ variant is then an ordinary experiment, and `fedsim run` can run its `experiment
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION
 from fedsim.core.python_objects import PythonObject
 from fedsim.core.settings import written_name
 from fedsim.experiment.errors import KeyPath, Problem, any_of, did_you_mean, path_text, value_text
-from fedsim.experiment.overrides import Override
+from fedsim.experiment.overrides import COMMAND_LINE, Override, parse_overrides
 from fedsim.experiment.tree import Entry, Node, from_python, to_python
 
 ARM = "arm"
@@ -258,7 +258,7 @@ class Variant:
     @property
     def changes(self) -> dict[str, object]:
         """The variant's changes to the base experiment, as `{"key.path": value}`."""
-        return {".".join(override.path): to_python(override.node) for override in self.overrides}
+        return changes_of(self.overrides)
 
     def after(self, overrides: Iterable[Override]) -> "Variant":
         """Return this variant with more overrides; where both set a key, the variant's own wins."""
@@ -302,38 +302,34 @@ def expand_variants(
     return expanded
 
 
-def _expand(name: str, entry: Entry, base: Node | None, problems: list[Problem]) -> list[Variant]:
+def _expand(
+    name: str, entry: Entry, base: Node | None, problems: list[Problem]
+) -> Iterator[Variant]:
     path: KeyPath = ("variants", name)
-    entries = dict(entry.node.value) if isinstance(entry.node.value, dict) else {}
+    entries = dict(entry.node.entries)
     grid, single = entries.pop(GRID, None), entries.pop(ONE_AT_A_TIME, None)
     arm = entries.pop(ARM, None)
-    fixed = list(_flatten(replace(entry.node, value=entries), (), base))
     if grid is not None and single is not None:
         message = "grid and one_at_a_time exclude each other: write two variants"
         problems.append(single.key.problem((*path, ONE_AT_A_TIME), message))
         grid = None
-    axes = [] if grid is None else _axes(grid, (*path, GRID), problems)
-    problems += _reserved([*fixed, *(axis[0] for axis in axes if axis)], path)
-    set_paths = {override.path for override in fixed} | {axis[0].path for axis in axes if axis}
-    kind, first = (None, []) if arm is None else _arm(arm, path, set_paths, base, problems)
-    fixed = [*first, *fixed]
-    if single is not None:  # its keys may be those of the variant, the centre
-        axes = _axes(single, (*path, ONE_AT_A_TIME), problems)
-        problems += _reserved([axis[0] for axis in axes], path)
-        return _one_at_a_time(name, fixed, axes, kind)
-    if grid is None:
-        return [Variant(name, name, tuple(fixed), kind)]
-    points = itertools.islice(itertools.product(*_named(axes)), MAX_VARIANTS + 1)
-    return [
-        Variant(
-            "-".join([name, *(text for text, _ in point)]),
-            name,
-            (*fixed, *(override for _, override in point)),
-            kind,
-        )
-        for point in points
-        if point
-    ]
+    fixed = list(_flatten(replace(entry.node, value=entries), (), base))
+    varied, kind = grid or single, GRID if single is None else ONE_AT_A_TIME
+    axes = [] if varied is None else _axes(varied, (*path, kind), problems)
+    firsts = [axis[0] for axis in axes]
+    # One at a time, a key may also be one of the variant itself, the centre.
+    own = fixed if single is not None else [*fixed, *firsts]
+    problems += [*_reserved(own, path), *_reserved(firsts, path)]
+    if arm is not None:
+        fixed = [*_arm(arm, path, {override.path for override in own}, base, problems), *fixed]
+    arm_name = None if arm is None else str(arm.node.value)
+    combined = points(axes, one_at_a_time=single is not None)
+    for point in itertools.islice(combined, MAX_VARIANTS + 1):
+        chosen = [override for _, override in point]
+        paths = {override.path for override in chosen}
+        kept = (override for override in fixed if override.path not in paths)
+        centre = name if single is not None and point else None
+        yield Variant(point_name(name, point=point), name, (*kept, *chosen), arm_name, centre)
 
 
 def _arm(
@@ -342,49 +338,79 @@ def _arm(
     set_paths: set[tuple[str, ...]],
     base: Node | None,
     problems: list[Problem],
-) -> tuple[str | None, list[Override]]:
-    """Return (name of a baseline, its overrides of keys that the variant does not set itself)."""
+) -> list[Override]:
+    """Return the overrides of a baseline, without keys that the variant sets itself."""
     name, content = to_python(arm.node), None if base is None else to_python(base)
     if not isinstance(name, str) or name not in ARMS:
         hint = did_you_mean(str(name), ARMS) or f"; choose from {any_of(list(ARMS))}"
         problems.append(arm.key.problem((*path, ARM), f"no such arm: {value_text(name)}{hint}"))
-        return None, []
+        return []
     if not isinstance(content, dict):
-        return name, []  # reported already
+        return []  # reported already
     try:
         changes = ARMS[name].changes(content)
     except ArmError as error:
         problems.append(arm.key.problem((*path, ARM), str(error)))
-        return name, []
-    overrides = [
-        Override(tuple(key.split(".")), from_python(value, arm.key, problems))
-        for key, value in changes.items()
-    ]
-    return name, [
-        override
-        for override in overrides
-        if not any(override.path[: len(given)] == given for given in set_paths)
-    ]
-
-
-def _one_at_a_time(
-    name: str, fixed: list[Override], axes: list[list[Override]], arm: str | None
-) -> list[Variant]:
-    """Return the centre variant, and a variant for each value of each key that changes only it."""
-    variants = [Variant(name, name, tuple(fixed), arm)]
-    for label, override in itertools.chain(*_named(axes)):
-        others = (other for other in fixed if other.path != override.path)
-        variants.append(Variant(f"{name}-{label}", name, (*others, override), arm, centre=name))
-    return variants
-
-
-def _named(axes: list[list[Override]]) -> list[list[tuple[str, Override]]]:
-    """Return the overrides of each axis with their labels, such as `steps=1`."""
-    labels = axis_labels([axis[0].path for axis in axes])
+        return []
     return [
+        Override(keys, from_python(value, arm.key, problems))
+        for keys, value in ((tuple(key.split(".")), value) for key, value in changes.items())
+        if not any(keys[: len(given)] == given for given in set_paths)
+    ]
+
+
+def changes_of(overrides: Iterable[Override]) -> dict[str, object]:
+    """Return overrides as `{"key.path": value}`."""
+    return {".".join(override.path): to_python(override.node) for override in overrides}
+
+
+def axes_of(
+    varied: Mapping[str, Sequence[object]], problems: list[Problem]
+) -> list[list[Override]]:
+    """Return the overrides of varied keys, one list for each key.
+
+    Args:
+        varied: the values by key, which were given on the command line or in Python.
+        problems: list to which all mistakes are appended, such as a repeated value.
+    """
+    axes = []
+    for key, values in varied.items():
+        axis = [new for value in values for new in parse_overrides({key: value}, problems)]
+        labels = [value_label(number, override.node) for number, override in enumerate(axis)]
+        problems += [
+            COMMAND_LINE.problem(
+                override.path, f"{value_text(to_python(override.node))} is given twice"
+            )
+            for number, override in enumerate(axis)
+            if labels[number] in labels[:number]
+        ]
+        if axis:  # a key with mistakes has none
+            axes.append(axis)
+    return axes
+
+
+Point = tuple[tuple[str, Override], ...]
+"""Values of varied keys, each with its label in the names of variants, such as `steps=1`."""
+
+
+def points(axes: Sequence[Sequence[Override]], *, one_at_a_time: bool = False) -> Iterator[Point]:
+    """Return every combination of values, with one value of each key.
+
+    With `one_at_a_time`, return a point without values, and then one for each value of each key.
+    """
+    labels = axis_labels([axis[0].path for axis in axes])
+    named = [
         [(f"{label}={value_label(n, override.node)}", override) for n, override in enumerate(axis)]
         for label, axis in zip(labels, axes, strict=True)
     ]
+    if one_at_a_time:
+        return iter([(), *((pair,) for axis in named for pair in axis)])
+    return itertools.product(*named)
+
+
+def point_name(*names: str, point: Point) -> str:
+    """Return the name of the variant at a point, after the given first parts of the name."""
+    return "-".join([*names, *(label for label, _ in point)])
 
 
 def _flatten(node: Node, path: tuple[str, ...], base: Node | None) -> Iterator[Override]:

@@ -16,24 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.comparison.differences import Baseline
-from fedsim.comparison.load import (
-    BASE,
-    LoadedComparison,
-    LoadedVariant,
-    load_comparison,
-    load_tree,
-    with_seeds,
-)
+from fedsim.comparison.load import BASE, LoadedComparison, LoadedVariant, load_comparison, load_tree
 from fedsim.comparison.results import ComparisonError, Results
 from fedsim.comparison.runs_cost import best_variant
 from fedsim.comparison.settings import TuneSettings
-from fedsim.comparison.variants import axis_labels, value_label
+from fedsim.comparison.variants import Point, axes_of, axis_labels, changes_of, point_name, points
 from fedsim.core.metrics import metric_name
 from fedsim.experiment import ExperimentError, Problem
 from fedsim.experiment.errors import value_text
 from fedsim.experiment.load import read_yaml
 from fedsim.experiment.overrides import COMMAND_LINE, Override, Overrides, parse_overrides
-from fedsim.experiment.tree import Entry, Location, Node, from_python, to_python
+from fedsim.experiment.tree import Location, Node, from_python, to_python
 from fedsim.experiment.yaml_loader import parse_yaml
 
 MAX_VARIED = 100
@@ -48,7 +41,6 @@ FACTORS = (1 / 16, 1 / 4, 1, 4, 16)
 """Factors of a variant's own value that are tried where `tune:` gives no values."""
 
 Vary = Mapping[str, Sequence[object]]
-_Axes = dict[tuple[str, ...], dict[str, Override]]  # by key path and label, such as steps=1
 
 
 def parse_vary(texts: Sequence[str], *, option: str = "--vary") -> dict[str, list[object]]:
@@ -129,83 +121,67 @@ def load_varied(
     fixed = parse_overrides(overrides, problems)
     axes = _axes(vary, problems)
     _refuse_comparison(base, problems)
-    if problems:
-        raise ExperimentError(problems)
-    variants = _variants(_points(axes, one_at_a_time, problems), fixed, base)
-    content: dict[str, object] = {
+    _refuse_many(axes, one_at_a_time, problems)
+    variants: dict[str, dict[str, object]] = {}  # equal ones appear once
+    for point in map(_without_privacy, points(axes, one_at_a_time=one_at_a_time)):
+        new = [other for _, given in point for other in _with_other_noise(given, base, fixed)]
+        variants.setdefault(point_name(point=point) or _BASE, changes_of(new))
+    content = {
         "name": _name(base, path, axes),
         "base": str(path),
-        "baseline": next(iter(variants.entries), None),
+        "baseline": next(iter(variants), None),
         **changes,
+        "variants": variants,
     }
-    entries = from_python(content, COMMAND_LINE, problems).entries
-    tree = _mapping({key: entry.node for key, entry in entries.items()} | {"variants": variants})
-    centre = _BASE if one_at_a_time else None
     return load_tree(
-        tree, Path(), "comparison", problems, overrides=fixed, centre=centre, given=given
+        from_python(content, COMMAND_LINE, problems),
+        Path(),
+        "comparison",
+        problems,
+        overrides=fixed,
+        first_is_centre=one_at_a_time,
+        given=given,
     )
 
 
-def _axes(vary: Vary, problems: list[Problem]) -> _Axes:
-    paths = [tuple(key.split(".")) for key in vary]
-    if all(path in paths for path in _NOISE_KEYS):
+def _axes(vary: Vary, problems: list[Problem]) -> list[list[Override]]:
+    if all(".".join(key) in vary for key in _NOISE_KEYS):
         message = "privacy.target_epsilon and privacy.noise_multiplier exclude each other: vary one"
         problems.append(COMMAND_LINE.problem(_NOISE_KEYS[0], message))
-    axes: _Axes = {}
-    for (key, values), path, label in zip(vary.items(), paths, axis_labels(paths), strict=True):
+    varied: dict[str, Sequence[object]] = {}
+    for key, values in vary.items():
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
             message = f"the values to compare must be a list, got {value_text(values)}"
             problems.append(COMMAND_LINE.problem((key,), message))
-            continue
-        if path == ("seed",):
+        elif key == "seed":
             message = "every variant runs with every seed; use --seeds"
-            problems.append(COMMAND_LINE.problem(path, message))
-            continue
-        overrides = axes.setdefault(path, {})
-        for number, value in enumerate(values):
-            (override,) = parse_overrides({key: value}, problems) or (None,)
-            if override is None:
-                break
-            name = f"{label}={value_label(number, override.node)}"
-            if name in overrides:
-                problems.append(COMMAND_LINE.problem(path, f"{value_text(value)} is given twice"))
-            overrides[name] = override
-    return axes
+            problems.append(COMMAND_LINE.problem((key,), message))
+        else:
+            varied[key] = values
+    return axes_of(varied, problems)
 
 
-def _points(
-    axes: _Axes, one_at_a_time: bool, problems: list[Problem]
-) -> list[tuple[tuple[str, Override], ...]]:
-    """Return the (label, override) pairs of each variant; the unchanged file has none."""
-    sizes = [len(values) for values in axes.values()]
+def _refuse_many(
+    axes: Sequence[Sequence[Override]], one_at_a_time: bool, problems: list[Problem]
+) -> None:
+    """Raise if there are mistakes, or more than `MAX_VARIED` variants.
+
+    Raises:
+        ExperimentError: there are `problems`, or too many variants.
+    """
+    sizes = [len(axis) for axis in axes]
     total = 1 + sum(sizes) if one_at_a_time else math.prod(sizes)
     if total > MAX_VARIED:
         message = (
             f"--vary gives {total:,} variants, at most {MAX_VARIED} are allowed: vary fewer values,"
             " or write a comparison file with a grid"
         )
-        raise ExperimentError([*problems, COMMAND_LINE.problem((), message)])
-    if one_at_a_time:
-        return [(), *((pair,) for values in axes.values() for pair in values.items())]
-    return list(itertools.product(*(values.items() for values in axes.values())))
+        problems.append(COMMAND_LINE.problem((), message))
+    if problems:
+        raise ExperimentError(problems)
 
 
-def _variants(
-    points: Sequence[tuple[tuple[str, Override], ...]], fixed: Sequence[Override], base: Node
-) -> Node:
-    """Return the entry `variants` of the comparison file; equal variants appear once."""
-    variants: dict[str, Node] = {}
-    for point in points:
-        named = _without_privacy(list(point))
-        overrides = [
-            new for _, override in named for new in _with_other_noise(override, base, fixed)
-        ]
-        values = _mapping({".".join(override.path): override.node for override in overrides})
-        variants.setdefault("-".join(name for name, _ in named) or _BASE, values)
-    return _mapping(variants)
-
-
-def _without_privacy(point: list[tuple[str, Override]]) -> list[tuple[str, Override]]:
+def _without_privacy(point: Point) -> Point:
     """Return a point where a null noise key becomes `privacy: null`, without other privacy keys."""
     without = [
         (name, Override(_PRIVACY, override.node))
@@ -216,7 +192,7 @@ def _without_privacy(point: list[tuple[str, Override]]) -> list[tuple[str, Overr
     ]
     if not without:
         return point
-    return [*without, *(pair for pair in point if pair[1].path[:1] != _PRIVACY)]
+    return (*without, *(pair for pair in point if pair[1].path[:1] != _PRIVACY))
 
 
 def _with_other_noise(override: Override, base: Node, fixed: Sequence[Override]) -> list[Override]:
@@ -237,18 +213,13 @@ def _refuse_comparison(base: Node, problems: list[Problem]) -> None:
         problems.append(base.location.problem((), message))
 
 
-def _name(base: Node, path: Path, axes: _Axes) -> str:
+def _name(base: Node, path: Path, axes: Sequence[Sequence[Override]]) -> str:
     """Return the comparison's name: the experiment's name and the varied keys."""
     entry = base.entries.get("name")
     name = None if entry is None else entry.node.value
     title = name if isinstance(name, str) else path.stem
-    labels = axis_labels(list(axes))
+    labels = axis_labels([axis[0].path for axis in axes])
     return f"{title}-by-{'-'.join(labels)}"[:_MAX_NAME_CHARACTERS]
-
-
-def _mapping(values: Mapping[str, Node]) -> Node:
-    entries = {key: Entry(COMMAND_LINE, node) for key, node in values.items()}
-    return Node(entries, COMMAND_LINE)
 
 
 @dataclass(frozen=True)
@@ -325,32 +296,29 @@ def tuned_comparison(
             )
         chosen = values[best.name]
         loaded = next(v for v in candidates.comparison.variants if v.name == best.name)
-        experiments = with_seeds(loaded.experiments[0], comparison.seeds)
-        variants.append(replace(variant, changes=loaded.changes, experiments=experiments))
+        variants.append(replace(variant, changes=loaded.changes, loaded=loaded.loaded))
         texts[variant.name] = _chosen_text(chosen, list(values.values()))
     return replace(comparison, variants=tuple(variants)), texts
 
 
 def _candidates(variant: LoadedVariant, tune: TuneSettings) -> dict[str, dict[str, object]]:
-    """Return the values of the tuned keys by the name of the candidate."""
-    known = {
-        key: values
+    """Return the values of the tuned keys by the name of the candidate.
+
+    Raises:
+        ExperimentError: values are needed, or two have the same text in the names of candidates.
+    """
+    problems: list[Problem] = []
+    varied = {
+        key: values or _around(variant, key)
         for key, values in tune.keys.items()
         if key in variant.settings or variant.settings.get(key.partition(".")[0], "") is not None
     }
-    labels = axis_labels([tuple(key.split(".")) for key in known])
-    axes = [
-        [
-            (f"{label}={value_label(number, from_python(value, COMMAND_LINE, []))}", key, value)
-            for number, value in enumerate(values or _around(variant, key))
-        ]
-        for label, (key, values) in zip(labels, known.items(), strict=True)
-    ]
+    axes = axes_of(varied, problems)
+    if problems:
+        raise ExperimentError(problems)
     return {
-        "-".join([variant.name, *(text for text, _, _ in point)]): {
-            key: value for _, key, value in point
-        }
-        for point in itertools.product(*axes)
+        point_name(variant.name, point=point): changes_of(override for _, override in point)
+        for point in points(axes)
     }
 
 

@@ -46,7 +46,7 @@ def load(path: Path, variants: dict[str, Any], base: dict[str, Any] | None = Non
 
 def experiment(comparison: LoadedComparison, name: str) -> Experiment:
     (variant,) = [one for one in comparison.variants if one.name == name]
-    return variant.experiments[0].experiment
+    return variant.experiment
 
 
 def test_each_arm_is_an_experiment_that_fedsim_run_takes(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_overrides_beside_an_arm_precede_it(tmp_path: Path) -> None:
 
 def test_a_grid_may_stand_beside_an_arm(tmp_path: Path) -> None:
     comparison = load(tmp_path, {"pooled": {"arm": "pooled", "grid": {"local.batch_size": [7, 9]}}})
-    sizes = [one.experiments[0].experiment.local.batch_size for one in comparison.variants[1:]]
+    sizes = [one.experiment.local.batch_size for one in comparison.variants[1:]]
     assert sizes == [7, 9]
 
 

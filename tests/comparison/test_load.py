@@ -25,11 +25,11 @@ def test_every_variant_is_the_base_with_its_changes_and_every_seed(directory: Pa
     assert loaded.name == "compare"
     assert loaded.seeds == (0, 1)
     plain, private = loaded.variants
-    assert [one.experiment.seed for one in plain.experiments] == [0, 1]
-    assert plain.experiments[0].experiment.privacy is None
+    assert [plain.with_seed(seed).experiment.seed for seed in loaded.seeds] == [0, 1]
+    assert plain.experiment.privacy is None
     assert not plain.is_private
     assert private.is_private
-    assert private.experiments[0].experiment.privacy is not None
+    assert private.experiment.privacy is not None
     assert (plain.changes, private.changes) == ({"privacy": None}, {})
 
 
@@ -46,7 +46,7 @@ variants:
   mixed: {privacy.clients: {"2": {target_epsilon: 1.0}}, local: {optimizer: {name: adam}}}
 """,
     )
-    nested, dotted, mixed = (one.experiments[0].experiment for one in loaded.variants)
+    nested, dotted, mixed = (one.experiment for one in loaded.variants)
     assert nested == dotted
     assert nested.privacy is not None
     assert (nested.privacy.delta, nested.privacy.target_epsilon) == (1e-5, 8.0)
@@ -95,7 +95,7 @@ variants:
         "dp-target_epsilon=2.5-steps=1-lr=0.1",
         "dp-target_epsilon=2.5-steps=5-lr=0.1",
     ]
-    last = loaded.variants[-1].experiments[0].experiment
+    last = loaded.variants[-1].experiment
     assert (last.local.batch_size, last.local.steps) == (16, 5)
 
 
@@ -119,7 +119,7 @@ variants:
         "model-model=1",
         "amount-privacy.clients.0.target_epsilon=1-privacy.target_epsilon=2",
     ]
-    assert loaded.variants[3].experiments[0].experiment.model.name == "mlp"
+    assert loaded.variants[3].experiment.model.name == "mlp"
 
 
 BROKEN = """\
@@ -228,7 +228,7 @@ def test_a_comparison_may_be_a_mapping(directory: Path) -> None:
             "variants": {"a": None, "b": {"local": {"steps": 2}}},
         }
     )
-    assert [one.experiments[0].experiment.local.steps for one in loaded.variants] == [1, 2]
+    assert [one.experiment.local.steps for one in loaded.variants] == [1, 2]
     with pytest.raises(ExperimentError, match="locl: unknown key; did you mean 'local'"):
         load_comparison(
             {
@@ -264,7 +264,7 @@ def test_overrides_are_of_the_base_and_a_variant_has_the_last_word(directory: Pa
     def settings(comparison: LoadedComparison) -> list[tuple[object, ...]]:
         return [
             (e.federation.rounds, e.local.optimizer.lr, e.privacy and e.privacy.target_epsilon)
-            for e in (variant.experiments[0].experiment for variant in comparison.variants)
+            for e in (variant.experiment for variant in comparison.variants)
         ]
 
     assert settings(loaded) == [(3, 2, None), (3, 2, 1), (3, 0.01, 1), (3, 2, 20)]

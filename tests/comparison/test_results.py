@@ -53,11 +53,11 @@ def test_each_variant_has_mean_difference_and_its_largest_epsilon() -> None:
     assert (first.difference, first.epsilon) == (None, None)
     assert second.metrics["test_accuracy"].mean == pytest.approx(0.65)
     assert second.difference is not None
-    assert second.difference.paired.estimate.mean == pytest.approx(-0.15)
+    assert second.difference.estimate.mean == pytest.approx(-0.15)
     assert (second.epsilon, second.delta) == (6.0, 1e-4)
     assert third.difference is not None
-    assert third.difference.paired.estimate.mean == 0
-    assert second.difference.holm_p == pytest.approx(2 * (second.difference.paired.t_p or 0))
+    assert third.difference.estimate.mean == 0
+    assert second.difference.holm_p == pytest.approx(2 * (second.difference.t_p or 0))
     assert any("adjusted for 2 comparisons" in note for note in notes_of(found))
 
 
@@ -68,7 +68,7 @@ def test_only_seeds_that_both_finished_are_paired_and_the_others_are_named() -> 
     _, second, third = found.variants
     assert second.difference is not None
     assert second.difference.seeds == (1,)
-    assert second.difference.paired.t_p is None
+    assert second.difference.t_p is None
     assert third.difference is not None
     assert third.difference.seeds == (0,)
     notes = "\n".join(notes_of(found))

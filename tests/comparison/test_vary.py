@@ -39,7 +39,7 @@ def test_a_null_target_is_without_privacy_and_the_first_value_the_baseline(
     assert [one.is_private for one in loaded.variants] == [False, True, True]
     assert loaded.baseline == "target_epsilon=null"
     assert loaded.seeds == (0, 1)
-    privacy = loaded.variants[2].experiments[1].experiment.privacy
+    privacy = loaded.variants[2].experiment.privacy
     assert privacy is not None
     assert (privacy.target_epsilon, privacy.delta) == (2.0, 1e-4)
 
@@ -69,7 +69,7 @@ def test_a_target_takes_the_place_of_a_given_noise_multiplier(directory: Path) -
     source = directory / "tiny.yaml"
     source.write_text(source.read_text().replace("target_epsilon: 8.0", "noise_multiplier: 1.1"))
     loaded = varied(directory, "privacy.target_epsilon=null,8", overrides=["federation.rounds=1"])
-    plain, dp = (one.experiments[0].experiment for one in loaded.variants)
+    plain, dp = (one.experiment for one in loaded.variants)
     assert plain.privacy is None
     assert dp.privacy is not None
     assert (dp.privacy.target_epsilon, dp.privacy.noise_multiplier) == (8.0, None)
@@ -82,7 +82,7 @@ def test_values_are_read_as_yaml(directory: Path) -> None:
         "c": [None],
     }
     loaded = varied(directory, "local.optimizer={name: sgd, lr: 1},{name: adam, lr: 0.1}")
-    assert [one.experiments[0].experiment.local.optimizer.name for one in loaded.variants] == [
+    assert [one.experiment.local.optimizer.name for one in loaded.variants] == [
         "sgd",
         "adam",
     ]

@@ -18,7 +18,7 @@ def test_it_has_every_arm_at_two_targets() -> None:
     found = {
         (variant.arm, None if privacy is None else privacy.target_epsilon)
         for variant in loaded.variants
-        for privacy in [variant.experiments[0].experiment.privacy]
+        for privacy in [variant.experiment.privacy]
     }
     arms = (None, "pooled", "local_only", "output_perturbation", "input_perturbation")
     assert found == {("plain", None)} | {(arm, target) for arm in arms for target in (8.0, 1.0)}
@@ -30,7 +30,7 @@ def test_gradients_are_the_best_place_for_the_noise(tmp_path: Path) -> None:
     found = {}
     for variant in load_comparison(FILE).variants:
         if variant.name.endswith("-1"):
-            loaded = variant.experiments[0]
+            loaded = variant.loaded
             content = loaded.experiment.model_dump(mode="json")
             result = run_experiment(content, base=loaded.base, out=tmp_path / variant.name)
             found[variant.name] = result.metrics["test_accuracy"]

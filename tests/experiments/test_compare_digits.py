@@ -25,11 +25,11 @@ def test_it_compares_no_privacy_with_four_budgets_over_twenty_seeds() -> None:
     targets = {
         variant.name: privacy.target_epsilon if privacy else None
         for variant in loaded.variants
-        for privacy in [variant.experiments[0].experiment.privacy]
+        for privacy in [variant.experiment.privacy]
     }
     assert targets == {"non-private": None, "eps-8": 8, "eps-4": 4, "eps-2": 2, "eps-1": 1}
     assert load_experiment(EXPERIMENTS / "digits_plain.yaml").experiment == (
-        loaded.variants[0].experiments[0].experiment.model_copy(update={"name": "digits-plain"})
+        loaded.variants[0].experiment.model_copy(update={"name": "digits-plain"})
     )
 
 

@@ -43,7 +43,7 @@ def test_it_has_every_trust_model_at_three_targets_and_each_hospital_alone() -> 
     found = {
         (experiment.federation.algorithm.name, privacy.trust.name, clients, privacy.target_epsilon)
         for variant in loaded.variants
-        for experiment in [variant.experiments[0].experiment]
+        for experiment in [variant.experiment]
         for clients in [experiment.data.partition.num_clients]
         for privacy in [experiment.privacy]
         if privacy is not None

@@ -32,7 +32,7 @@ def test_it_has_every_trust_model_at_two_targets_one_holder_and_clients_alone() 
     compared = {
         (variant.arm, privacy.trust.name, privacy.target_epsilon)
         for variant in loaded.variants
-        for privacy in [variant.experiments[0].experiment.privacy]
+        for privacy in [variant.experiment.privacy]
         if privacy is not None
     }
     kinds = [(None, trust) for trust in ("local", "distributed", "central")]

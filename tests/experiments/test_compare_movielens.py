@@ -42,7 +42,7 @@ def test_the_recorded_runs_are_those_of_the_file() -> None:
     loaded = load_comparison(FILE)
     assert list(recorded()) == [variant.name for variant in loaded.variants]
     for variant in loaded.variants:
-        rows, privacy = recorded()[variant.name], variant.experiments[0].experiment.privacy
+        rows, privacy = recorded()[variant.name], variant.experiment.privacy
         assert [int(row["seed"]) for row in rows] == list(loaded.seeds) == list(range(20))
         if privacy is not None:
             assert {row["unit"] for row in rows} == {"client"}

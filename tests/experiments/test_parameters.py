@@ -25,7 +25,7 @@ def test_extreme_values_are_worse_and_stay_within_the_budget(tmp_path: Path) -> 
     found = {}
     for one in load_comparison(FILE).variants:
         if one.name in ("dp", "dp-batch_size=112", "dp-noise_multiplier=1", "dp-lr=0.125"):
-            loaded = one.experiments[0]
+            loaded = one.loaded
             content = loaded.experiment.model_dump(mode="json")
             result = run_experiment(content, base=loaded.base, out=tmp_path / one.name)
             assert result.privacy is not None

@@ -21,7 +21,7 @@ def test_the_comparison_changes_noise_and_draws_of_clients_alone() -> None:
     loaded = load_comparison(EXPERIMENTS / "compare_users_ftrl.yaml")
     chosen, rest = dict[str, tuple[str, object]](), list[dict[str, Any]]()
     for variant in loaded.variants:
-        content = variant.experiments[0].experiment.model_dump(mode="json")
+        content = variant.experiment.model_dump(mode="json")
         scheme = content["federation"].pop("participation")["scheme"]
         chosen[variant.name] = (scheme, content["privacy"].pop("noise_correlation"))
         rest.append({key: value for key, value in content.items() if key != "name"})

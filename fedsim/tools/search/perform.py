@@ -204,9 +204,8 @@ class _SearchRun:
     def _message(self, run: int, folder: Path) -> dict[str, Any]:
         drawn = self._current.drawn
         variant = self._comparison.candidates[drawn.configurations[run]]
-        (loaded,) = variant.experiments  # a search has one seed
-        seed = loaded.experiment.seed
-        job = Job(variant.name, seed, loaded, folder, drawn.digest, "run", measure=False)
+        seed = variant.experiment.seed
+        job = Job(variant.name, seed, variant.loaded, folder, drawn.digest, "run", measure=False)
         return {**job.to_message(), "report": False}
 
     def _end_run(self, run: int, folder: Path, message: Mapping[str, Any]) -> str | None:

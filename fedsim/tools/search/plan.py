@@ -53,7 +53,7 @@ def plan_search(comparison: LoadedComparison) -> SearchPlan:
         raise ValueError("the file describes no search")
     variants = comparison.candidates
     plans = [
-        _plan_of(variant.name, variant.experiments[0], select.metric, select.search)
+        _plan_of(variant.name, variant.loaded, select.metric, select.search)
         for variant in variants
     ]
     content = {
