@@ -1,7 +1,7 @@
 """The command `fedsim compare`. No slow library is imported before it is called."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,16 +14,7 @@ from fedsim.core.errors import ExitCode
 if TYPE_CHECKING:
     from fedsim.comparison.comparison_result import ComparisonResult
 
-_OF_EXPERIMENTS = (
-    "vary",
-    "one_at_a_time",
-    "seeds",
-    "client_metrics",
-    "tune",
-    "tune_on",
-    "workers",
-    "select",
-)
+_OF_RUNS = ("baseline", "metric", "out")
 
 
 @click.command("compare", short_help="Compare variants of an experiment, or finished runs.")
@@ -108,8 +99,9 @@ def compare_command(
     for the server and the clients, and one for an observer of nothing but that model.
     """  # noqa: D301  click keeps the lines after \b
     if any(Path(source).is_dir() for source in sources):
-        _refuse_options({**options, "select": select}, _OF_EXPERIMENTS, "run directories")
-        _compare_runs(sources, options, quiet=quiet, as_json=as_json)
+        chosen = {name: options.pop(name) for name in _OF_RUNS}
+        _refuse_options({**options, "select": select}, "run directories")
+        _compare_runs(sources, chosen, quiet=quiet, as_json=as_json)
         return
     file, *overrides = sources
     _refuse_other_files(file, overrides)
@@ -126,7 +118,7 @@ def compare_command(
                 "base: names"
             )
         places = {"out": options.pop("out"), "workers": options.pop("workers")}
-        _refuse_options(options, tuple(options), "--select")
+        _refuse_options(options, "--select")
         OPTIONS["compare --select"](file, **places, quiet=quiet, as_json=as_json)
         return
     _compare_variants(file, overrides, options, quiet=quiet, as_json=as_json)
@@ -135,7 +127,7 @@ def compare_command(
 def _compare_variants(
     file: str,
     overrides: Sequence[str],
-    options: dict[str, Any],
+    options: Mapping[str, Any],
     *,
     quiet: bool,
     as_json: bool,
@@ -146,21 +138,16 @@ def _compare_variants(
         from fedsim.comparison.terminal import ComparisonProgress
         from fedsim.comparison.vary import parse_tune, parse_vary
 
+    given = {
+        **options,
+        "vary": parse_vary(options["vary"]),
+        "seeds": _seeds(options["seeds"]),
+        "client_metrics": options["client_metrics"] or None,
+        "tune": parse_tune(options["tune"]),
+    }
     try:
         result = run_comparison(
-            file,
-            vary=parse_vary(options["vary"]),
-            one_at_a_time=options["one_at_a_time"],
-            overrides=overrides,
-            seeds=_seeds(options["seeds"]),
-            baseline=options["baseline"],
-            metric=options["metric"],
-            client_metrics=options["client_metrics"] or None,
-            tune=parse_tune(options["tune"]),
-            tune_on=options["tune_on"],
-            out=options["out"],
-            workers=options["workers"],
-            callback=None if quiet else ComparisonProgress(),
+            file, **given, overrides=overrides, callback=None if quiet else ComparisonProgress()
         )
     except NothingFinishedError as error:
         fail(str(error), ExitCode.FAILED)
@@ -174,16 +161,14 @@ def _compare_variants(
 
 
 def _compare_runs(
-    runs: Sequence[str], options: dict[str, Any], *, quiet: bool, as_json: bool
+    runs: Sequence[str], options: Mapping[str, Any], *, quiet: bool, as_json: bool
 ) -> None:
     with command_imports(quiet=quiet):
         from fedsim.comparison.compare import compare_runs
 
     if not quiet:
         click.echo(f"checking {len(runs)} run directories", err=True)
-    chosen = {name: options[name] for name in ("baseline", "metric", "out")}
-    result = compare_runs(runs, **chosen)
-    _print(result, as_json=as_json)
+    _print(compare_runs(runs, **options), as_json=as_json)
 
 
 def _print(result: "ComparisonResult", *, as_json: bool) -> None:
@@ -195,14 +180,14 @@ def _print(result: "ComparisonResult", *, as_json: bool) -> None:
         print_comparison(result)
 
 
-def _refuse_options(options: dict[str, Any], names: tuple[str, ...], conflict: str) -> None:
+def _refuse_options(options: Mapping[str, Any], conflict: str) -> None:
     """Refuse options that cannot be used with another argument.
 
     Raises:
         UsageError: one of the options was given.
     """
-    for name in names:
-        if options.get(name):
+    for name, value in options.items():
+        if value:
             raise click.UsageError(f"--{name.replace('_', '-')} does not go with {conflict}")
 
 

@@ -39,29 +39,19 @@ class SettingsTable:
         keys: the differing keys, such as `local.steps`, in the order of the settings' schema.
         values: the values as `{variant: {key: value}}`; keys that a variant does not have are left
             out.
-        sections: for each variant, keys such as `privacy` that have settings below them in this
-            variant, but are null in another one.
+        texts: the values as texts, `{variant: {key: text}}`. The text is `–` if the variant has no
+            such key. It is `given` for a section of settings that is null in another variant.
     """
 
     keys: tuple[str, ...] = ()
     values: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    sections: Mapping[str, frozenset[str]] = field(default_factory=dict)
-
-    def text(self, variant: str, key: str) -> str:
-        """Return the value of a key in a variant as text.
-
-        The text is `–` if the variant has no such key. It is `given` for a section of settings.
-        """
-        if key in self.values[variant]:
-            return setting_text(self.values[variant][key])
-        return "given" if key in self.sections[variant] else "–"
+    texts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def among(self, names: Iterable[str]) -> "SettingsTable":
         """Return a table of only the variants in `names`, with the keys in which these differ."""
         values = {name: self.values[name] for name in names if name in self.values}
-        part = SettingsTable(self.keys, values, self.sections)
-        keys = (key for key in self.keys if len({part.text(name, key) for name in values}) > 1)
-        return SettingsTable(tuple(keys), values, self.sections)
+        keys = (key for key in self.keys if len({self.texts[name][key] for name in values}) > 1)
+        return SettingsTable(tuple(keys), values, self.texts)
 
     def to_json(self) -> dict[str, dict[str, object]]:
         """Return the entry `settings` of `comparison.json`: values by variant and key."""
@@ -90,37 +80,33 @@ def settings_table(variants: Mapping[str, Mapping[str, object]]) -> SettingsTabl
     tops = list(dict.fromkeys(key.partition(".")[0] for key in names))
     # A section before its keys, which another variant has.
     every = sorted(names, key=lambda key: (tops.index(key.partition(".")[0]), "." in key))
-    sections = {
-        name: frozenset(
-            key for key in every if any(other.startswith(f"{key}.") for other in settings)
-        )
-        for name, settings in variants.items()
-    }
-    keys = tuple(key for key in every if _differs(key, variants, sections))
+    keys = tuple(key for key in every if _differs(key, variants.values()))
     return SettingsTable(
         keys=keys,
         values={
             name: {key: settings[key] for key in keys if key in settings}
             for name, settings in variants.items()
         },
-        sections=sections,
+        texts={
+            name: {key: _text(key, settings) for key in keys} for name, settings in variants.items()
+        },
     )
 
 
-def _differs(
-    key: str,
-    variants: Mapping[str, Mapping[str, object]],
-    sections: Mapping[str, frozenset[str]],
-) -> bool:
-    texts = set()
-    for name, settings in variants.items():
-        if key in settings:
-            texts.add(repr(settings[key]))
-        elif key in sections[name]:
-            texts.add("a section")
-        elif not any(settings.get(parent, "") is None for parent in _parents(key)):
-            texts.add("no such key")
-    return len(texts) > 1
+def _text(key: str, settings: Mapping[str, object]) -> str:
+    if key in settings:
+        return setting_text(settings[key])
+    return "given" if any(other.startswith(f"{key}.") for other in settings) else "–"
+
+
+def _differs(key: str, variants: Iterable[Mapping[str, object]]) -> bool:
+    """Return whether variants differ in a key; where a section is null, its keys do not count."""
+    forms = {
+        repr(settings[key]) if key in settings else _text(key, settings)
+        for settings in variants
+        if not any(settings.get(parent, "") is None for parent in _parents(key))
+    }
+    return len(forms) > 1
 
 
 def _parents(key: str) -> list[str]:

@@ -194,10 +194,9 @@ def _names(variants: Sequence[Sequence[GivenRun]]) -> list[str]:
     numbered = {str(number): runs[0].settings for number, runs in enumerate(variants)}
     table = settings_table(numbered)
     labels = [_settings_name(table, key) or name for key, name in zip(numbered, names, strict=True)]
-    return [
-        name if labels.count(name) == 1 and name else f"{name or 'variant'}-{number}"
-        for number, name in enumerate(labels, start=1)
-    ]
+    if all(labels) and len(set(labels)) == len(labels):
+        return labels
+    return [f"{name or 'variant'}-{number}" for number, name in enumerate(labels, start=1)]
 
 
 def _directory_name(runs: Sequence[GivenRun]) -> str:

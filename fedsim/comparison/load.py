@@ -211,11 +211,11 @@ def load_tree(
     expanded = expand_variants(entry.node.entries, base_tree, problems) if entry else []
     variants = [variant.after(overrides) for variant in expanded]
     if first_is_centre:
-        variants[1:] = [replace(other, centre=variants[0].name) for other in variants[1:]]
+        variants = [replace(variant, origin=variants[0].name) for variant in variants]
     mistakes: list[Problem] = []
     readable = base if base_tree is not None else None
     loaded = _load_variants(readable, variants, tree.location.source, mistakes)
-    repeated = _equal_to_centre(variants, loaded)
+    repeated = _repeated(variants, loaded)
     loaded = tuple(variant for variant in loaded if variant.name not in repeated)
     if settings is not None:
         names = [variant.name for variant in variants if variant.name not in repeated]
@@ -290,15 +290,15 @@ def _load_variants(
     return tuple(loaded)
 
 
-def _equal_to_centre(variants: list[Variant], loaded: tuple[LoadedVariant, ...]) -> set[str]:
-    """Return the names of variants that equal their centre variant."""
+def _repeated(variants: list[Variant], loaded: tuple[LoadedVariant, ...]) -> set[str]:
+    """Return the names of variants with the settings of the variant that they were made from."""
     settings = {variant.name: variant.settings for variant in loaded}
     return {
         variant.name
         for variant in variants
-        if variant.centre is not None
-        and variant.name in settings
-        and settings[variant.name] == settings.get(variant.centre)
+        if variant.name in settings
+        and variant.name != variant.origin
+        and settings[variant.name] == settings.get(variant.origin)
     }
 
 

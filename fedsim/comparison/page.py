@@ -4,6 +4,7 @@ The page has one script, which sorts tables. The content security policy of the 
 of this script, so no other script can run, even if unescaped text from a file got into the page.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,37 +54,32 @@ _MAX_GROUPS = 8  # columns of groups of test examples, such as hospitals
 _Cell = tuple[str, str, float | str | None]  # heading, text, and value to sort by; None comes last
 
 
-def _table(cells: Mapping[str, Sequence[_Cell]], series: Mapping[str, int]) -> dict[str, Any]:
+def _table(cells: Mapping[str, Sequence[_Cell]]) -> dict[str, Any]:
     """Return the template's table of variants, which readers can sort by each column.
 
     If all variants' names begin with the same setting key, such as `target_epsilon=`, the first
-    column's heading is this key and its cells have only the rest of the names.
+    column's heading is this key and its cells have only the rest of the names. Variants have the
+    colours 1, 2, ... in all figures.
 
     Args:
         cells: cells of each variant by its name.
-        series: number of the colour of each variant in all figures.
     """
     prefix = common_words(list(cells))
     headings = [heading for heading, _, _ in next(iter(cells.values()))]
     rows = [
-        {"name": name.removeprefix(prefix), "series": series[name], "cells": row, "link": None}
-        for name, row in cells.items()
+        {"name": name.removeprefix(prefix), "series": number, "cells": row, "link": None}
+        for number, (name, row) in enumerate(cells.items(), start=1)
     ]
     return {"headings": [prefix or "variant", *headings], "rows": rows}
 
 
-def variants_table(results: Results, series: Mapping[str, int]) -> dict[str, Any]:
+def variants_table(results: Results) -> dict[str, Any]:
     """Return the table of the variants: mean, interval, difference to the baseline, and time.
 
     Further columns are added if they are needed: δ if it differs, and trust model and observer if a
     variant has another trust model than `local`.
-
-    Args:
-        results: the results.
-        series: number of the colour of each variant.
     """
-    cells = {variant.name: list(_cells(results, variant)) for variant in results.variants}
-    return _table(cells, series)
+    return _table({variant.name: list(_cells(results, variant)) for variant in results.variants})
 
 
 def _cells(results: Results, variant: VariantResult) -> Iterator[_Cell]:
@@ -115,12 +111,11 @@ def _cells(results: Results, variant: VariantResult) -> Iterator[_Cell]:
     yield "time", seconds_text(variant.seconds), variant.seconds and variant.seconds.mean
 
 
-def differences_table(results: Results, series: Mapping[str, int]) -> dict[str, Any] | None:
+def differences_table(results: Results) -> dict[str, Any] | None:
     """Return the table of the settings in which variants differ; None if all settings are equal.
 
     Args:
         results: the results of the variants of one privacy unit.
-        series: index of each variant's colour, by the variant's name.
     """
     settings = results.settings.among(variant.name for variant in results.variants)
     if not settings.keys:
@@ -128,19 +123,23 @@ def differences_table(results: Results, series: Mapping[str, int]) -> dict[str, 
     cells: dict[str, list[_Cell]] = {}
     for name, values in settings.values.items():
         for key in settings.keys:
-            text, value = settings.text(name, key), values.get(key)
+            text, value = settings.texts[name][key], values.get(key)
             place = value if isinstance(value, int | float) else text
             cells.setdefault(name, []).append((key, text, place))
-    return _table(cells, series)
+    return _table(cells)
 
 
-def runs_table(results: Results, series: Mapping[str, int]) -> dict[str, Any]:
+def runs_table(results: Results) -> dict[str, Any]:
     """Return the table of runs, each with a link to its report; at most the first `_MAX_RUNS` runs.
 
     Args:
         results: the results of all variants.
-        series: index of each variant's colour, by the variant's name.
     """
+    series = {
+        variant.name: number
+        for part in results.by_unit
+        for number, variant in enumerate(part.variants, start=1)
+    }
     rows = [
         {
             "name": run.variant,
@@ -163,7 +162,7 @@ def _run_cells(run: RunOutcome, metric: str) -> list[_Cell]:
         (metric_words(metric), text, value),
         ("guarantee", epsilon, run.epsilon),
         ("rounds", f"{len(run.rounds)}", len(run.rounds)),
-        ("time", duration_text(run.seconds), run.seconds),
+        ("time", duration_text(run.seconds) if run.seconds else NOTHING, run.seconds or None),
     ]
 
 
@@ -185,7 +184,6 @@ def render_comparison(result: ComparisonResult) -> str:
 def _context(result: ComparisonResult) -> dict[str, Any]:
     results = result.results
     parts = results.by_unit
-    series = {name: number for part in parts for name, number in _numbers(part).items()}
     settings = (result.path / MARKER).read_text(encoding="utf-8")
     return {
         "name": results.name,
@@ -202,7 +200,7 @@ def _context(result: ComparisonResult) -> dict[str, Any]:
         "tuning": result.tuning.statement,
         "guaranteed": shared_text(_guarantees(result)),
         "client_warning": WARNING,
-        "runs": runs_table(results, series),
+        "runs": runs_table(results),
         "num_runs": len(results.outcomes),
         "settings": settings[:_MAX_SETTINGS_CHARACTERS],
     }
@@ -210,22 +208,16 @@ def _context(result: ComparisonResult) -> dict[str, Any]:
 
 def _unit(part: Results) -> dict[str, Any]:
     """Return tables and figures of one privacy unit's variants, with its name if there are two."""
-    series = _numbers(part)
     pictures = pictures_of(part)
     return {
         "name": part.groups[0].unit if part.has_sibling else None,
-        "table": variants_table(part, series),
-        "differences": differences_table(part, series),
+        "table": variants_table(part),
+        "differences": differences_table(part),
         "figures": {name: picture and _figure(picture) for name, picture in pictures.items()},
         "settings_figures": [_figure(picture) for picture in against_settings(part)],
         "spend_sentence": None if pictures["spend"] else spend_sentence(part),
         "scores": scores_context(part),
     }
-
-
-def _numbers(part: Results) -> dict[str, int]:
-    """Return the number of each variant's colour by name, counted from 1."""
-    return {variant.name: number for number, variant in enumerate(part.variants, start=1)}
 
 
 def _figure(picture: Picture) -> dict[str, Any]:
@@ -296,8 +288,13 @@ def _run_cards(results: Results) -> list[Card]:
             "yes" if results.pair_check.is_paired else "in part",
             "data, model, participants",
         ),
-        Card("Time", duration_text(seconds), "total of all runs"),
+        Card("Time", duration_text(seconds) if seconds else NOTHING, "total of all runs"),
     ]
+
+
+def _bound(run: RunOutcome) -> float:
+    """Return the largest ε of any client in a run as a number."""
+    return math.inf if run.epsilon is None else run.epsilon
 
 
 def _guarantees(result: ComparisonResult) -> list[tuple[str, str]]:
@@ -305,7 +302,7 @@ def _guarantees(result: ComparisonResult) -> list[tuple[str, str]]:
     statements = []
     for variant in result.results.variants:
         if variant.is_private and variant.finished_runs:
-            worst = max(variant.finished_runs, key=lambda run: run.epsilon or float("inf"))
+            worst = max(variant.finished_runs, key=_bound)
             privacy = RunDirectory(result.path / worst.path).read_json("privacy.json")
             statements.append((variant.name, privacy["statement"]))
     return statements

@@ -95,8 +95,8 @@ class VariantResult:
 
     @property
     def seconds(self) -> Estimate | None:
-        """Mean time of a run in seconds; None if no run finished."""
-        seconds = [run.seconds for run in self.finished_runs]
+        """Mean time of a run in seconds; None if no finished run recorded its time."""
+        seconds = [run.seconds for run in self.finished_runs if run.seconds > 0]
         return t_interval(seconds) if seconds else None
 
     @property

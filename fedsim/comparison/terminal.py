@@ -200,13 +200,13 @@ def _cells(results: Results, variant: VariantResult, *, trusts: bool) -> dict[st
 
 def _settings(settings: SettingsTable) -> Table:
     """Return the table of settings in which existing runs differ; few variants become columns."""
-    names, keys = list(settings.values), settings.keys
+    is_wide = len(settings.values) > _MAX_COLUMNS
+    rows = [("variant" if is_wide else "", *settings.keys)]
+    rows += [(n, *(settings.texts[n][key] for key in settings.keys)) for n in settings.values]
+    head, *others = rows if is_wide else zip(*rows, strict=True)
     table = Table(box=box.SIMPLE_HEAD, title="Settings that differ", title_justify="left")
-    is_wide = len(names) > _MAX_COLUMNS
-    for heading in ("variant", *keys) if is_wide else ("", *names):
+    for heading in head:
         table.add_column(heading, overflow="fold")
-    for name in names if is_wide else ():
-        table.add_row(name, *(settings.text(name, key) for key in keys))
-    for key in () if is_wide else keys:
-        table.add_row(key, *(settings.text(name, key) for name in names))
+    for row in others:
+        table.add_row(*row)
     return table

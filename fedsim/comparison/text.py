@@ -299,18 +299,14 @@ class ClassRecall:
 
 def recall_by_class(results: Results) -> list[ClassRecall]:
     """Return the recall of each class in each variant, in the order of the classes."""
-    by_variant = [_scores_of(variant) for variant in results.variants]
-    every = [run for runs in by_variant for run in runs]
-    names = dict.fromkeys(label.name for run in every for label in run.classes)
+    by_variant = [_recalls(variant) for variant in results.variants]
+    examples: dict[str, list[int]] = {}
+    for variant in results.variants:
+        for label in (label for run in _scores_of(variant) for label in run.classes):
+            examples.setdefault(label.name, []).append(label.examples)
     return [
-        ClassRecall(
-            name=name,
-            examples=fmean(
-                label.examples for run in every for label in run.classes if label.name == name
-            ),
-            recalls=tuple(_mean_recall(runs, name) for runs in by_variant),
-        )
-        for name in names
+        ClassRecall(name, fmean(numbers), tuple(recalls.get(name) for recalls in by_variant))
+        for name, numbers in examples.items()
     ]
 
 
@@ -439,9 +435,7 @@ def scores_json(variant: VariantResult) -> dict[str, Any]:
     These are the accuracy of always predicting the largest class, the recall of each class, and the
     accuracy of each group of test examples.
     """
-    runs = _scores_of(variant)
-    names = dict.fromkeys(label.name for run in runs for label in run.classes)
-    rows = [{"class": name, "recall": _mean_recall(runs, name)} for name in names]
+    rows = [{"class": name, "recall": recall} for name, recall in _recalls(variant).items()]
     groups = [
         {"group": name, **vars(estimate)} for name, estimate in group_estimates(variant).items()
     ]
@@ -472,11 +466,12 @@ def _scores_of(variant: VariantResult) -> list[Scores]:
     return [run.scores for run in variant.finished_runs if run.scores is not None]
 
 
-def _mean_recall(runs: Sequence[Scores], name: str) -> float | None:
-    recalls = [
-        label.recall
-        for run in runs
-        for label in run.classes
-        if label.name == name and label.recall is not None
-    ]
-    return fmean(recalls) if recalls else None
+def _recalls(variant: VariantResult) -> dict[str, float | None]:
+    """Return the mean recall of each class over the runs with examples of it, by class name."""
+    recalls: dict[str, list[float]] = {}
+    for run in _scores_of(variant):
+        for label in run.classes:
+            known = recalls.setdefault(label.name, [])
+            if label.recall is not None:
+                known.append(label.recall)
+    return {name: fmean(values) if values else None for name, values in recalls.items()}

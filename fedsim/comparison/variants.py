@@ -243,17 +243,15 @@ class Variant:
     Attributes:
         name: name of the variant in results and directories.
         origin: key of the variant in the comparison file; variants from one grid have the same key.
+            A variant is dropped if its settings equal those of the variant with this name.
         overrides: the variant's changes to the base experiment.
         arm: name of the predefined baseline (`arm`) that the variant starts from; None without one.
-        centre: name of another variant; this variant is dropped if both have equal settings. None
-            if this variant is always kept.
     """
 
     name: str
     origin: str
     overrides: tuple[Override, ...]
     arm: str | None = None
-    centre: str | None = None
 
     @property
     def changes(self) -> dict[str, object]:
@@ -328,8 +326,7 @@ def _expand(
         chosen = [override for _, override in point]
         paths = {override.path for override in chosen}
         kept = (override for override in fixed if override.path not in paths)
-        centre = name if single is not None and point else None
-        yield Variant(point_name(name, point=point), name, (*kept, *chosen), arm_name, centre)
+        yield Variant(point_name(name, point=point), name, (*kept, *chosen), arm_name)
 
 
 def _arm(

@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from fedsim.accountant.ledger.journal import Charge
 from fedsim.cli import cli
 from fedsim.comparison.compare import compare_runs
 from fedsim.comparison.comparison_result import ComparisonResult
+from fedsim.comparison.given_runs import group_runs, read_given
 from fedsim.comparison.results import ComparisonError
 from fedsim.comparison.text import notes_of
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
@@ -74,7 +76,7 @@ def test_runs_that_differ_in_the_seed_alone_are_one_variant_and_the_numbers_are_
         "plain": {"privacy": None},
         "dp": {},
     }
-    assert found.results.settings.text("dp", "privacy") == "given"
+    assert found.results.settings.texts["dp"]["privacy"] == "given"
     for name in ("comparison.html", "comparison.json", "comparison.csv", "comparison.yaml"):
         assert (runs / "out" / name).is_file()
 
@@ -134,6 +136,17 @@ def test_other_settings_are_named_in_a_table(runs: Path) -> None:
         "plain-0": {"runtime.device": "auto"},
         "plain-1": {"runtime.device": "cpu"},
     }
+
+
+def test_variants_whose_names_would_be_equal_are_all_compared(runs: Path) -> None:
+    """Numbers keep two `x` apart, and neither may become the name of `x-2`."""
+    ((run,), _) = read_given([runs / "dp-0"])
+    given = [
+        replace(run, path=runs / name, settings={**run.settings, "local.steps": number * 80})
+        for name, number in (("a/x", "1"), ("b/x", "2"), ("x-2", "3"))
+    ]
+    variants, repeated = group_runs(given)
+    assert (list(variants), repeated) == (["x-1", "x-2", "x-2-3"], [])
 
 
 def test_other_test_sets_and_other_data_of_one_experiment_are_refused(runs: Path) -> None:

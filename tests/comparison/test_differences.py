@@ -21,19 +21,19 @@ def test_a_section_that_one_lacks_is_one_key_and_its_keys_are_compared_among_the
     strong = {**DP, "privacy.target_epsilon": 2.0}
     found = settings_table({"dp": DP, "plain": PLAIN, "strong": strong})
     assert found.keys == ("privacy", "privacy.target_epsilon")
-    assert [found.text(name, "privacy") for name in ("plain", "dp", "strong")] == [
+    assert [found.texts[name]["privacy"] for name in ("plain", "dp", "strong")] == [
         "null",
         "given",
         "given",
     ]
-    assert [found.text(name, "privacy.target_epsilon") for name in ("plain", "dp")] == ["–", "8.0"]
+    assert [found.texts[name]["privacy.target_epsilon"] for name in ("plain", "dp")] == ["–", "8.0"]
 
 
 def test_a_key_of_another_scheme_differs_from_its_absence() -> None:
     other = {**PLAIN, "data.partition.scheme": "dirichlet", "data.partition.alpha": 0.5}
     found = settings_table({"a": PLAIN, "b": other})
     assert found.keys == ("data.partition.scheme", "data.partition.alpha")
-    assert found.text("a", "data.partition.alpha") == "–"
+    assert found.texts["a"]["data.partition.alpha"] == "–"
 
 
 def test_values_are_short_yaml() -> None:

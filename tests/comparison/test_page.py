@@ -4,6 +4,7 @@ import base64
 import hashlib
 import html
 import itertools
+import json
 import re
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ from fedsim.comparison.figures.variants import fairness, tradeoff
 from fedsim.comparison.page import render_comparison
 from fedsim.comparison.worker import WARNING
 from fedsim.report.drawing import inline_svg
+from fedsim.runs.files import SCHEMAS
 
 CHROMIUM = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -204,6 +206,35 @@ def test_a_page_without_privacy_and_with_one_seed_is_whole(compared: ComparisonR
     assert "No variant has a finite ε to draw against" in page
     assert "There is one seed" in page
     assert 'data-value="0.5">50.0%</td>' in page
+
+
+def test_a_time_that_no_run_recorded_is_not_shown_as_zero(compared: ComparisonResult) -> None:
+    plain, private = compared.results.variants
+    runs = tuple(replace(run, seconds=0.0) for run in private.outcomes)
+    results = replace(compared.results, variants=(plain, replace(private, outcomes=runs)))
+    assert results.variants[1].seconds is None
+    page = render_comparison(replace(compared, results=results))
+    assert "0 ms" not in page
+    assert page.count('data-value="">–</td></tr>') == 1 + len(runs)
+
+
+def test_the_statement_of_a_variant_is_that_of_its_largest_epsilon(
+    compared: ComparisonResult, tmp_path: Path
+) -> None:
+    (tmp_path / "comparison.yaml").touch()
+    plain, private = compared.results.variants
+    runs = []
+    for run, epsilon in zip(private.outcomes, (0.0, 5.0), strict=True):
+        path = tmp_path / f"seed-{run.seed}"
+        path.mkdir()
+        text = json.dumps({"schema": SCHEMAS["privacy.json"], "statement": f"It is {epsilon}."})
+        (path / "privacy.json").write_text(text)
+        runs.append(replace(run, path=path.name, epsilon=epsilon))
+    variants = (plain, replace(private, outcomes=tuple(runs)))
+    results = replace(compared.results, variants=variants)
+    page = render_comparison(replace(compared, results=results, path=tmp_path))
+    assert "It is 5.0." in page
+    assert "It is 0.0." not in page
 
 
 def test_ten_thousand_clients_are_drawn_small(compared: ComparisonResult) -> None:

@@ -102,7 +102,7 @@ def test_groups_stand_beside_each_other_in_terminal_and_page(results: Results) -
     Console(file=text, width=80).print(groups_table(results))
     assert "Accuracy by town" in text.getvalue()
     assert re.search("private +96.0% ± 0.0 +50.0% ± 0.0", text.getvalue())
-    page = variants_table(results, {"plain": 1, "private": 2})
+    page = variants_table(results)
     assert page["headings"][3:5] == ["accuracy, Bern", "accuracy, Zug"]
     assert page["rows"][1]["cells"][3][1] == "50.0% ± 0.0"
 

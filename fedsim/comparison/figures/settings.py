@@ -142,7 +142,7 @@ def _words(key: str, text: str) -> str:
 def _text(table: SettingsTable, name: str, key: str) -> str:
     """Return the text of a variant's value of a key, the same for equal numbers."""
     values = table.values[name]
-    return value_text(values[key]) if key in values else table.text(name, key)
+    return value_text(values[key]) if key in values else table.texts[name][key]
 
 
 def _sweep_of(
