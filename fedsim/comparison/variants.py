@@ -373,14 +373,19 @@ def axes_of(
     axes = []
     for key, values in varied.items():
         axis = [new for value in values for new in parse_overrides({key: value}, problems)]
-        labels = [value_label(number, override.node) for number, override in enumerate(axis)]
-        problems += [
-            COMMAND_LINE.problem(
-                override.path, f"{value_text(to_python(override.node))} is given twice"
-            )
-            for number, override in enumerate(axis)
-            if labels[number] in labels[:number]
-        ]
+        named: dict[str, object] = {}
+        for number, override in enumerate(axis):
+            value, label = to_python(override.node), value_label(number, override.node)
+            if label in named:
+                same = named[label] == value
+                message = (
+                    f"{value_text(value)} is given twice"
+                    if same
+                    else f"{value_text(named[label])} and {value_text(value)} have one name in "
+                    f"results, {label!r}; leave one of them out"
+                )
+                problems.append(COMMAND_LINE.problem(override.path, message))
+            named.setdefault(label, value)
         if axis:  # a key with mistakes has none
             axes.append(axis)
     return axes

@@ -71,6 +71,14 @@ def test_a_wrong_value_is_refused_before_the_first_run(directory: Path) -> None:
     assert not (directory / "out").exists()
 
 
+def test_no_value_is_lost_to_another_one_of_the_same_name(directory: Path) -> None:
+    tune = TuneSettings(keys={"model.name": ["./a.py:f", "./a.py_f"]})
+    with pytest.raises(
+        ExperimentError, match="'./a.py:f' and './a.py_f' have one name"
+    ):
+        load_candidates(loaded(directory), tune)
+
+
 def test_select_and_tune_exclude_each_other(directory: Path) -> None:
     select = {"metric": "test_accuracy", "on": "public_data"}
     with pytest.raises(ExperimentError, match="exclude each other"):
