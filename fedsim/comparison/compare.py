@@ -195,16 +195,16 @@ def _conclude(
     comparison: LoadedComparison,
     jobs: list[Job],
     directory: Path,
-    failures: Mapping[int, str],
+    failures: Mapping[Path, str],
     interrupted: bool,
     chosen: Mapping[str, str] | None,
 ) -> ComparisonResult:
     """Summarise all runs, write the comparison's files and return the result.
 
-    `failures` has the reason of each failed run by the index of its job. `chosen` has the chosen
+    `failures` has the reason of each failed run by its directory. `chosen` has the chosen
     values of tuned variants; it is None without tuning, and empty for candidates.
     """
-    outcomes = [read_outcome(job, directory, failures.get(index)) for index, job in enumerate(jobs)]
+    outcomes = [read_outcome(job, directory, failures.get(job.directory)) for job in jobs]
     if interrupted and not any(outcome.is_finished for outcome in outcomes):
         raise KeyboardInterrupt
     results = summarise(
@@ -251,25 +251,24 @@ def _run(
     workers: int | None,
     locks: tuple[int, ...],
     callback: ComparisonCallback | None,
-) -> tuple[dict[int, str], bool]:
-    """Run the pending jobs; return (failure reasons by job, whether the user interrupted)."""
-    pending = [index for index, job in enumerate(jobs) if job.is_pending]
-    here = any(jobs[index].loaded.experiment.objects for index in pending)
+) -> tuple[dict[Path, str], bool]:
+    """Run the pending jobs; return (failure reasons by directory, whether the user interrupted)."""
+    pending = [job for job in jobs if job.is_pending]
+    here = any(job.loaded.experiment.objects for job in pending)
     count = 1 if here else min(workers or default_workers(), max(len(pending), 1))
-    failures: dict[int, str] = {}
+    failures: dict[Path, str] = {}
     if callback is not None:
         callback.planned(comparison, jobs, count)
 
     def on_message(number: int, message: Mapping[str, Any]) -> None:
-        index = pending[number]
+        job = pending[number]
         if message["event"] == "failed":
-            failures[index] = message["reason"]
+            failures[job.directory] = message["reason"]
         if callback is not None:
-            callback.worker_message(jobs[index], message)
+            callback.worker_message(job, message)
 
-    messages = [jobs[index].to_message() for index in pending]
+    messages, log = [job.to_message() for job in pending], directory / "workers.log"
     try:
-        log = directory / "workers.log"
         if here:
             execute_here(messages, log=log, on_message=on_message)
         else:

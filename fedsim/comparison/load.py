@@ -398,14 +398,12 @@ def _metric_rules(comparison: LoadedComparison) -> Iterator[PathMessage]:
 
 
 def _unknown_baselines(baseline: Baseline, names: list[str]) -> Iterator[PathMessage]:
-    if isinstance(baseline, str):
-        if baseline not in names:
-            yield ("baseline",), _no_such_variant(baseline, names)
-        return
-    for unit, name in baseline.items():
+    single = isinstance(baseline, str)
+    named = {(): baseline} if single else {(unit,): name for unit, name in baseline.items()}
+    for unit, name in named.items():
         if name not in names:
-            yield ("baseline", unit), _no_such_variant(name, names)
-    if not baseline:
+            yield ("baseline", *unit), _no_such_variant(name, names)
+    if not named:
         yield ("baseline",), "names no variant"
 
 

@@ -37,12 +37,10 @@ class Arm:
     """A predefined baseline of a federation, defined by changes to a base experiment.
 
     Attributes:
-        description: the line that describes the baseline in the reference documentation.
         note: a sentence on what the baseline protects and whom it trusts, for the HTML report.
         changes: function that returns the baseline's changes to a base experiment (a mapping).
     """
 
-    description: str
     note: str
     changes: Callable[[Mapping[str, Any]], Changes]
 
@@ -173,41 +171,30 @@ def _section(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 ARMS: dict[str, Arm] = {
     "plain": Arm(
-        "the same federation without differential privacy",
         "no privacy: nobody's examples are protected from anyone who sees updates or models.",
         _plain,
     ),
     "clipping_only": Arm(
-        "the same clipping without noise, which is no privacy: the difference to `plain` is the "
-        "cost of clipping, and that of the base to it the cost of noise",
         "no privacy: gradients or updates are clipped and get no noise, so ε is infinite and "
         "nobody's examples are protected from anyone who sees updates or models.",
         _clipping_only,
     ),
     "pooled": Arm(
-        "all examples on one client, which trains by the same steps with batches as large as "
-        "those of "
-        "a round together",
         "one holder of all examples is trusted with them; its ε protects them from those who see "
         "models, and nothing protects them from the holder.",
         _pooled,
     ),
     "local_only": Arm(
-        "a model for each client, which learns nothing from the others; scored on the public test "
-        "set, as the mean over clients",
         "each client is trusted with its own examples; its ε protects them from those who see its "
         "model. Scores are means over the clients' own models.",
         _local_only,
     ),
     "output_perturbation": Arm(
-        "noise on each trained linear model in place of gradients; set "
-        "mechanism.max_feature_norm, and weight_decay beside it",
         "as with noise on gradients, a server is not trusted; one release of a trained model has "
         "noise for the sensitivity of its training.",
         _perturbed("output_perturbation"),
     ),
     "input_perturbation": Arm(
-        "noise on every example, once, in place of gradients; set mechanism.max_feature_norm",
         "nobody is trusted: the noisy examples themselves may be published, which is more than the "
         "other arms release.",
         _perturbed("input_perturbation"),

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedsim.comparison.differences import Baseline
+from fedsim.comparison.differences import Baseline, setting_text
 from fedsim.comparison.load import BASE, LoadedComparison, LoadedVariant, load_comparison, load_tree
 from fedsim.comparison.results import ComparisonError, Results
 from fedsim.comparison.runs_cost import best_variant
@@ -354,10 +354,13 @@ def _chosen_text(chosen: Mapping[str, object], candidates: Sequence[Mapping[str,
     """Return the chosen values as text, and say where a value is the first or last of several."""
     texts = []
     for key, value in chosen.items():
-        tried = list(dict.fromkeys(candidate[key] for candidate in candidates))
+        tried = [candidate[key] for candidate in candidates]
         numbers = [number for number in tried if isinstance(number, int | float)]
-        edge = ""
-        if len(numbers) == len(tried) > 1 and value in (min(numbers), max(numbers)):
-            edge = f" (the {'smallest' if value == min(numbers) else 'largest'} tried)"
-        texts.append(f"{key.rpartition('.')[2]} {value_text(value)}{edge}")
+        text = setting_text(value) if isinstance(value, list) else value_text(value)
+        if len(numbers) == len(tried) and min(numbers) < max(numbers):
+            if value == min(numbers):
+                text += " (the smallest tried)"
+            elif value == max(numbers):
+                text += " (the largest tried)"
+        texts.append(f"{key.rpartition('.')[2]} {text}")
     return ", ".join(texts) or "nothing to tune"

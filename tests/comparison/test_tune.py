@@ -7,9 +7,12 @@ import pytest
 import yaml
 
 import fedsim
+from fedsim.comparison.differences import PairCheck
 from fedsim.comparison.load import LoadedComparison, load_comparison
+from fedsim.comparison.outcomes import RunOutcome
+from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.settings import TuneSettings
-from fedsim.comparison.vary import FACTORS, load_candidates
+from fedsim.comparison.vary import FACTORS, load_candidates, tuned_comparison
 from fedsim.experiment import ExperimentError
 
 VARIANTS = {"plain": {"arm": "plain"}, "dp": {"local.optimizer.lr": 2.0}}
@@ -75,6 +78,21 @@ def test_no_value_is_lost_to_another_one_of_the_same_name(directory: Path) -> No
     tune = TuneSettings(keys={"model.name": ["./a.py:f", "./a.py_f"]})
     with pytest.raises(ExperimentError, match=r"f' and '\./a\.py_f' have one name in results"):
         load_candidates(loaded(directory), tune)
+
+
+def test_a_tuned_value_may_be_a_list_and_is_written_out(directory: Path) -> None:
+    mlp = {"model": {"name": "mlp"}}
+    comparison = loaded(directory, variants={"plain": {"arm": "plain", **mlp}, "dp": mlp})
+    candidates = load_candidates(comparison, TuneSettings(keys={"model.args.hidden": [[8], [16]]}))
+    variants = tuple(
+        VariantResult(name, {}, (RunOutcome(name, 0, "", "completed", metrics=scores),), None)
+        for name in ("plain-hidden=8", "plain-hidden=16", "dp-hidden=8", "dp-hidden=16")
+        for scores in ({"test_accuracy": 0.9 if name.endswith("16") else 0.8},)
+    )
+    results = Results("c", "test_accuracy", "plain", (0,), variants, PairCheck({}, 1))
+    tuned, texts = tuned_comparison(comparison, candidates, results)
+    assert texts == {"plain": "hidden [16]", "dp": "hidden [16]"}
+    assert [variant.experiment.model.args["hidden"] for variant in tuned.variants] == [[16], [16]]
 
 
 def test_select_and_tune_exclude_each_other(directory: Path) -> None:
