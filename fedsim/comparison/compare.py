@@ -143,7 +143,7 @@ def compare(
         "baseline": baseline,
         "metric": metric,
         "client_metrics": client_metrics,
-        "tune": _tune_settings(tune, tune_on) if tune else None,
+        "tune": {"keys": tune, **({"on": tune_on} if tune_on else {})} if tune else None,
     }
     changes = {key: value for key, value in given.items() if value is not None}
     if vary:
@@ -155,13 +155,6 @@ def compare(
         comparison = load_comparison(source, changes=changes, overrides=overrides)
     directory = Path(out) if out is not None else Path("runs") / comparison.name
     return _perform(comparison, directory, workers, callback or notebook_comparison())
-
-
-def _tune_settings(
-    tune: Mapping[str, Sequence[object] | None], on: str | None
-) -> dict[str, object]:
-    keys = {key: None if values is None else list(values) for key, values in tune.items()}
-    return {"keys": keys} if on is None else {"keys": keys, "on": on}
 
 
 def _perform(

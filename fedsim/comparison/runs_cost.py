@@ -19,15 +19,17 @@ from fedsim.accountant.checks import Floats
 from fedsim.accountant.events import Adjacency, check_adjacency
 from fedsim.accountant.ledger.journal import total_of
 from fedsim.accountant.rdp.conversion import epsilon_from_rdp
-from fedsim.accountant.rdp.curves import total_rdp
+from fedsim.accountant.rdp.curves import leak, total_rdp
 from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS
 from fedsim.accountant.rdp.selection import rdp_repeat_and_select
+from fedsim.accountant.sampler_slack import SHARE, sampler_slack
 from fedsim.accountant.trust import CLAIMED_AGAINST, Observer
 from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.settings import SelectSettings, TuneSettings
 from fedsim.core.formatting import epsilon_text
 from fedsim.core.metrics import LOSS, metric_entry
 from fedsim.core.settings import written_name
+from fedsim.core.text_formats import finite_or_none
 from fedsim.runs.directory import RunDirectory, RunFiles
 from fedsim.runs.files import read_yaml_object
 from fedsim.statement.sentence import OBSERVER_NAMES
@@ -208,12 +210,27 @@ def _cost_of(results: Results, paths: Sequence[Path], *, are_verified: bool = Fa
     return Composition(
         runs=len(spends),
         not_private=unbounded,
-        epsilon=epsilon_from_rdp(DEFAULT_ORDERS, total, delta)[0],
+        epsilon=_epsilon(total, delta, len(private)),
         delta=delta,
-        selected_epsilon=epsilon_from_rdp(DEFAULT_ORDERS, selected, delta)[0],
+        selected_epsilon=_epsilon(selected, delta, len(private)),
         against=against,
         shares_noise=len(set(seeds)) < len(seeds),
     )
+
+
+def _epsilon(rdp: Floats, delta: float, runs: int) -> float | None:
+    """Return ε of an RDP curve, with the noise sampler's slack once for each run; None: infinite.
+
+    The slack of a run covers far more values of noise than a run draws, hence also a random number
+    of runs around this one.
+    """
+    if not rdp.any():
+        return 0.0
+    deltas = [delta * (1.0 - SHARE) ** number for number in range(runs + 1)]
+    epsilon = epsilon_from_rdp(DEFAULT_ORDERS, rdp, deltas.pop())[0]
+    for whole in reversed(deltas):
+        epsilon += sampler_slack(epsilon, whole).epsilon
+    return finite_or_none(epsilon)
 
 
 def _all_runs(out: Path) -> list[Path]:
@@ -257,7 +274,8 @@ def _largest_rdp(ledgers: Iterable[PrivacyLedger], adjacency: Adjacency) -> Floa
     largest = np.zeros(len(DEFAULT_ORDERS))
     for ledger in ledgers:
         accountant = ledger.compose_into(RdpAccountant(adjacency=adjacency))
-        if math.isinf(accountant.get_epsilon(0.5)):
+        # An (ε, δ) step may reveal everything with probability δ, which RDP leaves out.
+        if math.isinf(accountant.get_epsilon(0.5)) or leak(accountant.steps.items()) > 0.0:
             return np.full(len(DEFAULT_ORDERS), np.inf)
         largest = np.maximum(largest, total_rdp(accountant.steps.items(), DEFAULT_ORDERS))
     return largest

@@ -1,11 +1,13 @@
 """What several runs cost together: recomputed by the accountants, and never claimed away."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from fedsim.accountant import (
+    EpsilonDelta,
     Gaussian,
     PoissonSampled,
     PrivacyLedger,
@@ -14,6 +16,7 @@ from fedsim.accountant import (
     SelfComposed,
 )
 from fedsim.accountant.ledger.journal import Charge, FileJournal
+from fedsim.accountant.sampler_slack import epsilon_with_slack
 from fedsim.comparison.differences import PairCheck
 from fedsim.comparison.outcomes import RunOutcome
 from fedsim.comparison.results import Results, VariantResult
@@ -29,13 +32,23 @@ STRONG, WEAK = PoissonSampled(0.1, Gaussian(2.0)), PoissonSampled(0.1, Gaussian(
 PRIVACY = {"adjacency": "zero_out", "unit": "example", "trust": "local", "noise": "seeded"}
 
 
+def with_slack(account: RdpAccountant, *, runs: int) -> float:
+    """ε of the accountant, with the noise sampler's slack once for each run, as `fedsim totals`."""
+    get_epsilon = account.get_epsilon
+    for _ in range(runs):
+        get_epsilon = partial(epsilon_with_slack, get_epsilon)
+    return get_epsilon(DELTA)
+
+
 def write_privacy(path: Path, privacy: dict[str, str] | None) -> None:
     seed = int(path.name.split("-")[1])
     content = json.dumps({"seed": seed, "privacy": privacy})
     (path / "experiment.yaml").write_text(content)
 
 
-def write_run(path: Path, *clients: tuple[PoissonSampled, int], private: bool = True) -> None:
+def write_run(
+    path: Path, *clients: tuple[PoissonSampled | EpsilonDelta, int], private: bool = True
+) -> None:
     path.mkdir(parents=True)
     write_privacy(path, PRIVACY if private else None)
     (path / "ledger.jsonl").touch()
@@ -89,9 +102,21 @@ def cost(out: Path, select: SelectSettings | None) -> Tuning:
 
 def test_runs_compose_as_the_accountant_says_with_each_runs_worst_client(out: Path) -> None:
     found = cost(out, None)
-    expected = RdpAccountant().compose(WEAK, 4 * 30).get_epsilon(DELTA)
+    expected = with_slack(RdpAccountant().compose(WEAK, 4 * 30), runs=4)
     assert found.everything.epsilon == pytest.approx(expected, rel=1e-12)
     assert (found.everything.runs, found.everything.not_private) == (6, 2)
+
+
+@pytest.mark.parametrize("event", [PoissonSampled(0.1, Gaussian(0.05)), EpsilonDelta(0.1, 1e-9)])
+def test_where_nothing_is_proven_there_is_no_finite_epsilon(
+    tmp_path: Path, event: PoissonSampled | EpsilonDelta
+) -> None:
+    """At a large ε the sampler's error has no bound, and Rényi DP leaves the δ of a step out."""
+    write_run(tmp_path / "runs" / "a" / "seed-0", (event, 30))
+    write_run(tmp_path / "runs" / "b" / "seed-0", (STRONG, 30))
+    found = tuning_cost(results(variant("a", [0.5]), variant("b", [0.4])), tmp_path, None)
+    assert found.everything.epsilon is None
+    assert "The 2 runs with privacy together have no finite ε." in found.statement
 
 
 def test_runs_of_two_units_have_no_common_epsilon(out: Path) -> None:
@@ -127,7 +152,7 @@ def test_shared_noise_of_one_seed_is_named_beside_the_cost(out: Path, noise: str
 
 def test_superseded_runs_count(out: Path) -> None:
     write_run(out / "superseded" / "a" / "seed-0-1", (WEAK, 30))
-    expected = RdpAccountant().compose(WEAK, 5 * 30).get_epsilon(DELTA)
+    expected = with_slack(RdpAccountant().compose(WEAK, 5 * 30), runs=5)
     assert cost(out, None).everything.epsilon == pytest.approx(expected, rel=1e-12)
 
 
@@ -157,7 +182,7 @@ def test_random_selection_is_repeat_and_select_of_the_accountant(out: Path) -> N
     found = cost(out, SelectSettings(metric="test_accuracy", on="public_test"))
     assert found.candidates is not None
     event = RepeatAndSelect(SelfComposed(WEAK, 30), 4.0, None)
-    expected = RdpAccountant().compose(event).get_epsilon(DELTA)
+    expected = with_slack(RdpAccountant().compose(event), runs=4)
     assert found.candidates.selected_epsilon == pytest.approx(expected, rel=1e-9)
 
 
