@@ -52,6 +52,11 @@ class Picture:
         return csv_text(self.columns, self.rows)
 
 
+def capital(text: str) -> str:
+    """Return a text with a capital first letter; ε stays small, as its capital looks like E."""
+    return text if text.startswith("ε") else text[0].upper() + text[1:]
+
+
 def looks_of(results: Results) -> dict[str, Look]:
     """Return the colour, line style and symbol of each variant, by its name.
 

@@ -15,6 +15,7 @@ from fedsim.comparison.differences import SettingsTable, setting_text
 from fedsim.comparison.figures import (
     ESTIMATE,
     Picture,
+    capital,
     estimate,
     figure_name,
     metric_axis,
@@ -232,7 +233,7 @@ def _picture(results: Results, sweep: Sweep, label: str, y: Axis) -> Picture:
     said = f"{words} against {sweep.key}{intervals}: {'; '.join(texts)}"
     return Picture(
         figure_name(results, f"against-{re.sub(r'[^A-Za-z0-9_-]+', '-', label)}"),
-        f"{words.capitalize()} against {label}{intervals}{missing}",
+        f"{capital(words)} against {label}{intervals}{missing}",
         Chart(said, x, y, marks, names=names if len(lines) > 1 else ()),
         ("key", "line", "value", "variant", "epsilon", *ESTIMATE),
         [

@@ -15,6 +15,7 @@ from scipy.special import stdtrit
 from fedsim.comparison.figures import (
     ESTIMATE,
     Picture,
+    capital,
     ends_of,
     epsilon_axis,
     estimate,
@@ -130,7 +131,7 @@ def _curves(
     band = f", {CONFIDENCE:.0%} bands over seeds" if any(curve.n > 1 for curve in curves) else ""
     return Picture(
         figure_name(results, name),
-        f"{words.capitalize()} {against}{band}",
+        f"{capital(words)} {against}{band}",
         Chart(label, x, y, marks, right=14, legend=looks),
         ("variant", "round", *(() if is_rounds else ("epsilon",)), *ESTIMATE),
         [row for curve in curves for row in _rows(curve, with_x=not is_rounds)],
@@ -227,7 +228,7 @@ def tradeoff(results: Results) -> Picture | None:
     label = f"{words} against ε with 95 % intervals: {said}"
     return Picture(
         figure_name(results, "tradeoff"),
-        f"{words.capitalize()} against ε, with 95 % intervals",
+        f"{capital(words)} against ε, with 95 % intervals",
         Chart(label, x, y, marks, names=names, legend=looks),
         ("variant", "epsilon", *ESTIMATE),
         [(variant.name, variant.epsilon, *numbers_of(metric, variant)) for variant in shown],
@@ -292,7 +293,7 @@ def fairness(results: Results, metric: str) -> Picture | None:
     title = f"{words} of every client against its ε"
     return Picture(
         figure_name(results, "private-clients"),
-        title.capitalize(),
+        capital(title),
         Chart(title, x, y, marks, heading=_PRIVATE, legend=looks),
         ("variant", "seed", "client", "epsilon", metric),
         [(name, *client[:-1]) for name, members in clients.items() for client in members],
@@ -415,7 +416,7 @@ def _boxes(
     height = _ROW_PIXELS * len(variants)
     return Picture(
         figure_name(results, name),
-        f"{_capital(title)}: quartiles and extremes",
+        f"{capital(title)}: quartiles and extremes",
         Chart(label, x, y, marks, height=height, right=18, heading=heading),
         ("variant", "clients", "minimum", "quartile_1", "median", "quartile_3", "maximum"),
         [(variant, *numbers) for variant, numbers in rows.items()],
@@ -427,8 +428,3 @@ def _box(row: int, quartiles: Sequence[float], ink: str, tip: str) -> list[Mark]
     corners = [(first, row - 0.28), (third, row - 0.28), (third, row + 0.28), (first, row + 0.28)]
     median = Line([(middle, row - 0.28), (middle, row + 0.28)], ink, 2.4, tip=tip)
     return [*interval(row, (low, high), ink, across=True), Area(corners, ink, 0.35), median]
-
-
-def _capital(text: str) -> str:
-    """Return a text with a capital first letter; ε stays small, as its capital looks like E."""
-    return text if text.startswith("ε") else text[0].upper() + text[1:]

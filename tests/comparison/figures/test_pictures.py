@@ -90,6 +90,17 @@ def test_bands_end_at_what_the_metric_can_be(compared: ComparisonResult) -> None
     assert "110%" not in file_svg(picture.chart)
 
 
+def test_a_caption_keeps_the_letters_of_a_metric(compared: ComparisonResult) -> None:
+    runs = [
+        replace(run, rounds=tuple({**row, "test_r2": 0.5} for row in run.rounds))
+        for run in compared.results.variants[0].outcomes
+    ]
+    plain = replace(compared.results.variants[0], outcomes=tuple(runs))
+    picture = over_rounds(replace(compared.results, metric="test_r2", variants=(plain,)))
+    assert picture is not None
+    assert picture.caption.startswith("Test R² over the rounds")
+
+
 def test_one_seed_has_no_band_and_no_interval(compared: ComparisonResult) -> None:
     variants = tuple(replace(one, outcomes=one.outcomes[:1]) for one in compared.results.variants)
     rows = table(over_rounds(replace(compared.results, variants=variants)))
