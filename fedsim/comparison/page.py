@@ -154,13 +154,13 @@ def runs_table(results: Results) -> dict[str, Any]:
 
 def _run_cells(run: RunOutcome, metric: str) -> list[_Cell]:
     value = run.metrics.get(metric)
-    epsilon = f"ε ≤ {epsilon_text(run.epsilon)}" if run.is_private and run.is_finished else "none"
+    is_known = run.is_finished or not run.is_private
     text = metric_text(metric, value) if metric in run.metrics else NOTHING
     return [
         ("seed", str(run.seed), run.seed),
         ("status", run.status, run.status),
         (metric_words(metric), text, value),
-        ("guarantee", epsilon, run.epsilon),
+        ("guarantee", guarantee_text(run) if is_known else NOTHING, run.epsilon),
         ("rounds", f"{len(run.rounds)}", len(run.rounds)),
         ("time", duration_text(run.seconds) if run.seconds else NOTHING, run.seconds or None),
     ]

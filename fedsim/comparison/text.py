@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.table import Table
 
-from fedsim.comparison.outcomes import finite_values
+from fedsim.comparison.outcomes import RunOutcome, finite_values
 from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.statistics import Estimate, t_interval
 from fedsim.comparison.unfit import UnfitVariant
@@ -31,14 +31,14 @@ def metric_words(metric: str) -> str:
     return f"test {metric_name(metric)}"
 
 
-def guarantee_text(variant: VariantResult) -> str:
-    """Return the privacy guarantee of a variant as text, such as `ε ≤ 8`, or `none`."""
-    if not variant.is_private:
+def guarantee_text(result: VariantResult | RunOutcome) -> str:
+    """Return the privacy guarantee of a variant or a run as text, such as `ε ≤ 8`, or `none`."""
+    if not result.is_private:
         return "none"
-    if variant.delta is None:
+    if result.delta is None:
         return NOTHING
-    sign = "≤" if variant.epsilon is not None else "="
-    return f"ε {sign} {epsilon_text(variant.epsilon)}"
+    sign = "≤" if result.epsilon is not None else "="
+    return f"ε {sign} {epsilon_text(result.epsilon)}"
 
 
 def observer_text(variant: VariantResult) -> str:
@@ -451,14 +451,7 @@ def scores_context(results: Results) -> dict[str, Any] | None:
         "variants": [variant.name for variant in results.variants],
         "baseline": baseline_note(results),
         "warnings": score_warnings(results),
-        "rows": [
-            {
-                "name": row.name,
-                "examples": f"{row.examples:,.0f}",
-                "recalls": [(recall_text(recall), recall == 0) for recall in row.recalls],
-            }
-            for row in rows
-        ],
+        "rows": rows,
     }
 
 

@@ -17,7 +17,7 @@ import pytest
 from fedsim.comparison.comparison_result import ComparisonResult
 from fedsim.comparison.figures import looks_of
 from fedsim.comparison.figures.variants import fairness, tradeoff
-from fedsim.comparison.page import render_comparison
+from fedsim.comparison.page import render_comparison, runs_table
 from fedsim.comparison.worker import WARNING
 from fedsim.report.drawing import inline_svg
 from fedsim.runs.files import SCHEMAS
@@ -235,6 +235,20 @@ def test_the_statement_of_a_variant_is_that_of_its_largest_epsilon(
     page = render_comparison(replace(compared, results=results, path=tmp_path))
     assert "It is 5.0." in page
     assert "It is 0.0." not in page
+
+
+def test_a_failed_run_of_a_private_variant_is_not_called_one_without_privacy(
+    compared: ComparisonResult,
+) -> None:
+    plain, private = compared.results.variants
+    runs = tuple(replace(run, status="failed", epsilon=None) for run in private.outcomes[:1])
+    outcomes = (*runs, *private.outcomes[1:])
+    results = replace(compared.results, variants=(plain, replace(private, outcomes=outcomes)))
+    cells = [row["cells"] for row in runs_table(results)["rows"]]
+    guarantees = {
+        (row[1][1], text) for row in cells for heading, text, _ in row if heading[0] == "g"
+    }
+    assert guarantees == {("completed", "none"), ("failed", "–"), ("completed", "ε ≤ 8")}
 
 
 def test_ten_thousand_clients_are_drawn_small(compared: ComparisonResult) -> None:

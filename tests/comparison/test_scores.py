@@ -94,7 +94,7 @@ def test_terminal_and_page_show_it(results: Results) -> None:
     assert "75.0%" in text.getvalue()
     context = scores_context(results)
     assert context is not None
-    assert context["rows"][1]["recalls"][1] == ("0%", True)
+    assert context["rows"][1].recalls[1] == 0.0
 
 
 def test_groups_stand_beside_each_other_in_terminal_and_page(results: Results) -> None:

@@ -65,10 +65,12 @@ def test_tuning_changes_no_guarantee_and_reads_nothing_private(
 
 
 def test_a_wrong_value_is_refused_before_the_first_run(directory: Path) -> None:
-    for keys, message in (
+    wrong: tuple[tuple[dict[str, Any], str], ...] = (
         ({"local.steps": None}, "write local.steps=VALUE,VALUE"),
         ({"local.stepps": [1, 2]}, "did you mean 'steps'"),
-    ):
+        ({"local.steps": 2}, "tune.keys.'?local.steps"),
+    )
+    for keys, message in wrong:
         with pytest.raises(ExperimentError, match=message):
             fedsim.compare(directory / "compare.yaml", tune=keys, out=directory / "out")
     assert not (directory / "out").exists()
