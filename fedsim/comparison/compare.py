@@ -336,7 +336,7 @@ def compare_runs(
 def _outcomes(variants: GivenVariants, directory: Path) -> Sequence[RunOutcome]:
     return [
         read_run(
-            run.directory,
+            RunDirectory(run.path),
             experiment=run.experiment,
             variant=name,
             path=Path(os.path.relpath(run.path, directory)).as_posix(),

@@ -20,6 +20,7 @@ from fedsim.experiment.errors import KeyPath
 from fedsim.experiment.messages import PathMessage
 from fedsim.experiment.schema import flat_settings
 from fedsim.runs.inputs import private_digest
+from fedsim.server.participation.participation import Participation
 
 if TYPE_CHECKING:
     from fedsim.federation.federation import Federation
@@ -202,15 +203,19 @@ def pair_digests(federation: "Federation") -> dict[str, str]:
     data = federation.data
     examples = chain(data.clients, [data.test], data.held_out or ())
     state = federation.model.module.state_dict()
-    schedule = federation.plan.participation
-    rounds = range(1, federation.experiment.federation.rounds + 1)
+    rounds = federation.experiment.federation.rounds
     return {
         "data": private_digest(
             x for example in examples for x in (example.features, example.targets)
         ),
         "initial_model": _digest(value.cpu().numpy() for value in state.values()),
-        "participants": _digest(np.array(schedule.on_record(number)) for number in rounds),
+        "participants": participants_digest(federation.plan.participation, rounds),
     }
+
+
+def participants_digest(schedule: Participation, rounds: int) -> str:
+    """Return a digest of the planned participants of each round, as far as they are on record."""
+    return _digest(np.array(schedule.on_record(number)) for number in range(1, rounds + 1))
 
 
 def _digest(arrays: Iterable[np.ndarray]) -> str:

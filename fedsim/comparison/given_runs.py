@@ -3,18 +3,16 @@
 Runs that differ only in the seed form one variant. Scores on different test sets are not compared.
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from fedsim.comparison.differences import (
     SettingsTable,
     compared_settings,
+    participants_digest,
     setting_text,
     settings_table,
 )
@@ -39,7 +37,6 @@ class GivenRun:
 
     Attributes:
         path: path of the run directory as the user gave it.
-        directory: the run directory, with methods to read its files.
         experiment: the experiment of the run.
         settings: all settings without name and seed (`compared_settings`), plus the version of
             fedsim and the digest of each plug-in's source.
@@ -48,7 +45,6 @@ class GivenRun:
     """
 
     path: Path
-    directory: RunDirectory
     experiment: ExperimentWithClients
     settings: dict[str, object]
     inputs: dict[str, str]
@@ -144,7 +140,7 @@ def _read(path: Path, directory: RunDirectory) -> GivenRun:
     inputs = directory.read_inputs()
     plugins = {name: digest[:12] for name, digest in inputs.items() if name not in _NO_PLUGIN}
     settings = {**compared_settings(experiment), "fedsim": directory.read_version(), **plugins}
-    return GivenRun(path, directory, experiment, settings, inputs)
+    return GivenRun(path, experiment, settings, inputs)
 
 
 _MAX_NAME_CHARACTERS = 60
@@ -226,14 +222,11 @@ _TEST_SETTINGS = ("data.dataset", "data.test_fraction")
 
 def shared_digests(run: GivenRun) -> dict[str, str]:
     """Return digests of a run's data, initial model and planned participants, by name."""
-    schedule = participation_of(run.experiment)
-    state = hashlib.sha256()
-    for number in range(1, run.experiment.federation.rounds + 1):
-        state.update(np.array([-1, *schedule.on_record(number)], dtype=np.int64).tobytes())
+    schedule, rounds = participation_of(run.experiment), run.experiment.federation.rounds
     return {
         "data": run.inputs["data"],
         "initial_model": run.inputs["model"],
-        "participants": state.hexdigest(),
+        "participants": participants_digest(schedule, rounds),
     }
 
 

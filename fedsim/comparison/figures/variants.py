@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from fedsim.comparison.figures import (
@@ -167,29 +166,25 @@ def _curve(variant: VariantResult, metric: str, x: str | None) -> _Curve:
         metric: key of the metric in `rounds.jsonl`.
         x: key in `rounds.jsonl` of the x value; None for the round's number.
     """
-    table = _table(variant, metric)
-    places = None if x is None else _table(variant, x)
-    n, length = table.shape
-    if places is not None:
-        length = min(length, places.shape[1])
-        table, places = table[:, :length], places[:, :length].mean(axis=0)
-    mean, half = table.mean(axis=0) if n else np.zeros(0), np.zeros(length)
+    runs, names = variant.finished_runs, [metric, *([] if x is None else [x])]
+    if not runs:
+        return _Curve(variant.name, 0, ())
+    length = min(len(run.rounds) for run in runs)
+    values = np.array(  # (names, runs, rounds)
+        [[[row.get(name) for row in run.rounds[:length]] for run in runs] for name in names],
+        dtype=float,
+    )
+    finite = np.isfinite(values).all(axis=(0, 1))
+    values = values[:, :, : length if finite.all() else int(np.argmin(finite))]
+    table, n = values[0], len(runs)
+    mean, half = table.mean(axis=0), np.zeros(table.shape[1])
     if n > 1:
         quantile = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2))
         half = quantile * table.std(axis=0, ddof=1) / np.sqrt(n)
     ends = np.clip([mean - half, mean + half], *metric_entry(metric).bounds)
-    whole = np.arange(1.0, length + 1) if places is None else places
-    columns = [column.tolist() for column in (whole, mean, *ends)]
+    places = np.arange(1.0, len(mean) + 1) if x is None else values[1].mean(axis=0)
+    columns = [column.tolist() for column in (places, mean, *ends)]
     return _Curve(variant.name, n, list(zip(*columns, strict=True)))
-
-
-def _table(variant: VariantResult, name: str) -> NDArray[np.float64]:
-    """Return a table of values (finished runs, rounds that all of them have)."""
-    rows = [[row.get(name) for row in run.rounds] for run in variant.finished_runs]
-    length = min((len(row) for row in rows), default=0)
-    table = np.array([row[:length] for row in rows], dtype=float).reshape(len(rows), length)
-    finite = np.isfinite(table).all(axis=0) if rows else np.ones(0, dtype=bool)
-    return table[:, : length if finite.all() else int(np.argmin(finite))]
 
 
 def tradeoff(results: Results) -> Picture | None:
