@@ -22,7 +22,7 @@ from fedsim.comparison.text import common_prefix
 from fedsim.experiment import ExperimentWithClients, read_settings
 from fedsim.federation.schedule import participation_of
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
-from fedsim.runs.files import read_yaml_object
+from fedsim.runs.files import find_object, read_yaml_object
 from fedsim.runs.inputs import have_one_key
 from fedsim.runs.verification import verify_run
 
@@ -110,7 +110,7 @@ def read_given(paths: Sequence[Path]) -> tuple[list[GivenRun], list[str]]:
     unsound: list[str] = []
     for path in paths:
         directory = RunDirectory.open(path)
-        status = _status(directory)
+        status = find_object(path / "summary.json").get("status", "unfinished")
         if status not in FINISHED:
             left_out.append(f"{path} is left out: the run is {status}.")
             continue
@@ -126,13 +126,6 @@ def read_given(paths: Sequence[Path]) -> tuple[list[GivenRun], list[str]]:
         tail = [f"and {more} more runs"] if more > 0 else []
         raise ComparisonError("\n".join([head, *unsound[:_MAX_UNSOUND], *tail]))
     return runs, left_out
-
-
-def _status(directory: RunDirectory) -> str:
-    try:
-        return str(directory.read_json("summary.json").get("status"))
-    except RunDirectoryError:
-        return "unfinished"
 
 
 def _read(path: Path, directory: RunDirectory) -> GivenRun:

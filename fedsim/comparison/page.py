@@ -99,11 +99,9 @@ def _cells(results: Results, variant: VariantResult) -> Iterator[_Cell]:
     if difference is None and variant.name == results.baseline:
         minus = "baseline"
     yield f"minus {results.baseline}", minus, difference and difference.estimate.mean
-    for test, p in (
-        ("t test", difference and difference.holm_p),
-        ("signs", difference and difference.sign_flip_p),
-    ):
-        yield f"p ({test})", p_text(p), p
+    p, sign_flip_p = (difference.holm_p, difference.sign_flip_p) if difference else (None, None)
+    yield "p (t test)", p_text(p), p
+    yield "p (signs)", p_text(sign_flip_p), sign_flip_p
     if any(other.trust not in (None, "local") for other in results.variants):
         yield "trust", variant.trust or NOTHING, variant.trust
         yield "observer", observer_text(variant), variant.observer

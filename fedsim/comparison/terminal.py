@@ -140,7 +140,7 @@ def print_comparison(result: ComparisonResult, console: Console | None = None) -
         remedy = result.results.remedy or OTHER_VALUES
         console.print(f"try: {remedy}", highlight=False, markup=False, soft_wrap=True)
     for part in result.results.by_unit:
-        console.print(_table(part, unit=len(result.results.groups) > 1))
+        console.print(_table(part))
         settings = part.settings.among(variant.name for variant in part.variants)
         if settings.keys and not any(variant.changes for variant in part.variants):
             console.print(_settings(settings))
@@ -158,12 +158,13 @@ def print_comparison(result: ComparisonResult, console: Console | None = None) -
     console.print(f"report: {report}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _table(results: Results, *, unit: bool) -> Table:
+def _table(results: Results) -> Table:
     """Return the table of one privacy unit's variants, with the unit's name if there are two."""
+    unit = f", unit {results.groups[0].unit}" if results.has_sibling else ""
     table = Table(
         box=box.SIMPLE_HEAD,
         title=f"{results.name}: {metric_words(results.metric)}, {seeds_text(results)}, "
-        f"baseline {results.baseline}" + (f", unit {results.groups[0].unit}" if unit else ""),
+        f"baseline {results.baseline}{unit}",
         title_justify="left",
     )
     trusts = any(variant.trust not in (None, "local") for variant in results.variants)
