@@ -147,33 +147,29 @@ def load_comparison(
         ExperimentError: the file, the base or a variant has mistakes; the error lists all.
     """
     problems: list[Problem] = []
-    fixed = parse_overrides(overrides, problems)
+    fixed, given = parse_overrides(overrides, problems), None
     if isinstance(source, Mapping):
-        source = {**source, **changes}
+        place, advice = Path(_NAME), ("give vary={KEY: [VALUE, VALUE]}", "fedsim.run")
         content = source.get("base")
-        given = isinstance(content, Mapping)
-        base = from_python(content, Location(BASE), problems) if given else None
-        named = source if base is None else {**source, "base": BASE}
-        tree = from_python(named, Location(""), problems)
-        _refuse_experiment(tree, problems, "give vary={KEY: [VALUE, VALUE]}", "fedsim.run")
-        return load_tree(
-            tree, Path(), "comparison", problems, search=search, overrides=fixed, given=base
-        )
-    tree = read_yaml(source, problems)
-    _refuse_experiment(tree, problems, "add --vary KEY=VALUE,VALUE", "fedsim run")
+        if isinstance(content, Mapping):
+            given, source = from_python(content, Location(BASE), problems), {**source, "base": BASE}
+        tree = from_python(source, Location(""), problems)
+    else:
+        place, advice = Path(source), ("add --vary KEY=VALUE,VALUE", "fedsim run")
+        tree = read_yaml(source, problems)
+    _refuse_experiment(tree, problems, *advice)
     tree = apply_overrides(tree, parse_overrides(dict(changes), problems), None, problems)
-    place = Path(source)
-    return load_tree(tree, place.parent, place.stem, problems, search=search, overrides=fixed)
+    return load_tree(tree, place, problems, search=search, overrides=fixed, given=given)
 
 
+_NAME = "comparison"  # of one that is given as a mapping
 BASE = "base"
 """Source of the mistakes in a base that is given as a mapping."""
 
 
 def load_tree(
     tree: Node,
-    directory: Path,
-    stem: str,
+    place: Path,
     problems: list[Problem],
     *,
     search: bool = False,
@@ -185,9 +181,8 @@ def load_tree(
 
     Args:
         tree: the parsed content of the file, with the line and column of each value.
-        directory: the directory that relative paths in the file refer to, such as the path of the
-            base experiment.
-        stem: name of the comparison if the file gives none.
+        place: path of the file: relative paths in it, such as that of the base experiment, refer to
+            its directory, and its stem is the name of a comparison without one.
         problems: mistakes that were already found.
         search: whether to load the file for a search (`select.search`) instead of a comparison.
         overrides: new values of keys of the base experiment; changes of a variant replace them.
@@ -199,7 +194,7 @@ def load_tree(
         ExperimentError: there are mistakes; the error lists all, including `problems`.
     """
     settings = validated(tree, ComparisonSettings, problems)
-    base = given or _base(tree, directory, problems)
+    base = given or _base(tree, place.parent, problems)
     base_tree = _read_base(base, problems) if isinstance(base, Path) else base
     if base_tree is not None:  # mistakes are reported later, when a variant is loaded
         overrides = merged(overrides, base_tree)
@@ -224,7 +219,7 @@ def load_tree(
     if problems or settings is None or base is None or not loaded:
         raise ExperimentError(problems)
     seeds = settings.seeds or (loaded[0].experiment.seed,)
-    comparison = LoadedComparison(settings, settings.name or stem, base, seeds, loaded)
+    comparison = LoadedComparison(settings, settings.name or place.stem, base, seeds, loaded)
     problems += located(tree, _loaded_rules(comparison, search=search))
     if problems:
         raise ExperimentError(problems)

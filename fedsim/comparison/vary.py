@@ -124,7 +124,7 @@ def load_varied(
     _refuse_many(axes, one_at_a_time, problems)
     variants: dict[str, dict[str, object]] = {}  # equal ones appear once
     for point in map(_without_privacy, points(axes, one_at_a_time=one_at_a_time)):
-        new = [other for _, given in point for other in _with_other_noise(given, base, fixed)]
+        new = [other for _, value in point for other in _with_other_noise(value, base, fixed)]
         variants.setdefault(point_name(point=point) or _BASE, changes_of(new))
     content = {
         "name": _name(base, path, axes),
@@ -135,8 +135,7 @@ def load_varied(
     }
     return load_tree(
         from_python(content, COMMAND_LINE, problems),
-        Path(),
-        "comparison",
+        Path(BASE),
         problems,
         overrides=fixed,
         first_is_centre=one_at_a_time,
