@@ -1,6 +1,5 @@
 """Functions that run the variants of a comparison file, or that compare finished runs."""
 
-import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -336,10 +335,10 @@ def compare_runs(
 def _outcomes(variants: GivenVariants, directory: Path) -> Sequence[RunOutcome]:
     return [
         read_run(
-            RunDirectory(run.path),
+            run.path,
+            directory,
             experiment=run.experiment,
             variant=name,
-            path=Path(os.path.relpath(run.path, directory)).as_posix(),
             pair_digests=shared_digests(run),
         )
         for name, runs in variants.items()

@@ -1,5 +1,6 @@
 """Results of the single runs of a comparison, read from the run directories."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -111,13 +112,12 @@ def read_outcome(job: Job, out: Path, failure: str | None) -> RunOutcome:
         out: directory of the comparison.
         failure: reason why the worker failed; None if it did not fail.
     """
-    directory = RunDirectory(job.directory)
     outcome = read_run(
-        directory,
+        job.directory,
+        out,
         experiment=job.loaded.experiment,
         variant=job.variant,
-        path=job.directory.relative_to(out).as_posix(),
-        pair_digests=_read(directory, RECORD, {}).get("pairing", {}),
+        pair_digests=_read(RunDirectory(job.directory), RECORD, {}).get("pairing", {}),
     )
     outcome = replace(outcome, reused=job.action == "reuse")
     if failure is None:
@@ -126,23 +126,24 @@ def read_outcome(job: Job, out: Path, failure: str | None) -> RunOutcome:
 
 
 def read_run(
-    directory: RunDirectory,
+    path: Path,
+    out: Path,
     *,
     experiment: Experiment,
     variant: str,
-    path: str,
     pair_digests: Mapping[str, str],
 ) -> RunOutcome:
     """Return the result of a run, read from its files.
 
     Args:
-        directory: the run directory; files that the run did not reach may be missing.
+        path: the run directory; files that the run did not reach may be missing.
+        out: directory of the comparison.
         experiment: the experiment of the run.
         variant: name of the run's variant.
-        path: the run directory, relative to the comparison's directory.
         pair_digests: digests of the data, initial model and participants, which runs of one seed
             share.
     """
+    directory = RunDirectory(path)
     summary = _read(directory, "summary.json", {})
     privacy = _read(directory, "privacy.json", {"clients": []})
     settings = experiment.privacy
@@ -152,7 +153,7 @@ def read_run(
     return RunOutcome(
         variant=variant,
         seed=experiment.seed,
-        path=path,
+        path=Path(os.path.relpath(path, out)).as_posix(),
         status=summary.get("status", "interrupted"),
         reason=summary.get("reason"),
         reused=True,

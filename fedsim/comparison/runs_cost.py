@@ -235,15 +235,14 @@ def _epsilon(rdp: Floats, delta: float, runs: int) -> float | None:
 
 def _all_runs(out: Path) -> list[Path]:
     folders = [base / kind for base in (out, out / TUNING) for kind in ("runs", "superseded")]
-    runs = [run for folder in folders for run in folder.glob("*/*")]
-    return sorted(path for path in runs if (path / "experiment.yaml").is_file())
+    return sorted(run for folder in folders for run in folder.glob("*/*"))
 
 
 def _spends(paths: Sequence[Path], *, are_verified: bool) -> Iterator[RunSpend | None]:
     """Yield the privacy loss of each run that read data; None for a run without privacy."""
     for path in paths:
         if not (path / "experiment.yaml").is_file():
-            continue  # the run failed before it read any data
+            continue  # no run, or one that failed before it read any data
         experiment = read_yaml_object(path / "experiment.yaml")
         privacy = experiment.get("privacy")
         if privacy is None or (privacy.get("noise_multiplier") == 0 and not privacy.get("clients")):
