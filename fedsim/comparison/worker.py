@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,8 @@ from fedsim.core.python_objects import callable_of
 from fedsim.core.text_formats import finite_or_none
 
 if TYPE_CHECKING:
+    from flwr.app import ArrayRecord
+
     from fedsim.federation.federation import Federation
     from fedsim.runs.directory import RunDirectory
 
@@ -151,6 +153,8 @@ WARNING = (
 def write_client_metrics(federation: "Federation", directory: "RunDirectory") -> None:
     """Compute `client_metrics.json` of a finished run, write it, and list it in the manifest.
 
+    Each client has the global model, or its own one where the algorithm trains one per client.
+
     Args:
         federation: the federation of the run's experiment; its model's weights are overwritten.
         directory: the run directory with its `model.safetensors`.
@@ -170,8 +174,12 @@ def write_client_metrics(federation: "Federation", directory: "RunDirectory") ->
     else:
         path = directory.path / "model.safetensors"
         model.load_state_dict(load_file(str(path), device=str(trained.device)))
+    own = _own_models(federation, directory)
     rows: list[dict[str, Any]] = []
     for client, examples in enumerate(federation.data.clients):
+        if own is not None:
+            model = trained.module
+            model.load_state_dict(own[client].to_torch_state_dict())
         metrics = evaluate(model, trained.loss, trained.task, examples, device=trained.device)
         figures = {f"client_{name}": finite_or_none(value) for name, value in metrics.items()}
         rows.append({"client": client, "examples": len(examples), **figures})
@@ -183,6 +191,17 @@ def write_client_metrics(federation: "Federation", directory: "RunDirectory") ->
     }
     directory.write_json(CLIENT_METRICS, content)
     list_again(directory, CLIENT_METRICS)
+
+
+def _own_models(
+    federation: "Federation", directory: "RunDirectory"
+) -> "Sequence[ArrayRecord] | None":
+    """Return the final model of each client; None if all have the global model."""
+    from flwr.app import ArrayRecord
+
+    checkpoint = directory.read_checkpoint()
+    models = None if checkpoint is None else federation.scored_models(checkpoint.state)
+    return None if isinstance(models, ArrayRecord) else models
 
 
 if __name__ == "__main__":

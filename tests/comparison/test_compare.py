@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from flwr.app import ArrayRecord
 from scipy import stats
 
 import fedsim
@@ -20,7 +22,7 @@ from fedsim.cli import main
 from fedsim.comparison.comparison_result import ComparisonResult
 from fedsim.comparison.jobs import plan_jobs
 from fedsim.comparison.load import load_comparison
-from fedsim.comparison.worker import WARNING
+from fedsim.comparison.worker import WARNING, write_client_metrics
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.files import SchemaError
 from fedsim.runs.runner import run_experiment
@@ -117,13 +119,36 @@ def test_client_metrics_are_the_final_model_on_each_clients_data_and_marked_priv
 
     federation.model.module.load_state_dict(load_file(path / "model.safetensors"))
     for row, examples in zip(content["clients"], federation.data.clients, strict=True):
-        import torch
-
         guesses = federation.model.module(torch.from_numpy(examples.features)).argmax(dim=1).numpy()
         assert row["client_accuracy"] == pytest.approx(float((guesses == examples.targets).mean()))
     report = (path / "report.html").read_text()
     assert "client_accuracy" not in report
     assert "client_accuracy" not in (path / "rounds.jsonl").read_text()
+
+
+def test_clients_with_models_of_their_own_are_measured_by_them(directory: Path) -> None:
+    """`test_accuracy` of such a run is the mean over these models, too, and not of their mean."""
+    from fedsim.experiment import load_experiment
+    from fedsim.federation.assembly import assemble
+
+    alone = {"federation.strategy": "local_only", "privacy": None, "local.optimizer.lr": 5.0}
+    run = RunDirectory(
+        run_experiment(directory / "tiny.yaml", overrides=alone, out=directory / "r").path
+    )
+    federation = assemble(load_experiment(run.path / "experiment.yaml"), ledger=None)
+    write_client_metrics(federation, run)
+    checkpoint = run.read_checkpoint()
+    assert checkpoint is not None
+    models = federation.scored_models(checkpoint.state)
+    assert not isinstance(models, ArrayRecord)
+    rows = run.read_json("client_metrics.json")["clients"]
+    assert len(rows) == len(models) == 3
+    for row, model, examples in zip(rows, models, federation.data.clients, strict=True):
+        federation.model.module.load_state_dict(model.to_torch_state_dict())
+        guesses = federation.model.module(torch.from_numpy(examples.features)).argmax(dim=1)
+        expected = (guesses.numpy() == examples.targets).mean()
+        assert row["client_accuracy"] == pytest.approx(float(expected))
+    assert not verify_run(run).problems
 
 
 @pytest.mark.slow  # one more process
