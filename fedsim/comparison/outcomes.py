@@ -8,7 +8,6 @@ from typing import Any
 
 from fedsim.accountant.trust import CLAIMED_AGAINST
 from fedsim.comparison.jobs import FINISHED, Job
-from fedsim.comparison.statistics import CONFIDENCE, PairedDifference, paired_difference
 from fedsim.comparison.worker import CLIENT_METRICS, RECORD
 from fedsim.core.metrics import computed_metrics
 from fedsim.experiment import Experiment
@@ -215,26 +214,9 @@ def finite_values(outcomes: Sequence[RunOutcome], metric: str) -> dict[int, floa
     }
 
 
-def paired_by_seed(
-    outcomes: Sequence[RunOutcome],
-    baseline: Sequence[RunOutcome],
-    metric: str,
-    *,
-    confidence: float = CONFIDENCE,
-) -> PairedDifference | None:
-    """Return the difference of a metric over the seeds that have a finite value in both variants.
-
-    The result is None if there is no such seed.
-
-    Args:
-        outcomes: results of the runs of one variant.
-        baseline: results of the runs of the variant that is subtracted.
-        metric: name of the metric.
-        confidence: coverage probability of the interval, in (0, 1).
-    """
+def shared_values(
+    outcomes: Sequence[RunOutcome], baseline: Sequence[RunOutcome], metric: str
+) -> dict[int, tuple[float, float]]:
+    """Return pairs (value, value of the baseline) of the seeds with both finite, by the seed."""
     mine, other = finite_values(outcomes, metric), finite_values(baseline, metric)
-    seeds = tuple(seed for seed in mine if seed in other)
-    if not seeds:
-        return None
-    values, subtracted = [mine[seed] for seed in seeds], [other[seed] for seed in seeds]
-    return replace(paired_difference(values, subtracted, confidence=confidence), seeds=seeds)
+    return {seed: (value, other[seed]) for seed, value in mine.items() if seed in other}

@@ -16,13 +16,14 @@ from fedsim.comparison.differences import (
     group_by_unit,
     settings_table,
 )
-from fedsim.comparison.outcomes import RunOutcome, finite_values, paired_by_seed
+from fedsim.comparison.outcomes import RunOutcome, finite_values, shared_values
 from fedsim.comparison.statistics import (
     CONFIDENCE,
     Estimate,
     PairedDifference,
     holm,
     largest_of,
+    paired_difference,
     t_interval,
 )
 from fedsim.comparison.unfit import UnfitVariant, unfit_variants
@@ -261,7 +262,7 @@ def summarise(
     unfit = unfit_variants(metric, by_name, settings)
     useless = {entry.variant for entry in unfit}
     pairs = {
-        variant: paired_by_seed(by_name[variant], by_name[base], metric)
+        variant: _paired(by_name[variant], by_name[base], metric)
         for variant, base in compared
         if base not in useless
     }
@@ -316,3 +317,13 @@ def _nothing_finished(outcomes: Sequence[RunOutcome]) -> str:
     more = [f"and {len(lines) - _MAX_REASONS} more"] if len(lines) > _MAX_REASONS else []
     head = "no run was finished, so there is nothing to compare"
     return "\n".join([head, *lines[:_MAX_REASONS], *more])
+
+
+def _paired(
+    outcomes: Sequence[RunOutcome], baseline: Sequence[RunOutcome], metric: str
+) -> PairedDifference | None:
+    pairs = shared_values(outcomes, baseline, metric)
+    if not pairs:
+        return None
+    values, subtracted = zip(*pairs.values(), strict=True)
+    return replace(paired_difference(values, subtracted), seeds=tuple(pairs))

@@ -102,30 +102,26 @@ def t_interval(values: Sequence[float], *, confidence: float = CONFIDENCE) -> Es
     return Estimate(len(array), mean, sd, mean - half, mean + half)
 
 
-def paired_difference(
-    values: Sequence[float], baseline: Sequence[float], *, confidence: float = CONFIDENCE
-) -> PairedDifference:
+def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> PairedDifference:
     """Return the mean of `values - baseline`, pair by pair, with interval and tests.
 
     Guarantee: if the differences are independent, normal and of mean zero, `t_p` is below p with
-    probability p. The interval then misses zero with probability 1 - `confidence`. If they are
+    probability p. The interval then misses zero with probability 1 - `CONFIDENCE`. If they are
     independent and symmetric about zero, `sign_flip_p` is at most p with probability at most p.
 
     Args:
         values: one finite number for each seed.
         baseline: the baseline's numbers for the same seeds, in the same order.
-        confidence: coverage probability of the interval, in (0, 1).
 
     Raises:
-        ValueError: the lengths differ, there is no value, one is not finite, or `confidence` is not
-            in (0, 1).
+        ValueError: the lengths differ, there is no value, or one is not finite.
     """
     if len(values) != len(baseline):
         raise ValueError(
             f"values and baseline must be pairs, got {len(values)} and {len(baseline)} numbers"
         )
     differences = _finite(values) - _finite(baseline)
-    estimate = t_interval(differences.tolist(), confidence=confidence)
+    estimate = t_interval(differences.tolist())
     return PairedDifference(
         estimate=estimate,
         t_p=_t_test(estimate),

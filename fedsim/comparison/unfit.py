@@ -19,7 +19,7 @@ from itertools import permutations
 from statistics import fmean
 from typing import Any
 
-from fedsim.comparison.outcomes import RunOutcome, paired_by_seed
+from fedsim.comparison.outcomes import RunOutcome, shared_values
 from fedsim.comparison.statistics import CONFIDENCE, largest_of, t_interval
 from fedsim.core.metrics import GROUP_ACCURACY, LOSS, metric_entry
 
@@ -174,10 +174,13 @@ def _worse_than(
     better: dict[str, list[tuple[float, str]]] = {}
     for more, less in pairs:
         first, second = (more, less) if smaller_is_better else (less, more)
+        shared = shared_values(runs[first], runs[second], metric).values()
+        if len(shared) < 2:
+            continue
         confidence = 1.0 - (1.0 - CONFIDENCE) / len(pairs)
-        gain = paired_by_seed(runs[first], runs[second], metric, confidence=confidence)
-        if gain is not None and gain.estimate.low is not None and gain.estimate.low > 0.0:
-            better.setdefault(more, []).append((gain.estimate.mean, less))
+        gain = t_interval([value - other for value, other in shared], confidence=confidence)
+        if gain.low is not None and gain.low > 0.0:
+            better.setdefault(more, []).append((gain.mean, less))
     return {
         name: tuple(less for _, less in sorted(gains, reverse=True))
         for name, gains in better.items()
