@@ -290,17 +290,15 @@ def _run_cards(results: Results) -> list[Card]:
     ]
 
 
-def _bound(run: RunOutcome) -> float:
-    """Return the largest ε of any client in a run as a number."""
-    return math.inf if run.epsilon is None else run.epsilon
-
-
 def _guarantees(result: ComparisonResult) -> list[tuple[str, str]]:
     """Return (name, privacy statement of the run with the largest ε) of each private variant."""
     statements = []
     for variant in result.results.variants:
         if variant.is_private and variant.finished_runs:
-            worst = max(variant.finished_runs, key=_bound)
+            worst = max(
+                variant.finished_runs,
+                key=lambda run: math.inf if run.epsilon is None else run.epsilon,
+            )
             privacy = RunDirectory(result.path / worst.path).read_json("privacy.json")
             statements.append((variant.name, privacy["statement"]))
     return statements

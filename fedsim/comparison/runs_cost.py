@@ -6,7 +6,7 @@ the scored models depend on private data.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.accountants import RdpAccountant
 from fedsim.accountant.checks import Floats
-from fedsim.accountant.events import Adjacency, check_adjacency
+from fedsim.accountant.events import check_adjacency
 from fedsim.accountant.ledger.journal import total_of
 from fedsim.accountant.rdp.conversion import epsilon_from_rdp
 from fedsim.accountant.rdp.curves import leak, total_rdp
@@ -50,25 +50,6 @@ _SHARED = (
     "seed share their noise."
 )
 _SEES_LEAST_FIRST: tuple[Observer, ...] = tuple(OBSERVER_NAMES)[::-1]
-
-
-@dataclass(frozen=True)
-class RunSpend:
-    """An upper bound on the privacy loss of one private run for any example of any client.
-
-    Attributes:
-        adjacency: adjacency of the run.
-        unit: privacy unit that ε protects.
-        trust: trust model; it determines the adversary against whom ε holds.
-        rdp: the largest Rényi divergence bound of any client at each of `DEFAULT_ORDERS`.
-        noise_seed: seed of the run's seeded noise; None for secure noise.
-    """
-
-    adjacency: Adjacency
-    unit: str
-    trust: str
-    rdp: Floats
-    noise_seed: int | None
 
 
 @dataclass(frozen=True)
@@ -195,27 +176,40 @@ def tuning_of_runs(results: Results, paths: Sequence[Path]) -> Tuning:
 def _cost_of(results: Results, paths: Sequence[Path], *, are_verified: bool = False) -> Composition:
     """Return the privacy cost of runs together, at the largest δ of the variants."""
     delta = max(results.deltas, default=None)
-    spends = list(_spends(paths, are_verified=are_verified))
-    private = [spend for spend in spends if spend is not None]
-    unbounded = len(spends) - len(private)
-    same = len({(spend.adjacency, spend.unit) for spend in private}) == 1
-    seen: set[Observer] = {CLAIMED_AGAINST[spend.trust] for spend in private}
-    against = min(seen, key=_SEES_LEAST_FIRST.index) if same else None
-    if delta is None or not same or any(np.isinf(spend.rdp).all() for spend in private):
-        return Composition(len(spends), unbounded, None, delta, None, against)
-    seeds = [spend.noise_seed for spend in private if spend.noise_seed is not None]
-    total = np.sum([spend.rdp for spend in private], axis=0)
-    largest = np.max([spend.rdp for spend in private], axis=0)
-    selected = rdp_repeat_and_select(DEFAULT_ORDERS, largest, float(len(private)), None)
+    # Without this file, a run failed before it read any data.
+    begun = [path for path in paths if (path / "experiment.yaml").is_file()]
+    experiments = {path: read_yaml_object(path / "experiment.yaml") for path in begun}
+    private = {path: run["privacy"] for path, run in experiments.items() if _is_private(run)}
+    terms = {(written_name(entry["adjacency"]), entry["unit"]) for entry in private.values()}
+    trusts = {written_name(privacy["trust"]) for privacy in private.values()}
+    seen: set[Observer] = {CLAIMED_AGAINST[trust] for trust in trusts}
+    against = min(seen, key=_SEES_LEAST_FIRST.index) if len(terms) == 1 else None
+    curves = [
+        _largest_rdp(path, written_name(privacy["adjacency"]), is_verified=are_verified)
+        for path, privacy in private.items()
+    ]
+    unbounded = len(begun) - len(private)
+    if delta is None or len(terms) != 1 or any(np.isinf(curve).all() for curve in curves):
+        return Composition(len(begun), unbounded, None, delta, None, against)
+    seeds = [experiments[path]["seed"] for path in private if private[path]["noise"] == "seeded"]
+    largest = np.max(curves, axis=0)
+    selected = rdp_repeat_and_select(DEFAULT_ORDERS, largest, float(len(curves)), None)
     return Composition(
-        runs=len(spends),
+        runs=len(begun),
         not_private=unbounded,
-        epsilon=_epsilon(total, delta, len(private)),
+        epsilon=_epsilon(np.sum(curves, axis=0), delta, len(curves)),
         delta=delta,
-        selected_epsilon=_epsilon(selected, delta, len(private)),
+        selected_epsilon=_epsilon(selected, delta, len(curves)),
         against=against,
         shares_noise=len(set(seeds)) < len(seeds),
     )
+
+
+def _is_private(experiment: Mapping[str, Any]) -> bool:
+    """Whether a run adds noise: a noise multiplier of 0 clips alone."""
+    privacy = experiment.get("privacy")
+    clips_alone = privacy and privacy.get("noise_multiplier") == 0 and not privacy.get("clients")
+    return privacy is not None and not clips_alone
 
 
 def _epsilon(rdp: Floats, delta: float, runs: int) -> float | None:
@@ -238,27 +232,6 @@ def _all_runs(out: Path) -> list[Path]:
     return sorted(run for folder in folders for run in folder.glob("*/*"))
 
 
-def _spends(paths: Sequence[Path], *, are_verified: bool) -> Iterator[RunSpend | None]:
-    """Yield the privacy loss of each run that read data; None for a run without privacy."""
-    for path in paths:
-        if not (path / "experiment.yaml").is_file():
-            continue  # no run, or one that failed before it read any data
-        experiment = read_yaml_object(path / "experiment.yaml")
-        privacy = experiment.get("privacy")
-        if privacy is None or (privacy.get("noise_multiplier") == 0 and not privacy.get("clients")):
-            yield None
-            continue
-        adjacency = check_adjacency(written_name(privacy["adjacency"]))
-        ledgers = _ledgers(RunFiles(RunDirectory(path)), is_verified=are_verified)
-        yield RunSpend(
-            adjacency,
-            privacy["unit"],
-            written_name(privacy["trust"]),
-            _largest_rdp(ledgers, adjacency),
-            noise_seed=experiment["seed"] if privacy["noise"] == "seeded" else None,
-        )
-
-
 def _ledgers(files: RunFiles, *, is_verified: bool) -> Iterable[PrivacyLedger]:
     """Return all charges of each client of a run; `privacy.json` of a verified run has the sums."""
     if is_verified:
@@ -268,11 +241,14 @@ def _ledgers(files: RunFiles, *, is_verified: bool) -> Iterable[PrivacyLedger]:
     return [total_of(charges) for charges in files.histories.values()]
 
 
-def _largest_rdp(ledgers: Iterable[PrivacyLedger], adjacency: Adjacency) -> Floats:
-    """Return the largest RDP of any client's ledger at each order."""
+def _largest_rdp(path: Path, adjacency: str, *, is_verified: bool) -> Floats:
+    """Return the largest RDP of any client of a run at each order of `DEFAULT_ORDERS`.
+
+    A run counts with the largest bound at each order, so the sum over runs bounds every example.
+    """
     largest = np.zeros(len(DEFAULT_ORDERS))
-    for ledger in ledgers:
-        accountant = ledger.compose_into(RdpAccountant(adjacency=adjacency))
+    for ledger in _ledgers(RunFiles(RunDirectory(path)), is_verified=is_verified):
+        accountant = ledger.compose_into(RdpAccountant(adjacency=check_adjacency(adjacency)))
         # An (ε, δ) step may reveal everything with probability δ, which RDP leaves out.
         if math.isinf(accountant.get_epsilon(0.5)) or leak(accountant.steps.items()) > 0.0:
             return np.full(len(DEFAULT_ORDERS), np.inf)
