@@ -17,7 +17,7 @@ from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION
 from fedsim.core.python_objects import PythonObject
 from fedsim.core.settings import written_name
 from fedsim.experiment.errors import KeyPath, Problem, any_of, did_you_mean, path_text, value_text
-from fedsim.experiment.overrides import COMMAND_LINE, Override, parse_overrides
+from fedsim.experiment.overrides import Override
 from fedsim.experiment.tree import Entry, Node, from_python, to_python
 
 ARM = "arm"
@@ -346,36 +346,6 @@ def _arm(
 def changes_of(overrides: Iterable[Override]) -> dict[str, object]:
     """Return overrides as `{"key.path": value}`."""
     return {".".join(override.path): to_python(override.node) for override in overrides}
-
-
-def axes_of(
-    varied: Mapping[str, Sequence[object]], problems: list[Problem]
-) -> list[list[Override]]:
-    """Return the overrides of varied keys, one list for each key.
-
-    Args:
-        varied: the values by key, which were given on the command line or in Python.
-        problems: list to which all mistakes are appended, such as a repeated value.
-    """
-    axes = []
-    for key, values in varied.items():
-        axis = [new for value in values for new in parse_overrides({key: value}, problems)]
-        named: dict[str, object] = {}
-        for number, override in enumerate(axis):
-            value, label = to_python(override.node), value_label(number, override.node)
-            if label in named:
-                same = named[label] == value
-                message = (
-                    f"{value_text(value)} is given twice"
-                    if same
-                    else f"{value_text(named[label])} and {value_text(value)} have one name in "
-                    f"results, {label!r}; leave one of them out"
-                )
-                problems.append(COMMAND_LINE.problem(override.path, message))
-            named.setdefault(label, value)
-        if axis:  # a key with mistakes has none
-            axes.append(axis)
-    return axes
 
 
 Point = tuple[tuple[str, Override], ...]

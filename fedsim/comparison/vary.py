@@ -20,7 +20,14 @@ from fedsim.comparison.load import BASE, LoadedComparison, LoadedVariant, load_c
 from fedsim.comparison.results import ComparisonError, Results
 from fedsim.comparison.runs_cost import best_variant
 from fedsim.comparison.settings import TuneSettings
-from fedsim.comparison.variants import Point, axes_of, axis_labels, changes_of, point_name, points
+from fedsim.comparison.variants import (
+    Point,
+    axis_labels,
+    changes_of,
+    point_name,
+    points,
+    value_label,
+)
 from fedsim.core.metrics import metric_name
 from fedsim.experiment import ExperimentError, Problem
 from fedsim.experiment.errors import value_text
@@ -157,7 +164,32 @@ def _axes(vary: Vary, problems: list[Problem]) -> list[list[Override]]:
             problems.append(COMMAND_LINE.problem((key,), message))
         else:
             varied[key] = values
-    return axes_of(varied, problems)
+    return _axes_of(varied, problems)
+
+
+def _axes_of(
+    varied: Mapping[str, Sequence[object]], problems: list[Problem]
+) -> list[list[Override]]:
+    """Return the overrides of varied keys, one list for each key; a repeated value is a problem."""
+    axes = []
+    for key, values in varied.items():
+        axis = [new for value in values for new in parse_overrides({key: value}, problems)]
+        named: dict[str, object] = {}
+        for number, override in enumerate(axis):
+            value, label = to_python(override.node), value_label(number, override.node)
+            if label in named:
+                same = named[label] == value
+                message = (
+                    f"{value_text(value)} is given twice"
+                    if same
+                    else f"{value_text(named[label])} and {value_text(value)} have one name in "
+                    f"results, {label!r}; leave one of them out"
+                )
+                problems.append(COMMAND_LINE.problem(override.path, message))
+            named.setdefault(label, value)
+        if axis:  # a key with mistakes has none
+            axes.append(axis)
+    return axes
 
 
 def _refuse_many(
@@ -312,7 +344,7 @@ def _candidates(variant: LoadedVariant, tune: TuneSettings) -> dict[str, dict[st
         for key, values in tune.keys.items()
         if key in variant.settings or variant.settings.get(key.partition(".")[0], "") is not None
     }
-    axes = axes_of(varied, problems)
+    axes = _axes_of(varied, problems)
     if problems:
         raise ExperimentError(problems)
     return {
