@@ -53,8 +53,7 @@ def plan_search(comparison: LoadedComparison) -> SearchPlan:
         raise ValueError("the file describes no search")
     variants = comparison.candidates
     plans = [
-        _plan_of(variant.name, variant.loaded, select.metric, select.search)
-        for variant in variants
+        _plan_of(variant.name, variant.loaded, select.metric, select.search) for variant in variants
     ]
     content = {
         "candidates": {plan.candidates[0]: plan.digest for plan in plans},
