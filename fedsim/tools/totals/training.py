@@ -152,29 +152,48 @@ class TrainingFile(Settings):
 
 
 @dataclass(frozen=True)
+class TrainingRow:
+    """The ε of a training in which some values are changed, as a row of a table.
+
+    Attributes:
+        label: words for the changes of this row.
+        training: the training with the changes of this row and of all rows above.
+        epsilons: ε of the changed training, by the name of each accountant.
+    """
+
+    label: str
+    training: TrainingSection
+    epsilons: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class TrainingReport:
     """The ε that a training spends, and the ε that its authors claim.
 
     Attributes:
         name: path of the file.
-        file: content of the file.
-        rows: ε by the name of each accountant, for each row of a table by its label. The first row
-            is what the code does. Each further row adds changes towards what the authors assume.
-            For shuffled batches, one row has Poisson samples instead.
+        claimed: the section `claimed` of the file; None if the file has no such section.
+        rows: the first row is what the code does. Each further row adds changes towards what the
+            authors assume. For shuffled batches, one row has Poisson samples instead.
     """
 
     name: str
-    file: TrainingFile
-    rows: Mapping[str, Mapping[str, float]]
+    claimed: ClaimedSection | None
+    rows: tuple[TrainingRow, ...]
+
+    @property
+    def training(self) -> TrainingSection:
+        """The section `training` of the file: what the code does."""
+        return self.rows[0].training
 
     @property
     def spent(self) -> float:
         """Smallest upper bound on ε that is proven for what the code does."""
-        return min(next(iter(self.rows.values())).values())
+        return min(self.rows[0].epsilons.values())
 
     def sentences(self) -> list[str]:
         """Return sentences that say what the numbers of the report mean."""
-        training, claimed = self.file.training, self.file.claimed
+        training, claimed = self.training, self.claimed
         lines: list[str] = []
         if claimed is not None:
             because = "" if claimed.because is None else f": {claimed.because}"
@@ -201,16 +220,18 @@ class TrainingReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values; an infinite ε is null."""
-        training, claimed = self.file.training, self.file.claimed
         return {
             "name": self.name,
-            "unit": training.unit,
-            "adjacency": training.adjacency,
-            "delta": training.delta,
-            "claimed_epsilon": None if claimed is None else claimed.epsilon,
+            "unit": self.training.unit,
+            "adjacency": self.training.adjacency,
+            "delta": self.training.delta,
+            "claimed_epsilon": None if self.claimed is None else self.claimed.epsilon,
             "rows": [
-                {"row": label, "epsilons": {k: finite_or_none(e) for k, e in epsilons.items()}}
-                for label, epsilons in self.rows.items()
+                {
+                    "row": row.label,
+                    "epsilons": {name: finite_or_none(e) for name, e in row.epsilons.items()},
+                }
+                for row in self.rows
             ],
         }
 
@@ -229,12 +250,12 @@ def report_of(
     """
     accountants = accountants or ("pld", "rdp")
     training = file.training
-    rows = {"as the code does it": training.epsilons(accountants)}
+    rows = [TrainingRow("as the code does it", training, training.epsilons(accountants))]
     for change in _changes(file):
         training = _changed(training, change)
         label = ", ".join(f"{key}: {_text(value)}" for key, value in change.items())
-        rows[f"as if {label}"] = training.epsilons(accountants)
-    return TrainingReport(name, file, rows)
+        rows.append(TrainingRow(f"as if {label}", training, training.epsilons(accountants)))
+    return TrainingReport(name, file.claimed, tuple(rows))
 
 
 _NOISE = ("noise_multiplier", "noise_added_to", "sensitivity")
