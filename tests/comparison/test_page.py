@@ -210,8 +210,10 @@ def test_a_page_without_privacy_and_with_one_seed_is_whole(compared: ComparisonR
 
 def test_a_time_that_no_run_recorded_is_not_shown_as_zero(compared: ComparisonResult) -> None:
     plain, private = compared.results.variants
+    timed = tuple(replace(run, seconds=2.5) for run in plain.outcomes)
     runs = tuple(replace(run, seconds=0.0) for run in private.outcomes)
-    results = replace(compared.results, variants=(plain, replace(private, outcomes=runs)))
+    variants = (replace(plain, outcomes=timed), replace(private, outcomes=runs))
+    results = replace(compared.results, variants=variants)
     assert results.variants[1].seconds is None
     page = render_comparison(replace(compared, results=results))
     assert "0 ms" not in page
