@@ -193,7 +193,7 @@ def _own(
         resolved = resolved.with_own(privacy.clients[group].changes)
         if group in tables and client is not None:
             resolved = resolved.with_own(tables[group][client])
-    single = privacy.clients.get(str(client))
+    single = None if client is None else privacy.clients.get(str(client))
     return resolved if single is None else resolved.with_own(single.changes)
 
 

@@ -263,13 +263,15 @@ class Leader:
                 "them was released; the round is lost, repeat it",
                 **where,
             )
-        known = set(reply.rejected) & self._envelopes.keys()
+        known = set(reply.rejected) & (self._envelopes.keys() | self.rejected.keys())
         if len(known) != len(reply.rejected):
             raise WireError(
                 f"helper {reply.helper} rejects a client that is not in the sum, or one twice",
                 **where,
             )
         for client in reply.rejected:
+            if client not in self._envelopes:  # another helper has rejected it, too
+                continue
             np.subtract(self._total, self._shares[client], out=self._total)
             del self._envelopes[client]
             self.rejected[client] = (

@@ -38,6 +38,11 @@ def test_own_counts_before_the_groups_before_everybodys() -> None:
     assert [one.privacy.max_grad_norm for one in found[:4]] == [1.0, 0.5, 0.5, 1.0]
 
 
+def test_a_group_may_have_any_name() -> None:
+    found = terms({"None": {"members": [1], "target_epsilon": 20.0}})
+    assert targets(found)[:3] == [8.0, 20.0, 8.0]
+
+
 def test_shares_are_exact_disjoint_and_by_the_seed() -> None:
     clients = {
         "careful": {"share": 0.3, "target_epsilon": 1.0},

@@ -105,6 +105,21 @@ def test_a_client_whose_envelope_does_not_open_is_taken_out(
     assert same_bits(leader.open(reference=scene.reference), scene.plain([0, 1, 3, 4]))
 
 
+def test_a_client_whom_every_helper_rejects_is_taken_out_once(
+    secure_parties: Any, same_bits: Any
+) -> None:
+    scene = secure_parties(aggregators=3)
+    leader = scene.leader()
+    for client in range(6):
+        upload = scene.upload(leader, client)
+        if client == 2:
+            upload = replace(upload, envelopes=tuple(bytes(len(e)) for e in upload.envelopes))
+        leader.add(upload)
+    scene.combine(leader)
+    assert list(leader.rejected) == [2]
+    assert same_bits(leader.open(reference=scene.reference), scene.plain([0, 1, 3, 4, 5]))
+
+
 def test_two_helpers_check_before_either_answers(secure_parties: Any) -> None:
     scene = secure_parties(aggregators=3)
     leader = scene.leader()
