@@ -124,6 +124,7 @@ class RoundRow(_RowOfAllRounds, total=False):
     traffic: TrafficRow | None
     update_norm: float | None
     noise_norm: float | None
+    aborted: str
     unmoved: list[str]
     partial: list[ClientSteps]
     simulated_time: float
@@ -287,6 +288,8 @@ class RoundReport:
             noise_norm=model.noise_norm,
         )
         some: Any = {"unmoved": list(model.unmoved)} if model.unmoved else {}
+        if self.aborted is not None and self.secure is None:
+            some["aborted"] = self.aborted
         if clients.partial:
             some["partial"] = _steps(clients.partial)
         if cost.simulated_time is not None:

@@ -38,8 +38,10 @@ from fedsim.runs.directory import WITHOUT_TRACKERS, RunDirectory, RunDirectoryEr
 from fedsim.runs.inputs import refuse_other_inputs
 from fedsim.runs.records import Releases
 from fedsim.runs.saved_model import same_arrays
+from fedsim.secagg.errors import AlreadyAnsweredError
 from fedsim.server.app import RoundError
 from fedsim.server.round_report import RoundReport, RoundRow
+from fedsim.server.secure.opened_sums import OpenedSum, OpenedSums
 from fedsim.simulation.engines import LocalEngine, LocalGrid
 from fedsim.simulation.virtual_grid import FIRST_NODE
 
@@ -163,9 +165,11 @@ class _RecordedRound:
 
     @property
     def given_up(self) -> str | None:
-        """The reason if the round's secure sum was not computed, else None."""
-        secure = None if self.row is None else self.row.get("secure_aggregation")
-        return None if secure is None else secure["aborted"]
+        """The reason if the round was given up, else None."""
+        if self.row is None:
+            return None
+        secure = self.row.get("secure_aggregation")
+        return self.row.get("aborted") if secure is None else secure["aborted"]
 
     @cached_property
     def answers(self) -> Mapping[int, TrainAnswer]:
@@ -343,11 +347,22 @@ class _Comparison:
             on_round=self._on_round,
             on_stop=lambda reason: None,
             ledgers=None,
+            opened_sums=OpenedSums(save=self._refuse_used_noise),
             given_up={r.number: r.given_up for r in self.rounds if r.given_up is not None},
         )
         app = client_app(federation, in_process=True, ledger=None, block_of=self._block_of)
         engine = LocalEngine(partial(_ReplayGrid, replay=self))
         engine.execute(server, app, federation.num_nodes)
+
+    def _refuse_used_noise(self, opened: OpenedSum) -> None:
+        """Refuse the noise of a round that was given up without it: another sum had got it.
+
+        Raises:
+            AlreadyAnsweredError: the run did so in this round.
+        """
+        recorded = self.rounds[opened.round_number - 1]
+        if recorded.given_up is not None and recorded.row and recorded.row["update_norm"] is None:
+            raise AlreadyAnsweredError(recorded.given_up, round_number=opened.round_number)
 
     def _block_of(self, round_number: int, client: int) -> tuple[int, ...]:
         known = [recorded.releases for recorded in self.rounds[:round_number] if recorded.releases]

@@ -116,13 +116,23 @@ def test_a_killed_run_resumes_to_the_same_bits_and_charges(
     ).read_bytes()
 
 
+CORRELATED = {
+    "privacy": {
+        **{"unit": "client", "max_update_norm": 1.0, "trust": "central", "delta": 1e-3},
+        **{"target_epsilon": 8.0, "noise_correlation": "blt"},
+    },
+    "federation.participation": {"scheme": "min_separation"},
+}
+
+
+@pytest.mark.parametrize("overrides", [{}, CORRELATED], ids=["independent", "correlated"])
 def test_another_client_set_of_a_round_that_had_noise_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    overrides: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
         killed_in_round(patched, 2, after_noise=True)
         with pytest.raises(_KilledError):
-            run(tmp_path / "r")
+            run(tmp_path / "r", **overrides)
     opening = RunDirectory(tmp_path / "r").read_opening()
     assert opening is not None
     assert (opening.round_number, opening.clients) == (2, (0, 1, 2, 3))
@@ -134,11 +144,16 @@ def test_another_client_set_of_a_round_that_had_noise_is_given_up(
             raise noisy_sum.InvalidUpdateError("it broke down")
         add(self, client, answer)
 
-    monkeypatch.setattr(noisy_sum.NoisySum, "add", without_client_0)
-    resumed = run(tmp_path / "r", resume=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(noisy_sum.NoisySum, "add", without_client_0)
+        resumed = run(tmp_path / "r", resume=True, **overrides)
     assert resumed.rounds[1]["participants"] == []
     assert "so the round is given up" in resumed.rounds[1]["failed"][1]["reason"]
+    assert "so the round is given up" in resumed.rounds[1]["aborted"]
+    assert resumed.rounds[1]["update_norm"] is None
     assert resumed.rounds[2]["participants"] == [0, 1, 2, 3]
+    replay = replay_run(RunDirectory.open(resumed.path))
+    assert (replay.rounds, replay.problems) == (3, ())
 
 
 @pytest.mark.slow
