@@ -153,11 +153,17 @@ def scored_models(algorithm: Algorithm, state: ServerState) -> ArrayRecord | Seq
         algorithm: the algorithm of the federation. An algorithm that trains one model per client,
             such as MR-MTL, is evaluated on these models.
         state: the server's state after a round.
+
+    Raises:
+        FederationError: the code of the federated algorithm raised an error, or returned no model.
     """
-    models = algorithm.scored_models(state)
-    if models is None:
-        return state.model
-    return [to_arrays(dict(model)) for model in models]
+    with plugin_calls("federation.strategy failed", raises=FederationError):
+        models = algorithm.scored_models(state)
+        if models is None:
+            return state.model
+        if not models:
+            raise ValueError("scored_models returned no model; return None for the global one")
+        return [to_arrays(dict(model)) for model in models]
 
 
 logger = logging.getLogger(__name__)

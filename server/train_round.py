@@ -236,7 +236,11 @@ class TrainRound:
                 f"answered after {answer.delay:g} s, past the deadline of {setup.deadline:g} s"
             )
         contribution = self._contribution(client, answer)
-        aggregator.weigh(client, setup.algorithm.weight(contribution))
+        with plugin_calls("federation.strategy failed", raises=FederationError):
+            factor = float(setup.algorithm.weight(contribution))
+            if not 0.0 <= factor < math.inf:
+                raise ValueError(f"weight returned {factor}, and must return a finite number >= 0")
+            aggregator.weigh(client, factor)
         aggregator.add(client, changed)
         self._contributions[client] = contribution
         taken = None if answer.spend is None else answer.spend.round_steps

@@ -246,7 +246,7 @@ class Aggregator(ABC, Generic[A]):
 
         Args:
             client: the client's number.
-            factor: the multiplier, > 0.
+            factor: the multiplier, >= 0.
 
         Raises:
             ValueError: the factor is not 1, but the clients multiply updates by weights
@@ -309,7 +309,7 @@ class PlainAggregator(Aggregator[TrainReply]):
         return None
 
     def weigh(self, client: int, factor: float) -> None:
-        """Multiply the planned weight of a client by a factor > 0, in this round only."""
+        """Multiply the planned weight of a client by a factor >= 0, in this round only."""
         self._factors[client] = factor
 
     def add(self, client: int, answer: TrainReply) -> None:

@@ -13,6 +13,7 @@ from fedsim.algorithms.built_in.fedavg import FedAvg
 from fedsim.algorithms.state import ServerState
 from fedsim.federation.schedule import StepSchedule
 from fedsim.protocol.arrays import to_arrays, to_numpy
+from fedsim.protocol.errors import FederationError
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.messages import TrainReply, TrainRequest, Withdrawal
 from fedsim.server.aggregation.aggregator import AggregationResult, PlainAggregator
@@ -63,11 +64,15 @@ def score(model: Any) -> dict[str, float]:
 
 
 def round_of(
-    clients: Clients, state: ServerState, aggregator: PlainAggregator | None = None, **options: Any
+    clients: Clients,
+    state: ServerState,
+    aggregator: PlainAggregator | None = None,
+    algorithm: type[FedAvg] = FedAvg,
+    **options: Any,
 ) -> tuple[ServerState, Any]:
     participation = Participation(0, CLIENTS, CLIENTS, ROUNDS)
     setup = RoundSetup(
-        FedAvg(),
+        algorithm(),
         participation,
         {FIRST_NODE + client: client for client in range(CLIENTS)},
         aggregator or PlainAggregator(uniform_weights(CLIENTS)),
@@ -166,3 +171,19 @@ def test_a_reply_without_content_is_a_failure() -> None:
     _, report = round_of(Clients(_0=Nothing()), start())
     assert report.clients.failed[0].client == 0
     assert "a train reply needs the records" in report.clients.failed[0].reason
+
+
+@pytest.mark.parametrize(
+    ("method", "value", "why"),
+    [
+        ("weight", float("nan"), "ValueError: weight returned nan, and must return a finite"),
+        ("weight", -1.0, "ValueError: weight returned -1.0"),
+        ("weight", "heavy", "could not convert string to float"),
+        ("scored_models", [], "ValueError: scored_models returned no model"),
+        ("scored_models", [3], "TypeError"),
+    ],
+)
+def test_a_wrong_answer_of_an_algorithm_is_named(method: str, value: object, why: str) -> None:
+    own = type("Own", (FedAvg,), {method: lambda self, given: value})
+    with pytest.raises(FederationError, match=f"federation.strategy failed with.*{why}"):
+        round_of(Clients(), start(), algorithm=own)
