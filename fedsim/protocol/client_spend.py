@@ -8,6 +8,7 @@ from flwr.app import ConfigRecord
 
 from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.ledger.journal import Charge, JournalError, total_against_server, total_of
+from fedsim.core.limits import MAX_ROUNDS, MAX_STEPS
 from fedsim.protocol.errors import ProtocolError
 
 
@@ -92,16 +93,23 @@ class ClientSpend:
         """Return the spend that a Flower record holds.
 
         Raises:
-            ProtocolError: a field is missing or malformed.
+            ProtocolError: a field is missing or malformed, or is a number that no client can have.
         """
         try:
             fields = {name.replace("-", "_"): value for name, value in record.items()}
-            return cls(**{name: _READERS[name](value) for name, value in fields.items()})
-        except (KeyError, TypeError, ValueError) as error:
+            spend = cls(**{name: _READERS[name](value) for name, value in fields.items()})
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise ProtocolError(f"malformed record of a client's spend: {error!r}") from error
+        if not 0.0 < spend.delta < 1.0:
+            raise ProtocolError(f"a client's delta must be between 0 and 1, got {spend.delta!r}")
+        ledgers = (spend.ledger, spend.against_server or PrivacyLedger())
+        if any(count > _MOST_RELEASES for ledger in ledgers for _, count in ledger.entries):
+            raise ProtocolError("a client's ledger has more releases than any client can make")
+        return spend
 
 
 _LEDGERS = ("ledger", "against_server")
+_MOST_RELEASES = MAX_ROUNDS * MAX_STEPS
 _READERS: Mapping[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("client", "examples", "rounds", "steps", "round_steps"), int),
     **dict.fromkeys(("delta", "noise_multiplier", "sampling_rate", "target_epsilon"), float),

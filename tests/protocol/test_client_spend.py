@@ -80,3 +80,18 @@ def test_a_record_without_a_field_is_refused() -> None:
         fields = {key: value for key, value in record.items() if key != name}
         with pytest.raises(ProtocolError, match="malformed record of a client's spend"):
             ClientSpend.from_record(ConfigRecord(fields))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("delta", delta) for delta in (-1.0, 0.0, 1.0, float("nan"))),
+        ("examples", float("inf")),
+        ("ledger", "[" * 100_000),
+        ("ledger", PrivacyLedger().record(EVENT, 10**400).to_text()),
+    ],
+)
+def test_a_client_cannot_end_the_run_by_its_record(name: str, value: str | float) -> None:
+    """The server takes a `ProtocolError` for a failure of the client; others would end the run."""
+    with pytest.raises(ProtocolError):
+        ClientSpend.from_record(ConfigRecord({**NOTHING.to_record(), name: value}))
