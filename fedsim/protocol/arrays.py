@@ -115,6 +115,26 @@ def is_live(record: ArrayRecord) -> bool:
     return all(isinstance(array, LiveArray) for array in record.values())
 
 
+def read_arrays(record: ArrayRecord) -> ArrayRecord:
+    """Return the arrays of a message, read into memory; live arrays are returned as they are.
+
+    Raises:
+        ValueError: another process sent bytes that are no array.
+    """
+    if is_live(record):
+        return record
+    values: dict[str, np.ndarray] = {}
+    for name, array in record.items():
+        try:
+            value = array.numpy()
+        except Exception as error:  # numpy raises many classes for wrong bytes
+            raise ValueError(f"array {name!r} cannot be read: {type(error).__name__}") from error
+        if not isinstance(value, np.ndarray) or value.dtype.kind not in "biufc":
+            raise ValueError(f"array {name!r} cannot be read: it is no array of numbers")
+        values[name] = value
+    return live_record(values)
+
+
 COEFFICIENTS = "coefficients"
 """Name of the array of zeroth-order coefficients, for K steps and P directions in a round.
 

@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
+from fedsim.protocol.arrays import read_arrays
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.errors import ProtocolError
 from fedsim.protocol.noisy_sums import AdaptiveClipNorm
@@ -175,6 +176,10 @@ class TrainReply:
         metrics = record_of(message.content, METRICS, MetricRecord)
         if arrays is None or metrics is None:
             raise ProtocolError(f"a train reply needs the records {ARRAYS!r} and {METRICS!r}")
+        try:
+            arrays = read_arrays(arrays)
+        except ValueError as error:
+            raise ProtocolError(str(error)) from error
         examples = _examples_of(metrics)
         adapted = record_of(message.content, ADAPTATION, ConfigRecord)
         clip_norm = None if adapted is None else _clip_norm(adapted)

@@ -9,9 +9,10 @@ from typing import TypeVar
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 
-from fedsim.protocol.arrays import live_record, to_arrays
+from fedsim.protocol.arrays import live_record, read_arrays, to_arrays, to_numpy
 from fedsim.protocol.messages import SECAGG
 from fedsim.secagg import wire
+from fedsim.secagg.errors import WireError
 
 HELLO, COMBINE = "secagg_hello", "secagg_combine"  # leader to helper
 
@@ -52,10 +53,11 @@ def from_records(kind: type[_T], content: RecordDict, *, name: str = SECAGG) -> 
         WireError, ShareMismatchError: the message is missing or malformed.
     """
     config: Mapping[str, object] = content.config_records.get(name) or {}
-    arrays = content.array_records.get(f"{name}-arrays") or {}
-    return wire.from_record(
-        kind, dict(config), {key: array.numpy() for key, array in arrays.items()}
-    )
+    try:
+        arrays = read_arrays(content.array_records.get(f"{name}-arrays") or ArrayRecord())
+    except ValueError as error:
+        raise WireError(str(error)) from error
+    return wire.from_record(kind, dict(config), to_numpy(arrays))
 
 
 def load_state(kind: type[_T], context: Context, *, name: str) -> _T | None:

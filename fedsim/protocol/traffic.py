@@ -159,7 +159,14 @@ def _content_bytes(content: RecordDict) -> int:
 
 
 def _array_bytes(arrays: ArrayRecord) -> int:
-    return sum(math.prod(array.shape) * np.dtype(array.dtype).itemsize for array in arrays.values())
+    return sum(math.prod(array.shape) * _item_bytes(array.dtype) for array in arrays.values())
+
+
+def _item_bytes(dtype: str) -> int:
+    try:
+        return np.dtype(dtype).itemsize
+    except TypeError:  # of a reply that is refused where it is read
+        return 0
 
 
 def _field_bytes(fields: ConfigRecord) -> int:

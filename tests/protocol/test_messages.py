@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedsim.accountant import Gaussian, PoissonSampled, PrivacyLedger
 from fedsim.protocol.arrays import digest, to_arrays, to_numpy
@@ -16,10 +16,14 @@ from fedsim.protocol.messages import (
     CONFIG,
     METRICS,
     PRIVACY,
+    SECAGG_ARRAYS,
     TrainReply,
     TrainRequest,
     Withdrawal,
 )
+from fedsim.protocol.secure import from_records, to_records
+from fedsim.secagg.errors import WireError
+from fedsim.secagg.messages import CombineReply
 
 
 @pytest.fixture(autouse=True)
@@ -134,7 +138,7 @@ def broken(name: str) -> RecordDict:
         record = dict(content.config_records[PRIVACY])
         del record["delta"]
         content[PRIVACY] = ConfigRecord(record)
-    else:
+    elif name != "nothing":
         del content[name]
     return content
 
@@ -144,6 +148,33 @@ def test_malformed_replies_are_refused(name: str) -> None:
     request = TrainRequest(1, to_arrays(ARRAYS_VALUE)).to_message(1001)
     with pytest.raises(ProtocolError):
         TrainReply.from_message(Message(broken(name), reply_to=request))
+
+
+HUGE = b"\x93NUMPY\x01\x00v\x00" + b"{'descr': '<f8', 'fortran_order': False, 'shape': (1%s,), }"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"no array",
+        b"PK\x03\x04 an archive",
+        Array(np.array(["text"])).data,
+        (HUGE % (b"0" * 18)).ljust(127) + b"\n",
+    ],
+    ids=["empty", "other", "archive", "text", "huge"],
+)
+def test_bytes_that_are_no_array_are_a_failure_of_their_sender(data: bytes) -> None:
+    """The server names the sender as failed for a `ProtocolError`; others would end the run."""
+    request = TrainRequest(1, to_arrays(ARRAYS_VALUE)).to_message(1001)
+    reply = CombineReply(helper=1, round_nonce=b"n" * 16, released=False)
+    content, sealed = broken("nothing"), to_records(reply)
+    forged = ArrayRecord({"w": Array("float32", (2, 3), "numpy.ndarray", data)})
+    content[ARRAYS] = forged
+    with pytest.raises(ProtocolError, match="array 'w' cannot be read"):
+        TrainReply.from_message(Message(content, reply_to=request))
+    with pytest.raises(WireError, match="array 'w' cannot be read"):
+        from_records(CombineReply, RecordDict({**sealed, SECAGG_ARRAYS: forged}))
 
 
 def test_malformed_requests_are_refused() -> None:
