@@ -19,7 +19,8 @@ from fedsim.clients.local_settings import SgdSettings
 from fedsim.clients.model_checks.safety import preserve_state
 from fedsim.experiment import ExperimentWithClients
 from fedsim.experiment.rules import Sections
-from fedsim.experiment.rules.algorithm import check_declaration
+from fedsim.experiment.rules.algorithm import check_declaration, too_few_clients
+from fedsim.experiment.rules.mechanisms import check_local_steps
 from fedsim.federation.schedule import participation_of
 from fedsim.models.adapters import AdaptedLayer
 from fedsim.models.catalog import ModelError
@@ -63,12 +64,16 @@ def checked_algorithm(experiment: ExperimentWithClients, model: nn.Module, base:
     algorithm = algorithm_of(experiment, model, base)
     name = experiment.federation.algorithm.name
     if name not in algorithms():  # of a built-in one the rules of the file know it
-        sections = Sections.of(dict(experiment), base)
-        for path, message in check_declaration(type(algorithm), experiment.federation, sections):
+        sections, settings = Sections.of(dict(experiment), base), experiment.federation
+        clients, _ = participation_of(experiment).round_sizes
+        for path, message in (
+            *check_declaration(type(algorithm), settings, sections),
+            *check_local_steps(algorithm, name, experiment.privacy),
+            *too_few_clients(algorithm, name, clients),
+        ):
             raise AlgorithmError(f"{'.'.join(map(str, path))}: {message}")
         arrays = {key: value.cpu().numpy() for key, value in model.state_dict().items()}
-        per_round, _ = participation_of(experiment).round_sizes
-        check_algorithm(algorithm, name, to_arrays(arrays), clients=per_round)
+        check_algorithm(algorithm, name, to_arrays(arrays), clients=clients)
     return algorithm
 
 

@@ -131,7 +131,7 @@ def plan_of(
     plans, largest, sizes = None, None, data.clients.sizes
     if client_privacy is not None:
         parameters = release_parameters(experiment, model)
-        problem = problem_of(experiment, model.shared.model, data, algorithm)
+        problem = problem_of(experiment, model.shared.model, data)
         plans = client_plans(experiment, client_privacy, sizes, steps, parameters, problem)
         if experiment.secure_aggregation is not None:
             largest = largest_update(experiment, plans, parameters.size, algorithm)
@@ -144,9 +144,7 @@ def plan_of(
     return FederationPlan(steps, client_privacy, plans, weights, sums, largest, digest)
 
 
-def problem_of(
-    experiment: Experiment, model: nn.Module, data: FederatedData, algorithm: Algorithm
-) -> object:
+def problem_of(experiment: Experiment, model: nn.Module, data: FederatedData) -> object:
     """Return the facts about model and data that an experiment's privacy plans need.
 
     These are the convex problem for output perturbation, and bounds on examples for input
@@ -156,28 +154,18 @@ def problem_of(
         experiment: the settings.
         model: the initial model.
         data: the examples, of which the public test set shows the shapes.
-        algorithm: the federated algorithm.
 
     Raises:
         PrivacyPlanError: output perturbation is used with another model than one linear layer, or
-            with an algorithm that changes local steps; or examples or targets have no bound.
+            examples or targets have no bound.
     """
     find = _PROBLEMS.get(experiment.release_kind.name)
-    return None if find is None else find(experiment, model, data, algorithm)
+    return None if find is None else find(experiment, model, data)
 
 
-def _convex_problem(
-    experiment: Experiment, model: nn.Module, data: FederatedData, algorithm: Algorithm
-) -> ConvexProblem:
+def _convex_problem(experiment: Experiment, model: nn.Module, data: FederatedData) -> ConvexProblem:
     layer = _linear_layer(model)
-    if algorithm.client() is not None:
-        name = experiment.federation.algorithm.name
-        raise PrivacyPlanError(
-            "privacy.mechanism: output_perturbation has a proof for plain gradient descent alone, "
-            f"and strategy {name} changes local steps; use fedavg, or mechanism: "
-            f"{GRADIENT_PERTURBATION}"
-        )
-    bounds = _bounded_examples(experiment, model, data, algorithm, targets=layer.out_features)
+    bounds = _bounded_examples(experiment, model, data, targets=layer.out_features)
     return ConvexProblem(bounds, bias=layer.bias is not None)
 
 
@@ -185,7 +173,6 @@ def _bounded_examples(
     experiment: Experiment,
     model: nn.Module,
     data: FederatedData,
-    algorithm: Algorithm,
     *,
     targets: int | None = None,
 ) -> BoundedExamples:
@@ -206,7 +193,7 @@ def _bounded_examples(
     )
 
 
-_PROBLEMS: Mapping[str, Callable[[Experiment, nn.Module, FederatedData, Algorithm], object]] = {
+_PROBLEMS: Mapping[str, Callable[[Experiment, nn.Module, FederatedData], object]] = {
     "output_perturbation": _convex_problem,
     "input_perturbation": _bounded_examples,
 }

@@ -361,8 +361,9 @@ class _Comparison:
             AlreadyAnsweredError: the run did so in this round.
         """
         recorded = self.rounds[opened.round_number - 1]
-        if recorded.given_up is not None and recorded.row and recorded.row["update_norm"] is None:
-            raise AlreadyAnsweredError(recorded.given_up, round_number=opened.round_number)
+        reason, row = recorded.given_up, recorded.row or {}
+        if reason is not None and row.get("update_norm") is None:
+            raise AlreadyAnsweredError(reason, round_number=opened.round_number)
 
     def _block_of(self, round_number: int, client: int) -> tuple[int, ...]:
         known = [recorded.releases for recorded in self.rounds[:round_number] if recorded.releases]

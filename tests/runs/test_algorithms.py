@@ -9,13 +9,19 @@ import pytest
 import yaml
 from safetensors.numpy import load_file
 
+from fedsim.algorithms.registry import AlgorithmError
 from fedsim.experiment import ExperimentError, load_experiment
+from fedsim.federation.assembly import assemble
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
 from fedsim.tools.replay import replay_run
 
 PRIVACY = {"target_epsilon": 8.0, "delta": 1e-3, "max_grad_norm": 0.5}
+OUTPUT = {
+    "mechanism": {"name": "output_perturbation", "max_feature_norm": 1.0},
+    **{"target_epsilon": 10.0, "delta": 1e-3},
+}
 FLOWER = "flwr.serverapp.strategy:"
 
 
@@ -151,6 +157,27 @@ def test_what_an_algorithm_does_not_go_with_is_found_in_the_file(
     (tmp_path / "e.yaml").write_text(yaml.safe_dump(experiment(strategy, **changes)))
     with pytest.raises(ExperimentError, match=message):
         load_experiment(tmp_path / "e.yaml")
+
+
+@pytest.mark.parametrize(
+    ("base", "options", "privacy", "message"),
+    [
+        ("krum.Krum", {"malicious_clients": 2}, None, "needs at least 7 clients in a round"),
+        ("fedprox.FedProx", {}, OUTPUT, "own.py:Own changes local steps; use fedavg"),
+    ],
+)
+def test_a_class_of_ones_own_keeps_to_the_same_rules(
+    base: str, options: dict[str, Any], privacy: Any, message: str, tmp_path: Path
+) -> None:
+    module, name = base.split(".")
+    source = f"from fedsim.algorithms.built_in.{module} import {name}\n\nclass Own({name}): pass\n"
+    (tmp_path / "own.py").write_text(source)
+    optimizer = {"name": "sgd", "lr": 0.5, "weight_decay": 0.1}
+    local = {"steps": 1, "batch_size": 8, "optimizer": optimizer}
+    settings = experiment({"name": "./own.py:Own", **options}, privacy=privacy, local=local)
+    settings["model"]["features"] = ["unit_norm"]
+    with pytest.raises(AlgorithmError, match=message):
+        assemble(load_experiment(settings, base=tmp_path), ledger=None)
 
 
 def test_server_optimizers_go_with_sums(tmp_path: Path) -> None:

@@ -41,13 +41,24 @@ def built_in_algorithm(federation: FederationSettings) -> Algorithm | None:
 
 
 def check_least_clients(federation: FederationSettings, round_sizes: RoundSizes) -> Mistakes:
-    """Yield (key path, message) if rounds have fewer clients than the algorithm's proof needs."""
-    algorithm, clients = built_in_algorithm(federation), round_sizes[0]
-    least = 0 if algorithm is None else algorithm.least_clients
-    if clients < least:
+    """Yield (key path, message) if rounds have too few clients for a built-in algorithm."""
+    algorithm = built_in_algorithm(federation)
+    if algorithm is not None:
+        yield from too_few_clients(algorithm, federation.algorithm.name, round_sizes[0])
+
+
+def too_few_clients(algorithm: Algorithm, name: str, clients: int) -> Mistakes:
+    """Yield (key path, message) if rounds have fewer clients than the algorithm's proof needs.
+
+    Args:
+        algorithm: the federated algorithm.
+        name: the name of the algorithm in the file.
+        clients: the smallest number of clients of a round.
+    """
+    if clients < algorithm.least_clients:
         yield (
             _PATH,
-            f"{federation.algorithm.name} needs at least {least} clients in a round with these "
+            f"{name} needs at least {algorithm.least_clients} clients in a round with these "
             f"settings, got {clients}; raise federation.clients_per_round",
         )
 

@@ -8,7 +8,7 @@ the model. Settings that would change it in another way are refused.
 
 from operator import attrgetter
 
-from fedsim.algorithms.algorithm import AlgorithmSettings
+from fedsim.algorithms.algorithm import Algorithm, AlgorithmSettings
 from fedsim.clients.local_settings import LocalSettings, SgdSettings
 from fedsim.clients.mechanisms.conditions import unmet
 from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION, KINDS, LOSSES, ReleaseKind
@@ -60,18 +60,31 @@ def _check_output(sections: Sections, privacy: PrivacySettings) -> Mistakes:
     if sections.local is not None:
         yield from _check_descent(sections.local)
     algorithm = None if federation is None else built_in_algorithm(federation)
-    if federation is not None and algorithm is not None and algorithm.client() is not None:
-        yield (
-            ("federation", "strategy"),
-            "mechanism: output_perturbation has a proof for plain gradient descent alone, and "
-            f"strategy {federation.algorithm.name} changes local steps; use fedavg, {_GRADIENT}",
-        )
+    if federation is not None and algorithm is not None:
+        yield from check_local_steps(algorithm, federation.algorithm.name, privacy)
     if model is not None and model.name in MODELS and model.name != "logistic":
         yield (
             ("model", "name"),
             "mechanism: output_perturbation has a proven sensitivity for a linear model alone: "
             f"with hidden layers, as of {model.name}, the loss is not convex; use logistic, "
             f"{_GRADIENT}",
+        )
+
+
+def check_local_steps(algorithm: Algorithm, name: str, privacy: PrivacySettings | None) -> Mistakes:
+    """Yield (key path, message) if an algorithm changes steps of which a proof depends.
+
+    Args:
+        algorithm: the federated algorithm.
+        name: the name of the algorithm in the file.
+        privacy: the `privacy` section; None without privacy.
+    """
+    is_output = privacy is not None and privacy.mechanism.name == "output_perturbation"
+    if is_output and algorithm.client() is not None:
+        yield (
+            ("federation", "strategy"),
+            "mechanism: output_perturbation has a proof for plain gradient descent alone, and "
+            f"strategy {name} changes local steps; use fedavg, {_GRADIENT}",
         )
 
 
