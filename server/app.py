@@ -347,7 +347,7 @@ def _model_of(
     return RoundModel(
         digest=digest(after.model),
         update_norm=_update_norm(upload_base(before.arrays), result, parameters),
-        unmoved=_unmoved(before, after, parameters),
+        unmoved=() if result.arrays is None else _unmoved(before, after, parameters),
     )
 
 

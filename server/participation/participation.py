@@ -211,13 +211,15 @@ class Participation:
         """Smallest number of clients in a non-empty round, and largest number in any round.
 
         Both are the expected number for Poisson draws. Clients that fail are counted; stragglers
-        that `on_partial: drop` removes are not.
+        that `on_partial: drop` removes are not. If they are all clients of the smallest rounds, but
+        not of all rounds, the smallest number is given as 1.
         """
         fewest, most = self.schedule.sizes(self.rounds)
         if not self._drops:
             return fewest, most
         count = self.stragglers.count
-        return fewest - count(fewest), most - count(most)
+        left = most - count(most)
+        return max(fewest - count(fewest), min(1, left)), left
 
     @cached_property
     def stragglers(self) -> Stragglers:

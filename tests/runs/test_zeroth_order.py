@@ -236,3 +236,12 @@ def test_slopes_need_the_memory_of_one_forward_pass() -> None:
     }
     # 8 MB for each activation: backward keeps 24 layers of two, a forward pass two or three.
     assert found["slopes"] < 0.3 * found["backward"], found
+
+
+def test_a_first_round_without_updates_is_no_sign_of_a_model_that_cannot_move(
+    tmp_path: Path,
+) -> None:
+    gone = "faults=[{kind: dropout_before, rounds: [1], clients: [0, 1, 2]}]"
+    first, *_ = run(tmp_path, "federation.min_participants=0", gone).rounds
+    assert first["participants"] == []
+    assert "unmoved" not in first

@@ -53,9 +53,10 @@ def too_few_clients(algorithm: Algorithm, name: str, clients: int) -> Mistakes:
     Args:
         algorithm: the federated algorithm.
         name: the name of the algorithm in the file.
-        clients: the smallest number of clients of a round.
+        clients: the smallest number of clients of a round; 0 if no round has clients, which other
+            rules refuse.
     """
-    if clients < algorithm.least_clients:
+    if 0 < clients < algorithm.least_clients:
         yield (
             _PATH,
             f"{name} needs at least {algorithm.least_clients} clients in a round with these "

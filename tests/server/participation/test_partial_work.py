@@ -2,9 +2,11 @@
 
 from collections import Counter
 
+import pytest
 from scipy import stats
 
 from fedsim.server.participation.participation import Participation, Stragglers
+from fedsim.server.participation.settings import CyclicParticipation, PartialWorkSettings
 from fedsim.server.settings import FederationSettings
 
 
@@ -52,3 +54,14 @@ def test_rounds_without_their_stragglers() -> None:
     everybody = participation(0.4, "drop", per_round=None)
     assert everybody.round_sizes == (6, 6)
     assert sum(everybody.planned_rounds()) == 6 * 400
+
+
+@pytest.mark.parametrize(("share", "sizes"), [(0.4, (1, 2)), (0.5, (1, 1)), (1.0, (0, 0))])
+def test_rounds_that_lose_all_their_clients_do_not_count_for_the_smallest(
+    share: float, sizes: tuple[int, int]
+) -> None:
+    groups = CyclicParticipation(scheme="cyclic", members=["0", "1-3"])
+    work = PartialWorkSettings(share=share, on_partial="drop")
+    plan = Participation(0, 4, 4, 8, groups, partial_work=work)
+    assert plan.round_sizes == sizes
+    assert len(plan.in_round(2)) == sizes[1]
