@@ -86,13 +86,16 @@ class EngineStreams:
         entropy = int(entropy) if isinstance(entropy, int) else [int(word) for word in entropy]
         return {"entropy": entropy, "spawn_key": [int(key) for key in self._root.spawn_key]}
 
-    def restore(self, state: Mapping[str, Any] | None) -> None:
-        """Restore the seed that `state` returned; if `state` is None, keep the current seed."""
-        if state is not None and self._secure is None:
-            self._root = np.random.SeedSequence(
-                state["entropy"], spawn_key=tuple(state["spawn_key"])
-            )
-            self._repeatable, self._noise_key = True, None
+    def restore(self, state: Mapping[str, Any] | None) -> bool:
+        """Restore the seed that `state` returned, if there is one; return whether it is restored.
+
+        Secure noise has no seed, so an engine with secure noise keeps its own random numbers.
+        """
+        if state is None or self._secure is not None:
+            return False
+        self._root = np.random.SeedSequence(state["entropy"], spawn_key=tuple(state["spawn_key"]))
+        self._repeatable, self._noise_key = True, None
+        return True
 
     def _sequence(self, purpose: Purpose, *numbers: int) -> np.random.SeedSequence:
         key = (*self._root.spawn_key, int(purpose), *numbers)
@@ -260,11 +263,20 @@ class BatchSchedule:
             "outside": self.outside.state(),
         }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the counts that `state` returned."""
+    def restore(self, state: Mapping[str, Any], *, same_batches: bool) -> None:
+        """Restore the counts that `state` returned.
+
+        Args:
+            state: the counts.
+            same_batches: whether the random streams draw the batches of the engine that stored the
+                counts. If not, a pass that it drew ends, as the rest of it is unknown.
+        """
+        sampling = self._terms.sampling
         self.steps, self._paid = int(state["steps"]), int(state["paid"])
         self._passes, self._place = int(state["passes"]), int(state["place"])
         self._seen, self._own_pass = int(state["seen"]), bool(state["own_pass"])
+        if self._own_pass and not same_batches and isinstance(sampling, EpochBatches):
+            self._place = sampling.batches
         self.outside.restore(state["outside"])
 
     def _begin_pass(self, *, drawn: bool) -> None:

@@ -68,7 +68,17 @@ class BatchSizes:
         self.counts[size] += 1
         batches = self.counts.total()
         # Later tests are rare, at powers of two: each sums over all sizes.
-        if batches > 64 and batches & (batches - 1):
+        if batches <= 64 or not batches & (batches - 1):
+            self.check()
+
+    def check(self) -> None:
+        """Test all sizes so far.
+
+        Raises:
+            NotPoissonError: Poisson sampling gives such sizes in less than one of 1e9 trainings.
+        """
+        batches = self.counts.total()
+        if not batches:
             return
         limit = 0.5 * FALSE_ALARM_PROBABILITY / (batches * (batches + 1))
         self._refuse_repeats(batches, limit)
@@ -232,10 +242,14 @@ class OutsideBatches:
         return {"sizes": dict(self._sizes.counts), "are_amplified": self.are_amplified}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the values that `state` returned."""
+        """Restore the values that `state` returned, and test the sizes of its batches again."""
         sizes = {int(size): int(count) for size, count in state["sizes"].items()}
         self._sizes.counts = Counter(sizes)
         self.are_amplified = bool(state["are_amplified"])
+        try:
+            self._sizes.check()
+        except NotPoissonError as error:
+            self._failure = error
 
     def _refuse_unaccounted(self) -> None:
         terms = self._terms

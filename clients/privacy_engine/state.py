@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NoReturn
 
 from fedsim.accountant import Event, PrivacyLedger, make_accountant
 from fedsim.accountant.privacy_filter import PrivacyFilter
@@ -21,6 +21,13 @@ class EngineSpending:
     terms: PrivacyTerms
     _streams: EngineStreams
     _steps: PrivateSteps
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a PrivacyEngine cannot be copied or pickled, because the copy would draw the same "
+            "noise for other releases, and the noise cancels in their difference; make a new "
+            "engine, and continue with state_dict() and load_state_dict() if need be"
+        )
 
     @property
     def steps(self) -> int:
@@ -138,7 +145,8 @@ class EngineSpending:
         """Resume from the `state_dict` of an engine that was made with the same arguments.
 
         Guarantee: with a seed, all further steps are bitwise equal to the steps of that engine. No
-        charge of this engine is lost.
+        charge of this engine is lost. Without a seed, the other batches of an unfinished pass over
+        shuffled data are unknown, so the next batch begins a new pass, which is charged.
 
         Raises:
             ValueError: the state has another format, or lacks charges that this engine has.
@@ -162,12 +170,14 @@ class EngineSpending:
                 f"the noise was calibrated to {noise:g} for all planned steps, but the state's "
                 f"steps had {state['noise_multiplier']:g}; make the engine with the same arguments"
             )
-        steps.ledger = ledger
-        steps.schedule.restore(state["schedule"])
-        steps.losses.restore(state["losses"])
-        self._streams.restore(state["streams"])
         if state["clipping"] is not None:
-            steps.use_mechanism(steps.mechanism.resume(state["clipping"]["max_grad_norm"]))
+            norm = state["clipping"]["max_grad_norm"]
+            norm = tuple(norm) if isinstance(norm, list) else norm  # JSON has no tuples
+            steps.use_mechanism(steps.mechanism.resume(norm))
+        steps.ledger = ledger
+        same_batches = self._streams.restore(state["streams"])
+        steps.schedule.restore(state["schedule"], same_batches=same_batches)
+        steps.losses.restore(state["losses"])
 
     def _check_claims(self) -> None:
         self._steps.schedule.outside.check_claim()

@@ -211,10 +211,9 @@ class PrivateSteps:
         self._model.discard()
 
     def use_mechanism(self, mechanism: DpSgdMechanism) -> None:
-        """Set the DP-SGD mechanism of the next steps."""
+        """Set the DP-SGD mechanism of the next steps, which differs in its clipping norms only."""
         if mechanism is not self.mechanism:
-            self.mechanism = mechanism.for_model(self._model.parameters)
-            self._made = None
+            self.mechanism, self._made = mechanism, None
 
     def split_batches(self, most: int | None) -> None:
         """Set the largest physical batch, and drop the sum of the unfinished batch.

@@ -655,6 +655,7 @@ def train(
         {},
         {"sampling": "shuffle"},
         {"max_grad_norm": AdaptiveClipping.flat(0.5, count_noise=2.0)},
+        {"max_grad_norm": AdaptiveClipping(("head.*", "*"), (0.5, 0.2), count_noise=2.0)},
         {"max_physical_batch": 3},
     ],
 )
@@ -688,6 +689,45 @@ def test_state_is_plain_and_keeps_no_seed_that_nobody_gave() -> None:
     engine = engine_for(net(), seed=None, noise_multiplier=1.0, max_grad_norm=1.0)
     assert engine.state_dict()["streams"] is None
     engine.load_state_dict(engine.state_dict())
+
+
+@pytest.mark.parametrize("secure_mode", [False, True])
+def test_without_a_seed_a_resumed_pass_is_a_new_pass(secure_mode: bool) -> None:
+    """The rest of the old shuffle is unknown; an example of both would be charged once."""
+    settings = {"noise_multiplier": 1.0, "max_grad_norm": 0.5, "sampling": "shuffle", "seed": None}
+    state = None
+    for _ in range(2):
+        model = net()
+        optimizer = sgd(model)
+        engine = checked(engine_for(model, secure_mode=secure_mode, **settings))
+        if state is not None:
+            engine.load_state_dict(state)
+            assert engine.remaining(engine.get_epsilon() * (1 + 1e-9)) == 0
+        with engine.attach(optimizer):
+            train(engine, model, optimizer, 3)
+        state = json.loads(json.dumps(engine.state_dict()))
+        assert engine.remaining(engine.get_epsilon() * (1 + 1e-9)) == 2
+    assert [count for _, count in engine.ledger.entries] == [2]
+
+
+def test_a_refused_state_changes_nothing() -> None:
+    model = net()
+    adaptive = AdaptiveClipping.flat(0.5, count_noise=2.0)
+    optimizer = sgd(model)
+    with engine_for(model, noise_multiplier=1.0, max_grad_norm=adaptive).attach(
+        optimizer
+    ) as engine:
+        train(engine, model, optimizer, 2)
+    fixed = engine_for(net(), noise_multiplier=1.0, max_grad_norm=0.5)
+    with pytest.raises(ValueError, match="fixed clip norm"):
+        fixed.load_state_dict(engine.state_dict())
+    assert (fixed.steps, len(fixed.ledger)) == (0, 0)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_an_engine_has_no_copy_with_the_same_noise(copied: Callable[[Any], Any]) -> None:
+    with pytest.raises(TypeError, match=r"same noise.*load_state_dict"):
+        copied(engine_for(net(), seed=None))
 
 
 def test_leaving_a_loop_within_a_batch_drops_it() -> None:

@@ -395,6 +395,10 @@ def test_a_shuffled_loader_is_not_poisson() -> None:
             ask()
     with pytest.raises(NotPoissonError):
         optimizer.step()
+    *_, resumed = attached(batch_size=32, sample_size=1000, batches="poisson")
+    resumed.load_state_dict(engine.state_dict())
+    with pytest.raises(NotPoissonError):
+        resumed.get_epsilon()
 
 
 def test_batches_larger_than_declared_are_not_poisson() -> None:
