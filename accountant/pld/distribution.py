@@ -169,7 +169,7 @@ def _delta(counts: _Counts, epsilon: float) -> float:
     delta = profile.delta(epsilon) if profile else 1.0
     if profile is None or delta < profile.resolution:
         delta = min(delta, _delta_by_rdp(counts, epsilon)[0])
-        if profile is not None and delta > 0.0:
+        if profile is not None and 0.0 < delta < 1.0:
             order = _epsilon_by_rdp(counts, delta)[1]  # as `_epsilon` takes it
             tilted = tilted_profile(steps, profile.spacing, order - 1.0, epsilon)
             delta = delta if tilted is None else min(delta, tilted.delta(epsilon))

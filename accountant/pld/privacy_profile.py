@@ -188,11 +188,13 @@ class DeltaCurve:
 
     def delta(self, epsilon: float) -> float:
         """Return the delta of the curve at `epsilon` >= 0."""
-        j = max(0, math.floor(epsilon / self.spacing) + 1 - self.first)  # first point above it
-        if j >= self.mass.size:
+        place = epsilon / self.spacing  # may be infinite
+        if place >= self.first + self.mass.size - 1:
             return min(1.0, self.missing)
+        j = max(0, math.floor(place) + 1 - self.first)  # first point above it
         gap = math.exp(min(0.0, epsilon - (self.first + j) * self.spacing))
-        return min(1.0, max(0.0, self.mass[j] - gap * self.discounted[j]) + self.missing)
+        above = float(self.mass[j] - gap * self.discounted[j])
+        return min(1.0, max(0.0, above) + self.missing)
 
     def epsilon(self, delta: float) -> float:
         """Return the least epsilon >= 0 with delta(epsilon) <= `delta`; infinity if none exists."""
@@ -330,6 +332,8 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 def _log_delta(mu: float, epsilon: float) -> float:
     """Return log of Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu)."""
     near, far = epsilon / mu - 0.5 * mu, epsilon / mu + 0.5 * mu
+    if near > 1e154:  # its square overflows
+        return -math.inf
     if mu < 1.0:
         # The two parts are alike. Their difference is the integral over s > 0 of
         # phi(near + s) (1 - e^(-mu s)), where nothing cancels.
@@ -341,6 +345,6 @@ def _log_delta(mu: float, epsilon: float) -> float:
     if near > -1.0:
         # Both parts share the factor phi(near); what is left, Mills ratios, stays of order 1.
         gap = float(erfcx(near / math.sqrt(2.0)) - erfcx(far / math.sqrt(2.0)))
-        return math.log(0.5 * max(gap, 5e-324)) - 0.5 * near * near
+        return math.log(max(0.5 * gap, 5e-324)) - 0.5 * near * near
     first, second = float(log_ndtr(-near)), epsilon + float(log_ndtr(-far))
     return first + math.log(-math.expm1(min(second - first, -1e-300)))

@@ -117,6 +117,23 @@ def test_epsilon_must_be_finite_and_not_negative(accountant: Accountant, epsilon
         accountant.get_delta(epsilon)
 
 
+@pytest.mark.parametrize(
+    "event",
+    [Gaussian(0.2), Gaussian(9.0), PoissonSampled(0.01, Gaussian(1.0))],
+    ids=["mu_above_1", "mu_below_1", "sampled"],
+)
+def test_delta_at_any_epsilon_is_a_plain_number(accountant: Accountant, event: Event) -> None:
+    accountant.compose(event, 3)
+    deltas = [accountant.get_delta(epsilon) for epsilon in (0.0, 1.0, 1e20, 1e300)]
+    assert 0.0 == deltas[-1] <= deltas[1] <= deltas[0] <= 1.0
+    assert {type(delta) for delta in deltas} == {float}
+
+
+def test_so_many_steps_that_no_delta_is_left() -> None:
+    accountant = PldAccountant().compose(PoissonSampled(0.001, Gaussian(5.0)), 10**12)
+    assert accountant.get_delta(1.0) == 1.0
+
+
 def test_best_order_belongs_to_rdp() -> None:
     spent = RdpAccountant().compose(STEP, 100).get_privacy_spent(1e-5)
     assert spent.best_order in DEFAULT_ORDERS
