@@ -156,6 +156,7 @@ class BatchSchedule:
         self._place = 0  # number of batches of the current pass so far
         self._seen = 0  # number of examples of the current pass so far
         self._own_pass = False  # whether the engine draws the batches of the current pass
+        self._divided = 0  # number of examples that a pass of its own divides among its batches
 
     @property
     def steps_paid(self) -> int:
@@ -189,6 +190,7 @@ class BatchSchedule:
 
         Raises:
             ValueError: `num_examples` is above the public `sample_size`.
+            EpochError: a pass over another number of examples is unfinished.
         """
         sampling, most = self._terms.sampling, self._terms.sample_size
         if num_examples > most and self._terms.adjacency != "add_remove":
@@ -203,6 +205,13 @@ class BatchSchedule:
         if not isinstance(sampling, EpochBatches):
             raise TypeError(f"the engine cannot draw batches by {type(sampling).__name__}")
         number, place = self._next_own(sampling.batches)
+        if place and num_examples != self._divided:
+            raise EpochError(
+                f"the data have {num_examples} rows, and a pass over {self._divided} rows is "
+                f"unfinished, so an example could be in two of its batches: take its other "
+                f"{sampling.batches - place} batches first"
+            )
+        self._divided = num_examples
         divided = sampling.divide(num_examples, self._streams.of_batch(number))
         for _ in range(steps):
             if place == sampling.batches:
@@ -260,6 +269,7 @@ class BatchSchedule:
             "place": self._place,
             "seen": self._seen,
             "own_pass": self._own_pass,
+            "divided": self._divided,
             "outside": self.outside.state(),
         }
 
@@ -275,6 +285,7 @@ class BatchSchedule:
         self.steps, self._paid = int(state["steps"]), int(state["paid"])
         self._passes, self._place = int(state["passes"]), int(state["place"])
         self._seen, self._own_pass = int(state["seen"]), bool(state["own_pass"])
+        self._divided = int(state["divided"])
         if self._own_pass and not same_batches and isinstance(sampling, EpochBatches):
             self._place = sampling.batches
         self.outside.restore(state["outside"])

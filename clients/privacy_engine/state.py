@@ -12,7 +12,7 @@ from fedsim.clients.privacy_engine.batch_schedule import EngineStreams
 from fedsim.clients.privacy_engine.steps import PrivateSteps
 from fedsim.clients.privacy_engine.terms import PrivacyTerms
 
-_SCHEMA = 2
+_SCHEMA = 3
 
 
 class EngineSpending:

@@ -32,7 +32,7 @@ from fedsim.clients import PrivacyEngine
 from fedsim.clients.clipping.adaptive import AdaptiveClipping
 from fedsim.clients.clipping.clipping import AutomaticClipping, LayerClipping
 from fedsim.clients.gradients.per_example import ClipBounds, ClippedRows
-from fedsim.clients.privacy_engine.batch_schedule import BudgetExhaustedError
+from fedsim.clients.privacy_engine.batch_schedule import BudgetExhaustedError, EpochError
 from fedsim.clients.privacy_engine.loaders import SkippedBatchError
 from fedsim.clients.privacy_engine.recorded_pass import PaddedRecording
 
@@ -691,11 +691,27 @@ def test_state_is_plain_and_keeps_no_seed_that_nobody_gave() -> None:
     engine.load_state_dict(engine.state_dict())
 
 
+def test_a_pass_has_one_data_set() -> None:
+    x, y = data(40)
+    model = net()
+    optimizer = sgd(model)
+    engine = engine_for(model, sampling="shuffle", noise_multiplier=1.0, max_grad_norm=0.5)
+    with engine.attach(optimizer):
+        train(engine, model, optimizer, 3)
+        with pytest.raises(EpochError, match=r"20 rows.* 40 rows.* other 2 batches"):
+            next(iter(engine.batches(x[:20], y[:20])))
+        train(engine, model, optimizer, 2)
+        for a, b in engine.batches(x[:20], y[:20], steps=1):
+            backward(model, a, b)
+            optimizer.step()
+    assert [count for _, count in engine.ledger.entries] == [2]
+
+
 @pytest.mark.parametrize("secure_mode", [False, True])
 def test_without_a_seed_a_resumed_pass_is_a_new_pass(secure_mode: bool) -> None:
     """The rest of the old shuffle is unknown; an example of both would be charged once."""
     settings = {"noise_multiplier": 1.0, "max_grad_norm": 0.5, "sampling": "shuffle", "seed": None}
-    state = None
+    state, entries = None, ()
     for _ in range(2):
         model = net()
         optimizer = sgd(model)
@@ -705,9 +721,9 @@ def test_without_a_seed_a_resumed_pass_is_a_new_pass(secure_mode: bool) -> None:
             assert engine.remaining(engine.get_epsilon() * (1 + 1e-9)) == 0
         with engine.attach(optimizer):
             train(engine, model, optimizer, 3)
-        state = json.loads(json.dumps(engine.state_dict()))
+        state, entries = json.loads(json.dumps(engine.state_dict())), engine.ledger.entries
         assert engine.remaining(engine.get_epsilon() * (1 + 1e-9)) == 2
-    assert [count for _, count in engine.ledger.entries] == [2]
+    assert [count for _, count in entries] == [2]
 
 
 def test_a_refused_state_changes_nothing() -> None:
