@@ -365,7 +365,13 @@ def test_wrong_commands(command: Command, arguments: list[str], hint: str) -> No
 def test_a_large_delta_is_flagged(command: Command) -> None:
     code, _, err = command("run", "good.yaml", "--out", "r", "privacy.delta=0.01")
     assert code == 0
-    assert "warning: δ is not below 1 / examples for the clients 0, 1, 2" in err
+    warning = "δ is not below 1 / examples for clients 0, 1, 2"
+    assert f"warning: {warning}" in err
+    code, out, _ = command("plan", "good.yaml", "privacy.delta=0.01")
+    assert code == 0
+    assert f"warning: {warning}" in out
+    planned = json.loads(command("plan", "good.yaml", "privacy.delta=0.01", "--json")[1])
+    assert planned["warnings"][0].startswith(warning)
 
 
 def test_a_delta_for_whole_clients_is_measured_by_their_number_and_epsilon_has_one_name(

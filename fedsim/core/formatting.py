@@ -1,12 +1,14 @@
 """Formatting of numbers as text for reports and the terminal."""
 
 import math
+import re
 from collections.abc import Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
 from fedsim.core.metrics import metric_entry
 
 _MAX_NAMED_CLIENTS = 10
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def epsilon_text(epsilon: float | None) -> str:
@@ -107,6 +109,11 @@ def some_of(words: Sequence[str], most: int) -> str:
 def shortened(text: str, most: int) -> str:
     """Return at most `most` characters of the text; the last one is `…` if the text was cut."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def printable(text: str) -> str:
+    """Return a text with `?` for each control character, which a terminal would obey."""
+    return _CONTROL.sub("?", text)
 
 
 def dtype_text(dtype: object) -> str:

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from statistics import median_high
 
 from fedsim.clients.mechanisms.plan import Accounting, PrivacyBudgetError, PrivacyPlan
-from fedsim.core.formatting import epsilon_text
+from fedsim.core.formatting import clients_text, epsilon_text
 from fedsim.data import DataError
 from fedsim.experiment import Experiment
 from fedsim.federation.federation import Federation
+from fedsim.statement.facts import clients_with_large_delta
 
 _MAX_RATE_RATIO = 3.0  # largest sampling rate over the median that needs no warning
 
@@ -70,6 +71,32 @@ def full_batch_note(experiment: Experiment, sizes: Sequence[int]) -> str | None:
         f"({min(declared):,} examples) and {usual:.2g} for the median client: small clients get "
         f"the most noise{fix}"
     )
+
+
+def privacy_warnings(federation: Federation) -> list[str]:
+    """Return warnings about a δ that is too large, and about constants from private rows."""
+    plans, lines = federation.plan.clients or (), list[str]()
+    protects_clients = federation.experiment.release_kind.protects_client
+    loose = clients_with_large_delta(
+        [plan.delta for plan in plans],
+        [plan.examples for plan in plans],
+        protects_clients=protects_clients,
+    )
+    if loose:
+        of, unit = f"examples for {clients_text(loose)}", "a whole example"
+        if protects_clients:
+            of, unit = "the number of clients", "everything of one client"
+        lines.append(
+            f"δ is not below 1 / {of}: such a δ allows publishing {unit}; choose a smaller "
+            "privacy.delta"
+        )
+    if plans and "constants" in (federation.experiment.public_parts or {}):
+        lines.append(
+            "the constants of columns were read from the rows, and no ε covers that "
+            "(data.dataset.constants: from_rows); before an ε is published, put public constants "
+            "into data.dataset.columns and remove the key"
+        )
+    return lines
 
 
 def _declared_sizes(experiment: Experiment, sizes: Sequence[int]) -> Sequence[int]:

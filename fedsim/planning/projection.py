@@ -19,7 +19,12 @@ from fedsim.core.text_formats import finite_or_none
 from fedsim.experiment import Experiment, LoadedExperiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
-from fedsim.federation.plan_checks import full_batch_note, last_round, refuse_overspending
+from fedsim.federation.plan_checks import (
+    full_batch_note,
+    last_round,
+    privacy_warnings,
+    refuse_overspending,
+)
 from fedsim.planning.alternatives import (
     PlannedCell,
     PlannedCorrelation,
@@ -110,7 +115,7 @@ class PlannedClient:
 
     Attributes:
         client: the client's number.
-        examples: public number of examples, which sets the sampling rate.
+        examples: public number of examples, which sets the sampling rate; 0 if it is private.
         sampling_rate: expected share of the examples in a batch.
         noise_multiplier: noise multiplier z, given or calibrated.
         rounds: number of rounds for which the client is scheduled.
@@ -170,10 +175,13 @@ class Plan:
         rho: largest planned ρ of zero-concentrated DP of any client; None if the noise is not
             calibrated to a ρ.
         clients: projected privacy spend of each client.
-        median_client: number of the client with the median number of examples.
+        median_client: number of the client with the median number of examples, of those that take a
+            step if any does.
         variations: projected spend of the median client, each with one setting changed.
         refusal: reason why `fedsim run` refuses the plan; None if it does not.
         note: warning that the batch size is too large for the smallest clients; None if it is not.
+        warnings: the warnings about privacy that a run prints at its start, such as a δ that is too
+            large.
         cells: plans of the experiment under every trust model and privacy unit.
         bounds: ε by several bounds, for each group of clients with equal privacy settings; None if
             no bounds were requested.
@@ -187,6 +195,7 @@ class Plan:
     variations: tuple[Variation, ...]
     refusal: str | None = None
     note: str | None = None
+    warnings: tuple[str, ...] = ()
     cells: tuple[PlannedCell, ...] = ()
     bounds: tuple[BoundCurve, ...] | None = None
     correlations: tuple[PlannedCorrelation, ...] = ()
@@ -220,6 +229,7 @@ class Plan:
             "median_client": self.median_client,
             "refusal": self.refusal,
             "note": self.note,
+            "warnings": list(self.warnings),
             "cells": [cell.to_json() for cell in self.cells],
             "correlations": [vars(row) for row in self.correlations] or None,
             "bounds": None if self.bounds is None else [curve.to_json() for curve in self.bounds],
@@ -264,8 +274,9 @@ def plan_experiment(
         _plan_client(federation, client, planned, curve=curves)
         for client, planned in enumerate(rounds)
     )
-    middle = median_low(client.examples for client in clients)
-    median = next(client for client in clients if client.examples == middle)
+    trained = [client for client in clients if client.steps] or clients
+    middle = median_low(client.examples for client in trained)
+    median = next(client for client in trained if client.examples == middle)
     plan = Plan(
         target_epsilon=privacy.target_epsilon,
         clients=clients,
@@ -273,6 +284,7 @@ def plan_experiment(
         variations=tuple(_variations(loaded, federation, median)),
         refusal=budget_refusal(federation),
         note=full_batch_note(loaded.experiment, federation.data.clients.sizes),
+        warnings=tuple(privacy_warnings(federation)),
         cells=plan_cells(loaded, federation),
         bounds=None
         if further is None

@@ -173,6 +173,13 @@ _POINTS = {
 }
 
 
+_ENDED = {
+    "stopped": "The run stopped early",
+    "interrupted": "The run was interrupted",
+    "failed": "The run failed",
+}
+"""The end of a run in words, by its status; a completed run needs none."""
+
 _HERE = Path(__file__).parent
 
 
@@ -221,6 +228,7 @@ def _context(contents: RunContents) -> dict[str, Any]:
     facts = contents.facts
     return {
         **headlines(contents),
+        "ended": _ENDED.get(contents.summary["status"]),
         "facts": facts,
         "points": _POINTS,
         "attack": _attack(facts),

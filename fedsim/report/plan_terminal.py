@@ -122,16 +122,17 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
     """Print a privacy plan: the clients with the largest ε, and the effect of changed settings."""
     console = console or Console()
     budgets = any(client.target_epsilon is not None for client in plan.clients)
+    sizes = any(client.examples for client in plan.clients)  # else they are private
     table = figure_table(
         "Planned for each client",
-        ["client", "examples", "q", "z", "rounds", "steps", "ε"]
+        ["client", *["examples"] * sizes, "q", "z", "rounds", "steps", "ε"]
         + ["budget", "affords", "until"] * budgets,
     )
     ordered = sorted(plan.clients, key=lambda client: -client.epsilon)[:MAX_TABLE_CLIENTS]
     for client in sorted(ordered, key=lambda client: client.client):
         table.add_row(
             client_text(client.client, client.name),
-            str(client.examples),
+            *[str(client.examples)] * sizes,
             f"{client.sampling_rate:.4g}",
             f"{client.noise_multiplier:.4g}",
             str(client.rounds),
@@ -173,6 +174,8 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
         f"largest ε = {epsilon_text(plan.system_epsilon)}{goal} at δ = {delta_text(plan.delta)}"
         f"{rho}; no training was done",
     )
+    for warning in plan.warnings:
+        print_sentence(console, f"warning: {warning}", style="yellow")
 
 
 def _budget_cells(client: PlannedClient) -> list[str]:

@@ -45,11 +45,10 @@ from fedsim.data.settings import FileDataset
 from fedsim.federation.client_plans import ignored_weighting
 from fedsim.federation.federation import Federation
 from fedsim.federation.first_checks import still_warnings
-from fedsim.federation.plan_checks import full_batch_note
+from fedsim.federation.plan_checks import full_batch_note, privacy_warnings
 from fedsim.report.terminal import print_sentence
 from fedsim.runs.records import MIN_REPETITIONS
 from fedsim.server.round_report import numbers_of
-from fedsim.statement.facts import clients_with_large_delta
 
 _MAX_NAMES = 5
 _MAX_NAME_CHARS = 80
@@ -163,30 +162,7 @@ def warnings(federation: Federation) -> list[str]:
     The warnings name parameters that training would not change, clients whose δ is too large, and
     constants that were read from private rows.
     """
-    lines, plans = list(still_warnings(federation.model.still)), federation.plan.clients
-    if plans is None:
-        return lines
-    protects_clients = federation.experiment.release_kind.protects_client
-    loose = clients_with_large_delta(
-        [plan.delta for plan in plans],
-        [plan.examples for plan in plans],
-        protects_clients=protects_clients,
-    )
-    if loose:
-        of, unit = f"examples for the clients {', '.join(map(str, loose[:10]))}", "a whole example"
-        if protects_clients:
-            of, unit = "the number of clients", "everything of one client"
-        lines.append(
-            f"δ is not below 1 / {of}: such a δ allows publishing {unit}; choose a smaller "
-            "privacy.delta"
-        )
-    if "constants" in (federation.experiment.public_parts or {}):
-        lines.append(
-            "the constants of columns were read from the rows, and no ε covers that "
-            "(data.dataset.constants: from_rows); before an ε is published, put public constants "
-            "into data.dataset.columns and remove the key"
-        )
-    return lines
+    return [*still_warnings(federation.model.still), *privacy_warnings(federation)]
 
 
 _PATIENCE_SECONDS = 5.0  # without a terminal, only a longer phase gets a line

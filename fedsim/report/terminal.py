@@ -6,10 +6,18 @@ from collections.abc import Sequence
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
-from fedsim.core.formatting import count_text, delta_text, duration_text, metric_text, shortened
+from fedsim.core.formatting import (
+    count_text,
+    delta_text,
+    duration_text,
+    metric_text,
+    printable,
+    shortened,
+)
 from fedsim.report.contents import RunContents, read_contents
 from fedsim.runs.client_columns import client_places
 from fedsim.runs.directory import KEPT, RunDirectory
@@ -47,6 +55,7 @@ def wrap_text(text: str, width: int, *, indent: str = "") -> str:
 
 def print_sentence(console: Console, text: str, style: str | None = None) -> None:
     """Print a sentence: in a terminal, wrapped to its width; elsewhere on one line."""
+    text = printable(text)
     if console.is_terminal:
         text = wrap_text(text, console.width, indent="  ")
     console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
@@ -72,7 +81,7 @@ def figure_table(title: str, numbers: list[str], *, texts: Sequence[str] = ()) -
     """
     table = Table(
         box=box.SIMPLE_HEAD,
-        title=title,
+        title=escape(title),
         title_justify="left",
         caption_justify="left",
         padding=(0, 1, 0, 0),
@@ -85,24 +94,26 @@ def figure_table(title: str, numbers: list[str], *, texts: Sequence[str] = ()) -
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print a table without cutting numbers.
+    """Print a table without cutting numbers; brackets in a cell are text, not markup of rich.
 
     A table that is too wide gets less padding, or else is printed wider than the terminal.
     """
     if _width(console, table) > console.width:
         table.padding = (0, 0, 0, 0)
-    console.print(table, width=max(_width(console, table), console.width), crop=False)
+    width = max(_width(console, table), console.width)
+    console.print(table, width=width, crop=False, markup=False)
 
 
 def _width(console: Console, table: Table) -> int:
-    return Measurement.get(
-        console, console.options.update(width=_MAX_WIDTH_CHARACTERS), table
-    ).maximum
+    options = console.options.update(width=_MAX_WIDTH_CHARACTERS, markup=False)
+    return Measurement.get(console, options, table).maximum
 
 
 def client_text(client: int, name: str | None) -> str:
     """Return a client's number, followed by its name if it has one."""
-    return str(client) if name is None else f"{client} {shortened(name, _MAX_NAME_CHARS)}"
+    return (
+        str(client) if name is None else f"{client} {shortened(printable(name), _MAX_NAME_CHARS)}"
+    )
 
 
 def print_result(
@@ -177,7 +188,7 @@ def _privacy_table(contents: RunContents) -> Table:
 def _summary(contents: RunContents, waited: float | None) -> list[str]:
     """Return the summary of a run: a line each on the run, the model and the guarantee."""
     summary, lost = contents.summary, contents.facts.run.lost_updates
-    reason = f": {summary['reason']}" if summary["status"] == "stopped" else ""
+    reason = f": {summary['reason']}" if summary["status"] in ("stopped", "failed") else ""
     scores = contents.scores
     baseline = f" ({scores.baseline})" if scores is not None and scores.baseline else ""
     metrics = ", ".join(
@@ -207,7 +218,7 @@ def _time(contents: RunContents, waited: float | None) -> str:
     if contents.has_times:
         whole = waited or rounds + sum(contents.setup.values())
         return f"in {duration_text(whole)} (rounds: {duration_text(rounds)})"
-    hidden = "not recorded, as times would tell how many clients took part"
+    hidden = "times are not recorded, as they would tell how many clients took part"
     return f"({hidden})" if waited is None else f"in {duration_text(waited)} ({hidden})"
 
 

@@ -56,4 +56,4 @@ def test_a_shipped_experiment_runs_without_loss_or_warning(path: Path, tmp_path:
     text = printed.file.getvalue()
     assert "warning" not in text
     times = [row["seconds"] for row in rows]
-    assert min(times) > 0 or "in 12.0 s (not recorded, as times would tell" in text
+    assert min(times) > 0 or "in 12.0 s (times are not recorded, as they would tell" in text

@@ -62,6 +62,12 @@ def test_variations_go_the_right_way() -> None:
     assert spent["half the rounds"] < spent["as planned"] < spent["double the rounds"]
 
 
+def test_variations_are_of_a_client_that_takes_a_step() -> None:
+    plan = planned(**{"federation.rounds": 1, "federation.clients_per_round": 1})
+    steps = {client.client: client.steps for client in plan.clients}
+    assert min(steps.values()) == 0 < steps[plan.median_client]
+
+
 SHARED: dict[str, Any] = {
     "privacy": {
         **EXPERIMENT["privacy"],

@@ -215,6 +215,14 @@ def test_nothing_finished_is_said(make_run):
     assert "svg" not in page.names()
 
 
+def test_the_page_says_how_a_run_ended(make_run):
+    assert "The run failed. every client failed" in Page(report_of(make_run(status="failed"))).text
+    directory = make_run(status="stopped")
+    summary = directory.read_json("summary.json")
+    directory.write_json("summary.json", {**summary, "reason": "every budget is spent"})
+    assert "The run stopped early. every budget is spent" in Page(report_of(directory)).text
+
+
 def test_a_federation_without_a_bound_states_no_finite_guarantee_anywhere(
     make_run, private_client, make_rounds
 ):

@@ -14,7 +14,7 @@ from fedsim.federation.assembly import assemble
 from fedsim.planning.projection import plan_experiment
 from fedsim.report.plan_terminal import print_plan
 from fedsim.report.progress import ProgressCallback
-from fedsim.report.terminal import print_result, wrap_text
+from fedsim.report.terminal import print_result, print_sentence, wrap_text
 
 
 def terminal() -> Console:
@@ -101,6 +101,27 @@ def test_an_infinite_epsilon_names_its_clients(make_run, private_client):
     text = printed(make_run(clients=spends, rounds=5))
     assert "every client within" not in text
     assert "no guarantee for the federation: ε = ∞ for client 1" in text
+
+
+def test_a_name_is_shown_as_text_that_no_terminal_obeys(make_run, private_client):
+    spends = [{**private_client(0, 100, 2.0, 5), "name": "[/x] [b]A \x1b[2J\nε = 0"}]
+    assert "0 [/x] [b]A ?[2J?ε = 0 " in printed(make_run(clients=spends, rounds=5))
+    console = terminal()
+    print_sentence(console, "recall of \x1b[2J: 0%")
+    assert shown(console) == "recall of ?[2J: 0%\n"
+
+
+def test_a_failed_run_says_why(make_run):
+    text = printed(make_run(rounds=3, status="failed"))
+    assert "failed after 3 rounds" in text
+    assert "every client failed" in text
+
+
+def test_a_plan_shows_no_private_number_of_examples():
+    console, bound = terminal(), {"max_grad_norm": None, "max_update_norm": 0.5}
+    privacy = {**EXPERIMENT["privacy"], "unit": "client", **bound}
+    print_plan(plan_experiment(load_experiment({**EXPERIMENT, "privacy": privacy})), console)
+    assert "client  q" in shown(console)
 
 
 def headline(**privacy: object) -> str:
