@@ -18,6 +18,8 @@ from fedsim.catalog import KEYS
 from fedsim.cli import cli, main
 from fedsim.cli.options import command_imports
 from fedsim.core.errors import FedsimError
+from fedsim.runs.directory import RunDirectory
+from fedsim.runs.manifest import write_manifest
 
 GOOD = """\
 name: tiny
@@ -307,6 +309,25 @@ def test_run_prints_the_result_on_stdout_and_talks_on_stderr(command: Command) -
 
 
 @pytest.mark.parametrize(
+    ("file", "key", "value"),
+    [("summary.json", "setup", None), ("scores.json", "majority", {"class": "x", "share": 0.1})],
+)
+def test_a_figure_that_no_run_writes_is_a_problem_of_the_run(
+    command: Command, file: str, key: str, value: object
+) -> None:
+    assert command("run", "good.yaml", "--quiet", "--out", "r")[0] == 0
+    path = command.directory / "r" / file
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    write_manifest(RunDirectory(path.parent))  # a forger, or another program, wrote the rest anew
+    page = (path.parent / "report.html").read_bytes()
+    code, out, err = command("report", "r")
+    assert (code, out) == (1, "")
+    assert "r: " in err
+    assert "not sound" in err
+    assert (path.parent / "report.html").read_bytes() == page
+
+
+@pytest.mark.parametrize(
     ("override", "is_advised"),
     [("federation.rounds=1", True), ("privacy=off", False), ("privacy.unit=client", False)],
 )
@@ -350,6 +371,10 @@ def test_a_used_run_directory_is_refused(command: Command) -> None:
         (["run", "missing.yaml"], "missing.yaml: no such file"),
         (["validate", "good.yaml", "rounds"], "key.path=value"),
         (["report", "."], "not a run directory"),
+        (
+            ["compare", "good.yaml", "name=" + 300 * "a", "--vary", "local.steps=1,2"],
+            "at most 100 char",
+        ),
         (["runn", "good.yaml"], "runn"),
         (["run"], "FILE"),
         (["run", "good.yaml", "--output", "x"], "--out"),

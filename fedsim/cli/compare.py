@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from os.path import exists, isdir  # pathlib's raise where an override is too long for a path
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +99,7 @@ def compare_command(
     charged before the first one, of which the best model alone is kept. It prints two figures, one
     for the server and the clients, and one for an observer of nothing but that model.
     """  # noqa: D301  click keeps the lines after \b
-    if any(Path(source).is_dir() for source in sources):
+    if any(map(isdir, sources)):
         chosen = {name: options.pop(name) for name in _OF_RUNS}
         _refuse_options({**options, "select": select}, "run directories")
         _compare_runs(sources, chosen, quiet=quiet, as_json=as_json)
@@ -198,11 +199,11 @@ def _refuse_other_files(file: str, overrides: Sequence[str]) -> None:
         UsageError: there are other arguments; the message names the fix.
     """
     for text in overrides:
-        if "=" not in text or Path(text).exists():
+        if "=" not in text or exists(text):
             raise click.UsageError(
                 f"{text!r} is no run directory; compare one FILE, or several RUN directories"
             )
-    if not Path(file).exists() and not Path(file).suffix:
+    if not exists(file) and not Path(file).suffix:
         raise click.UsageError(f"{file!r} does not exist; name a FILE, or several RUN directories")
 
 

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,20 +30,29 @@ def report_command(directory: str, as_json: bool) -> None:
     A run that `fedsim verify` does not find sound gets no page: exit code 1, one line per mismatch.
     """
     with command_imports():
-        from fedsim.report.html import write_report
+        from fedsim.report.contents import read_contents
+        from fedsim.report.html import render_report, save_report
         from fedsim.report.progress import shown_phases
         from fedsim.report.terminal import print_result
         from fedsim.runs.directory import RunDirectory
         from fedsim.runs.run_lock import hold_run
         from fedsim.runs.verification import verify_run
+        from fedsim.runs.verification.spend import attempt
 
-    run_directory = RunDirectory.open(Path(directory))
+    run_directory, pages = RunDirectory.open(Path(directory)), list[str]()
+
+    def render() -> Iterator[str]:
+        pages.append(render_report(read_contents(run_directory)))
+        yield from ()
+
     with hold_run(run_directory.path), shown_phases() as phases:
         phases.begin("checking the run")
         problems = verify_run(run_directory, pages=False).problems
         if not problems:
             phases.begin("writing the report")
-            write_report(run_directory)
+            problems = attempt("figures beside the checked ones", render)
+        if not problems:
+            save_report(run_directory, pages[0])
     if problems:
         problem_lines = "\n".join(f"{directory}: {problem}" for problem in problems)
         fail(

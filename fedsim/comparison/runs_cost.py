@@ -356,6 +356,9 @@ def _together(everything: Composition) -> str:
     private = everything.runs - everything.not_private
     if not private:
         return "None of the runs had privacy."
+    runs, cost, have = f"{private} runs", "together cost", "together have"
+    if private == 1:
+        runs, cost, have = "run", "costs", "has"
     without = (
         f"; the other {everything.not_private} had no privacy, so there is no finite ε for all"
         if everything.not_private
@@ -363,13 +366,13 @@ def _together(everything: Composition) -> str:
     )
     if everything.epsilon is None and everything.against is None:
         return (
-            f"The {private} runs with privacy have two units or adjacencies, which do not compose "
+            f"The {runs} with privacy have two units or adjacencies, which do not compose "
             f"to one ε{without}."
         )
     if everything.epsilon is None:
-        return f"The {private} runs with privacy together have no finite ε{without}."
+        return f"The {runs} with privacy {have} no finite ε{without}."
     return (
-        f"The {private} runs with privacy in this directory together cost ε ≤ "
+        f"The {runs} with privacy in this directory {cost} ε ≤ "
         f"{epsilon_text(everything.epsilon)} at δ = {everything.delta:g}{_view(everything)} "
         "(Rényi composition; in "
         f"each run the client with the largest spend){without}.{_shared(everything)}"

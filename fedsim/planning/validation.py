@@ -164,7 +164,8 @@ class DataFindings:
         """Return the facts about the data as lines of text."""
         low, high = self.test_range
         shape = " x ".join(map(str, self.federation.data.input_shape))
-        lines = [f"an example has {shape} values, from {low:.4g} to {high:.4g} in the test set"]
+        values = "value" if shape == "1" else "values"
+        lines = [f"an example has {shape} {values}, from {low:.4g} to {high:.4g} in the test set"]
         if (classes := self.test_classes) is not None:
             shown = [f"{name}: {n:,}" for name, n in islice(classes.items(), _MAX_CLASSES)]
             more = len(classes) - len(shown)

@@ -98,9 +98,17 @@ class Scores:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Scores":
-        """Return the scores from the parsed content of `scores.json`."""
+        """Return the scores from the parsed content of `scores.json`.
+
+        Raises:
+            ValueError: two parts of the content have other classes.
+        """
         majority, matrix = content["majority"], content["confusion"]
         rows = [ClassScore(*(row[key] for key in _CLASS_KEYS)) for row in content["by_class"]]
+        if majority is not None and majority["class"] not in (None, *(row.name for row in rows)):
+            raise ValueError(f"majority has class {majority['class']!r:.40}, and by_class has not")
+        if matrix is not None and len(matrix) != len(rows):
+            raise ValueError("confusion and by_class have other numbers of classes")
         return cls(
             classes=tuple(rows),
             confusion=None if matrix is None else tuple(tuple(line) for line in matrix),
@@ -254,9 +262,10 @@ def read_scores(directory: RunDirectory) -> Scores | None:
     """
     if not (directory.path / FILE).exists():
         return None
+    content = directory.read_json(FILE)
     try:
-        return Scores.from_json(directory.read_json(FILE))
-    except (KeyError, TypeError) as error:
+        return Scores.from_json(content)
+    except (KeyError, TypeError, ValueError) as error:
         raise DamagedRunError.of(directory.path / FILE, f"no such scores: {error!r:.80}") from error
 
 

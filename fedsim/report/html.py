@@ -189,7 +189,12 @@ def write_report(directory: RunDirectory) -> None:
     Raises:
         RunDirectoryError: the run has no result files.
     """
-    directory.write_text("report.html", render_report(read_contents(directory)))
+    save_report(directory, render_report(read_contents(directory)))
+
+
+def save_report(directory: RunDirectory, page: str) -> None:
+    """Write a rendered report as `report.html` of a run directory, and list it in the manifest."""
+    directory.write_text("report.html", page)
     list_again(directory, "report.html")
 
 

@@ -38,6 +38,7 @@ from fedsim.core.formatting import (
     delta_text,
     epsilon_text,
     metric_text,
+    printable,
     range_text,
     some_of,
 )
@@ -131,7 +132,7 @@ def _clients(federation: Federation) -> str:
     count, names = count_text(federation.num_clients, "client"), federation.data.client_names
     if names is None or len(names) > _MAX_NAMES or sum(map(len, names)) > _MAX_NAME_CHARS:
         return count
-    return f"{count} ({', '.join(names)})"
+    return f"{count} ({', '.join(map(printable, names))})"
 
 
 def _feature_names(federation: Federation) -> list[str] | None:

@@ -8,7 +8,7 @@ from math import floor, log10
 from pathlib import Path
 from string import Template
 
-from fedsim.core.formatting import count_text
+from fedsim.core.formatting import count_text, printable
 from fedsim.data.file_names import unknown_name
 from fedsim.data.files import TABLE_SUFFIXES
 from fedsim.data.settings import FileDataset
@@ -243,7 +243,7 @@ def _text(
         else f"{{scheme: column, column: {flow_text(draft.clients)}}}   # a client for each value"
     )
     values: dict[str, object] = {
-        "file": data.name,
+        "file": printable(data.name),  # a line break would end the comment
         "name": experiment_name(draft.path.parent),
         "path": flow_text(Path(os.path.relpath(data.resolve(), base)).as_posix()),
         "target": _beside(flow_text(draft.target), draft.target_reason),

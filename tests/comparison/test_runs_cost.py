@@ -107,6 +107,14 @@ def test_runs_compose_as_the_accountant_says_with_each_runs_worst_client(out: Pa
     assert (found.everything.runs, found.everything.not_private) == (6, 2)
 
 
+def test_a_single_private_run_is_named_as_one(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "plain" / "seed-0", private=False)
+    write_run(tmp_path / "runs" / "a" / "seed-0", (STRONG, 30))
+    runs = results(variant("plain", [0.9], private=False), variant("a", [0.5]))
+    statement = tuning_cost(runs, tmp_path, None).statement
+    assert "The run with privacy in this directory costs ε ≤ " in statement
+
+
 @pytest.mark.parametrize("event", [PoissonSampled(0.1, Gaussian(0.05)), EpsilonDelta(0.1, 1e-9)])
 def test_where_nothing_is_proven_there_is_no_finite_epsilon(
     tmp_path: Path, event: PoissonSampled | EpsilonDelta

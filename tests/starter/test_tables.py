@@ -44,6 +44,12 @@ def init(*arguments: object) -> Result:
     return CliRunner().invoke(cli, ["init", *map(str, arguments)])
 
 
+def test_the_name_of_a_table_is_no_key_of_the_draft(tmp_path: Path) -> None:
+    path = table(tmp_path).rename(tmp_path / "a\nprivacy: off  #.csv")
+    experiment = load_experiment(write_table_experiment(tmp_path / "d", path).path).experiment
+    assert experiment.privacy is not None
+
+
 def test_the_draft_runs_as_it_stands_and_every_page_says_what_it_read(tmp_path: Path) -> None:
     experiment = write_table_experiment(tmp_path / "d", table(tmp_path)).path
     found = check_data(load_experiment(experiment))
