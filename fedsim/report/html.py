@@ -120,7 +120,11 @@ def _recomputation(
 
 
 def _in_full(epsilon: float | None) -> str:
-    return "infinite" if epsilon is None else repr(epsilon)
+    return (
+        "infinite, without noise or where nothing is proven of the sampler"
+        if epsilon is None
+        else repr(epsilon)
+    )
 
 
 def _merged(ledger: list[dict[str, Any]]) -> list[tuple[str, int]]:

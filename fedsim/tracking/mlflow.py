@@ -1,6 +1,7 @@
 """Tracker for MLflow: logs to `MLFLOW_TRACKING_URI`, or to `mlflow/` in the run directory."""
 
 import os
+import re
 import time
 from collections.abc import Mapping
 from importlib import import_module
@@ -9,6 +10,7 @@ from typing import Any
 from fedsim.tracking.callbacks import TrackedRun
 
 _MAX_VALUE_CHARS = 500  # MLflow refuses longer parameters
+_NOT_IN_NAMES = re.compile(r"[^\w./ -]")  # MLflow refuses parameters with other characters
 
 
 class MlflowTracker:
@@ -43,7 +45,8 @@ class MlflowTracker:
         self._run_id = self._client.create_run(experiment, run_name=run.name).info.run_id
         id_file.write_text(self._run_id + "\n", encoding="utf-8")
         for key, value in run.settings.items():
-            self._client.log_param(self._run_id, key, str(value)[:_MAX_VALUE_CHARS])
+            name = _NOT_IN_NAMES.sub("_", key)  # patterns, such as `layers.*`, are parts of keys
+            self._client.log_param(self._run_id, name, str(value)[:_MAX_VALUE_CHARS])
 
     def log(self, round_number: int, metrics: Mapping[str, float]) -> None:
         """Log the metrics of a round to MLflow."""

@@ -106,5 +106,14 @@ def test_without_a_script_the_report_points_to_the_ledger(ledger_run, ledger):
     assert "ledger.jsonl" in page
 
 
+def test_neighbours_that_the_library_lacks_are_a_reason_for_no_script(make_run):
+    directory = make_run()
+    privacy = directory.read_json("privacy.json")
+    directory.write_json("privacy.json", {**privacy, "adjacency": "replace_one"})
+    write_report(directory)
+    page = directory.report.read_text(encoding="utf-8")
+    assert "has no counterpart of an event or of the neighbours" in page
+
+
 def test_plain_federation_has_nothing_to_recompute(make_run):
     assert recipe(read_contents(make_run(private=False))) is None

@@ -7,8 +7,10 @@ The adapters are tested with the real packages where they are installed (extras 
 import json
 import logging
 import struct
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -24,6 +26,7 @@ from fedsim.tools.deployment.private_files import DeploymentError
 from fedsim.tools.replay import replay_run
 from fedsim.tracking import trackers as tracking
 from fedsim.tracking.callbacks import TrackedRun, Tracker
+from fedsim.tracking.mlflow import MlflowTracker
 from fedsim.tracking.trackers import TrackerError
 
 EXPERIMENT = {
@@ -238,6 +241,21 @@ def test_tensorboard_shows_the_rounds_of_a_resumed_run(tmp_path: Path) -> None:
     shown = {event.step: event.value for event in events.Scalars("test_accuracy")}
     assert shown == pytest.approx({row["round"]: row["test_accuracy"] for row in rows}, rel=1e-6)
     assert len(shown) == 3
+
+
+def test_a_pattern_in_a_setting_is_no_parameter_that_mlflow_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = MagicMock()
+    monkeypatch.setitem(sys.modules, "mlflow.tracking", MagicMock(MlflowClient=lambda **_: client))
+    client.create_run.return_value.info.run_id = "7"
+    settings = {"privacy.clipping.groups.layers.*.max_grad_norm": 1.0, "a.b_c": 2}
+    MlflowTracker().start(TrackedRun("patterns", tmp_path, settings))
+    logged = [call.args for call in client.log_param.call_args_list]
+    assert logged == [
+        ("7", "privacy.clipping.groups.layers._.max_grad_norm", "1.0"),
+        ("7", "a.b_c", "2"),
+    ]
 
 
 @pytest.mark.slow
