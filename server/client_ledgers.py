@@ -189,7 +189,7 @@ class ClientLedgers:
             compositions = [kind.counts for kind in kinds]
             together = self._fleet.epsilons_of(compositions, delta * (1.0 - SHARE)).tolist()
             for kind, epsilon in zip(kinds, together, strict=True):
-                if epsilon > 0.0:
+                if kind.entries:  # also where ε is 0 at this δ
                     epsilon += sampler_slack(epsilon, delta).epsilon
                 above = kind.target_epsilon is not None and epsilon > kind.target_epsilon
                 self._bounds[kind] = self._own_epsilon(kind) if above else epsilon

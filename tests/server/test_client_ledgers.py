@@ -58,6 +58,17 @@ def test_the_systems_epsilon_is_the_largest() -> None:
     assert list(book.spends) == [0, 1]
 
 
+def test_an_epsilon_of_zero_has_the_slack_of_the_sampler() -> None:
+    """At a large δ the accountants' ε is 0, and the noise is not exactly Gaussian."""
+    book = ClientLedgers("pld")
+    book.record(replace(spend(0, (EVENT, 1)), delta=0.5))
+    exact = PldAccountant()
+    exact.compose(EVENT, 1)
+    assert exact.get_epsilon(0.5) == 0.0
+    assert book.epsilon_max() == book.epsilons()[0] > 0.0
+    assert book.epsilon_max() == epsilon_with_slack(exact.get_epsilon, 0.5)
+
+
 def test_a_new_spend_replaces_the_figure() -> None:
     book = ClientLedgers("rdp")
     book.record(spend(0, (EVENT, 5)))
