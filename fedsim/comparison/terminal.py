@@ -14,6 +14,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 from fedsim.comparison.comparison_result import ComparisonResult
 from fedsim.comparison.differences import SettingsTable
@@ -73,7 +74,7 @@ class ComparisonProgress:
             f"{workers} in parallel" if pending else "",
         ]
         text = ", ".join(fact for fact in facts if fact)
-        self._console.print(f"[bold]{comparison.name}[/bold]: {text}", highlight=False)
+        self._console.print(Text.assemble((comparison.name, "bold"), f": {text}"))
         if pending and self._console.is_terminal:
             self._all = self._progress.add_task("[bold]runs", total=len(pending))
             self._progress.start()
@@ -140,10 +141,10 @@ def print_comparison(result: ComparisonResult, console: Console | None = None) -
         remedy = result.results.remedy or OTHER_VALUES
         console.print(f"try: {remedy}", highlight=False, markup=False, soft_wrap=True)
     for part in result.results.by_unit:
-        console.print(_table(part))
+        console.print(_table(part), markup=False)
         settings = part.settings.among(variant.name for variant in part.variants)
         if settings.keys and not any(variant.changes for variant in part.variants):
-            console.print(_settings(settings))
+            console.print(_settings(settings), markup=False)
         for table in (groups_table(part), scores_table(part)):
             if table is not None:
                 print_table(console, table)

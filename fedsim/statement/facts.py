@@ -181,7 +181,7 @@ class RunFacts:
         status: completed, stopped, interrupted or failed.
         rounds: number of finished rounds.
         planned_rounds: number of rounds in the experiment; None where it is not known.
-        lost_updates: number of charged updates that never reached the average of a round.
+        lost_updates: number of updates, charged or not, that never reached the average of a round.
         absent_clients: clients that failed, and no update of which reached any average.
     """
 

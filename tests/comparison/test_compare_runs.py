@@ -1,5 +1,6 @@
 """`fedsim compare RUN RUN`: finished runs are compared, and nothing is run."""
 
+import io
 import json
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import yaml
 from click.testing import CliRunner
+from rich.console import Console
 
 from fedsim.accountant.ledger.journal import Charge
 from fedsim.cli import cli
@@ -17,6 +19,7 @@ from fedsim.comparison.compare import compare_runs
 from fedsim.comparison.comparison_result import ComparisonResult
 from fedsim.comparison.given_runs import group_runs, read_given
 from fedsim.comparison.results import ComparisonError
+from fedsim.comparison.terminal import print_comparison
 from fedsim.comparison.text import notes_of
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.files import write_sealed
@@ -136,6 +139,16 @@ def test_other_settings_are_named_in_a_table(runs: Path) -> None:
         "plain-0": {"runtime.device": "auto"},
         "plain-1": {"runtime.device": "cpu"},
     }
+
+
+def test_a_setting_in_brackets_is_printed(runs: Path) -> None:
+    """rich would read `[unit_norm]` as markup, and print nothing."""
+    change_setting(runs / "plain-1", "model", "features", ["unit_norm"])
+    found = compare_runs(of(runs, "plain-0", "plain-1"), out=runs / "out")
+    console = Console(file=io.StringIO(), width=120)
+    print_comparison(found, console)
+    assert isinstance(console.file, io.StringIO)
+    assert "[unit_norm]" in console.file.getvalue()
 
 
 def test_variants_whose_names_would_be_equal_are_all_compared(runs: Path) -> None:
