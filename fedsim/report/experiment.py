@@ -16,7 +16,9 @@ def experiment_rows(contents: RunContents) -> list[tuple[str, str]]:
     """
     settings = contents.settings
     partition = _call(_section(_section(settings, "data"), "partition"), "scheme")
+    task = _name_of(settings.get("task"))
     lines = (
+        ("Task", "" if task in ("none", "federated") else task),
         ("Data", _data(contents)),
         ("Partition", ", ".join(part for part in (partition, sizes_text(contents)) if part)),
         ("Model", _model(contents)),
@@ -132,6 +134,8 @@ def _local(contents: RunContents) -> str:
     batch = local.get("batch_size")
     batches = "all examples" if batch == "full" else f"{_text(batch)} examples"
     parts = [f"{length} of {batches}", _call(local.get("optimizer") or {}, "name")]
+    if (gradient := _name_of(local.get("gradient"))) not in ("none", "backward"):
+        parts.append(f"gradient {gradient}")
     if local.get("lr_schedule"):
         parts.append(f"learning rate {_name_of(local['lr_schedule'])}")
     if (local.get("augmentation_multiplicity") or 1) > 1:
@@ -157,6 +161,8 @@ def _privacy(contents: RunContents) -> str:
         parts.append(f"mechanism {off.get('name')}, features of norm at most {bound}")
     elif bounds or bound is not None:  # votes have no bound
         parts.append(f"clipping {_name_of(privacy.get('clipping'))} at {where}")
+    if (correlation := _name_of(privacy.get("noise_correlation"))) != "none":
+        parts.append(f"noise_correlation {correlation}")
     if facts.kind.draws_batches:
         parts.append(f"sampling {_text(contents.privacy.get('sampling'))}")
     parts.append(f"accountant {_text(contents.privacy['accountant'])}")

@@ -407,6 +407,16 @@ def test_the_experiment_is_told_in_a_few_lines(make_run, private_client):
         assert line in text
 
 
+def test_other_ways_to_train_are_in_the_experiments_lines(make_run):
+    directory = make_run()
+    more = "task: {name: pate}\nprivacy: {noise_correlation: {name: blt, buffers: 2}}\n"
+    text = (directory.path / "experiment.yaml").read_text() + "  gradient: {name: zeroth_order}\n"
+    directory.write_text("experiment.yaml", text + more)
+    text = Page(report_of(directory)).text
+    for words in ("Task pate", "gradient zeroth_order", "noise_correlation blt"):
+        assert words in text
+
+
 def test_private_sizes_of_clients_are_not_added_up(make_run):
     directory = make_run()
     privacy = directory.read_json("privacy.json")
