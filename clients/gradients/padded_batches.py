@@ -15,29 +15,28 @@ import torch
 from torch import Tensor
 
 from fedsim.clients.gradients.example_randomness import ModelRandomness, Views
+from fedsim.clients.gradients.layers.base import ROW_MULTIPLE
 from fedsim.clients.gradients.per_example import PaddedBatch
 
-_MULTIPLE = 8  # the number of rows is a multiple of it
 _SMALL_BYTES = 1 << 21  # of all clients' examples, which take 0.1 ms to copy
 
 
 def padded_rows(usual_batch: int, most: int | None = None) -> int:
-    """Return the number of rows R that each client has in a padded batch: a multiple of 8, or 1.
+    """Return the number of rows R that each client has in a padded batch.
 
-    With another number of rows, libraries compute the last rows of a matrix product in another way.
-    The last bits of a row would then depend on the position of the row.
+    It is a multiple of `ROW_MULTIPLE`, or 1.
 
     Args:
         usual_batch: a public number of examples that few batches exceed.
         most: largest physical batch, in rows; None for no limit.
     """
-    eights = max(1, -(-usual_batch // _MULTIPLE))
-    if most is None or eights * _MULTIPLE <= most:
-        return eights * _MULTIPLE
-    if most < _MULTIPLE:
+    eights = max(1, -(-usual_batch // ROW_MULTIPLE))
+    if most is None or eights * ROW_MULTIPLE <= most:
+        return eights * ROW_MULTIPLE
+    if most < ROW_MULTIPLE:
         return 1
-    padded_batches = -(-eights // (most // _MULTIPLE))
-    return -(-eights // padded_batches) * _MULTIPLE
+    padded_batches = -(-eights // (most // ROW_MULTIPLE))
+    return -(-eights // padded_batches) * ROW_MULTIPLE
 
 
 def padded_parts(values: Tensor, rows: int) -> list[Tensor]:

@@ -2,7 +2,6 @@
 
 import re
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,9 +40,9 @@ def report_command(directory: str, as_json: bool) -> None:
 
     run_directory, pages = RunDirectory.open(Path(directory)), list[str]()
 
-    def render() -> Iterator[str]:
+    def render() -> tuple[str, ...]:
         pages.append(render_report(read_contents(run_directory)))
-        yield from ()
+        return ()
 
     with hold_run(run_directory.path), shown_phases() as phases:
         phases.begin("checking the run")

@@ -43,7 +43,7 @@ def run_of(change: dict[str, Any], out: Path, **options: Any) -> Path:
     return run_experiment(EXPERIMENT, overrides=change, out=out, **options).path
 
 
-GIVEN_UP: dict[str, Any] = {  # in round 2, whose model is that of round 1
+GIVEN_UP: dict[str, Any] = {  # round 2 is given up, and the model stays as after round 1
     "secure_aggregation": {"aggregators": 2, "min_clients": 3, "on_abort": "skip_round"},
     "faults": [{"kind": "dropout_during", "clients": [0, 1, 2], "rounds": [2]}],
 }

@@ -357,17 +357,18 @@ def row_products(
         rows: left factors (K, m, k).
         matrix: right factors (K, k, n).
         shift: terms (K, n) to add; None to add nothing.
-        into: tensor (K, m, n) that gets a result without shift; None for a new one.
+        into: tensor (K, m, n) that gets the result; None for a new one.
     """
     columns, shift = matrix.shape[2], None if shift is None else shift.unsqueeze(1)
     missing = _FEWEST_COLUMNS - columns
     if missing > 0:
         matrix = functional.pad(matrix, (0, missing))
         shift = None if shift is None else functional.pad(shift, (0, missing))
+    out = into if missing <= 0 else None
     if shift is None:
-        result = torch.bmm(rows, matrix, out=into if missing <= 0 else None)
+        result = torch.bmm(rows, matrix, out=out)
     else:
-        result = torch.baddbmm(shift, rows, matrix)
+        result = torch.baddbmm(shift, rows, matrix, out=out)
     if missing <= 0:
         return result
     result = result[..., :columns]
@@ -412,4 +413,10 @@ def add_outer(left: Tensor, right: Tensor, into: Tensor, *, whole: bool) -> None
 _LARGE = 1 << 13
 _CACHE_VALUES = 1 << 16
 _FEWEST_COLUMNS = 16
+ROW_MULTIPLE = 8
+"""The number of rows of a product is a multiple of it.
+
+With another number of rows, libraries compute the last rows of a matrix product in another way. The
+last bits of a row would then depend on the position of the row.
+"""
 _NOTHING = torch.empty(0)  # before the backward pass

@@ -12,7 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional, grad
 
-from fedsim.clients.gradients.layers.base import WHOLE, LayerUse, Operand, Part, row_products
+from fedsim.clients.gradients.layers.base import (
+    ROW_MULTIPLE,
+    WHOLE,
+    LayerUse,
+    Operand,
+    Part,
+    row_products,
+)
 
 
 @dataclass(frozen=True)
@@ -172,15 +179,15 @@ class ConvolutionUse(LayerUse):
     def _row_blocks(self) -> Iterator[tuple[slice, bool]]:
         """Yield blocks of rows, all of one size, and whether a block has an example.
 
-        The gradient of padding is 0, so a block of padding needs no product. On a GPU one block of
-        all rows is faster.
+        The gradient of padding is 0, so a block of padding needs no product. Small blocks also fit
+        into the cache. On a GPU one block of all rows is faster.
         """
         rows, weights = len(self.output_gradient), self.row_weights
-        if weights is None or not self._by_torch or rows % _BLOCK_ROWS:
+        if weights is None or not self._by_torch or rows % ROW_MULTIPLE:
             yield slice(0, rows), True
             return
-        for block, has_example in enumerate(weights.view(-1, _BLOCK_ROWS).any(1).tolist()):
-            yield slice(block * _BLOCK_ROWS, (block + 1) * _BLOCK_ROWS), has_example
+        for block, has_example in enumerate(weights.view(-1, ROW_MULTIPLE).any(1).tolist()):
+            yield slice(block * ROW_MULTIPLE, (block + 1) * ROW_MULTIPLE), has_example
 
     def in_shape(self, rows: Tensor, index: int) -> Tensor:
         """Return gradients (m, size), ordered as by the method `rows`, in the parameter's shape."""
@@ -210,7 +217,6 @@ class ConvolutionUse(LayerUse):
 
 
 _MANY_CHANNELS = 16
-_BLOCK_ROWS = 8  # a padded batch has a multiple of it; patches of 8 rows fit into the cache
 # Forwards, and the gradients at the input and the weight, by the dimensions of (n, channels, ...).
 _CONVOLUTIONS: Mapping[int, tuple[Callable[..., Tensor], ...]] = {
     3: (functional.conv1d, grad.conv1d_input, grad.conv1d_weight),

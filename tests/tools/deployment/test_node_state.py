@@ -121,6 +121,6 @@ def test_where_the_state_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.setenv("FEDSIM_STATE", "/srv/fedsim")
     assert state_directory({}) == Path("/srv/fedsim")
     assert state_directory({"state": "~/mine"}) == tmp_path / "mine"
-    for wrong in ("here", ""):  # a script whose variable is not set gets no new ledger
+    for wrong in ("here", ""):  # "" is a variable that a script did not set
         with pytest.raises(DeploymentError, match=r"state in --node-config: must be an absolute"):
             state_directory({"state": wrong})
