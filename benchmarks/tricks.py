@@ -20,7 +20,6 @@ import torch
 from contenders.base import Work
 from contenders.fedsim_engines import federation_of
 from contenders.goals import NAMES
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from dp_sgd import block_turn
 from interleaved import measure, print_ratios
 from records import Number, machine_line, over_turns, pair_ratios, write_record
@@ -30,7 +29,8 @@ from fedsim.clients.gradients.layers import base
 from fedsim.clients.gradients.layers.convolution import ConvolutionUse
 from fedsim.clients.gradients.sequence import ModuleSequence
 from fedsim.clients.mechanisms.dp_sgd import batch_sums
-from fedsim.noise import release, sources
+from fedsim.core import keystream
+from fedsim.noise import release
 from fedsim.noise.sources import SeededNoise
 from fedsim.simulation.engine import keep_freed_memory
 
@@ -139,14 +139,15 @@ def measure_noise(*, quick: bool) -> list[Number]:
     Args:
         quick: few repetitions.
     """
+    gcm = keystream._gcm_is_faster()
     source, values = SeededNoise(bytes(32)), torch.empty(VALUES, dtype=torch.float64)
     generator, floats = torch.Generator().manual_seed(0), torch.empty(VALUES)
 
     def draw() -> None:
         source.fill_(values)
 
-    def counter_mode() -> None:
-        with patch.object(sources, "Cipher", _in_counter_mode):
+    def other_mode() -> None:
+        with patch.object(keystream, "_gcm_is_faster", lambda: not gcm):
             SeededNoise(bytes(32)).fill_(values)
 
     def by_torch() -> None:
@@ -154,15 +155,11 @@ def measure_noise(*, quick: bool) -> list[Number]:
         values.copy_(floats).round_()
 
     others: Mapping[str, Turn] = {
-        "AES-GCM for the keystream, not AES-CTR": counter_mode,
+        f"{'AES-GCM' if gcm else 'AES-CTR'} for the keystream, the faster one here": other_mode,
         "integers of a proven law, not normals by torch": by_torch,
     }
     case = f"{VALUES:,} values"
     return [_ratio(name, case, draw, other, quick=quick) for name, other in others.items()]
-
-
-def _in_counter_mode(algorithm: algorithms.AES, mode: object) -> Cipher[modes.CTR]:
-    return Cipher(algorithm, modes.CTR(bytes(16)))
 
 
 def _ratio(name: str, case: str, with_it: Turn, without: Turn, *, quick: bool) -> Number:

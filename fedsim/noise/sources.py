@@ -20,44 +20,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
+from fedsim.core.keystream import Keystream
 from fedsim.core.streams import KEY_BYTES, generator_of, torch_seed
 from fedsim.noise import spline
 from fedsim.noise.grid import DEVIATION
-
-_NONCE_BYTES = 12
-_SEGMENT_BYTES = 1 << 35  # GCM allows less than 2^36 bytes under one nonce
-_ZEROS = memoryview(bytes(1 << 17))  # the plaintext, of a size that stays in the cache
-
-
-class Keystream:
-    """Stream of pseudorandom bytes from a key: zeros encrypted by AES-GCM, without its tag.
-
-    GCM encrypts in counter mode: block i under nonce s is AES(s as 12 bytes, i + 2 as 4 bytes). GCM
-    is used because its implementations encrypt several blocks at once, unlike those of plain
-    counter mode. The nonces are 0, 1, 2, ..., one for each 32 GiB. A key is for one stream only.
-
-    Args:
-        key: AES key of 16 or 32 bytes.
-    """
-
-    def __init__(self, key: bytes) -> None:
-        self._key = key
-        self._written = 0
-
-    def write(self, into: memoryview) -> None:
-        """Overwrite a buffer with the next bytes of the stream."""
-        while into:
-            segment, position = divmod(self._written, _SEGMENT_BYTES)
-            if position == 0:
-                nonce = modes.GCM(segment.to_bytes(_NONCE_BYTES, "big"))
-                self._cipher = Cipher(algorithms.AES(self._key), nonce).encryptor()
-            part = into[: min(len(_ZEROS), _SEGMENT_BYTES - position)]
-            self._cipher.update_into(_ZEROS[: len(part)], part)
-            self._written += len(part)
-            into = into[len(part) :]
 
 
 class NoiseSource(ABC):

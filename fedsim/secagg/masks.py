@@ -14,26 +14,26 @@ learning".
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import AEADEncryptionContext, Cipher, CipherContext
-from cryptography.hazmat.primitives.ciphers.algorithms import AES, ChaCha20
-from cryptography.hazmat.primitives.ciphers.modes import GCM
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from fedsim.core.keystream import Keystream
 from fedsim.secagg.context import RoundContext
 from fedsim.secagg.encoding import Ring
 from fedsim.secagg.hpke import agree
 
 SEED_BYTES = 32
-_Keystream = CipherContext | AEADEncryptionContext
+Write = Callable[[memoryview], object]  # overwrites a buffer with the next bytes of a keystream
 
 _BLOCK_BYTES = 1 << 17  # keystream and vector block stay in the cache
-_ZEROS = bytes(_BLOCK_BYTES)
+_ZEROS = memoryview(bytes(_BLOCK_BYTES))
 _MAX_OPEN_STREAMS = 64  # cipher states held while a block of the vector is in the cache
 
 
@@ -82,28 +82,25 @@ class SeedExpander:
             group = [self._stream(key) for key in pending[start : start + _MAX_OPEN_STREAMS]]
             _add(vector, group, subtract=subtract)
 
-    def _stream(self, key: bytes) -> _Keystream:
+    def _stream(self, key: bytes) -> Write:
         if len(key) != SEED_BYTES:
             raise ValueError(f"a key must have {SEED_BYTES} bytes, got {len(key)}")
         if self.algorithm == "aes256_ctr":
-            # The counter mode inside GCM: OpenSSL has wider instructions for it than for plain CTR,
-            # and computes it more than twice as fast where the processor has them.
-            return Cipher(AES(key), GCM(bytes(12))).encryptor()
-        return Cipher(ChaCha20(key, bytes(16)), None).encryptor()
+            return Keystream(key).write
+        cipher = Cipher(ChaCha20(key, bytes(16)), None).encryptor()
+        return lambda into: cipher.update_into(_ZEROS[: len(into)], into)
 
 
-def _add(vector: Ring, streams: Sequence[_Keystream], *, subtract: bool) -> None:
+def _add(vector: Ring, streams: Sequence[Write], *, subtract: bool) -> None:
     combine = np.subtract if subtract else np.add
     width = vector.dtype.itemsize
     step = _BLOCK_BYTES // width
-    buffer = bytearray(min(_BLOCK_BYTES, len(vector) * width) + 16)
-    keystream = np.frombuffer(buffer, vector.dtype.newbyteorder("<"), len(buffer) // width)
-    zeros = memoryview(_ZEROS)
+    keystream = np.empty(min(step, len(vector)), vector.dtype.newbyteorder("<"))
     for start in range(0, len(vector), step):
         block = vector[start : start + step]
-        nothing, mask = zeros[: len(block) * width], keystream[: len(block)]
-        for stream in streams:
-            stream.update_into(nothing, buffer)
+        mask = keystream[: len(block)]
+        for write in streams:
+            write(mask.view(np.uint8).data)
             combine(block, mask, out=block)
 
 

@@ -11,8 +11,8 @@ import pytest
 from scipy import stats
 from scipy.special import ndtr
 
+from fedsim.core.keystream import Keystream
 from fedsim.noise import spline
-from fedsim.noise.sources import Keystream
 
 DEVIATION = 2**24
 ALARM = 1e-6

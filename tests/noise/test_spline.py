@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from fedsim.core.keystream import Keystream
 from fedsim.noise import spline
-from fedsim.noise.sources import Keystream
 from fedsim.noise.spline import BYTES, ByteStream, Memory, centre_table, fill_rows, spline_integers
 
 

@@ -26,10 +26,11 @@ from fedsim.clients.mechanisms.contract import ReleasedUpdates, UpdateRelease
 from fedsim.clients.mechanisms.kinds import KINDS, ReleaseKind
 from fedsim.clients.mechanisms.plan import Draft, PlanRequest, delta_of
 from fedsim.clients.sampling.sampling import Charges
+from fedsim.core.keystream import Keystream
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.mechanism_probe import MechanismMismatchError, probe_mechanisms
-from fedsim.noise.sources import Keystream, NoiseSource, SeededNoise
+from fedsim.noise.sources import NoiseSource, SeededNoise
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run

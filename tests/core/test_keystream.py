@@ -7,8 +7,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.noise import sources
-from fedsim.noise.sources import Keystream
+from fedsim.core import keystream
+from fedsim.core.keystream import Keystream
 
 LONG = 70_001
 
@@ -32,16 +32,25 @@ def written(key: bytes, lengths: Sequence[int]) -> bytes:
 
 @settings(max_examples=60, deadline=None)
 @given(
+    gcm=st.booleans(),
     key=st.binary(min_size=16, max_size=16) | st.binary(min_size=32, max_size=32),
     lengths=st.lists(st.sampled_from([0, 1, 16, 31, 400, LONG, 300_000]), min_size=1, max_size=5),
 )
-def test_the_bytes_are_those_of_counter_mode(key: bytes, lengths: list[int]) -> None:
-    assert written(key, lengths) == blocks(key, sum(lengths))
+def test_the_bytes_are_those_of_counter_mode_in_either_mode(
+    gcm: bool, key: bytes, lengths: list[int]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keystream, "_gcm_is_faster", lambda: gcm)
+        assert written(key, lengths) == blocks(key, sum(lengths))
 
 
+@pytest.mark.parametrize("gcm", [True, False])
 @pytest.mark.parametrize("size", [LONG, LONG + 1, LONG + 5, 3 * LONG - 7])
-def test_each_segment_has_a_nonce_of_its_own(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr(sources, "_SEGMENT_BYTES", size)
+def test_each_segment_has_a_nonce_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, size: int, gcm: bool
+) -> None:
+    monkeypatch.setattr(keystream, "_gcm_is_faster", lambda: gcm)
+    monkeypatch.setattr(keystream, "_SEGMENT_BYTES", size)
     key, lengths = bytes(range(16)), [LONG, 5, LONG, 5 * LONG]
     expected = b"".join(blocks(key, size, segment) for segment in range(8))
     assert written(key, lengths) == expected[: sum(lengths)]
@@ -49,4 +58,4 @@ def test_each_segment_has_a_nonce_of_its_own(monkeypatch: pytest.MonkeyPatch, si
 
 def test_a_segment_ends_before_gcms_own_limit() -> None:
     """Its standard allows 2^39 - 256 bits under one nonce."""
-    assert sources._SEGMENT_BYTES <= (2**39 - 256) // 8
+    assert keystream._SEGMENT_BYTES <= (2**39 - 256) // 8
