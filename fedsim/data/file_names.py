@@ -44,7 +44,7 @@ def matching_files(pattern: str, base: Path) -> dict[str, Path]:
     """Return the files that match a pattern, as a dictionary from name to path, sorted by name.
 
     A file's name is its file name without suffix. If two files share a name, the names of all files
-    are their relative paths without suffix.
+    are their relative paths without suffix; if two still share one, with suffix.
 
     Args:
         pattern: shell pattern, such as data/*.csv or data/*/train.csv.
@@ -57,7 +57,10 @@ def matching_files(pattern: str, base: Path) -> dict[str, Path]:
     names = [path.stem for path in paths]
     if len(set(names)) < len(names):
         top = os.path.commonpath([path.parent for path in paths])
-        names = [path.with_suffix("").relative_to(top).as_posix() for path in paths]
+        places = [path.relative_to(top) for path in paths]
+        names = [place.with_suffix("").as_posix() for place in places]
+        if len(set(names)) < len(names):
+            names = [place.as_posix() for place in places]
     return dict(sorted(zip(names, paths, strict=True)))
 
 

@@ -47,6 +47,7 @@ def test_the_type_of_the_target_decides(
     [
         ({"a": [1.0, None], "y": [0, 1]}, "row 2: column 'a': the cell is empty"),
         ({"a": [1.0, 2.0], "y": [None, 1]}, "row 1: column 'y': the cell is empty"),
+        ({"a": [1.0, 2.0], "y": [None, True]}, "row 1: column 'y': the cell is empty"),
         ({"a": [1.0, float("nan")], "y": [0, 1]}, "row 2: column 'a': the cell is empty"),
         ({"a": [1e300, 1.0], "y": [0, 1]}, "row 1: column 'a': 1e[+]300 is not a finite number"),
         ({"a": ["x", "y"], "y": [0, 1]}, "row 1: column 'a': 'x' is not a finite number"),

@@ -33,6 +33,12 @@ def load_hugging_face(args: HuggingFaceArgs, context: LoadContext) -> Dataset:
     if context.group is not None:
         clients = _columns(train, [context.group], args.train)[context.group]
         groups[context.group] = tuple(map(str, clients.tolist()))
+        gap = next((i for i, c in enumerate(clients.tolist()) if c is None or c != c), None)
+        if gap is not None:
+            raise DataError(
+                f"data.partition.column: {context.group!r} names the client of each row, and row "
+                f"{gap + 1} of split {args.train!r} has none; remove such rows"
+            )
     features = _feature_columns(args, train, context.group)
     columns = _columns(train, [*features, args.target], args.train)
     parts = [_stack(columns, features), columns[args.target]]

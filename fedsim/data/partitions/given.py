@@ -4,6 +4,7 @@ The function or the partitioner decides which client has each training example.
 """
 
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass
@@ -53,7 +54,7 @@ class Assignment:
         """
         names = list(dict.fromkeys(values))
         if order:
-            are_numbers = all(name.lstrip("+-").isdecimal() for name in names)
+            are_numbers = all(re.fullmatch(r"[+-]?\d{1,99}", name) for name in names)
             names.sort(key=(lambda name: (int(name), name)) if are_numbers else str)
         numbers = {name: number for number, name in enumerate(names)}
         clients = np.array([numbers[value] for value in values], np.int64)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from fedsim.data.tables.settings import ColumnSettings, as_text
 _FIX = "fix the cell or remove the row"
 _MAX_KNOWN = 1 << 16  # most cells of a column whose numbers are cached
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
-_FLOAT32_MAX = float(np.finfo(np.float32).max)
+FLOAT32_MAX = float(np.finfo(np.float32).max)
 _WHOLE = re.compile(r"\d+", re.ASCII)
 _DATE = re.compile(r"\d{1,4}[-./]\d{1,2}[-./]\d{1,4}")
 _MAX_CHARS = 60  # of a cell in a message
@@ -110,7 +111,7 @@ class Column:
         if self.is_listed:
             return self.numbers(cells).astype(np.int64)
         if isinstance(cells, np.ndarray):
-            absent = np.isnan(cells) if cells.dtype.kind == "f" else np.zeros(0, bool)
+            absent = np.isnan(cells.astype(np.float64)) if cells.dtype.kind in "fO" else np.False_
             if absent.any():
                 raise CellError(int(absent.argmax()), f"the cell is empty; {_FIX}")
             return cells
@@ -151,11 +152,11 @@ class Column:
         else:
             numbers = cells.astype(np.float64)
         absent = np.isnan(numbers)
-        for value in self._missing_numbers - {None}:
+        for value in self._missing_numbers:
             absent |= numbers == value
         if absent.any():
             numbers = np.where(absent, self._filled("", int(absent.argmax())), numbers)
-        wrong = np.flatnonzero(~(np.abs(numbers) <= _FLOAT32_MAX))
+        wrong = np.flatnonzero(~(np.abs(numbers) <= FLOAT32_MAX))
         if wrong.size:
             raise CellError(int(wrong[0]), f"{cells[wrong[0]]} is not a finite number; {_FIX}")
         return numbers
@@ -172,10 +173,12 @@ class Column:
         if classes:
             return self._other(cell, row)
         form = self.settings.date
-        value = as_number(cell, self.decimal) if form is None else as_years(cell, form)
-        if value is None:
+        value = as_number(cell, self.decimal, inf) if form is None else as_years(cell, form)
+        if value in self._missing_numbers:
+            return self._filled(cell, row)
+        if value is None or abs(value) > FLOAT32_MAX:
             raise CellError(row, self._problem(cell))
-        return self._filled(cell, row) if value in self._missing_numbers else value
+        return value
 
     def _filled(self, cell: str, row: int) -> float:
         fill, classes = self.settings.fill, self._class_numbers
@@ -239,8 +242,9 @@ class Column:
         return frozenset(as_text(cell) for cell in self.settings.missing)
 
     @cached_property
-    def _missing_numbers(self) -> frozenset[float | None]:
-        return frozenset(as_number(cell) for cell in self._missing)
+    def _missing_numbers(self) -> frozenset[float]:
+        numbers = (as_number(cell, largest=inf) for cell in self._missing)
+        return frozenset(number for number in numbers if number is not None)
 
     def _listed(self, setting: str) -> str:
         return f"data.dataset.columns: {{{self.name}: {{{setting}}}}}"
@@ -251,16 +255,19 @@ def _logged(numbers: NDArray[np.float64], settings: ColumnSettings) -> NDArray[n
 
 
 def texts_of(cells: Cells) -> Sequence[str]:
-    """Return the cells as text; typed values become the text of a .csv cell."""
-    return [as_text(cell) for cell in cells.tolist()] if isinstance(cells, np.ndarray) else cells
+    """Return the cells as text; typed values become the text of a .csv cell, "" if missing."""
+    if not isinstance(cells, np.ndarray):
+        return cells
+    return ["" if cell is None or cell != cell else as_text(cell) for cell in cells.tolist()]
 
 
-def as_number(cell: str, decimal: str = ".") -> float | None:
+def as_number(cell: str, decimal: str = ".", largest: float = FLOAT32_MAX) -> float | None:
     """Return the number in a cell; None if the text is not a float32 number.
 
     Args:
         cell: the text of the cell; digits with underscores (1_000) are not a number.
         decimal: the decimal mark, `.` or `,`.
+        largest: largest absolute value of a number.
     """
     if decimal != ".":
         cell = "" if "." in cell else cell.replace(decimal, ".", 1)
@@ -268,7 +275,7 @@ def as_number(cell: str, decimal: str = ".") -> float | None:
         value = float(cell)
     except ValueError:
         return None
-    return value if abs(value) <= _FLOAT32_MAX and "_" not in cell else None
+    return value if abs(value) <= largest and "_" not in cell else None
 
 
 def as_years(cell: str, form: str) -> float | None:

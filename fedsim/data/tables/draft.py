@@ -78,7 +78,8 @@ def flow_text(value: object) -> str:
         return value
     if isinstance(value, float):
         return as_text(value)
-    return json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(mark if mark.isprintable() else f"\\U{ord(mark):08x}" for mark in text)
 
 
 def draft_column(name: str, summary: ColumnSummary) -> ColumnDraft:
@@ -101,7 +102,7 @@ def draft_column(name: str, summary: ColumnSummary) -> ColumnDraft:
     known = summary.rows - summary.gaps
     if not known:
         return ColumnDraft(name, "drop", "every cell is missing")
-    if len(summary.cells) == 1 and not summary.gaps:
+    if len({*summary.cells, *([_UNKNOWN] if summary.gaps else [])}) == 1:
         return ColumnDraft(name, "drop", "every cell is the same")
     form = summary.date_format
     if form is not None:

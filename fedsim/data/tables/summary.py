@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.data.tables.column import MISSING, Cells, as_number, as_years, texts_of, years_of_array
+from fedsim.data.tables.column import (
+    FLOAT32_MAX,
+    MISSING,
+    Cells,
+    as_number,
+    as_years,
+    texts_of,
+    years_of_array,
+)
 from fedsim.data.tables.settings import as_text
 from fedsim.data.tables.table import Table
 
@@ -48,7 +56,7 @@ class ColumnSummary:
     def add(self, cells: Cells) -> None:
         """Add the column's cells of some more rows (texts or typed values) to the counts."""
         self.rows += len(cells)
-        if isinstance(cells, np.ndarray) and cells.dtype.kind != "b":
+        if isinstance(cells, np.ndarray) and cells.dtype.kind not in "bO":
             self._add_array(cells)
             return
         values = list[float]()
@@ -64,15 +72,20 @@ class ColumnSummary:
         self._values.append(np.array(values))
 
     def _add_array(self, cells: NDArray[Any]) -> None:
-        self._has_dates |= cells.dtype.kind == "M"
-        numbers = years_of_array(cells) if self._has_dates else cells.astype(np.float64)
-        absent = np.isnat(cells) if self._has_dates else np.isnan(numbers)
+        is_date = cells.dtype.kind == "M"
+        self._has_dates |= is_date
+        numbers = years_of_array(cells) if is_date else cells.astype(np.float64)
+        absent = np.isnat(cells) if is_date else np.isnan(numbers)
         self.gaps += int(absent.sum())
-        self._values.append(numbers[~absent])
-        distinct, counts = np.unique(numbers[~absent], return_counts=True)
-        few = dict(islice(zip(distinct.tolist(), counts.tolist(), strict=True), _MAX_NUMERALS))
-        cells_of = {as_text(value): count for value, count in few.items()}
-        self._count(self.numerals, cells_of, _MAX_NUMERALS)
+        usable = np.abs(numbers) <= FLOAT32_MAX
+        self._values.append(numbers[usable & ~absent])
+        for kept, counter, limit in (
+            (usable & ~absent, self.numerals, _MAX_NUMERALS),
+            (~usable & ~absent, self.texts, MAX_DISTINCT),
+        ):
+            distinct, counts = np.unique(numbers[kept], return_counts=True)
+            few = islice(zip(distinct.tolist(), counts.tolist(), strict=True), limit)
+            self._count(counter, {as_text(value): count for value, count in few}, limit)
 
     @staticmethod
     def _count(counter: Counter[str], counts: Mapping[str, int], limit: int) -> None:

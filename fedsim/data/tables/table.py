@@ -84,11 +84,18 @@ class CsvTable:
         Raises:
             DataError: the file cannot be read or has no usable header.
         """
-        headers = {mark: _header(path, mark, encoding) for mark in _DELIMITERS}
-        if not headers[","]:
+        headers, mistakes = dict[str, list[str]](), list[DataError]()
+        for mark in _DELIMITERS:
+            try:
+                headers[mark] = next(_rows(path, mark, encoding), (0, []))[1]
+            except DataError as error:  # "a";"b" cannot be split by commas
+                mistakes.append(error)
+        if mistakes and max(map(len, headers.values()), default=0) < 2:
+            raise mistakes[0]
+        if not any(headers.values()):
             raise DataError(f"{path}: is empty; the first row must name the columns")
         has = [mark for mark, names in headers.items() if wanted in names]
-        chosen = has[0] if has else max(_DELIMITERS, key=lambda mark: len(headers[mark]))
+        chosen = has[0] if has else max(headers, key=lambda mark: len(headers[mark]))
         check_names(path, headers[chosen])
         return cls(path, tuple(headers[chosen]), chosen, encoding)
 
@@ -117,16 +124,6 @@ class CsvTable:
                 f"{self.where(line)}: a row must have {len(self.names)} cells as the header has, "
                 f"got {len(row)}; fix or remove the row"
             )
-
-
-def _header(path: Path, delimiter: str, encoding: str) -> list[str]:
-    """Return the header split by a delimiter; empty if it cannot be split by it."""
-    try:
-        return next(_rows(path, delimiter, encoding), (0, []))[1]
-    except DataError:
-        if delimiter == _DELIMITERS[0]:
-            raise
-        return []
 
 
 def _rows(path: Path, delimiter: str, encoding: str) -> Iterator[tuple[int, list[str]]]:
@@ -200,8 +197,10 @@ class ParquetTable:
         kind = column.type
         if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind):
             return _numbers(column)
-        if types.is_date(kind) or types.is_timestamp(kind):
+        if types.is_date(kind):
             return column.to_numpy()
+        if types.is_timestamp(kind):
+            return column.to_numpy().astype("datetime64[us]")
         if types.is_string(kind) or types.is_large_string(kind) or types.is_null(kind):
             return [as_text(cell) if cell is not None else "" for cell in column.to_pylist()]
         raise DataError(
@@ -215,10 +214,14 @@ Table = CsvTable | ParquetTable
 
 
 def _numbers(column: Any) -> NDArray[Any]:
-    """Return the numbers (n,) in the column's type, or as float64 with NaN for missing cells."""
+    """Return the numbers (n,) in the column's type, or as float64 with NaN for missing cells.
+
+    Truth values with missing cells are an array of objects, with None for a missing cell.
+    """
     if not column.null_count:
         return column.to_numpy()
-    return np.array([np.nan if cell is None else cell for cell in column.to_pylist()], np.float64)
+    cells = np.array(column.to_pylist(), object)
+    return cells if str(column.type) == "bool" else cells.astype(np.float64)
 
 
 def _read(path: Path) -> Any:

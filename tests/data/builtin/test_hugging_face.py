@@ -107,6 +107,9 @@ def test_the_column_of_the_clients_is_no_feature(tmp_path: Path) -> None:
     assert data.class_names == ("x", "y")
     with pytest.raises(DataError, match="no column 'wards'; its columns are 'age', 'ward'"):
         load(tmp_path, group="wards", test=None)
+    (tmp_path / "train.csv").write_text("age,ward,label\n1,7,x\n2,,y\n3,9,x\n")
+    with pytest.raises(DataError, match="row 2 of split 'train' has none; remove such rows"):
+        load(tmp_path, group="ward", test=None)
 
 
 def test_an_edited_folder_is_read_anew(tmp_path: Path) -> None:

@@ -4,9 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from fedsim.data import DataError, FederatedData, load_federated_data
+from fedsim.data.file_names import matching_files
+from fedsim.data.partitions.given import Assignment
 from fedsim.data.settings import DataSettings
 
 ROWS = [f"{age},{'Bonn' if age % 3 else 'Köln'},{age % 2}" for age in range(30)]
@@ -67,6 +71,7 @@ def test_values_that_are_numbers_are_sorted_as_numbers(tmp_path: Path) -> None:
     data = load(tmp_path, partition, **town(town={"classes": ["Bonn", "Köln"]}))
     assert data.client_names is not None
     assert [int(name) for name in data.client_names] == list(range(30))
+    assert Assignment.by_name(["--3", "2"]).names == ("--3", "2")
 
 
 @pytest.mark.parametrize(
@@ -95,6 +100,21 @@ def test_a_row_without_a_client_is_refused(tmp_path: Path) -> None:
     dataset = {"path": "gap.csv", "target": "ill"}
     with pytest.raises(DataError, match=r"gap.csv:3: column 'town': the cell is empty, and names"):
         load(tmp_path, {"scheme": "column", "column": "town"}, dataset=dataset)
+    typed = pa.table({"age": [1, 2], "town": [7, None], "ill": [0, 1]})
+    parquet.write_table(typed, tmp_path / "gap.parquet")
+    dataset = {"path": "gap.parquet", "target": "ill"}
+    with pytest.raises(DataError, match=r"gap.parquet: row 2: column 'town': the cell is empty"):
+        load(tmp_path, {"scheme": "column", "column": "town"}, dataset=dataset)
+
+
+def test_a_time_names_a_client_in_every_unit(tmp_path: Path) -> None:
+    days = pa.array([0, 86_400_000_000_000], pa.timestamp("ns"))
+    parquet.write_table(
+        pa.table({"age": [1, 2], "day": days, "ill": [0, 1]}), tmp_path / "t.parquet"
+    )
+    partition = {"scheme": "column", "column": "day", "min_examples": 0}
+    data = load(tmp_path, partition, dataset={"path": "t.parquet", "target": "ill"})
+    assert data.client_names == ("1970-01-01 00:00:00", "1970-01-02 00:00:00")
 
 
 def hospitals(folder: Path) -> None:
@@ -124,6 +144,8 @@ def test_files_of_one_name_are_named_by_folder(tmp_path: Path) -> None:
     partition = {"scheme": "files", "pattern": "*/train.csv", "min_examples": 0}
     data = load(tmp_path, partition, dataset={"target": "ill"}, test_fraction=0.5)
     assert data.client_names == ("x/train", "y/train")
+    (tmp_path / "x" / "train.parquet").touch()
+    assert list(matching_files("x/*", tmp_path)) == ["train.csv", "train.parquet"]
 
 
 def test_a_function_says_the_client_of_each_example(tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ def features(folder: Path, cells: list[str], constants: Any) -> list[list[float]
             {"fill": 1, "missing": [-9]},
             [[1], [1], [1], [7], [1], [1]],
         ),
+        (["-3.4028235e+38", "2"], {"fill": 1, "missing": [-3.4028235e38]}, [[1], [2]]),
         (["0", "9", "-9"], {"log": True, "range": [-9, 9]}, [[0.5], [1], [0]]),
         (["", "9"], {"fill": 9, "range": [0, 10]}, [[0.9], [0.9]]),
         (
@@ -78,6 +79,7 @@ def test_spreadsheets_of_germany_are_read(tmp_path: Path) -> None:
     data = read(tmp_path, text, decimal=",", columns={"id": "drop"})
     assert data.train.features.tolist() == [[3.5], [-0.25]]
     assert data.columns == ("wert",)
+    assert read(tmp_path, '"wert";"ill"\n"3,5";"1"\n', decimal=",").columns == ("wert",)
     text = "größe;ill\n1,5;krank\n2;gesund\n"
     data = read(tmp_path, text, decimal=",", encoding="cp1252")
     assert data.class_names == ("gesund", "krank")
@@ -145,6 +147,7 @@ def test_parquet_has_types(tmp_path: Path) -> None:
             "day": pa.array(["2024-01-01", "2025-01-01", "2024-07-02"]).cast(pa.date32()),
             "grade": pa.array([1, 2, 1]),
             "ill": [True, False, True],
+            "smoker": [True, None, False],
         }
     )
     parquet.write_table(table, path)
@@ -153,13 +156,14 @@ def test_parquet_has_types(tmp_path: Path) -> None:
         "sex": {"classes": ["F", "M"], "fill": "F"},
         "day": {"date": "iso"},
         "grade": {"classes": [1, 2]},
+        "smoker": {"classes": [False, True], "fill": False},
     }
     dataset = FileDataset.model_validate({"target": "ill", "columns": columns})
     data = read_files({"h": path}, dataset).train
     assert data.features.round(2).tolist() == [
-        [0.5, 1, 0, 2024, 1, 0],
-        [0, 0, 1, 2025, 0, 1],
-        [1, 1, 0, 2024.5, 1, 0],
+        [0.5, 1, 0, 2024, 1, 0, 0, 1],
+        [0, 0, 1, 2025, 0, 1, 1, 0],
+        [1, 1, 0, 2024.5, 1, 0, 1, 0],
     ]
     assert data.targets.tolist() == [1, 0, 1]
 

@@ -29,6 +29,7 @@ def summary_of(cells: Any) -> ColumnSummary:
     [
         (["", "NA", "?"] * 10, "drop"),
         (["x"] * N, "drop"),
+        (["unknown", ""] * N, "drop"),
         ([f"P{n}" for n in range(N)], "drop"),
         ([str(n + 1000) for n in range(N)], "drop"),
         ([f"{n} days ago it hurt" for n in range(N)], "drop"),
@@ -72,7 +73,9 @@ def test_a_target_has_classes_or_is_a_regression() -> None:
     assert draft_target("y", summary_of(MANY)).settings is None
 
 
-@pytest.mark.parametrize("text", ["TRUE", "no", "1", "1.0", "a: b", "#x", "", "ä", "null", "a b"])
+@pytest.mark.parametrize(
+    "text", ["TRUE", "no", "1", "1.0", "a: b", "#x", "", "ä", "null", "a b", "it\x92s", "a\x85b"]
+)
 def test_text_stays_text_in_yaml(text: str) -> None:
     assert yaml.safe_load(f"{{{flow_text(text)}: [{flow_text(text)}]}}") == {text: [text]}
 
@@ -135,6 +138,7 @@ def test_typed_cells_of_parquet_are_drafted_as_they_are_read(tmp_path: Path) -> 
         "gaps": [True, None] * N,
         "code": pa.array([1, 2, 3, 1] * (N // 2), pa.int8()),
         "age": [30.5 + n for n in range(2 * N - 1)] + [None],
+        "dose": [2.5 * n for n in range(2 * N - 1)] + [float("inf")],
         "day": pa.array(["2024-01-01", None] * N).cast(pa.date32()),
         "ill": [False, True] * N,
     }
@@ -144,7 +148,8 @@ def test_typed_cells_of_parquet_are_drafted_as_they_are_read(tmp_path: Path) -> 
         read_files({"h": path}, FileDataset(target="ill"))
     columns = yaml.safe_load("\n".join(str(caught.value).partition("from_rows")[2].splitlines()))
     assert columns == {
-        "gaps": {"classes": [1, "unknown"], "fill": "unknown"},
+        "gaps": {"classes": ["true", "unknown"], "fill": "unknown"},
+        "dose": {"range": [0, 200], "fill": 100, "missing": ["inf"]},
         "age": {"range": [20, 120], "fill": 70},
         "day": {"date": "iso", "range": [2024, 2025], "fill": 2024.5},
     }
