@@ -86,7 +86,4 @@ class FlatParameters:
     def stacked_views(self, rows: Tensor) -> list[Tensor]:
         """Return, for each parameter, a view (K, *shape) into K clients' flat values (K, size)."""
         parts = rows.detach().split_with_sizes(self.sizes, 1)
-        return [
-            part.unflatten(1, p.shape) if p.ndim != 1 else part
-            for part, p in zip(parts, self.tensors, strict=True)
-        ]
+        return [part.view(len(part), *p.shape) for part, p in zip(parts, self.tensors, strict=True)]

@@ -292,6 +292,8 @@ def to_dataset(
 
 
 def _array(value: Any, name: str) -> NDArray[Any]:
+    if np.ma.is_masked(value):
+        raise DataError(f"{name} is a masked array with missing values; fill them, or remove rows")
     if hasattr(value, "detach"):  # a torch tensor; torch is not imported here
         value = value.detach().cpu()
         if value.is_floating_point():  # numpy has no bfloat16

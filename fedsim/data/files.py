@@ -77,7 +77,10 @@ def read_npz(
             f"{path}: array {group!r} names the client of each of {len(data.train)} training "
             f"examples as whole numbers or text, got {clients.dtype} of shape {clients.shape}"
         )
-    return data._replace(groups={group: tuple(as_text(client) for client in clients.tolist())})
+    names = clients.astype(str) if clients.dtype.kind == "S" else clients
+    if "" in names:
+        raise DataError(f"{path}: array {group!r} names no client for some example; remove these")
+    return data._replace(groups={group: tuple(as_text(client) for client in names.tolist())})
 
 
 def array_names(path: Path) -> list[str]:

@@ -1,6 +1,6 @@
 """Building of an experiment's model with its initial weights, and checks of model and loss."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -136,6 +136,7 @@ def build_model(
         else:
             model = architecture(_built_in_args(settings), input_shape, num_outputs)
         _check_trainable(model, settings.name)
+        _check_types(model.state_dict(), _SAVED_TYPES)
         if settings.init is not None:
             load_initial_weights(model, base / Path(settings.init).expanduser())
         model = _with_trained_part(model, settings)
@@ -208,9 +209,9 @@ _SENT_TYPES = frozenset(
     {
         *(torch.float16, torch.float32, torch.float64),
         *(torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool),
-        *(torch.complex64, torch.complex128),
     }
 )
+_SAVED_TYPES = _SENT_TYPES | {torch.complex64, torch.complex128}
 
 
 def preflight(
@@ -235,7 +236,7 @@ def preflight(
     Raises:
         ModelError: a check failed; the message is one line with the shapes and the fix.
     """
-    _check_types(model)
+    _check_types(model.state_dict(), _SENT_TYPES)
     task.check(examples.targets)
     few = examples.take(np.arange(min(_NUM_CHECK_EXAMPLES, len(examples))))
     inputs, targets = torch.from_numpy(few.features), torch.from_numpy(few.targets)
@@ -247,15 +248,15 @@ def preflight(
     check_loss(loss, outputs, targets, name=name)
 
 
-def _check_types(model: nn.Module) -> None:
-    """Check that every value of the model has a type that can be sent, which are numpy's types."""
-    for name, value in model.state_dict().items():
-        if value.dtype not in _SENT_TYPES:
-            kind = dtype_text(value.dtype)
+def _check_types(state: Mapping[str, object], types: Collection[torch.dtype]) -> None:
+    """Check that every value of a model's `state_dict` is a tensor of one of the given types."""
+    for name, value in state.items():
+        if not isinstance(value, Tensor) or value.dtype not in types:
+            kind = dtype_text(value.dtype) if isinstance(value, Tensor) else type(value).__name__
             raise ModelError(
-                f"{name!r} has type {kind}, which no array on the wire has; keep parameters and "
-                f"buffers in float32, and run the forward pass under torch.autocast for arithmetic "
-                f"in {kind}"
+                f"{name!r} has type {kind}, which cannot be averaged or saved; keep parameters and "
+                "buffers in float32, and run the forward pass under torch.autocast for arithmetic "
+                "of other types"
             )
 
 

@@ -36,7 +36,7 @@ def to_numpy(arrays: ArrayRecord) -> dict[str, np.ndarray]:
 
 def to_arrays(values: dict[str, np.ndarray]) -> ArrayRecord:
     """Return a Flower record with the named arrays, in the given order."""
-    return ArrayRecord({name: Array(value) for name, value in values.items()})
+    return ArrayRecord({name: Array(np.asarray(value)) for name, value in values.items()})
 
 
 class LiveArray(Array):

@@ -55,6 +55,13 @@ def test_one_example_is_enough():
     preflight(flat(10), cross_entropy, TASK, DIGITS.take(np.array([3])))
 
 
+def test_complex_buffers_cannot_be_averaged():
+    model = flat(10)
+    model.register_buffer("angles", torch.zeros(2, dtype=torch.complex64))
+    with pytest.raises(ModelError, match="'angles' has type complex64, which cannot be averaged"):
+        preflight(model, cross_entropy, TASK, DIGITS)
+
+
 def test_batch_norm_keeps_its_statistics():
     model = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(64, 10))
     preflight(model, cross_entropy, TASK, DIGITS)

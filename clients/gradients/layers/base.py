@@ -384,7 +384,7 @@ def weighted_sum(factors: Tensor, rows: Tensor) -> Tensor:
     """
     if rows.dtype == factors.dtype:
         return torch.bmm(factors, rows)
-    size = max(1, _CACHE_VALUES // (rows.shape[0] * rows.shape[2]))
+    size = max(1, _CACHE_VALUES // max(1, rows.shape[0] * rows.shape[2]))
     total = factors.new_zeros(rows.shape[0], 1, rows.shape[2])
     for start in range(0, rows.shape[1], size):
         part = rows[:, start : start + size].to(factors.dtype)

@@ -247,6 +247,8 @@ def _assignment(
 
 def _check_number(assignment: Assignment, settings: NaturalPartition) -> None:
     number = assignment.num_clients
+    if not number:
+        raise DataError("data.partition: every training example is on no client; put some on one")
     if number > MAX_CLIENTS:
         raise DataError(
             f"data.partition: {number:,} clients, and a federation has at most {MAX_CLIENTS:,}; "

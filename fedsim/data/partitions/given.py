@@ -135,7 +135,7 @@ def _of_values(values: NDArray[Any], n: int, num_clients: int | None) -> Assignm
 
 def _of_mapping(rows_of_client: Mapping[Any, Any], n: int) -> list[Any]:
     """Return the client of each example, from the row numbers of each client."""
-    names = all(isinstance(client, str) for client in rows_of_client)
+    names = not rows_of_client or any(isinstance(client, str) for client in rows_of_client)
     clients: list[Any] = [None] * n
     for client, rows in rows_of_client.items():
         for row in np.asarray(rows, dtype=np.int64).tolist():

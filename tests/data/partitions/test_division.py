@@ -32,6 +32,12 @@ def rows_of_clients(x, y, seed):
 def twice(x, y, seed):
     return {0: [0, 1], 1: [1]}
 
+def gaps(x, y, seed):
+    return {0: [0, 1], "a": [3]}
+
+def nowhere(x, y, seed):
+    return y * 0 - 1
+
 def short(x, y, seed):
     return [0, 1]
 
@@ -160,6 +166,8 @@ def test_a_function_says_the_client_of_each_example(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("partition", "message"),
     [
+        ({"scheme": "./p.py:gaps"}, "row 2 is on no client; give every row a client"),
+        ({"scheme": "./p.py:nowhere"}, "every training example is on no client"),
         ({"scheme": "./p.py:twice"}, "row 1 is on the clients 0 and 1"),
         ({"scheme": "./p.py:short"}, r"must return the client of each example .* got shape \(2,\)"),
         (
@@ -223,3 +231,9 @@ def test_an_archive_may_name_the_client_of_each_example(tmp_path: Path) -> None:
         load(tmp_path, {"scheme": "column", "column": "sites"}, dataset=dataset)
     with pytest.raises(DataError, match=r"array 'wrong' names the client of each of 30 training"):
         load(tmp_path, {"scheme": "column", "column": "wrong"}, dataset=dataset)
+    sites = np.array([b"north", b"south"] * 15)
+    np.savez(tmp_path / "d.npz", **arrays, site=sites, gap=np.where(arrays["y"] > 0, sites, b""))
+    data = load(tmp_path, {"scheme": "column", "column": "site"}, dataset=dataset)
+    assert data.client_names == ("north", "south")
+    with pytest.raises(DataError, match="array 'gap' names no client for some example"):
+        load(tmp_path, {"scheme": "column", "column": "gap"}, dataset=dataset)
