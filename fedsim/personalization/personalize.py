@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fedsim.clients.gradients.per_example import PerExampleLoss
 from fedsim.clients.training.member import StreamKey
+from fedsim.core.plugin_errors import plugin_calls
 from fedsim.core.settings import first_mistake
 from fedsim.core.streams import Purpose, stream_key, torch_seed
 from fedsim.core.text_formats import finite_or_none
@@ -70,7 +71,9 @@ def personalize(
             f"{len(targets)}"
         )
     key = personal_key(seed, client)
-    return personal_model(chosen, model, loss_function, features, targets, key).eval()
+    fix = "x needs inputs of the model, and y targets of the loss"
+    with plugin_calls("personalize failed", raises=PersonalizationError, fix=fix):
+        return personal_model(chosen, model, loss_function, features, targets, key).eval()
 
 
 def check_personalization(

@@ -114,6 +114,12 @@ def test_a_client_like_the_federation_keeps_the_global_model() -> None:
             "one row for each of at least 1 example, got 40 and 6",
         ),
         (
+            lambda: fedsim.personalize(
+                linear(3, 3), X[:6], [0, 1, 7] * 2, {"method": "label_prior"}
+            ),
+            "personalize failed .* x needs inputs of the model, and y targets of the loss",
+        ),
+        (
             lambda: fedsim.personalize(linear(), 1.0, Y, {"method": "fine_tune"}),
             "x must have",
         ),
