@@ -10,6 +10,7 @@ import inspect
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -63,7 +64,10 @@ class FlowerAlgorithm(Algorithm):
     def server(self, state: ServerState, update: Update) -> ServerState:
         """Return the state with the strategy's next model and the strategy's new attributes."""
         strategy, number = self._make(), state.round_number + 1
-        first = dict(vars(strategy))
+        first = {
+            name: copy(value) if isinstance(value, list | dict | set) else value
+            for name, value in vars(strategy).items()
+        }
         _put_back(strategy, state.memory)
         nodes = [contribution.client + 1 for contribution in update.contributions]
         with server_identity(run_id=1), _without_progress():
@@ -161,7 +165,8 @@ def _replies(update: Update, nodes: list[int]) -> Iterator[Message]:
 def _kept(strategy: Strategy, first: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return the strategy's attributes that are arrays or numbers, as arrays by name.
 
-    Another attribute must be as in `first`, the attributes before the first round.
+    Another attribute must be as in `first`, the attributes before the first round; with an empty
+    `first` it may be anything.
     """
     kept: dict[str, np.ndarray] = {}
     for name, value in vars(strategy).items():
@@ -173,18 +178,21 @@ def _kept(strategy: Strategy, first: Mapping[str, Any]) -> dict[str, np.ndarray]
             kept |= {f"{name}/d/{key}": array for key, array in value.items()}
         elif _has_arrays(value, list):
             kept |= {f"{name}/l/{index:09d}": array for index, array in enumerate(value)}
-        elif isinstance(value, bool | int | float):
+        elif isinstance(value, bool | int | float | np.number):
             kept[f"{name}/n"] = np.array(value)
-        elif name in first and first[name] is not value and first[name] != value:
+        elif first and (name not in first or first[name] != value):
             raise ValueError(
                 f"it changed its attribute {name!r} to a {type(value).__name__}, which a "
-                "checkpoint cannot hold; keep arrays, dicts or lists of arrays, or numbers"
+                "checkpoint cannot hold; keep arrays, lists of arrays, dicts of arrays by text, or "
+                "numbers"
             )
     return kept
 
 
 def _has_arrays(value: object, kind: type) -> bool:
     if not isinstance(value, kind) or not value:
+        return False
+    if isinstance(value, dict) and not all(isinstance(key, str) for key in value):
         return False
     parts = value.values() if isinstance(value, dict) else cast(list[object], value)
     return all(isinstance(part, np.ndarray) for part in parts)

@@ -119,6 +119,38 @@ def test_a_strategy_of_flower_that_cannot_work_is_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
+FORGETFUL = """
+from flwr.serverapp.strategy import FedAvg
+
+class Forgetful(FedAvg):
+    def __init__(self, kind="list", **options):
+        super().__init__(**options)
+        self.kind, self.losses, self.controls = kind, [], {}
+
+    def aggregate_train(self, server_round, replies):
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        if self.kind == "list":
+            self.losses.append(1.5)
+        elif self.kind == "number":
+            self.controls[1] = next(iter(arrays.values())).numpy()
+        else:
+            self.name = "new"
+        return arrays, metrics
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed"), [("list", "losses"), ("number", "controls"), ("new", "name")]
+)
+def test_what_a_strategy_of_flower_would_forget_is_refused(
+    kind: str, changed: str, tmp_path: Path
+) -> None:
+    (tmp_path / "s.py").write_text(FORGETFUL)
+    settings = experiment({"name": "./s.py:Forgetful", "kind": kind})
+    with pytest.raises(AlgorithmError, match=f"it changed its attribute '{changed}' to a"):
+        run_experiment(settings, out=tmp_path / "run", base=tmp_path)
+
+
 SECURE = {"secure_aggregation": {"min_clients": 3}}
 CENTRAL = {
     "privacy": {
