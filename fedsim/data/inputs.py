@@ -59,16 +59,29 @@ def read_inputs(
         DataError: the file cannot be read, or lacks a column of the model.
     """
     check_file(path)
-    tokens = settings.features == "tokens"
     dataset = settings.dataset
     if not isinstance(dataset, FileDataset):
         dataset = FileDataset(target=DEFAULT_TARGET)
-    if path.suffix.lower() not in TABLE_SUFFIXES:
-        target = dataset.target
-        has_target = {target, f"{target}_train", f"train_{target}"} & set(array_names(path))
-        data = read_npz(path, target if has_target else None, tokens=tokens, images=settings.images)
-        return Inputs(data.train.features, data.train.targets if has_target else None)
-    return _table_inputs(settings, dataset, path, base, columns, class_names)
+    if path.suffix.lower() in TABLE_SUFFIXES:
+        inputs = _table_inputs(settings, dataset, path, base, columns, class_names)
+    else:
+        inputs = _archive_inputs(settings, dataset.target, path, class_names)
+    if not len(inputs.features):
+        raise DataError(f"{path}: no rows; add the examples to predict")
+    return inputs
+
+
+def _archive_inputs(
+    settings: DataSettings, target: str, path: Path, class_names: Sequence[str] | None
+) -> Inputs:
+    has_target = {target, f"{target}_train", f"train_{target}"} & set(array_names(path))
+    tokens, images = settings.features == "tokens", settings.images
+    data = read_npz(path, target if has_target else None, tokens=tokens, images=images)
+    x, y, names = data.train.features, data.train.targets, data.class_names
+    if names is not None and class_names is not None:
+        texts = [names[number] for number in y.tolist()]
+        y = _numbered(texts, class_names, lambda row: f"{path}: example {row}", target)
+    return Inputs(x, y if has_target else None)
 
 
 def _table_inputs(
@@ -89,8 +102,6 @@ def _table_inputs(
     part = read_part(table, dataset, columns, texts=kept, tokens=tokens)
     if part.mistakes:
         raise DataError("\n".join(part.mistakes.values()))
-    if not len(part.features):
-        raise DataError(f"{path}: no rows; add the examples to predict")
     if part.targets is None or not any(as_text(target) for target in part.targets):
         blank = np.zeros(len(part.features), np.int64)
         data = to_dataset(part.features, blank, tokens=tokens)

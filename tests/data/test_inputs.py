@@ -1,6 +1,7 @@
 """Inputs of a trained model: by the constants of its experiment, in the order of its columns."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -74,3 +75,15 @@ def test_archives_need_no_targets(tmp_path: Path) -> None:
     found = read_inputs(settings, tmp_path / "new.npz", base=tmp_path)
     assert found.targets is None
     assert found.features.shape == (2, 3)
+
+
+def test_text_targets_of_archives_have_the_classes_of_the_run(tmp_path: Path) -> None:
+    def targets(*classes: str) -> Any:
+        np.savez(tmp_path / "new.npz", x=np.ones((len(classes), 3)), ill=np.array(classes))
+        return read_inputs(SETTINGS, tmp_path / "new.npz", base=tmp_path, class_names=NAMES).targets
+
+    assert targets("yes", "yes").tolist() == [1, 1]
+    with pytest.raises(DataError, match="new.npz: example 1: column 'ill': 'may' is no class of"):
+        targets("no", "may")
+    with pytest.raises(DataError, match=r"new.npz: no rows; add the examples to predict"):
+        targets()
