@@ -98,6 +98,7 @@ def test_csv_number_targets(read_file, cells, dtype, tmp_path):
         ("a,y\nnan,0\n", "'nan' is not a finite number"),
         ("a,y\n1_0,0\n", "'1_0' is not a finite number"),
         ("a,y\n1,0.5\n1,NA\n", ":3: column 'y': 'NA' is not a finite number but other"),
+        ("a,y\n1,x\n1,NA\n", ":3: column 'y': 'NA' is a missing value; fix the cell or remove the"),
         ("a,y\n1,0,2\n", ":2: a row must have 2 cells as the header has, got 3"),
         ("a,label\n1,0\n", "no column named 'y'; known: 'a', 'label'"),
         ("a,a,y\n1,1,0\n", ":1: two columns are named 'a'; rename or remove one"),

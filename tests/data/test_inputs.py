@@ -83,7 +83,7 @@ def test_text_targets_of_archives_have_the_classes_of_the_run(tmp_path: Path) ->
         return read_inputs(SETTINGS, tmp_path / "new.npz", base=tmp_path, class_names=NAMES).targets
 
     assert targets("yes", "yes").tolist() == [1, 1]
-    with pytest.raises(DataError, match="new.npz: example 1: column 'ill': 'may' is no class of"):
+    with pytest.raises(DataError, match=r"new.npz: example 1: column 'ill': 'may' is no class of"):
         targets("no", "may")
     with pytest.raises(DataError, match=r"new.npz: no rows; add the examples to predict"):
         targets()

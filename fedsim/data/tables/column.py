@@ -99,7 +99,7 @@ class Column:
         | cells                                           | targets                          |
         |-------------------------------------------------|----------------------------------|
         | any, if the experiment lists the classes        | class numbers, in listed order   |
-        | all text                                        | the text                         |
+        | all text, none of it a mark of missing values   | the text                         |
         | all whole numbers from 0, without decimal point | classes with these numbers       |
         | other numbers                                   | real numbers for regression      |
 
@@ -120,6 +120,10 @@ class Column:
         values = [as_number(cell, self.decimal) for cell in cells]
         text = [row for row, value in enumerate(values) if value is None]
         if len(text) == len(cells):
+            absent = next((row for row in text if cells[row].lower() in MISSING), None)
+            if absent is not None:
+                fix = f"{_FIX}, or if it is a class, set {self._listed('classes: [...]')}"
+                raise CellError(absent, f"{_shown(cells[absent])} is a missing value; {fix}")
             return list(cells)
         if text:  # a stray "NA" must not turn every number into a class name
             raise CellError(
@@ -287,7 +291,7 @@ def as_years(cell: str, form: str) -> float | None:
     """
     try:
         date = datetime.fromisoformat(cell) if form == "iso" else datetime.strptime(cell, form)
-    except ValueError:
+    except (ValueError, re.error):  # %d%d is no pattern
         return None
     start = datetime(date.year, 1, 1, tzinfo=date.tzinfo)
     days = (date - start).total_seconds() / 86_400

@@ -1,6 +1,7 @@
 """Reading of tables from disk in blocks of rows: .csv text and, with pyarrow, Parquet."""
 
 import csv
+from codecs import lookup
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -128,7 +129,7 @@ class CsvTable:
 
 def _rows(path: Path, delimiter: str, encoding: str) -> Iterator[tuple[int, list[str]]]:
     """Yield (line number, stripped cells) of the rows that are not blank."""
-    form = "utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding
+    form = "utf-8-sig" if lookup(encoding).name == "utf-8" else encoding
     try:
         with path.open(newline="", encoding=form) as lines:
             reader = csv.reader(lines, strict=True, delimiter=delimiter)

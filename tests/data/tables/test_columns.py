@@ -79,6 +79,7 @@ def test_spreadsheets_of_germany_are_read(tmp_path: Path) -> None:
     data = read(tmp_path, text, decimal=",", columns={"id": "drop"})
     assert data.train.features.tolist() == [[3.5], [-0.25]]
     assert data.columns == ("wert",)
+    assert read(tmp_path, "\ufeffwert;ill\n3;1\n", encoding="utf_8").columns == ("wert",)
     assert read(tmp_path, '"wert";"ill"\n"3,5";"1"\n', decimal=",").columns == ("wert",)
     text = "größe;ill\n1,5;krank\n2;gesund\n"
     data = read(tmp_path, text, decimal=",", encoding="cp1252")
@@ -262,3 +263,8 @@ def test_another_encoding_says_what_to_set(tmp_path: Path) -> None:
     path.write_bytes("größe,ill\n1,0\n".encode("cp1252"))
     with pytest.raises(DataError, match=r"cannot be read as UTF-8 .*set data.dataset.encoding"):
         read_files({"h": path}, FileDataset(target="ill"))
+
+
+def test_a_format_that_is_no_pattern_fits_no_cell(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"'01\.02' is not a date as %d%d"):
+        features(tmp_path, ["01.02"], {"date": "%d%d"})
