@@ -174,9 +174,14 @@ def _kept(strategy: Strategy, first: Mapping[str, Any]) -> dict[str, np.ndarray]
             kept |= {f"{name}/r/{key}": array for key, array in to_numpy(value).items()}
         elif isinstance(value, np.ndarray):
             kept[f"{name}/a"] = value
-        elif _has_arrays(value, dict):
+        elif (
+            isinstance(value, dict)
+            and value
+            and _are_arrays(value.values())
+            and {str} == set(map(type, value))
+        ):
             kept |= {f"{name}/d/{key}": array for key, array in value.items()}
-        elif _has_arrays(value, list):
+        elif isinstance(value, list) and value and _are_arrays(value):
             kept |= {f"{name}/l/{index:09d}": array for index, array in enumerate(value)}
         elif isinstance(value, bool | int | float | np.number):
             kept[f"{name}/n"] = np.array(value)
@@ -189,13 +194,8 @@ def _kept(strategy: Strategy, first: Mapping[str, Any]) -> dict[str, np.ndarray]
     return kept
 
 
-def _has_arrays(value: object, kind: type) -> bool:
-    if not isinstance(value, kind) or not value:
-        return False
-    if isinstance(value, dict) and not all(isinstance(key, str) for key in value):
-        return False
-    parts = value.values() if isinstance(value, dict) else cast(list[object], value)
-    return all(isinstance(part, np.ndarray) for part in parts)
+def _are_arrays(values: Iterable[object]) -> bool:
+    return all(isinstance(value, np.ndarray) for value in values)
 
 
 def _put_back(strategy: Strategy, memory: Arrays) -> None:

@@ -99,14 +99,10 @@ class Examples:
             return self
         return type(self)(transform(self.features), self.targets)
 
-    def take(self, indices: NDArray[np.integer]) -> Self:
-        """Return a copy of the examples at `indices`, in that order, with values checked again."""
-        return type(self)(self.features[indices], self.targets[indices])
-
     def rows(self, indices: NDArray[np.integer] | slice) -> Self:
-        """Return the examples at `indices`: a copy for an index array, a view for a slice.
+        """Return the examples at `indices`, in that order: a copy for an array, a view for a slice.
 
-        Unlike `take`, this does not check the values again.
+        The values are not checked again.
         """
         examples = object.__new__(type(self))
         object.__setattr__(examples, "features", self.features[indices])

@@ -54,13 +54,14 @@ def matching_files(pattern: str, base: Path) -> dict[str, Path]:
         TooManyFilesError: the searched directories hold more than `MAX_MATCHED_FILES` names.
     """
     paths = [] if "\0" in pattern else _expanded(base / os.path.expanduser(pattern), pattern)
-    names = [path.stem for path in paths]
-    if len(set(names)) < len(names):
-        top = os.path.commonpath([path.parent for path in paths])
-        places = [path.relative_to(top) for path in paths]
-        names = [place.with_suffix("").as_posix() for place in places]
-        if len(set(names)) < len(names):
-            names = [place.as_posix() for place in places]
+    top = os.path.commonpath([path.parent for path in paths]) if paths else ""
+    places = [path.relative_to(top) for path in paths]
+    stems, long = (
+        [path.stem for path in paths],
+        [place.with_suffix("").as_posix() for place in places],
+    )
+    forms = stems, long, [place.as_posix() for place in places]
+    names = next(names for names in forms if len(set(names)) == len(paths))
     return dict(sorted(zip(names, paths, strict=True)))
 
 

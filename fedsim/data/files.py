@@ -128,15 +128,20 @@ def _choose_arrays(path: Path, target: str, names: list[str]) -> list[str | None
         target_of = _strip_split(form, target)
         if form.format(name=target_of, split="train") in names:
             return _choose_splits(path, form, target_of, names)
-    tests = ("x_test", f"{target}_test")
-    if len(set(tests) & set(names)) == 1:
-        raise DataError(f"{path}: a test set needs both of {quoted(set(tests))}; add the other")
+    tests = ["x_test", f"{target}_test"]
     left = [name for name in names if name not in tests]
     if target not in left:
         raise DataError(unknown_name(path, "array", target, left))
-    left = [name for name in left if name != target]
-    test = [name if name in names else None for name in tests]
-    return [_feature_array(path, left), target, *test]
+    features = _feature_array(path, [name for name in left if name != target])
+    return [features, target, *_test_arrays(path, tests, names)]
+
+
+def _test_arrays(path: Path, tests: list[str], names: list[str]) -> list[str] | list[None]:
+    """Return the names of test features and test targets, or None for each without a test set."""
+    missing = [name for name in tests if name not in names]
+    if len(missing) == 1:
+        raise DataError(f"{path}: a test set needs both of {quoted(tests)}; add the other")
+    return [None, None] if missing else tests
 
 
 def _strip_split(form: str, name: str) -> str:
@@ -155,11 +160,11 @@ def _choose_splits(path: Path, form: str, target: str, names: list[str]) -> list
     if len(features) != 1:
         wanted = quoted(form.format(name=name, split="train") for name in _SPLIT_FEATURE_NAMES)
         raise DataError(f"{path}: the features must be one of {wanted}; got {quoted(names[:10])}")
-    tests = [form.format(name=name, split="test") for name in (features[0], target)]
-    if len(set(tests) & set(names)) == 1:
-        raise DataError(f"{path}: a test set needs both of {quoted(tests)}; add the other")
-    train = [form.format(name=name, split="train") for name in (features[0], target)]
-    return [*train, *(name if name in names else None for name in tests)]
+    train, tests = (
+        [form.format(name=name, split=split) for name in (features[0], target)]
+        for split in ("train", "test")
+    )
+    return [*train, *_test_arrays(path, tests, names)]
 
 
 def _feature_array(path: Path, names: list[str]) -> str:

@@ -11,9 +11,8 @@ from fedsim.data.examples import DataError, to_dataset
 from fedsim.data.file_names import quoted
 from fedsim.data.files import TABLE_SUFFIXES, array_names, check_file, read_npz
 from fedsim.data.settings import DataSettings, FileDataset
-from fedsim.data.sources import data_paths
-from fedsim.data.tables.dataset import feature_columns, open_table, read_part, targets_of
-from fedsim.data.tables.settings import as_text
+from fedsim.data.tables.column import texts_of
+from fedsim.data.tables.dataset import open_table, read_part, targets_of
 
 DEFAULT_TARGET = "y"
 """Name of the target in a file of inputs if the run's dataset is not a file."""
@@ -40,7 +39,6 @@ def read_inputs(
     settings: DataSettings,
     path: Path,
     *,
-    base: Path,
     columns: Sequence[str] | None = None,
     class_names: Sequence[str] | None = None,
 ) -> Inputs:
@@ -49,9 +47,9 @@ def read_inputs(
     Args:
         settings: the section `data` of the run's experiment.
         path: a .npz, .csv or .parquet file.
-        base: the directory to which relative paths of the experiment refer.
         columns: `FederatedData.columns` of the run: names of the table columns that are features,
-            in the order of the model's inputs. None takes those of the experiment's first file.
+            in the order of the model's inputs. None (data without a table) takes all columns but
+            the target.
         class_names: `FederatedData.class_names` of the run, which give each text target its class
             number. None takes the sorted classes of the file.
 
@@ -63,7 +61,7 @@ def read_inputs(
     if not isinstance(dataset, FileDataset):
         dataset = FileDataset(target=DEFAULT_TARGET)
     if path.suffix.lower() in TABLE_SUFFIXES:
-        inputs = _table_inputs(settings, dataset, path, base, columns, class_names)
+        inputs = _table_inputs(settings, dataset, path, columns, class_names)
     else:
         inputs = _archive_inputs(settings, dataset.target, path, class_names)
     if not len(inputs.features):
@@ -88,21 +86,18 @@ def _table_inputs(
     settings: DataSettings,
     dataset: FileDataset,
     path: Path,
-    base: Path,
     columns: Sequence[str] | None,
     class_names: Sequence[str] | None,
 ) -> Inputs:
     tokens = settings.features == "tokens"
     table = open_table(path, dataset)
     if columns is None:
-        columns = _columns_of_run(settings, base)
-    if columns is None:
         columns = [name for name in table.names if name != dataset.target]
     kept = [name for name in table.names if name not in {*columns, dataset.target}]
     part = read_part(table, dataset, columns, texts=kept, tokens=tokens)
     if part.mistakes:
         raise DataError("\n".join(part.mistakes.values()))
-    if part.targets is None or not any(as_text(target) for target in part.targets):
+    if part.targets is None or not any(texts_of(part.targets)):
         blank = np.zeros(len(part.features), np.int64)
         data = to_dataset(part.features, blank, tokens=tokens)
         return Inputs(data.train.features, None, part.texts)
@@ -111,15 +106,6 @@ def _table_inputs(
         targets = _numbered(targets, class_names, part.where, dataset.target)
     data = to_dataset(part.features, targets, tokens=tokens)
     return Inputs(data.train.features, data.train.targets, part.texts)
-
-
-def _columns_of_run(settings: DataSettings, base: Path) -> tuple[str, ...] | None:
-    """Return the feature columns of the experiment's first table; None without a table."""
-    paths = list(data_paths(settings, base).values())
-    if not isinstance(settings.dataset, FileDataset) or paths[0].suffix == ".npz":
-        return None
-    check_file(paths[0])
-    return feature_columns(open_table(paths[0], settings.dataset), settings.dataset, None)
 
 
 def _numbered(

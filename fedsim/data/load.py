@@ -135,11 +135,6 @@ class ClientExamples(Sequence[Examples]):
         return self.source.is_in_memory
 
     @property
-    def is_transformed_on_access(self) -> bool:
-        """Whether each access to a client's examples transforms their features again."""
-        return self.transform is not None
-
-    @property
     def nbytes(self) -> int:
         """Size in bytes of the features and targets of the clients that this process holds."""
         row_bytes = [array[:1].nbytes for array in (self.source.features, self.source.targets)]
@@ -252,7 +247,7 @@ class FederatedData:
         groups = self.test_groups
         if groups is not None:
             groups = replace(groups, names=tuple(groups.names[row] for row in rows.tolist()))
-        return replace(self, test=self.test.take(rows), test_groups=groups)
+        return replace(self, test=self.test.rows(rows), test_groups=groups)
 
     def copy(self) -> Self:
         """Return the data with copied examples of the clients, whose arrays may be written to."""

@@ -86,7 +86,7 @@ def model_arrays(model: nn.Module) -> ArrayRecord:
 
 def public_examples(data: FederatedData, num_examples: int) -> Examples:
     """Return a copy of the first `num_examples` examples of the public test set, or of all."""
-    return data.test.take(np.arange(min(num_examples, len(data.test))))
+    return data.test.rows(np.arange(min(num_examples, len(data.test))))
 
 
 def to_tensors(examples: Examples, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -201,7 +201,7 @@ class ClientTensors:
     ) -> None:
         self._clients = clients
         self._device = device
-        is_kept = device.type != "cpu" or clients.is_transformed_on_access
+        is_kept = device.type != "cpu" or clients.transform is not None
         self._free_bytes = cache_bytes if is_kept else 0
         self._cache: dict[int, tuple[Tensor, Tensor]] = {}
         self._digests: dict[int, bytes] = {}

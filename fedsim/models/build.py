@@ -238,7 +238,7 @@ def preflight(
     """
     _check_types(model.state_dict(), _SENT_TYPES)
     task.check(examples.targets)
-    few = examples.take(np.arange(min(_NUM_CHECK_EXAMPLES, len(examples))))
+    few = examples.rows(np.arange(min(_NUM_CHECK_EXAMPLES, len(examples))))
     inputs, targets = torch.from_numpy(few.features), torch.from_numpy(few.targets)
     inputs, targets = inputs.to(device_of(model)), targets.to(device_of(model))
     with eval_mode(model), torch.no_grad():

@@ -36,4 +36,4 @@ def with_queries(data: FederatedData, number: int, *, seed: int) -> tuple[Federa
         )
     order = stream(seed, Purpose.QUERIES).permutation(len(data.test))
     asked, rest = order[:number], np.sort(order[number:])
-    return data.with_test(rest), data.test.take(asked)
+    return data.with_test(rest), data.test.rows(asked)

@@ -296,7 +296,6 @@ def predict(
         examples = read_inputs(
             experiment.data,
             Path(inputs),
-            base=Path.cwd() if base is None else Path(base).absolute(),
             columns=card.columns,
             class_names=card.class_names,
         )

@@ -47,24 +47,24 @@ class ForwardingCallback:
 
     def phase(self, name: str) -> None:
         """Forward the name of a phase; "" after the last of several phases."""
-        method = getattr(self._callback, "phase", None)
-        if method is not None:
-            method(name)
+        self.forward("phase", name)
 
     def started(self, federation: "Federation", path: Path) -> None:
         """Forward the start of the run."""
-        if self._callback is not None:
-            self._callback.started(federation, path)
+        self.forward("started", federation, path)
 
     def round_finished(self, row: Mapping[str, Any]) -> None:
         """Forward the line of a round."""
-        if self._callback is not None:
-            self._callback.round_finished(row)
+        self.forward("round_finished", row)
 
     def ended(self) -> None:
         """Forward the end of the run."""
-        if self._callback is not None:
-            self._callback.ended()
+        self.forward("ended")
+
+    def forward(self, method: str, *arguments: object) -> None:
+        """Call a method of the other callback object, which may lack the method `phase`."""
+        if self._callback is not None and (method != "phase" or hasattr(self._callback, "phase")):
+            getattr(self._callback, method)(*arguments)
 
 
 class CheckingCallback(ForwardingCallback):

@@ -125,32 +125,14 @@ class _TrackingObserver(ForwardingCallback):
         super().__init__(callback)
         self._trackers = trackers
 
-    def phase(self, name: str) -> None:
-        """Announce a phase to all."""
-        self._call_trackers(lambda tracker: tracker.phase(name))
-        super().phase(name)
-
-    def started(self, federation: "Federation", path: Path) -> None:
-        """Start the trackers."""
-        self._call_trackers(lambda tracker: tracker.started(federation, path))
-        super().started(federation, path)
-
-    def round_finished(self, row: Mapping[str, Any]) -> None:
-        """Pass the line of a round to all."""
-        self._call_trackers(lambda tracker: tracker.round_finished(row))
-        super().round_finished(row)
-
-    def ended(self) -> None:
-        """End the trackers, then tell the other callback object."""
-        self._call_trackers(lambda tracker: tracker.ended())
-        super().ended()
-
-    def _call_trackers(self, method: Callable[[ForwardingCallback], None]) -> None:
+    def forward(self, method: str, *arguments: object) -> None:
+        """Call a method of every tracker, then of the other callback object."""
         for name, tracker in list(self._trackers.items()):
             try:
                 with contained_exits():
-                    method(tracker)
+                    tracker.forward(method, *arguments)
             # External code and servers may fail in any way; the run must not fail with them.
             except Exception as error:  # noqa: BLE001
                 del self._trackers[name]
                 _log.warning("tracker %s failed and was removed: %s", name, describe_error(error))
+        super().forward(method, *arguments)

@@ -10,7 +10,7 @@ Y = np.array([0, 1, 2])
 def test_length_shape_and_take():
     examples = Examples(X, Y)
     assert (len(examples), examples.input_shape, examples.has_classes) == (3, (2,), True)
-    taken = examples.take(np.array([2, 0]))
+    taken = examples.rows(np.array([2, 0]))
     assert taken.targets.tolist() == [2, 0]
     taken.features[:] = -1
     assert X.min() == 0, "take must copy"
@@ -43,6 +43,6 @@ def test_unfit_arrays_are_refused(features, targets, message):
 
 
 def test_a_client_may_have_no_examples():
-    empty = Examples(X, Y).take(np.array([], dtype=np.int64))
+    empty = Examples(X, Y).rows(np.array([], dtype=np.int64))
     assert len(empty) == 0
     assert empty.input_shape == X.shape[1:]

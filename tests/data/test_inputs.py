@@ -30,7 +30,7 @@ COLUMNS, NAMES = ("age", "sex"), ("no", "yes")
 def read(folder: Path, text: str) -> Inputs:
     path = folder / "new.csv"
     path.write_text(text)
-    return read_inputs(SETTINGS, path, base=folder, columns=COLUMNS, class_names=NAMES)
+    return read_inputs(SETTINGS, path, columns=COLUMNS, class_names=NAMES)
 
 
 def test_features_follow_the_run_and_other_columns_are_kept(tmp_path: Path) -> None:
@@ -62,17 +62,10 @@ def test_unfit_inputs_are_refused(text: str, message: str, tmp_path: Path) -> No
         read(tmp_path, text)
 
 
-def test_without_a_record_the_order_is_that_of_the_training_table(tmp_path: Path) -> None:
-    (tmp_path / "train.csv").write_text("id,sex,age,ill\nP,M,1,yes\n")
-    (tmp_path / "new.csv").write_text("age,sex\n50,M\n")
-    found = read_inputs(SETTINGS, tmp_path / "new.csv", base=tmp_path)
-    assert found.features.tolist() == [[0, 1, 0.5]]
-
-
 def test_archives_need_no_targets(tmp_path: Path) -> None:
     settings = SETTINGS.model_copy(update={"dataset": "digits"})
     np.savez(tmp_path / "new.npz", x=np.ones((2, 3)))
-    found = read_inputs(settings, tmp_path / "new.npz", base=tmp_path)
+    found = read_inputs(settings, tmp_path / "new.npz")
     assert found.targets is None
     assert found.features.shape == (2, 3)
 
@@ -80,7 +73,7 @@ def test_archives_need_no_targets(tmp_path: Path) -> None:
 def test_text_targets_of_archives_have_the_classes_of_the_run(tmp_path: Path) -> None:
     def targets(*classes: str) -> Any:
         np.savez(tmp_path / "new.npz", x=np.ones((len(classes), 3)), ill=np.array(classes))
-        return read_inputs(SETTINGS, tmp_path / "new.npz", base=tmp_path, class_names=NAMES).targets
+        return read_inputs(SETTINGS, tmp_path / "new.npz", class_names=NAMES).targets
 
     assert targets("yes", "yes").tolist() == [1, 1]
     with pytest.raises(DataError, match=r"new.npz: example 1: column 'ill': 'may' is no class of"):

@@ -37,7 +37,7 @@ def test_hold_out_defaults_to_a_fifth():
 
 
 def test_a_dataset_with_its_own_test_set_keeps_it():
-    own = EXAMPLES.take(np.arange(3))
+    own = EXAMPLES.rows(np.arange(3))
     train, test = hold_out(Dataset(EXAMPLES, own), None, seed=0)
     assert np.array_equal(train, np.arange(10))
     assert test is own

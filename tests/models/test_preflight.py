@@ -52,7 +52,7 @@ def test_built_in_models_pass_and_are_left_as_they_were(name):
 
 
 def test_one_example_is_enough():
-    preflight(flat(10), cross_entropy, TASK, DIGITS.take(np.array([3])))
+    preflight(flat(10), cross_entropy, TASK, DIGITS.rows(np.array([3])))
 
 
 def test_complex_buffers_cannot_be_averaged():

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.core.plugin_errors import plugin_calls
 from fedsim.data.catalog import HuggingFaceArgs
 from fedsim.data.examples import DataError, Dataset, to_dataset
 from fedsim.data.settings import LoadContext
@@ -31,14 +32,13 @@ def load_hugging_face(args: HuggingFaceArgs, context: LoadContext) -> Dataset:
     train = _split(args, context, args.train)
     groups: dict[str, tuple[str, ...]] = {}
     if context.group is not None:
-        clients = _columns(train, [context.group], args.train)[context.group]
-        groups[context.group] = tuple(map(str, clients.tolist()))
-        gap = next((i for i, c in enumerate(clients.tolist()) if c is None or c != c), None)
-        if gap is not None:
+        clients = _columns(train, [context.group], args.train)[context.group].tolist()
+        if any(client is None or client != client for client in clients):
             raise DataError(
-                f"data.partition.column: {context.group!r} names the client of each row, and row "
-                f"{gap + 1} of split {args.train!r} has none; remove such rows"
+                f"data.partition.column: {context.group!r} names the client of each row, and some "
+                f"rows of split {args.train!r} have none; remove such rows"
             )
+        groups[context.group] = tuple(map(str, clients))
     features = _feature_columns(args, train, context.group)
     columns = _columns(train, [*features, args.target], args.train)
     parts = [_stack(columns, features), columns[args.target]]
@@ -67,14 +67,10 @@ def _split(args: HuggingFaceArgs, context: LoadContext, split: str) -> Any:
         if not Path(place).is_dir():
             raise DataError(f"{where}: no such folder; it is relative to the experiment file")
     options: dict[str, Any] = {} if args.revision is None else {"revision": args.revision}
-    source = FederatedDataset(
-        dataset=place, subset=args.subset, partitioners={}, shuffle=False, **options
-    )
-    try:
-        return source.load_split(split)
-    except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(f"{where}: split {split!r} cannot be read: {reason[:300]}") from error
+    with plugin_calls(f"{where}: split {split!r} cannot be read", raises=DataError):
+        return FederatedDataset(
+            dataset=place, subset=args.subset, partitioners={}, shuffle=False, **options
+        ).load_split(split)
 
 
 def _feature_columns(args: HuggingFaceArgs, split: Any, group: str | None) -> list[str]:
@@ -92,11 +88,8 @@ def _columns(split: Any, names: Sequence[str], of: str) -> dict[str, NDArray[Any
             raise DataError(
                 f"data.args: split {of!r} has no column {name!r}; its columns are {known}"
             )
-    try:
+    with plugin_calls(f"data.args: split {of!r} cannot be decoded", raises=DataError):
         values = split.select_columns(list(dict.fromkeys(names))).with_format("numpy")[:]
-    except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(f"data.args: split {of!r} cannot be decoded: {reason[:300]}") from error
     return {name: np.asarray(values[name]) for name in names}
 
 

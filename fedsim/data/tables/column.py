@@ -111,7 +111,7 @@ class Column:
         if self.is_listed:
             return self.numbers(cells).astype(np.int64)
         if isinstance(cells, np.ndarray):
-            absent = np.isnan(cells.astype(np.float64)) if cells.dtype.kind in "fO" else np.False_
+            absent = np.isnan(numbers_of_array(cells))
             if absent.any():
                 raise CellError(int(absent.argmax()), f"the cell is empty; {_FIX}")
             return cells
@@ -151,10 +151,7 @@ class Column:
         return numbers[:, None]
 
     def _of_array(self, cells: NDArray[Any]) -> NDArray[np.float64]:
-        if cells.dtype.kind == "M":
-            numbers = np.where(np.isnat(cells), np.nan, years_of_array(cells))
-        else:
-            numbers = cells.astype(np.float64)
+        numbers = numbers_of_array(cells)
         absent = np.isnan(numbers)
         for value in self._missing_numbers:
             absent |= numbers == value
@@ -298,12 +295,15 @@ def as_years(cell: str, form: str) -> float | None:
     return date.year + days / (366 if isleap(date.year) else 365)
 
 
-def years_of_array(dates: NDArray[Any]) -> NDArray[np.float64]:
-    """Return dates, datetime64 (n,), as years with a fraction."""
-    years = dates.astype("datetime64[Y]")
+def numbers_of_array(cells: NDArray[Any]) -> NDArray[np.float64]:
+    """Return typed cells (n,) as numbers, dates as years with a fraction; NaN if missing."""
+    if cells.dtype.kind != "M":
+        return cells.astype(np.float64)
+    years = cells.astype("datetime64[Y]")
     start = years.astype("datetime64[us]")
     length = (years + 1).astype("datetime64[us]") - start
-    return years.astype(np.int64) + 1970 + (dates.astype("datetime64[us]") - start) / length
+    numbers = years.astype(np.int64) + 1970 + (cells.astype("datetime64[us]") - start) / length
+    return np.where(np.isnat(cells), np.nan, numbers)
 
 
 def _shown(cell: str) -> str:

@@ -14,8 +14,8 @@ from fedsim.data.tables.column import (
     Cells,
     as_number,
     as_years,
+    numbers_of_array,
     texts_of,
-    years_of_array,
 )
 from fedsim.data.tables.settings import as_text
 from fedsim.data.tables.table import Table
@@ -72,15 +72,13 @@ class ColumnSummary:
         self._values.append(np.array(values))
 
     def _add_array(self, cells: NDArray[Any]) -> None:
-        is_date = cells.dtype.kind == "M"
-        self._has_dates |= is_date
-        numbers = years_of_array(cells) if is_date else cells.astype(np.float64)
-        absent = np.isnat(cells) if is_date else np.isnan(numbers)
+        self._has_dates |= cells.dtype.kind == "M"
+        numbers = numbers_of_array(cells)
+        absent, usable = np.isnan(numbers), np.abs(numbers) <= FLOAT32_MAX
         self.gaps += int(absent.sum())
-        usable = np.abs(numbers) <= FLOAT32_MAX
-        self._values.append(numbers[usable & ~absent])
+        self._values.append(numbers[usable])
         for kept, counter, limit in (
-            (usable & ~absent, self.numerals, _MAX_NUMERALS),
+            (usable, self.numerals, _MAX_NUMERALS),
             (~usable & ~absent, self.texts, MAX_DISTINCT),
         ):
             distinct, counts = np.unique(numbers[kept], return_counts=True)

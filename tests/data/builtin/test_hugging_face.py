@@ -108,7 +108,7 @@ def test_the_column_of_the_clients_is_no_feature(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no column 'wards'; its columns are 'age', 'ward'"):
         load(tmp_path, group="wards", test=None)
     (tmp_path / "train.csv").write_text("age,ward,label\n1,7,x\n2,,y\n3,9,x\n")
-    with pytest.raises(DataError, match="row 2 of split 'train' has none; remove such rows"):
+    with pytest.raises(DataError, match="some rows of split 'train' have none; remove such rows"):
         load(tmp_path, group="ward", test=None)
 
 
@@ -124,7 +124,7 @@ def test_an_edited_folder_is_read_anew(tmp_path: Path) -> None:
     [
         (
             {"features": "image", "test": "validation"},
-            "split 'validation' cannot be read: .*train.*test",
+            "split 'validation' cannot be read with .*train.*test",
         ),
         ({"features": "picture"}, "has no column 'picture'; its columns are 'image', 'label'"),
         ({"target": "y"}, "has no column 'y'"),
