@@ -56,6 +56,7 @@ from fedsim.tools.deployment.client_app import NodeClient
 
 app = NodeClient(Path(__file__).parent)
 '''
+_MODULES = {"__init__.py": "", "server_app.py": _SERVER, "client_app.py": _CLIENT}
 
 
 @dataclass(frozen=True)
@@ -85,10 +86,11 @@ def write_app(loaded: LoadedExperiment, out: Path) -> WrittenApp:
         out: directory of the app; must be new or empty.
 
     Raises:
-        DeploymentError: `out` is not empty, a plug-in is not in the experiment's directory, or
-            nodes do not support the experiment: it scores personal models, has privacy with
-            Poisson sampling of clients, releases noisy examples, counts votes, names trackers,
-            has one file per client, or leaves the number of clients to the data.
+        DeploymentError: `out` is not empty, a plug-in is not in the experiment's directory or has
+            the name of a file of the app, or nodes do not support the experiment: it scores
+            personal models, has privacy with Poisson sampling of clients, releases noisy examples,
+            counts votes, names trackers, has one file per client, or leaves the number of clients
+            to the data.
     """
     _refuse_simulations(loaded.experiment)
     clients = loaded.experiment.data.partition.num_clients
@@ -105,8 +107,7 @@ def write_app(loaded: LoadedExperiment, out: Path) -> WrittenApp:
     slug = re.sub(r"[^a-z0-9]+", "-", experiment.name.lower()).strip("-")
     text = _PYPROJECT.format(name=experiment.name, slug=slug, package=PACKAGE)
     write_files(out, {"pyproject.toml": text})
-    modules = {"__init__.py": "", "server_app.py": _SERVER, "client_app.py": _CLIENT}
-    write_files(package, {**modules, "experiment.yaml": dump_experiment(experiment)})
+    write_files(package, {**_MODULES, "experiment.yaml": dump_experiment(experiment)})
     for plugin in plugins:
         target = package / plugin
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -154,7 +155,8 @@ def _plugin_files(loaded: LoadedExperiment) -> list[PurePosixPath]:
     """Return the plug-in files and the modules that they import, as paths from the experiment.
 
     Raises:
-        DeploymentError: a plug-in file is missing, or outside of the experiment's directory.
+        DeploymentError: a plug-in file is missing, is outside of the experiment's directory, or has
+            the name of a file of the app.
     """
     base, files = loaded.base.resolve(), list[PurePosixPath]()
     for reference in loaded.experiment.plugins:
@@ -171,6 +173,11 @@ def _plugin_files(loaded: LoadedExperiment) -> list[PurePosixPath]:
             ) from error
         files_there = [file for file in trace.files.values() if file.directory == base]
         files += [PurePosixPath(file.place) for file in files_there]
+    for file in files:
+        if str(file) in _MODULES:
+            raise DeploymentError(
+                f"{loaded.base / file}: the app has a file of its own of this name; rename yours"
+            )
     return list(dict.fromkeys(files))
 
 

@@ -20,9 +20,11 @@ from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
+from fedsim.core.errors import ExitCode
 from fedsim.tools.deployment.private_files import DeploymentError
 
 _SUFFIX = ".signatures.json"
@@ -37,11 +39,11 @@ def sign_app(bundle: Path, key_file: Path, name: str) -> Path:
         name: name of the public key in the nodes' `--trusted-entities`.
 
     Raises:
-        DeploymentError: a file cannot be read, or the key is not Ed25519.
+        DeploymentError: a file cannot be read, or the key has a passphrase or is not Ed25519.
     """
     try:
         content, key = bundle.read_bytes(), load_ssh_private_key(key_file.read_bytes(), None)
-    except (OSError, ValueError) as error:
+    except (OSError, TypeError, UnsupportedAlgorithm, ValueError) as error:  # TypeError: passphrase
         raise DeploymentError(f"cannot sign {bundle} with {key_file}: {error}") from error
     if not isinstance(key, Ed25519PrivateKey):
         raise DeploymentError(
@@ -63,7 +65,12 @@ def app_store(directory: Path, port: int) -> ThreadingHTTPServer:
     Args:
         directory: directory with the bundles and their signature files.
         port: port on the loopback address.
+
+    Raises:
+        DeploymentError: the directory does not exist, or the port cannot be used.
     """
+    if not directory.is_dir():
+        raise DeploymentError(f"{directory}: no such directory")
 
     class Store(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -91,7 +98,10 @@ def app_store(directory: Path, port: int) -> ThreadingHTTPServer:
             self.end_headers()
             self.wfile.write(body)
 
-    store = ThreadingHTTPServer(("127.0.0.1", port), Store)
+    try:
+        store = ThreadingHTTPServer(("127.0.0.1", port), Store)
+    except (OSError, OverflowError) as error:
+        raise DeploymentError(f"port {port} cannot be used: {error}; choose another") from error
     return store
 
 
@@ -111,7 +121,10 @@ def _bundles(directory: Path, request: bytes) -> list[Path]:
 
 def _signatures(bundle: Path) -> list[dict[str, str | int]]:
     path = Path(f"{bundle}{_SUFFIX}")
-    return json.loads(path.read_text()) if path.exists() else []
+    try:
+        return json.loads(path.read_text()) if path.exists() else []
+    except ValueError as error:
+        raise DeploymentError(f"{path} is damaged ({error}); delete it, and sign again") from error
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -126,11 +139,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     serve.add_argument("directory", type=Path)
     serve.add_argument("--port", type=int, required=True)
     chosen = parser.parse_args(arguments)
-    if chosen.command == "serve":
-        app_store(chosen.directory, chosen.port).serve_forever()
-        return 0
     try:
-        print(sign_app(chosen.bundle, chosen.key, chosen.name))  # noqa: T201  its output
+        if chosen.command == "serve":
+            app_store(chosen.directory, chosen.port).serve_forever()
+        else:
+            print(sign_app(chosen.bundle, chosen.key, chosen.name))  # noqa: T201  its output
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
     except DeploymentError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201  likewise
         return error.exit_code

@@ -104,6 +104,15 @@ def test_a_plug_in_from_elsewhere_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "app").exists()
 
 
+@pytest.mark.parametrize("name", ["client_app.py", "server_app.py", "__init__.py"])
+def test_a_plug_in_does_not_replace_a_file_of_the_app(tmp_path: Path, name: str) -> None:
+    """A node that ran the plug-in as its app would check no policy."""
+    (tmp_path / name).write_text("def build(): ...\n")
+    with pytest.raises(DeploymentError, match=rf"{name}: the app has .* of this name; rename"):
+        written(tmp_path, model={"name": f"./{name}:build"})
+    assert not (tmp_path / "app").exists()
+
+
 @pytest.mark.parametrize(
     ("node_config", "message"),
     [

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from urllib.error import HTTPError
@@ -21,6 +22,16 @@ from flwr.supernode.start_client_internal import _verify_fab
 
 from fedsim.tools.deployment.signed_app import app_store, main
 
+LOCKED = """\
+-----BEGIN OPENSSH PRIVATE KEY-----
+b3BlbnNzaC1rZXktdjEAAAAACmFlczI1Ni1jdHIAAAAGYmNyeXB0AAAAGAAAABCMT5NYwV
+GGsv1X2zNckucgAAAAEAAAAAEAAAAzAAAAC3NzaC1lZDI1NTE5AAAAIDQTUiLJ7Al9wcH7
+3WqAwH6RypSBEx2WF46QU5It1kyYAAAAkL+6dPKlV5dfBra8djG5PNSGD0gGrsrotwFMlZ
+c3lnFympmsVnx/Hv5yLMdE7CBoajGbUkldFU7Y6SI9fEIG19foSSzO3ZO8wCLSUOFG0m1+
+btRZoqm1RgzMr6cQEweqQC1OX1UiKd+aprgm1+F7g6X83wpfnZkd/4up286K03Pm2W1Y7f
+FmR1aopk2DN2ELfw==
+-----END OPENSSH PRIVATE KEY-----
+"""  # an Ed25519 key with a passphrase
 BUNDLE = "fedsim.digits-dp.1-0-0.0123abcd.fab"
 
 
@@ -122,6 +133,27 @@ def test_mistakes_are_one_line(
 ) -> None:
     wrong, _ = key_file(tmp_path / "node", generate_private_key(SECP384R1()))
     missing = tmp_path / "missing"
-    for file, key in ((bundle, missing), (missing, wrong), (bundle, wrong), (bundle, bundle)):
-        assert main(["sign", str(file), "--key", str(key), "--name", "fpk_x"]) == 2
+    right, _ = key_file(tmp_path / "right")
+    locked = tmp_path / "locked"
+    locked.write_text(LOCKED)
+    signed = tmp_path / "signed.fab"
+    signed.touch()
+    Path(f"{signed}.signatures.json").write_text("[{")
+    signing = [(bundle, missing), (missing, wrong), (bundle, wrong), (bundle, bundle)]
+    signing += [(bundle, locked), (signed, right)]
+    calls = [["sign", str(file), "--key", str(key), "--name", "x"] for file, key in signing]
+    calls += [["serve", str(missing), "--port", "0"], ["serve", str(tmp_path), "--port", "65536"]]
+    for arguments in calls:
+        assert main(arguments) == 2
         assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_ctrl_c_ends_the_store_without_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(store: ThreadingHTTPServer) -> None:
+        store.server_close()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ThreadingHTTPServer, "serve_forever", interrupt)
+    assert main(["serve", str(tmp_path), "--port", "0"]) == 130
