@@ -8,6 +8,7 @@ Source: Bell, Bonawitz, Gascón, Lepoint, Raykova 2020, "Secure single-server ag
 import logging
 import math
 import secrets
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -156,12 +157,15 @@ def smallest_threshold(
     cut = math.comb(corrupt + dropped, run) / math.comb(clients, run)
     if max(isolated, math.comb(clients, 2) * cut) > budget:
         return None
-    for threshold in range(1, degree + 1):
-        if clients * hypergeom.sf(threshold - 1, others, corrupt, degree) <= budget:
-            raised = max(threshold, least)
-            lost = hypergeom.cdf(raised - 1, others, others - dropped, degree)
-            return raised if clients * lost <= 2.0**-CORRECTNESS_BITS else None
-    return None
+
+    def is_private(threshold: int) -> bool:
+        return clients * hypergeom.sf(threshold - 1, others, corrupt, degree) <= budget
+
+    # Larger thresholds are safer, and `degree` corrupt neighbours are the most.
+    thresholds = range(1, degree + 2)
+    threshold = max(thresholds[bisect_left(thresholds, True, hi=degree, key=is_private)], least)
+    lost = hypergeom.cdf(threshold - 1, others, others - dropped, degree)
+    return threshold if clients * lost <= 2.0**-CORRECTNESS_BITS else None
 
 
 def _count(fraction: float, clients: int) -> int:

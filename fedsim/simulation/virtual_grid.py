@@ -225,6 +225,9 @@ def answer_requests(
         try:
             with contained_exits():
                 answer: Message | Exception = app(message, context)
+            if not isinstance(answer, Message):
+                kind = type(answer).__name__
+                raise TypeError(f"a client's app must return a Message, got {kind}")
         except Exception as error:  # noqa: BLE001  whatever a client raises is its failure
             answer = error
         yield [answer]

@@ -263,7 +263,9 @@ class Leader:
                 "them was released; the round is lost, repeat it",
                 **where,
             )
-        known = set(reply.rejected) & (self._envelopes.keys() | self.rejected.keys())
+        # Where sums are asked, the other helpers' rejections came before: a round must end.
+        asked = self._envelopes.keys() | (set() if self._asks_release else self.rejected.keys())
+        known = set(reply.rejected) & asked
         if len(known) != len(reply.rejected):
             raise WireError(
                 f"helper {reply.helper} rejects a client that is not in the sum, or one twice",

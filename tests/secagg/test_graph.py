@@ -74,6 +74,15 @@ def test_what_is_used_is_at_least_the_published_and_above_half(
     assert lost <= 2.0**-30
 
 
+def test_few_thresholds_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One tail takes a quarter of a millisecond, and there are as many thresholds as neighbours."""
+    tried: list[int] = []
+    tail = hypergeom.sf
+    monkeypatch.setattr(hypergeom, "sf", lambda k, *rest: tried.append(k) or tail(k, *rest))
+    assert smallest_threshold(600, 532, **keys(0.45, 0.45)) == 268
+    assert len(tried) < 12
+
+
 @pytest.mark.parametrize(("clients", "degree"), [(50, 15), (100, 21), (21, 14)])
 def test_the_graph_is_regular_and_mutual(clients: int, degree: int) -> None:
     from fedsim.secagg.graph import _harary

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -179,6 +180,20 @@ def test_what_a_client_raises_is_its_failure_and_its_state_is_kept() -> None:
     assert failed.error.reason == "RuntimeError: power cut"
     assert failed.metadata.reply_to_message_id != ""
     assert not fine.has_error()
+
+
+def test_a_client_that_returns_no_message_fails_alone() -> None:
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Any:
+        return None if context.node_config["partition-id"] == 1 else message
+
+    with server_identity(1):
+        grid = LocalGrid(app, 3)
+        failed = [reply for reply in grid.send_and_receive(messages(grid)) if reply.has_error()]
+    (reason,) = (reply.error.reason for reply in failed)
+    assert reason == "TypeError: a client's app must return a Message, got NoneType"
 
 
 def test_push_and_pull() -> None:

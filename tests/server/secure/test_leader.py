@@ -120,6 +120,21 @@ def test_a_client_whom_every_helper_rejects_is_taken_out_once(
     assert same_bits(leader.open(reference=scene.reference), scene.plain([0, 1, 3, 4, 5]))
 
 
+@pytest.mark.parametrize("aggregators", [2, 3])
+def test_a_helper_cannot_reject_a_client_for_ever(secure_parties: Any, aggregators: int) -> None:
+    """Each such reply would be answered by the next request, and the round would never end."""
+    scene = secure_parties(aggregators=aggregators)
+    leader = scene.leader()
+    for client in range(6):
+        leader.add(scene.upload(leader, client))
+    nonce = leader.offer(scene.keys).round_nonce
+    rejection = {"round_nonce": nonce, "released": False, "rejected": (2,)}
+    for helper in leader.requests():
+        leader.take(CombineReply(helper=helper, **rejection))
+    with pytest.raises(WireError, match="rejects a client that is not in the sum"):
+        leader.take(CombineReply(helper=1, **rejection))
+
+
 def test_two_helpers_check_before_either_answers(secure_parties: Any) -> None:
     scene = secure_parties(aggregators=3)
     leader = scene.leader()
