@@ -3,6 +3,7 @@
 The module can be imported without heavy packages, such as numpy.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
@@ -13,6 +14,7 @@ from fedsim.core.settings import Settings
 
 Size = Annotated[int, Field(ge=1, le=1_000_000)]
 Spread = Annotated[float, Field(ge=0, le=1e6)]
+_HUB_NAME = "[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*"  # others are local files
 EmnistSplit = Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"]
 
 
@@ -83,7 +85,7 @@ class HuggingFaceArgs(Settings):
     name: str | None = Field(
         default=None,
         max_length=200,
-        description="name on the hub, read from the local cache or else downloaded once",
+        description="OWNER/NAME on the hub, read from the local cache or else downloaded once",
     )
     subset: str | None = Field(default=None, description="name of the subset, if there are several")
     revision: str | None = Field(
@@ -104,6 +106,11 @@ class HuggingFaceArgs(Settings):
     def _one_place(self) -> Self:
         if (self.path is None) == (self.name is None):
             raise ValueError("needs one of path (a folder) and name (on the hub)")
+        if self.name is not None and re.fullmatch(_HUB_NAME, self.name) is None:
+            raise ValueError(
+                f"name must be OWNER/NAME as on the hub, such as ylecun/mnist, got {self.name!r}; "
+                "for a folder use path"
+            )
         return self
 
 

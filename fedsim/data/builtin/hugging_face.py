@@ -66,6 +66,10 @@ def _split(args: HuggingFaceArgs, context: LoadContext, split: str) -> Any:
         where = f"data.args.path: {place}"
         if not Path(place).is_dir():
             raise DataError(f"{where}: no such folder; it is relative to the experiment file")
+    elif Path(place).exists():
+        raise DataError(
+            f"{where}: {Path.cwd()} has this name too, and it would be read: name a path"
+        )
     options: dict[str, Any] = {} if args.revision is None else {"revision": args.revision}
     with plugin_calls(f"{where}: split {split!r} cannot be read", raises=DataError):
         return FederatedDataset(

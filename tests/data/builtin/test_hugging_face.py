@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from fedsim.data import DataError, load_federated_data
 from fedsim.data.builtin import hugging_face
@@ -144,6 +145,25 @@ def test_without_the_extra(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(hugging_face, "find_spec", lambda name: None)
     with pytest.raises(DataError, match=r"needs flwr-datasets; .*fedsim-dp\[datasets\]"):
         load(folder)
+
+
+@pytest.mark.parametrize(
+    "name", ["/srv/rows", "../rows", "rows", "csv", "a/b/c", "~/rows", "./rows"]
+)
+def test_no_name_is_a_file_of_this_machine(name: str) -> None:
+    """A node's policy names the files that an experiment may read, and the library reads others."""
+    with pytest.raises(ValidationError, match="must be OWNER/NAME as on the hub"):
+        HuggingFaceArgs(name=name)
+
+
+def test_no_folder_is_read_in_place_of_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "owner" / "set").mkdir(parents=True)
+    (tmp_path / "owner" / "set" / "train.csv").write_text("age,label\n1,0\n2,1\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match="has this name too"):
+        load_hugging_face(HuggingFaceArgs(name="owner/set", test=None), LoadContext(0, tmp_path))
 
 
 def test_a_name_is_given_to_flwr_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
