@@ -598,6 +598,10 @@ def test_files_that_the_policy_does_not_name_are_not_read(
     anything = {"scheme": "files", "pattern": "/**", "num_clients": 2}
     data = {"dataset": {"target": "ill"}, "partition": anything}
     assert "reads whatever a pattern matches" in reason(attacker.asks(data=data))
+    (attacker.home / "app" / "folder").mkdir()  # its README.md may name the secret file
+    division = {"scheme": "iid", "num_clients": 2}
+    data = {"dataset": "huggingface", "args": {"path": "folder"}, "partition": division}
+    assert "files does not name" in reason(attacker.asks(data=data))
     assert attacker.charges() == []
 
 

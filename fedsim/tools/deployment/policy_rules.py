@@ -190,7 +190,9 @@ def _file_rules(policy: NodePolicy, loaded: LoadedExperiment) -> Iterator[str]:
         yield "data.partition.scheme: files reads whatever a pattern matches: use column"
         return
     allowed = {Path(name).resolve(): columns for name, columns in policy.files.items()}
-    for path in find_footprint(loaded).outside:
+    folder = loaded.experiment.data.folder  # also in the app: its README.md can name other files
+    folders = () if folder is None else ((loaded.base / Path(folder).expanduser()).resolve(),)
+    for path in dict.fromkeys((*find_footprint(loaded).outside, *folders)):
         columns = allowed.get(path)
         if columns is None:
             yield (
