@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 TaskName = Literal["classification", "labels", "regression"]
@@ -57,47 +58,17 @@ class MetricEntry:
     one_class_is_constant: bool = False
 
 
-def _classes(
-    description: str,
-    *,
-    several: bool = False,
-    per_class: bool = False,
-    in_percent: bool = False,
-    least: float = 0.0,
-    constant: float | None = None,
-    one_class_is_constant: bool = False,
-) -> MetricEntry:
-    tasks: tuple[TaskName, ...] = ("classification", "labels")
-    return MetricEntry(
-        description,
-        tasks,
-        several,
-        per_class,
-        in_percent=in_percent,
-        bounds=(least, 1.0),
-        constant=constant,
-        one_class_is_constant=one_class_is_constant,
-    )
-
-
-def _error(description: str, *tasks: TaskName, words: str = "") -> MetricEntry:
-    return MetricEntry(
-        description, tasks, smaller_is_better=True, bounds=(0.0, math.inf), words=words
-    )
-
-
-def _fit(description: str, words: str = "") -> MetricEntry:
-    return MetricEntry(
-        description, ("regression",), bounds=(-math.inf, 1.0), words=words, constant=0.0
-    )
-
+_classes = partial(MetricEntry, tasks=("classification", "labels"), bounds=(0.0, 1.0))
+_error = partial(MetricEntry, smaller_is_better=True, bounds=(0.0, math.inf))
+_number_error = partial(_error, tasks=("regression",))
+_fit = partial(MetricEntry, tasks=("regression",), bounds=(-math.inf, 1.0), constant=0.0)
 
 GROUP_ACCURACY = "group_accuracy"  # of the groups of `evaluation.group`
 
 METRICS: dict[str, MetricEntry] = {
     "accuracy": _classes(
         "share of correct predictions, over all labels (accuracy_score)",
-        several=True,
+        several_labels=True,
         in_percent=True,
     ),
     "balanced_accuracy": _classes(
@@ -105,47 +76,51 @@ METRICS: dict[str, MetricEntry] = {
     ),
     GROUP_ACCURACY: _classes(
         "mean of the groups' accuracies, of evaluation.group, where each group counts alike",
-        several=True,
+        several_labels=True,
         in_percent=True,
     ),
     "f1": _classes(
         "F1 of class 1; of three classes or more, or several labels, their mean (f1_score)",
-        several=True,
+        several_labels=True,
         one_class_is_constant=True,
     ),
     "precision": _classes(
-        "precision, averaged as f1 is (precision_score)", several=True, one_class_is_constant=True
+        "precision, averaged as f1 is (precision_score)",
+        several_labels=True,
+        one_class_is_constant=True,
     ),
     "recall": _classes(
-        "recall, averaged as f1 is (recall_score)", several=True, one_class_is_constant=True
+        "recall, averaged as f1 is (recall_score)", several_labels=True, one_class_is_constant=True
     ),
     "f1_macro": _classes(
-        "mean F1 of all classes (f1_score, macro)", several=True, one_class_is_constant=True
+        "mean F1 of all classes (f1_score, macro)", several_labels=True, one_class_is_constant=True
     ),
     "f1_weighted": _classes(
         "mean F1 of all classes, weighted by examples (f1_score, weighted)",
-        several=True,
+        several_labels=True,
         one_class_is_constant=True,
     ),
     "auc": _classes(
         "area under the ROC curve of class 1; of more classes, the mean of each against the rest "
         "(roc_auc_score)",
-        several=True,
+        several_labels=True,
         constant=0.5,
     ),
     "average_precision": _classes(
         "average precision of class 1; of more, the mean of each against the rest "
         "(average_precision_score)",
-        several=True,
+        several_labels=True,
     ),
     "log_loss": _error(
-        "mean -ln of the true class's probability (log_loss)", "classification", "labels"
+        "mean -ln of the true class's probability (log_loss)", tasks=("classification", "labels")
     ),
     "mcc": _classes(
-        "Matthews correlation coefficient (matthews_corrcoef)", least=-1.0, constant=0.0
+        "Matthews correlation coefficient (matthews_corrcoef)", bounds=(-1.0, 1.0), constant=0.0
     ),
     "kappa": _classes(
-        "Cohen's kappa of predictions and targets (cohen_kappa_score)", least=-1.0, constant=0.0
+        "Cohen's kappa of predictions and targets (cohen_kappa_score)",
+        bounds=(-1.0, 1.0),
+        constant=0.0,
     ),
     "top_3_accuracy": _classes(
         "share of targets among the 3 best (top_k_accuracy_score)", in_percent=True
@@ -154,25 +129,25 @@ METRICS: dict[str, MetricEntry] = {
         "share of targets among the 5 best (top_k_accuracy_score)", in_percent=True
     ),
     "recall_per_class": _classes(
-        "recall of each class or label (recall_score)", several=True, per_class=True
+        "recall of each class or label (recall_score)", several_labels=True, per_class=True
     ),
     "precision_per_class": _classes(
-        "precision of each class or label (precision_score)", several=True, per_class=True
+        "precision of each class or label (precision_score)", several_labels=True, per_class=True
     ),
-    "f1_per_class": _classes("F1 of each class or label (f1_score)", several=True, per_class=True),
-    "mse": _error(
-        "mean squared error (mean_squared_error)", "regression", words="mean squared error"
+    "f1_per_class": _classes(
+        "F1 of each class or label (f1_score)", several_labels=True, per_class=True
     ),
-    "rmse": _error("root of the mean squared error (root_mean_squared_error)", "regression"),
-    "mae": _error("mean absolute error (mean_absolute_error)", "regression"),
-    "median_absolute_error": _error("median absolute error (median_absolute_error)", "regression"),
-    "max_error": _error("largest absolute error of any target", "regression"),
+    "mse": _number_error("mean squared error (mean_squared_error)", words="mean squared error"),
+    "rmse": _number_error("root of the mean squared error (root_mean_squared_error)"),
+    "mae": _number_error("mean absolute error (mean_absolute_error)"),
+    "median_absolute_error": _number_error("median absolute error (median_absolute_error)"),
+    "max_error": _number_error("largest absolute error of any target"),
     "r2": _fit("coefficient of determination R² (r2_score)", words="R²"),
     "explained_variance": _fit("share of the explained variance (explained_variance_score)"),
 }
 
 LOSS = "loss"  # always computed, first in every row
-_LOSS = _error("mean of `model.loss`", *TASK_WORDS)
+_LOSS = _error("mean of `model.loss`", tasks=tuple(TASK_WORDS))
 _PREFIX = re.compile("^(test|train|clients?|personal)_")
 
 

@@ -159,11 +159,10 @@ def smallest_threshold(
         return None
 
     def is_private(threshold: int) -> bool:
-        return clients * hypergeom.sf(threshold - 1, others, corrupt, degree) <= budget
+        return bool(clients * hypergeom.sf(threshold - 1, others, corrupt, degree) <= budget)
 
-    # Larger thresholds are safer, and `degree` corrupt neighbours are the most.
-    thresholds = range(1, degree + 2)
-    threshold = max(thresholds[bisect_left(thresholds, True, hi=degree, key=is_private)], least)
+    # Larger thresholds are safer; above `degree`, no threshold is kept.
+    threshold = max(1 + bisect_left(range(1, degree + 1), True, key=is_private), least)
     lost = hypergeom.cdf(threshold - 1, others, others - dropped, degree)
     return threshold if clients * lost <= 2.0**-CORRECTNESS_BITS else None
 

@@ -263,9 +263,8 @@ class Aggregator(ABC, Generic[A]):
             InvalidUpdateError: the update is not accepted, and the client is skipped.
         """
 
-    @abstractmethod
     def skip(self, client: int) -> None:
-        """Leave a client of the round out of the aggregate."""
+        """Leave a client of the round out of the aggregate; the base class waits for no client."""
 
     @abstractmethod
     def finish(self) -> AggregationResult:

@@ -334,9 +334,6 @@ class IntegerSum(Aggregator[TrainReply]):
             total += values[name]
         self._added += 1
 
-    def skip(self, client: int) -> None:
-        """Leave a client out of the sum."""
-
     def finish(self) -> AggregationResult:
         """Return a result whose `sums` add up the clients' integers (None without any client)."""
         return AggregationResult(None, sums=self._sums if self._added else None)

@@ -151,9 +151,6 @@ class SecureAggregator(Aggregator[SealedReply]):
             raise InvalidUpdateError(error_text(error)) from error
         self._added.add(client)
 
-    def skip(self, client: int) -> None:
-        """Continue the round without a client; its update is then not in the sum."""
-
     def finish(self) -> AggregationResult:
         """Compute the sum and return the aggregated model, or the sums if clients send integers.
 

@@ -21,9 +21,10 @@ import ray
 from flwr.app import Message
 from ray.exceptions import RayError, RayTaskError
 
+from fedsim.core.plugin_errors import error_text
 from fedsim.simulation.ray.host import PackedRequest
 from fedsim.simulation.ray.session import FastPickle
-from fedsim.simulation.virtual_grid import FIRST_NODE, NodeContexts, failure
+from fedsim.simulation.virtual_grid import FIRST_NODE, NodeContexts, failure, failure_reason
 
 logger = logging.getLogger(__name__)
 
@@ -235,12 +236,12 @@ class WorkerPool:
         except RayTaskError as error:  # the worker lives, but could not read a request
             jobs = worker.jobs_by_call.pop(ready)
             if len(jobs) == 1:
-                reason = f"{type(error.cause).__name__}: {error.cause}"
-                yield failure(jobs[0].request.envelope, reason)
+                request = jobs[0].request
+                yield failure(request.envelope, failure_reason(request.node, error.cause))
             else:
                 worker.requeue(jobs)
         except RayError as error:
-            yield from self._replace(worker, _in_one_line(error))
+            yield from self._replace(worker, error_text(error))
         else:
             jobs = worker.pop_answered(ready, len(chunk.replies), chunk.seconds)
             for job, reply in zip(jobs, chunk.replies, strict=True):
@@ -275,7 +276,3 @@ class WorkerPool:
         jobs = [job for w in self._workers for job in (*chain(*w.jobs_by_call.values()), *w.queue)]
         clients = sorted(job.request.node - FIRST_NODE for job in jobs)
         logger.warning("no reply within %s s from clients %s", timeout, clients)
-
-
-def _in_one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
