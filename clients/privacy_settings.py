@@ -203,8 +203,9 @@ class PrivacySettings(Settings):
         "and noise; secure: batches and noise come from the operating system, so that no run can "
         "be repeated",
     )
-    noise_correlation: correlations.NoiseCorrelationSettings = Field(
-        default="none", description=correlations.DESCRIPTION
+    noise_correlation: Annotated[correlations.NoiseCorrelationSettings, Choice()] = Field(
+        default=correlations.IndependentNoiseSettings(name="none"),
+        description=correlations.DESCRIPTION,
     )
     adjacency: Annotated[PublicSizeSettings | PrivateSizeSettings, Choice()] = Field(
         default=PublicSizeSettings(name="zero_out"),
@@ -306,7 +307,6 @@ class PrivacySettings(Settings):
                 drawn is kept secret, so that sampling of clients amplifies privacy.
             protocol: protocol of secure aggregation; None without.
         """
-        correlation = self.noise_correlation
         return Choices(
             trust=self.trust.name,
             unit=self.unit,
@@ -316,7 +316,7 @@ class PrivacySettings(Settings):
             sampling=self.sampling.name,
             clipping=self.recorded_clipping,
             noise=self.noise,
-            correlation=correlation if isinstance(correlation, str) else correlation.name,
+            correlation=self.noise_correlation.name,
             local_steps=local_steps,
             optimizer=optimizer,
             draws_clients=draws_clients,
@@ -393,8 +393,12 @@ class PrivacySettings(Settings):
         groups = self.clipping.groups
         if not groups:
             return self
-        keys = ("max_grad_norm", "noise_correlation", "noise_multiplier")
-        check_groups(groups, {key: getattr(self, key) for key in keys})
+        check_groups(
+            groups,
+            max_grad_norm=self.max_grad_norm,
+            noise_multiplier=self.noise_multiplier,
+            noise_correlation=self.noise_correlation.name,
+        )
         for name, entry in self.clients.items():
             for key in ("max_grad_norm", "noise_multiplier"):
                 given = getattr(entry, key) is not None or key in entry.columns
@@ -444,7 +448,7 @@ class PrivacySettings(Settings):
 
     @model_validator(mode="after")
     def _correlation_with_a_guarantee(self) -> Self:
-        if self.noise_correlation != "none":
+        if self.noise_correlation.name != "none":
             chosen = self.choices()
             needs = {
                 key: (getattr(chosen, key), allowed)

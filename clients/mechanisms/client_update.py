@@ -422,7 +422,7 @@ def draft(request: PlanRequest) -> Draft:
 def _correlation(request: PlanRequest) -> RunCorrelation | None:
     """Return the correlation of the server's noise over the rounds of the run, or None."""
     settings, participation = request.privacy.noise_correlation, request.separation
-    if settings == "none":
+    if settings.name == "none":
         return None
     if participation is None:
         raise PrivacyPlanError(

@@ -281,7 +281,7 @@ class ExperimentWithClients(Experiment):
             experiment.model_fields_set, **{**dict(experiment), "data": data}
         )
         privacy = known.privacy
-        if privacy is None or privacy.noise_correlation == "none":
+        if privacy is None or privacy.noise_correlation.name == "none":
             return known
         # Imported here: numpy is slow to import, and few files need it.
         from fedsim.noise.correlated.run import with_parameters

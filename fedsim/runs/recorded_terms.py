@@ -130,7 +130,7 @@ def _noise_correlation(
 ) -> dict[str, Any] | None:
     """Return the correlation of noise; for whole clients with the participation that is charged."""
     correlation, separation = privacy.noise_correlation, participation_of(experiment).separation
-    if correlation == "none":
+    if correlation.name == "none":
         return None
     recorded = correlation.model_dump(mode="json")
     if not privacy.release_kind.protects_client or separation is None:

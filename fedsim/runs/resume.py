@@ -102,7 +102,7 @@ def _check_rounds(after: Experiment, old: int, new: int) -> None:
             f"calibrated to spend the target_epsilon or target_rho of each client over {old} "
             "rounds: more would exceed it"
         )
-    if after.privacy is not None and after.privacy.noise_correlation != "none":
+    if after.privacy is not None and after.privacy.noise_correlation.name != "none":
         raise RunDirectoryError(
             f"federation.rounds was {old} in the run and is {new} now, but noise_correlation "
             f"charged each client for {old} rounds before the first one: start a new run in "

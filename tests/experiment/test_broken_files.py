@@ -203,6 +203,19 @@ BROKEN = [
     ),
     (
         "max_grad_norm: 0.5",
+        "max_grad_norm: 0.5\n  noise_correlation: toeplitz",
+        "22:3: privacy.noise_correlation.bands: missing; number of steps, including the first, "
+        "over which the noise of a step is partly cancelled; two uses of an example are at least "
+        "as many steps apart",
+    ),
+    (
+        "max_grad_norm: 0.5",
+        "max_grad_norm: 0.5\n  noise_correlation: {name: toeplit}",
+        "22:23: privacy.noise_correlation.name: must be one of 'none', 'toeplitz', 'identity', "
+        "'tree' or 'blt', got 'toeplit'; did you mean 'toeplitz'?",
+    ),
+    (
+        "max_grad_norm: 0.5",
         "max_grad_norm: 0.5\n  sampling: fixedsize",
         "22:3: privacy.sampling: must be one of 'poisson', 'fixed_size', 'shuffle', "
         "'balls_and_bins', 'cyclic' or 'cyclic_poisson', got 'fixedsize'; did you mean "

@@ -134,7 +134,7 @@ def _steps_at(local: LocalSettings, rate: float) -> int:
 def _correlation(privacy: PrivacySettings, steps: int) -> NoiseCorrelation | None:
     """Return the correlation of a client's noise over its planned steps, or None without one."""
     settings = privacy.noise_correlation
-    if settings == "none" or not steps:
+    if settings.name == "none" or not steps:
         return None
     if not isinstance(settings, ToeplitzSettings):
         raise PrivacyPlanError(

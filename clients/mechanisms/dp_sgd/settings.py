@@ -138,34 +138,40 @@ def has_all_noise(groups: Groups) -> bool:
     return bool(groups) and all(group.noise_multiplier is not None for group in groups.values())
 
 
-def check_groups(groups: Groups, given: Mapping[str, object]) -> None:
+def check_groups(
+    groups: Groups,
+    *,
+    max_grad_norm: float | None,
+    noise_multiplier: float | None,
+    noise_correlation: str,
+) -> None:
     """Check that the parameter groups do not contradict the other keys of the `privacy` section.
 
     Args:
         groups: the groups of `privacy.clipping.groups`, by pattern.
-        given: values of `max_grad_norm`, `noise_correlation` and `noise_multiplier`, by name.
+        max_grad_norm: value of `max_grad_norm`.
+        noise_multiplier: value of `noise_multiplier`.
+        noise_correlation: name of the correlation.
 
     Raises:
         ValueError: two keys contradict each other; the message names both and the fix.
     """
-    if given["max_grad_norm"] is not None:
+    if max_grad_norm is not None:
         raise ValueError(
             "every group has a max_grad_norm, and the bound of the whole gradient follows from "
             "these; remove max_grad_norm outside clipping.groups"
         )
-    if given["noise_correlation"] != "none":
+    if noise_correlation != "none":
         raise ValueError(
             "correlated noise has no guarantee with groups; remove groups, or set "
             "noise_correlation: none"
         )
-    if given["noise_multiplier"] == 0.0 and any(
-        group.noise_multiplier for group in groups.values()
-    ):
+    if noise_multiplier == 0.0 and any(group.noise_multiplier for group in groups.values()):
         raise ValueError(
             "noise_multiplier: 0 means no privacy, but a group has a noise_multiplier; remove the "
             "noise_multiplier of every group, or privacy.noise_multiplier"
         )
-    if has_all_noise(groups) and given["noise_multiplier"] is not None:
+    if has_all_noise(groups) and noise_multiplier is not None:
         raise ValueError(
             "every group has a noise_multiplier, and that of the whole step follows from these; "
             "remove privacy.noise_multiplier, or the noise_multiplier of one group"

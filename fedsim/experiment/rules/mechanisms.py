@@ -26,7 +26,7 @@ from fedsim.pate.settings import PateSettings
 _GRADIENT_KEYS = {
     "sampling.name": "poisson",
     "sampling.rate": None,
-    "noise_correlation": "none",
+    "noise_correlation.name": "none",
     "clipping.name": "flat",
 }
 _PROTECTED = {"example": "one example", "client": "everything of a client"}
@@ -236,7 +236,7 @@ def check_zeroth_order(local: LocalSettings, sections: Sections) -> Mistakes:
             f"{_WHAT} an example contributes one number for each direction, and directions have no "
             "layers; use clipping: flat",
         )
-    if privacy.noise_correlation != "none":
+    if privacy.noise_correlation.name != "none":
         yield (
             ("privacy", "noise_correlation"),
             f"{_WHAT} the noise of one step is along other directions than that of the next, so it "

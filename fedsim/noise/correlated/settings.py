@@ -13,7 +13,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from fedsim.core.limits import MAX_NOISE_BANDS
-from fedsim.core.settings import Choice, Settings
+from fedsim.core.settings import Settings
 
 SCHEME = "min_separation"
 """Value of `federation.participation.scheme` that keeps the rounds of a client apart."""
@@ -151,5 +151,11 @@ class BltSettings(Settings):
         return self
 
 
+class IndependentNoiseSettings(Settings):
+    """Settings of noise without correlation."""
+
+    name: Literal["none"] = Field(description="the kind of correlation")
+
+
 CorrelationSettings = ToeplitzSettings | PlainCorrelationSettings | BltSettings
-NoiseCorrelationSettings = Literal["none"] | Annotated[CorrelationSettings, Choice()]
+NoiseCorrelationSettings = IndependentNoiseSettings | CorrelationSettings

@@ -269,7 +269,7 @@ def correlated_candidates(
         federation: the federation of the experiment file.
         facts: public facts of the federation.
     """
-    if privacy_of(federation.experiment).noise_correlation != "none":
+    if privacy_of(federation.experiment).noise_correlation.name != "none":
         return
     place = facts.median_place
     client = int(facts.members[place])
