@@ -274,10 +274,8 @@ class ModelRandomness(TorchDispatchMode):
     ) -> Any:
         """Run a function of torch, with numbers keyed by example if the function is random."""
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded not in func.tags:
-            return func(*args, **kwargs)
         name = func.overloadpacket.__name__
-        if name == "native_dropout" and not args[2]:
+        if torch.Tag.nondeterministic_seeded not in func.tags or _drops_nothing(func, args, kwargs):
             return func(*args, **kwargs)
         if name not in _FUNCTIONS:
             raise UnsafeModelError(
@@ -331,6 +329,14 @@ def _stream(key: bytes) -> Any:
 def _fill(stream: Any, nonce: bytes, words: np.ndarray) -> None:
     stream.reset_nonce(nonce)
     words[:] = np.frombuffer(stream.update(bytes(words.nbytes)), _WORD)
+
+
+def _drops_nothing(func: Any, args: Any, kwargs: Any) -> bool:
+    """Return whether a random function is a dropout in evaluation, or attention without dropout."""
+    schema = func._schema.arguments
+    given = {argument.name: argument.default_value for argument in schema}
+    given |= dict(zip(given, args, strict=False)) | kwargs
+    return not given.get("train", True) or given.get("dropout_p") == 0.0
 
 
 Draw = Callable[[Tensor], Tensor]

@@ -235,12 +235,18 @@ class _RunUnit(torch.autograd.Function):
         values: Sequence[Tensor],
         *rows: Tensor,
     ) -> tuple[Tensor, ...]:
-        clients = recording.clients
-        size = recording.rows // clients
-        copies = tuple(v.unsqueeze(1).expand(-1, size, *v.shape[1:]) for v in values)
-        stacked = [row.unflatten(0, (clients, size)) for row in rows]
+        clients, size = recording.clients, recording.rows // recording.clients
+        # Nested, torch cannot draw the dropout of attention: one client's rows have one level.
+        shape = (clients, size) if clients > 1 else (size,)
+        copies = tuple(
+            v.unsqueeze(1).expand(-1, size, *v.shape[1:]).reshape(*shape, *v.shape[1:])
+            for v in values
+        )
+        stacked = [row.unflatten(0, shape) for row in rows]
         smooth = [i for i, row in enumerate(rows) if row.is_floating_point()]
-        over_rows = vmap(vmap(call, randomness="different"), randomness="different")
+        over_rows: Callable[..., Any] = call
+        for _ in shape:
+            over_rows = vmap(over_rows, randomness="different")
 
         def run(parameters: tuple[Tensor, ...], *given: Tensor) -> tuple[Tensor, ...]:
             filled = list(stacked)
@@ -248,24 +254,30 @@ class _RunUnit(torch.autograd.Function):
                 filled[place] = value
             return over_rows(parameters, *filled)
 
-        result: Any = vjp(run, copies, *(stacked[i] for i in smooth))
+        fused = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)  # it has no gradient in torch.func
+        try:
+            result: Any = vjp(run, copies, *(stacked[i] for i in smooth))
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fused)
         outputs, ctx.gradients_of = result
-        ctx.use, ctx.recording, ctx.smooth, ctx.rows_each = use, recording, smooth, size
+        ctx.use, ctx.recording, ctx.smooth, ctx.shape = use, recording, smooth, shape
         ctx.set_materialize_grads(True)
-        return tuple(value.flatten(0, 1) for value in outputs)
+        return tuple(value.flatten(0, len(shape) - 1) for value in outputs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        stacked = tuple(g.unflatten(0, (-1, ctx.rows_each)) for g in gradients)
+        stacked = tuple(g.unflatten(0, ctx.shape) for g in gradients)
         parameter_gradients, *given = ctx.gradients_of(stacked)
         use: ExampleUse = ctx.use
-        held = (value.flatten(0, 1) for value in parameter_gradients)
+        last = len(ctx.shape) - 1
+        held = (value.flatten(0, last) for value in parameter_gradients)
         use.held = dict(zip(use.parameters, held, strict=True))
         ctx.recording.note(use)
         input_gradients: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
         for place, value in zip(ctx.smooth, given, strict=True):
-            input_gradients[5 + place] = value.flatten(0, 1)
+            input_gradients[5 + place] = value.flatten(0, last)
         return tuple(input_gradients)
 
 

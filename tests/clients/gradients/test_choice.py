@@ -56,13 +56,22 @@ class Attention(nn.Module):
 
 
 class Encoder(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, *, dropout: float = 0.0) -> None:
         super().__init__()
-        self.layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+        self.layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=dropout, batch_first=True)
         self.out = nn.Linear(4, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(self.layer(x).mean(1))
+
+
+class EncoderOfPlaces(Encoder):
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = nn.Parameter(torch.randn(5, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + self.places)
 
 
 class Bilinear(nn.Module):
@@ -161,6 +170,7 @@ UNITS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[str]]] = {
     ),
     "attention, time first": (lambda: Attention(batch_first=False), sequences, [""]),
     "encoder": (Encoder, (5, 4), ["layer.self_attn"]),
+    "encoder of places": (EncoderOfPlaces, (5, 4), [""]),
     "bilinear": (Bilinear, rows, ["out"]),
 }
 
@@ -276,6 +286,15 @@ def test_random_layers_inside_a_unit_draw_once() -> None:
     assert torch.equal(inside[:, 0] > 0, output > 0)
     assert 0.2 < (output > 0).float().mean() < 0.8
     assert len(torch.unique(output > 0, dim=0)) > 1, "each example has a mask of its own"
+
+
+def test_attention_with_dropout_trains_in_a_unit() -> None:
+    torch.manual_seed(0)
+    gradients = gradients_for(Encoder(dropout=0.5), squared, torch.randn(3, 5, 4), torch.randn(3))
+    assert isinstance(gradients, RuleGradients)
+    gradients.model.train()
+    found = gradients.gradients(torch.ones(4, 5, 4), torch.zeros(4))
+    assert len(torch.unique(found, dim=0)) == 4, "each example has a mask of its own"
 
 
 class Flattened(nn.Module):

@@ -117,6 +117,15 @@ def test_what_cannot_be_keyed_is_refused(draw: Callable[[Tensor], Tensor], said:
         run(draw, [[1, 2]], 16)
 
 
+def test_attention_without_dropout_draws_nothing() -> None:
+    randomness, x = ModelRandomness(KEYS[:1], KEYS[1]), torch.rand(8, 2, 4, 5)
+    randomness.begin([np.arange(8)], rows=8)
+    expected = functional.scaled_dot_product_attention(x, x, x)
+    with randomness:
+        assert torch.equal(functional.scaled_dot_product_attention(x, x, x), expected)
+    assert not randomness.has_drawn
+
+
 @pytest.mark.parametrize("secure", [False, True])
 def test_the_key_is_secret_where_noise_is_secure(secure: bool) -> None:
     key = StreamKey(1, 2, 3)
