@@ -18,7 +18,6 @@ from fedsim.clients.privacy_engine.batch_schedule import EngineStreams
 from fedsim.clients.privacy_engine.loaders import PrivateLoader, loader_sizes, tensor_batches
 from fedsim.clients.privacy_engine.opacus_names import (
     ATTRIBUTES,
-    accountant_name,
     batch_and_population,
     without_opacus_arguments,
 )
@@ -191,7 +190,7 @@ class PrivacyEngine(EngineSpending, OpacusStyle):
             "noise_allocation": noise_allocation,
             "sampling": sampling,
             "loss_reduction": loss_reduction,
-            "accountant": None if accountant is None else accountant_name(accountant),
+            "accountant": accountant,
             "adjacency": adjacency,
             "max_physical_batch": max_physical_batch,
             "batches": batches,

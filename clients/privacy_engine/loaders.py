@@ -230,7 +230,7 @@ class PrivateLoader:
         self._loader, self._feed, self._batches = loader, feed, batches
         # An empty batch has the structure and shapes of a full one; no value is used.
         example = loader.collate_fn([loader.dataset[0]])
-        empty = map_tensors(example, lambda tensor: tensor[:0])
+        empty = map_tensors(example, lambda tensor: tensor[:0] if tensor.ndim else tensor)
         self._collate = partial(_collate, loader.collate_fn, empty)
 
     def __len__(self) -> int:

@@ -92,8 +92,8 @@ def without_opacus_arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in ARGUMENTS}
 
 
-def accountant_name(name: str) -> str:
-    """Return fedsim's name for one of Opacus's accountants.
+def accountant_name(name: Any) -> Any:
+    """Return fedsim's name for one of Opacus's accountants, and any other value unchanged.
 
     Raises:
         ValueError: the accountant is "gdp", which gives no bound on ε.

@@ -170,6 +170,11 @@ class EngineSpending:
                 f"the noise was calibrated to {noise:g} for all planned steps, but the state's "
                 f"steps had {state['noise_multiplier']:g}; make the engine with the same arguments"
             )
+        if state["clipping"] is None and steps.mechanism.clipping.adapted_clip_norm is not None:
+            raise ValueError(
+                "the state's clip norm is fixed, and this engine adapts it; make the engine with "
+                "the same arguments"
+            )
         if state["clipping"] is not None:
             norm = state["clipping"]["max_grad_norm"]
             norm = tuple(norm) if isinstance(norm, list) else norm  # JSON has no tuples

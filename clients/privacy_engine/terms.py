@@ -24,6 +24,7 @@ from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.dp_sgd.noise_allocation import NoiseAllocation
 from fedsim.clients.mechanisms.plan import Accounting
 from fedsim.clients.mechanisms.planner import calibrate_noise
+from fedsim.clients.privacy_engine.opacus_names import accountant_name
 from fedsim.clients.sampling.divided_batches import SAMPLINGS
 from fedsim.clients.sampling.sampling import Sampling
 
@@ -131,7 +132,7 @@ def privacy_terms(
     augmentation_multiplicity = _checked_count(
         "augmentation_multiplicity", augmentation_multiplicity, "the views of each example"
     )
-    accountant, orders = _accountant(accountant, alphas, target_epsilon)
+    accountant, orders = _accountant(accountant_name(accountant), alphas, target_epsilon)
     make_accountant(accountant, adjacency=adjacency)  # refuses unknown names, listing the known
     check_physical_batch(max_physical_batch)
     _check_delta(target_delta, sample_size)
@@ -324,7 +325,7 @@ def check_physical_batch(most: int | None) -> None:
 
 def _checked_count(name: str, value: int, meaning: str) -> int:
     """Return an argument as an int, after a check that it is a whole number of at least 1."""
-    if isinstance(value, bool) or value != int(value) or value < 1:
+    if isinstance(value, bool) or not float(value).is_integer() or value < 1:
         raise ValueError(f"{name} must be a whole number >= 1 ({meaning}), got {value!r}")
     return int(value)
 

@@ -267,6 +267,8 @@ def _outputs(model: nn.Module, inputs: Tensor) -> Tensor:
     if present - {features} and inputs.is_floating_point():
         other = min(present - {features})
         fix = f"keep its parameters in {features}, the type of the features; they are {other}"
+    elif any(isinstance(module, nn.Embedding | nn.EmbeddingBag) for module in model.modules()):
+        fix += ", and write data.features: tokens if these are indices of an embedding"
     with plugin_calls(failure, raises=ModelError, fix=fix):
         outputs = model(inputs)
     if not isinstance(outputs, Tensor):

@@ -62,6 +62,11 @@ def test_complex_buffers_cannot_be_averaged():
         preflight(model, cross_entropy, TASK, DIGITS)
 
 
+def test_an_embedding_of_numbers_is_told_about_tokens():
+    with pytest.raises(ModelError, match=r"data\.features: tokens"):
+        preflight(nn.Embedding(20, 10), cross_entropy, TASK, DIGITS)
+
+
 def test_batch_norm_keeps_its_statistics():
     model = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(64, 10))
     preflight(model, cross_entropy, TASK, DIGITS)

@@ -16,7 +16,7 @@ from opacus.optimizers.perlayeroptimizer import DPPerLayerOptimizer
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from fedsim.accountant import (
     Accountant,
@@ -737,6 +737,10 @@ def test_a_refused_state_changes_nothing() -> None:
     fixed = engine_for(net(), noise_multiplier=1.0, max_grad_norm=0.5)
     with pytest.raises(ValueError, match="fixed clip norm"):
         fixed.load_state_dict(engine.state_dict())
+    with pytest.raises(ValueError, match="clip norm is fixed, and this engine adapts it"):
+        engine_for(net(), noise_multiplier=1.0, max_grad_norm=adaptive).load_state_dict(
+            fixed.state_dict()
+        )
     assert (fixed.steps, len(fixed.ledger)) == (0, 0)
 
 
@@ -838,6 +842,10 @@ class Pairs(Dataset[Any]):
         return {"x": self.x[index], "y": self.y[index]}
 
 
+def with_their_number(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return default_collate(rows) | {"rows": torch.tensor(len(rows))}
+
+
 def test_make_private_end_to_end() -> None:
     x, y = data(60)
     y = (x[:, 0, 0, 0] > 0).long()
@@ -882,7 +890,9 @@ def test_loaders_of_other_data_sets_give_empty_batches_too(workers: int) -> None
     _, _, loader = PrivacyEngine.make_private_with_epsilon(
         module=model,
         optimizer=optimizer,
-        data_loader=DataLoader(Pairs(12), batch_size=1, num_workers=workers),
+        data_loader=DataLoader(
+            Pairs(12), batch_size=1, num_workers=workers, collate_fn=with_their_number
+        ),
         target_epsilon=5.0,
         target_delta=1e-3,
         epochs=1,

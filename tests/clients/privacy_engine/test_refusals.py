@@ -538,6 +538,7 @@ def test_a_calibrated_engine_takes_its_own_state_only() -> None:
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"batch_size": 0}, r"batch_size must be a whole number >= 1 .*got 0"),
+    ({"batch_size": math.nan}, r"batch_size must be a whole number >= 1 .*got nan"),
     ({"batch_size": 2.5}, r"batch_size must be a whole number"),
     ({"batch_size": 50}, r"batch_size must be at most sample_size=40, got 50"),
     ({"sample_size": -1}, r"sample_size must be a whole number"),

@@ -125,8 +125,9 @@ def test_a_script_of_opacus_1_runs_by_its_import_line() -> None:
 
 def test_a_target_holds_and_its_loader_draws_poisson_batches() -> None:
     model, optimizer, loader = parts()
-    engine = PrivacyEngine(accountant="prv", secure_mode=False)
+    engine = PrivacyEngine(secure_mode=False)
     model, optimizer, loader = engine.make_private_with_epsilon(
+        accountant="prv",
         module=model,
         optimizer=optimizer,
         data_loader=loader,
