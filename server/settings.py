@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from fedsim.algorithms.algorithm import AlgorithmSettings, algorithms
+from fedsim.core.formatting import count_text
 from fedsim.core.limits import MAX_CLIENTS, MAX_ROUNDS, MAX_SECONDS
 from fedsim.core.metrics import metric_entry
 from fedsim.core.settings import Probability, Settings, Share
@@ -71,7 +72,7 @@ class EarlyStoppingSettings(Settings):
         best_text = f"{value:.4g} in round {since}" if since else "there was no finite value"
         return (
             f"test_{self.metric} has not improved by more than {self.min_delta:g} for "
-            f"{self.patience} rounds; best: {best_text} (federation.early_stopping)"
+            f"{count_text(self.patience, 'round')}; best: {best_text} (federation.early_stopping)"
         )
 
     @property

@@ -94,6 +94,8 @@ def check_algorithm(
             after = algorithm.server(state, Update(values, contributions, models))
             _check_layout(after.values, state.values, name)
             state = replace(after, round_number=number)
+        for model in algorithm.scored_models(state) or ():
+            _check_layout(model, state.values, name)
 
 
 @contextmanager

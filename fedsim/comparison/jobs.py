@@ -80,7 +80,7 @@ def _named_files(settings: object, base: Path) -> Iterator[tuple[str, Path]]:
         for value in settings.values() if isinstance(settings, dict) else settings:
             yield from _named_files(value, base)
     elif isinstance(settings, str) and settings and "\0" not in settings:
-        path = base / Path(settings).expanduser()
+        path = base / os.path.expanduser(settings)
         if path.is_file():
             yield settings, path
 

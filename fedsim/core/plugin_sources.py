@@ -196,7 +196,7 @@ def trace_plugin(reference: str, *, base: Path) -> tuple[Trace, SourceFile | Non
     directory = plugin_directory(reference, base=base)
     if not location.endswith(".py"):
         return trace, trace.follow_name(location, directory)
-    path = (base / Path(location).expanduser()).resolve()
+    path = (base / os.path.expanduser(location)).resolve()
     entry = SourceFile(directory, path, _module_name(path, directory), path.read_bytes())
     trace.follow(entry)
     return trace, entry
@@ -213,7 +213,7 @@ def plugin_directory(reference: str, *, base: Path) -> Path:
         base: the directory of the experiment file.
     """
     base, location = base.resolve(), reference.rpartition(":")[0]
-    path = (base / Path(location).expanduser()).resolve()
+    path = (base / os.path.expanduser(location)).resolve()
     outside = location.endswith(".py") and not path.is_relative_to(base)
     return path.parent if outside else base
 

@@ -121,7 +121,7 @@ def data_files(settings: DataSettings, base: Path) -> list[Path]:
     dataset, division = settings.dataset, settings.partition
     if not isinstance(dataset, FileDataset):
         return []
-    named = [base / Path(path).expanduser() for path in (dataset.path, dataset.test) if path]
+    named = [base / os.path.expanduser(path) for path in (dataset.path, dataset.test) if path]
     if isinstance(division, FilesPartition):
         named += matching_files(division.pattern, base).values()
     return named

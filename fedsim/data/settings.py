@@ -3,6 +3,7 @@
 `LoadContext` has those that a loader of a built-in dataset gets.
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
@@ -300,4 +301,4 @@ class LoadContext:
 
     def folder(self, path: str) -> Path:
         """Return the full path of a folder that the experiment names relative to `base`."""
-        return self.base / Path(path).expanduser()
+        return self.base / os.path.expanduser(path)

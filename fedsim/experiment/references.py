@@ -132,7 +132,7 @@ def read_public_tables(
     mistake = check_file(path, base, ".csv")
     try:
         if mistake is None:
-            read = _with_content(settings, base / Path(path).expanduser())
+            read = _with_content(settings, base / os.path.expanduser(path))
             return federation.model_copy(update={"participation": read}), []
     except _TableError as error:
         mistake = str(error)

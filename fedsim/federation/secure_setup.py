@@ -106,7 +106,7 @@ def identity_of_helper(
     given = node_config.get(HELPER_KEY)
     if given is None and settings.keys.helper_files:
         given = settings.keys.helper_files[helper - 1]
-    return None if given is None else read_lasting_key(base / Path(str(given)).expanduser())
+    return None if given is None else read_lasting_key(base / os.path.expanduser(str(given)))
 
 
 def identity_of_client(
@@ -138,7 +138,7 @@ def identity_of_client(
             f"{pins[client][:16]}...; name its file: client-key in --node-config, or "
             "keys.client_files in a simulation"
         )
-    key = read_lasting_key(base / Path(str(given)).expanduser())
+    key = read_lasting_key(base / os.path.expanduser(str(given)))
     if key.fingerprint != pins[client]:
         raise PublicKeyError(
             f"the lasting key of client {client} has the fingerprint {key.fingerprint}, but "

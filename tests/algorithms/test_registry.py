@@ -37,6 +37,10 @@ class Renames(Half):
     def server(self, state, update):
         return type(state)(type(state.arrays)({"other": list(state.arrays.values())[0]}))
 
+class Scores(Half):
+    def scored_models(self, state):
+        return [{"other": value} for value in state.values.values()]
+
 class NaN(Half):
     def server(self, state, update):
         return state.with_model({name: value * float("nan") for name, value in update.mean.items()})
@@ -107,6 +111,7 @@ def test_an_own_algorithm_is_a_class_with_settings_of_its_own(tmp_path: Path) ->
         ("./own.py:Old", r"its method update is now server\(state, update\)"),
         ("./own.py:NaN", "returned NaN or infinite values in 'w'"),
         ("./own.py:Renames", "returned another layout than the model's"),
+        ("./own.py:Scores", "returned another layout than the model's: {'other'"),
     ],
 )
 def test_a_wrong_algorithm_is_refused_in_one_line(

@@ -43,6 +43,15 @@ def test_the_content_of_a_plug_in_counts(directory: Path) -> None:
     assert digest(directory, **{"data.dataset": "./data.py:load"}) != before
 
 
+def test_text_that_begins_like_a_home_directory_counts_as_text(directory: Path) -> None:
+    (directory / "data.py").write_text(PLUGIN)
+    one, other = (
+        digest(directory, **{"data.dataset": "./data.py:load", "data.args": {"mark": mark}})
+        for mark in ("~5 clients", "~nobody.csv")
+    )
+    assert one != other
+
+
 def test_the_content_of_a_module_counts_and_it_is_not_imported(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,7 @@ def test_the_best_value_counts_by_more_than_the_least_improvement() -> None:
     assert [rule.reason_to_stop((0.61, 3), n) is None for n in (3, 4, 5)] == [True, True, False]
     loss = EarlyStoppingSettings(patience=1)
     assert loss.next_best((1.0, 1), 0.9, 2) == (0.9, 2)
+    assert "for 1 round; best" in str(loss.reason_to_stop((0.9, 2), 3))
     assert loss.next_best((0.9, 2), None, 3) == (0.9, 2)
     upwards = EarlyStoppingSettings(patience=1, goal="max")
     assert upwards.next_best((1.0, 1), 0.9, 2) == (1.0, 1)

@@ -36,7 +36,7 @@ def configured_path(node_config: Mapping[str, object], key: str, variable: str) 
     given = {f"{key} in --node-config": node_config.get(key), variable: os.environ.get(variable)}
     for name, value in given.items():
         if value is not None:
-            path = Path(str(value)).expanduser()
+            path = Path(os.path.expanduser(str(value)))
             if not path.is_absolute():
                 raise DeploymentError(f"{name}: must be an absolute path, got {value!r}")
             return path

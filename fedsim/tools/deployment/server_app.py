@@ -6,6 +6,7 @@ server's next poll, they are never answered; `DeployedGrid` then gives the error
 """
 
 import logging
+import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -182,7 +183,7 @@ def _run_directory(run_config: Mapping[str, object], name: str, run_id: int) -> 
     given = run_config.get(OUT_KEY)
     if not given:
         return state_directory({}) / "runs" / f"{name}-{run_id}"
-    path = Path(str(given)).expanduser()
+    path = Path(os.path.expanduser(str(given)))
     if not path.is_absolute():
         raise DeploymentError(
             f"{OUT_KEY}: must be an absolute path on the machine of the SuperLink, got {given!r}"
