@@ -261,14 +261,18 @@ def _check_types(state: Mapping[str, object], types: Collection[torch.dtype]) ->
             )
 
 
+_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+
+
 def _outputs(model: nn.Module, inputs: Tensor) -> Tensor:
     failure = f"the model failed on inputs of shape {tuple(inputs.shape)}"
     fix = f"build it for examples of shape {tuple(inputs.shape[1:])}"
     present, features = {dtype_text(p.dtype) for p in model.parameters()}, dtype_text(inputs.dtype)
-    if present - {features} and inputs.is_floating_point():
+    is_real = inputs.is_floating_point()
+    if is_real and present - {features}:
         other = min(present - {features})
         fix = f"keep its parameters in {features}, the type of the features; they are {other}"
-    elif any(isinstance(module, nn.Embedding | nn.EmbeddingBag) for module in model.modules()):
+    elif is_real and any(isinstance(module, _EMBEDDINGS) for module in model.modules()):
         fix += ", and write data.features: tokens if these are indices of an embedding"
     with plugin_calls(failure, raises=ModelError, fix=fix):
         outputs = model(inputs)
