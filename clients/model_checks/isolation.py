@@ -382,10 +382,8 @@ def _at_two_points(parameters: list[nn.Parameter]) -> Iterator[None]:
         with torch.no_grad():
             for parameter in parameters:
                 noise = torch.randn(parameter.shape, generator=generator).to(parameter)
-                size = (
-                    parameter.square().mean().sqrt()
-                    + 0.3 / max(1, parameter.shape[1:].numel()) ** 0.5
-                )
+                row = max(1, parameter.shape[1:].numel())
+                size = parameter.square().mean().sqrt() + 0.3 / row**0.5
                 parameter.add_(noise * size, alpha=0.2)
         yield
     finally:

@@ -64,10 +64,8 @@ class FlowerAlgorithm(Algorithm):
     def server(self, state: ServerState, update: Update) -> ServerState:
         """Return the state with the strategy's next model and the strategy's new attributes."""
         strategy, number = self._make(), state.round_number + 1
-        first = {
-            name: copy(value) if isinstance(value, list | dict | set) else value
-            for name, value in vars(strategy).items()
-        }
+        parts = vars(strategy).items()
+        first = {n: copy(v) if isinstance(v, list | dict | set) else v for n, v in parts}
         _put_back(strategy, state.memory)
         nodes = [contribution.client + 1 for contribution in update.contributions]
         with server_identity(run_id=1), _without_progress():

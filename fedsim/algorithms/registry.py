@@ -152,11 +152,8 @@ def _own_class(name: str, base: Path) -> type[Algorithm]:
     if not (isinstance(plugin, type) and issubclass(plugin, Algorithm)) or inspect.isabstract(
         plugin
     ):
-        old = (
-            " (its method update is now server(state, update))" if hasattr(plugin, "update") else ""
-        )
         raise AlgorithmError(
-            f"federation.strategy {name!r} is no algorithm{old}: write a class that derives from "
+            f"federation.strategy {name!r} is no algorithm: write a class that derives from "
             "fedsim.algorithms.algorithm.Algorithm and has the method server, or name a strategy "
             "of Flower"
         )

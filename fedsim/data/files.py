@@ -72,15 +72,15 @@ def read_npz(
         data = to_dataset(*arrays, tokens=tokens, images=images)
     if group is None or clients is None:
         return data
-    if clients.shape != (len(data.train),) or clients.dtype.kind not in "iubUS":
+    kind = clients.dtype.kind
+    names = (clients.astype(str) if kind == "S" else clients).tolist()
+    if clients.shape != (len(data.train),) or kind not in "iubUS" or "" in names:
         raise DataError(
             f"{path}: array {group!r} names the client of each of {len(data.train)} training "
-            f"examples as whole numbers or text, got {clients.dtype} of shape {clients.shape}"
+            "examples as whole numbers or text that is not empty, got "
+            f"{clients.dtype} of shape {clients.shape}"
         )
-    names = clients.astype(str) if clients.dtype.kind == "S" else clients
-    if "" in names:
-        raise DataError(f"{path}: array {group!r} names no client for some example; remove these")
-    return data._replace(groups={group: tuple(as_text(client) for client in names.tolist())})
+    return data._replace(groups={group: tuple(map(as_text, names))})
 
 
 def array_names(path: Path) -> list[str]:

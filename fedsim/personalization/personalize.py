@@ -71,8 +71,8 @@ def personalize(
             f"{len(targets)}"
         )
     key = personal_key(seed, client)
-    fix = "x needs inputs of the model, and y targets of the loss"
-    with plugin_calls("personalize failed", raises=PersonalizationError, fix=fix):
+    failed = "personalize (x needs inputs of the model, and y targets of the loss) failed"
+    with plugin_calls(failed, raises=PersonalizationError):
         return personal_model(chosen, model, loss_function, features, targets, key).eval()
 
 

@@ -48,10 +48,6 @@ class NaN(Half):
 class Abstract(Algorithm):
     pass
 
-class Old(Algorithm):
-    def update(self, state, aggregate):
-        return aggregate, {}
-
 def function(settings):
     return settings
 """
@@ -108,7 +104,6 @@ def test_an_own_algorithm_is_a_class_with_settings_of_its_own(tmp_path: Path) ->
         ({"name": "./own.py:Half", "gian": 1.0}, "refuses gian: .* its settings are gain"),
         ({"name": "./own.py:Half", "gain": 0.0}, "refuses gain: "),
         ("./own.py:Fails", r"failed on the initial model with KeyError: 'moments' \(own.py, line"),
-        ("./own.py:Old", r"its method update is now server\(state, update\)"),
         ("./own.py:NaN", "returned NaN or infinite values in 'w'"),
         ("./own.py:Renames", "returned another layout than the model's"),
         ("./own.py:Scores", "returned another layout than the model's: {'other'"),

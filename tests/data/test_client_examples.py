@@ -40,7 +40,7 @@ def test_every_client_gets_its_own_rows_from_a_subset_or_all(
     assert clients.sizes == [len(rows[client]) for client in range(5)]
     assert len(some) == len(clients) == 5
     for client in range(5):
-        expected = source.take(rows[client])
+        expected = source.rows(rows[client])
         np.testing.assert_array_equal(clients[client].features, expected.features)
         np.testing.assert_array_equal(clients[client].targets, expected.targets)
         if client in here:
