@@ -172,14 +172,9 @@ def _kept(strategy: Strategy, first: Mapping[str, Any]) -> dict[str, np.ndarray]
             kept |= {f"{name}/r/{key}": array for key, array in to_numpy(value).items()}
         elif isinstance(value, np.ndarray):
             kept[f"{name}/a"] = value
-        elif (
-            isinstance(value, dict)
-            and value
-            and _are_arrays(value.values())
-            and {str} == set(map(type, value))
-        ):
+        elif isinstance(value, dict) and {str} == set(map(type, value)) and _arrays(value.values()):
             kept |= {f"{name}/d/{key}": array for key, array in value.items()}
-        elif isinstance(value, list) and value and _are_arrays(value):
+        elif isinstance(value, list) and value and _arrays(value):
             kept |= {f"{name}/l/{index:09d}": array for index, array in enumerate(value)}
         elif isinstance(value, bool | int | float | np.number):
             kept[f"{name}/n"] = np.array(value)
@@ -192,7 +187,7 @@ def _kept(strategy: Strategy, first: Mapping[str, Any]) -> dict[str, np.ndarray]
     return kept
 
 
-def _are_arrays(values: Iterable[object]) -> bool:
+def _arrays(values: Iterable[object]) -> bool:
     return all(isinstance(value, np.ndarray) for value in values)
 
 

@@ -235,5 +235,5 @@ def test_an_archive_may_name_the_client_of_each_example(tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", **arrays, site=sites, gap=np.where(arrays["y"] > 0, sites, b""))
     data = load(tmp_path, {"scheme": "column", "column": "site"}, dataset=dataset)
     assert data.client_names == ("north", "south")
-    with pytest.raises(DataError, match="array 'gap' names .* text that is not empty"):
+    with pytest.raises(DataError, match=r"array 'gap' names .* text that is not empty"):
         load(tmp_path, {"scheme": "column", "column": "gap"}, dataset=dataset)
