@@ -393,12 +393,8 @@ class PrivacySettings(Settings):
         groups = self.clipping.groups
         if not groups:
             return self
-        check_groups(
-            groups,
-            max_grad_norm=self.max_grad_norm,
-            noise_multiplier=self.noise_multiplier,
-            noise_correlation=self.noise_correlation.name,
-        )
+        correlation = self.noise_correlation.name
+        check_groups(groups, self.max_grad_norm, self.noise_multiplier, correlation)
         for name, entry in self.clients.items():
             for key in ("max_grad_norm", "noise_multiplier"):
                 given = getattr(entry, key) is not None or key in entry.columns

@@ -48,11 +48,6 @@ def _keys(seeds: Sequence[bytes], infos: Sequence[bytes]) -> list[bytes]:
     return [derive_key(seed, info) for seed, info in zip(seeds, infos, strict=True)]
 
 
-SHARE_PURPOSE = "leader share"
-SEED_PURPOSE = "helper seed"
-TOTAL_PURPOSE = "helper total"
-
-
 def leader_share_info(context: RoundContext, client: int) -> bytes:
     """Return the `info` bytes that bind a client's share for the leader to a round.
 
@@ -60,7 +55,7 @@ def leader_share_info(context: RoundContext, client: int) -> bytes:
         context: the context of the round.
         client: the number of the client that sends the share.
     """
-    return context.info(purpose=SHARE_PURPOSE, sender=client, receiver=0)
+    return context.info(purpose="leader share", sender=client, receiver=0)
 
 
 def seed_info(context: RoundContext, client: int, helper: int) -> bytes:
@@ -71,7 +66,7 @@ def seed_info(context: RoundContext, client: int, helper: int) -> bytes:
         client: the number of the client that sends the seed.
         helper: the number of the helper that opens the envelope.
     """
-    return context.info(purpose=SEED_PURPOSE, sender=client, receiver=helper)
+    return context.info(purpose="helper seed", sender=client, receiver=helper)
 
 
 def total_info(context: RoundContext, helper: int) -> bytes:
@@ -81,4 +76,4 @@ def total_info(context: RoundContext, helper: int) -> bytes:
         context: the context of the round.
         helper: the number of the helper that sends the sum.
     """
-    return context.info(purpose=TOTAL_PURPOSE, sender=helper, receiver=0)
+    return context.info(purpose="helper total", sender=helper, receiver=0)

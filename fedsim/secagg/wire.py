@@ -5,7 +5,6 @@ A message becomes two records, which are strictly checked on receipt:
 transport of typed records can carry them.
 """
 
-import types
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -95,14 +94,10 @@ def to_refusal(error: SecureAggregationError) -> Refusal:
 
 
 def _fields(kind: type) -> dict[str, Any]:
+    """Return the types of a message's fields, np.ndarray for every array type."""
     hints = get_type_hints(kind)
-    return {field.name: _plain(hints[field.name]) for field in fields(kind)}
-
-
-def _plain(hint: Any) -> Any:
-    """Return np.ndarray for every array type, and other types unchanged."""
-    branches = get_args(hint) if get_origin(hint) is types.UnionType else (hint,)
-    return np.ndarray if get_origin(branches[0]) is np.ndarray else hint
+    types = {field.name: hints[field.name] for field in fields(kind)}
+    return {name: np.ndarray if get_origin(t) is np.ndarray else t for name, t in types.items()}
 
 
 def _check_value(name: str, value: object, kind: Any) -> object:

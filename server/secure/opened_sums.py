@@ -55,9 +55,8 @@ class OpenedSums:
 
     def admissible_clients(self, round_number: int) -> frozenset[int] | None:
         """Return the only client set whose sum the server may learn; None if any set is allowed."""
-        if self.previous is None or self.previous.round_number != round_number:
-            return None
-        return frozenset(self.previous.clients)
+        before = self._opened_before(round_number)
+        return None if before is None else frozenset(before.clients)
 
     def record_opening(self, round_number: int, clients: Iterable[int], digest: str = "") -> None:
         """Record the client set of a sum before the server opens the sum.
@@ -71,7 +70,8 @@ class OpenedSums:
             AlreadyAnsweredError: an earlier process opened a sum of other clients, or another sum
                 of the same clients, in this round.
         """
-        before = self._digest_of(round_number)
+        last = self._opened_before(round_number)
+        before = "" if last is None else last.digest
         opened = OpenedSum(round_number, tuple(sorted(clients)), digest or before)
         admissible = self.admissible_clients(round_number)
         if admissible is not None and admissible != set(opened.clients):
@@ -90,10 +90,10 @@ class OpenedSums:
             )
         self.save(opened)
 
-    def _digest_of(self, round_number: int) -> str:
-        """Return the digest of the round's sum that an earlier process opened, or ""."""
-        same = self.previous is not None and self.previous.round_number == round_number
-        return self.previous.digest if same and self.previous is not None else ""
+    def _opened_before(self, round_number: int) -> OpenedSum | None:
+        """Return the round's sum that an earlier process opened, or None."""
+        last = self.previous
+        return last if last is not None and last.round_number == round_number else None
 
 
 NO_OPENED_SUMS = OpenedSums()

@@ -17,8 +17,6 @@ from fedsim.secagg.masks import PairwiseMasks, SeedExpander, commitment
 from fedsim.secagg.messages import KeysReply, SharesReply, UnmaskReply
 from fedsim.secagg.shamir import ShamirSharing
 
-_TOO_FEW_TEXT = "too few clients are left to recover its secret"
-
 
 @dataclass(kw_only=True)
 class Recovery:
@@ -143,7 +141,7 @@ class Recovery:
 
     def _too_few(self, owner: int, have: int) -> ThresholdError:
         return ThresholdError(
-            _TOO_FEW_TEXT,
+            "too few clients are left to recover its secret",
             have=have,
             need=self.graph.threshold,
             round_number=self.context.server_round,

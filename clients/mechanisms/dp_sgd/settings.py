@@ -139,11 +139,7 @@ def has_all_noise(groups: Groups) -> bool:
 
 
 def check_groups(
-    groups: Groups,
-    *,
-    max_grad_norm: float | None,
-    noise_multiplier: float | None,
-    noise_correlation: str,
+    groups: Groups, max_grad_norm: float | None, noise_multiplier: float | None, correlation: str
 ) -> None:
     """Check that the parameter groups do not contradict the other keys of the `privacy` section.
 
@@ -151,7 +147,7 @@ def check_groups(
         groups: the groups of `privacy.clipping.groups`, by pattern.
         max_grad_norm: value of `max_grad_norm`.
         noise_multiplier: value of `noise_multiplier`.
-        noise_correlation: name of the correlation.
+        correlation: name of `noise_correlation`.
 
     Raises:
         ValueError: two keys contradict each other; the message names both and the fix.
@@ -161,7 +157,7 @@ def check_groups(
             "every group has a max_grad_norm, and the bound of the whole gradient follows from "
             "these; remove max_grad_norm outside clipping.groups"
         )
-    if noise_correlation != "none":
+    if correlation != "none":
         raise ValueError(
             "correlated noise has no guarantee with groups; remove groups, or set "
             "noise_correlation: none"
