@@ -16,7 +16,7 @@ EXPERIMENT: dict[str, Any] = {
     "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 3}},
     "model": {"name": "logistic"},
     "federation": {"rounds": 3},
-    "local": {"steps": 2, "batch_size": 48},
+    "local": {"steps": 2, "batch_size": 200},
     "privacy": {"target_epsilon": 4.0, "delta": 1e-3, "max_grad_norm": 0.5},
 }
 CURVE = ("curve", "-q", "0.01", "-z", "4")

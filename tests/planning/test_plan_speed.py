@@ -12,8 +12,8 @@ EXPERIMENT = {
     },
     "model": {"name": "logistic"},
     "federation": {"rounds": 6},
-    "local": {"steps": 2, "batch_size": 8},
-    "privacy": {"target_epsilon": 8.0, "delta": 1e-3, "max_grad_norm": 0.5, "accountant": "rdp"},
+    "local": {"steps": 2, "batch_size": 200},
+    "privacy": {"target_epsilon": 2.0, "delta": 1e-3, "max_grad_norm": 0.5, "accountant": "rdp"},
 }
 
 

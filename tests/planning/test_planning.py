@@ -15,12 +15,12 @@ EXPERIMENT: dict[str, Any] = {
     "name": "plan",
     "data": {
         "dataset": "digits",
-        "partition": {"scheme": "dirichlet", "num_clients": 4, "min_examples": 20},
+        "partition": {"scheme": "dirichlet", "num_clients": 3, "min_examples": 20},
     },
     "model": {"name": "logistic"},
-    "federation": {"rounds": 4, "clients_per_round": 3},
-    "local": {"steps": 2, "batch_size": 32},
-    "privacy": {"target_epsilon": 4.0, "delta": 1e-3, "max_grad_norm": 0.5},
+    "federation": {"rounds": 4, "clients_per_round": 2},
+    "local": {"steps": 2, "batch_size": 200},
+    "privacy": {"target_epsilon": 2.0, "delta": 1e-3, "max_grad_norm": 0.5},
 }
 GIVEN = {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5}
 
@@ -47,7 +47,7 @@ def test_curves_rise_to_the_end() -> None:
         assert list(rounds) == sorted(set(rounds))
         assert rounds[-1] == client.rounds
         assert list(values) == sorted(values)
-        assert 3.9 < values[-1] == client.epsilon <= 4.0
+        assert 1.95 < values[-1] == client.epsilon <= 2.0
 
 
 def test_variations_go_the_right_way() -> None:
@@ -86,7 +86,7 @@ SHARED: dict[str, Any] = {
     [
         ("as planned", {}),
         ("half the rounds", {"federation.rounds": 2}),
-        ("double the batch: local.batch_size=64", {"local.batch_size": 64}),
+        ("double the batch: local.batch_size=400", {"local.batch_size": 400}),
     ],
 )
 def test_a_variation_is_the_plan_of_the_changed_file(
@@ -126,8 +126,8 @@ def test_the_command(
     monkeypatch.setattr("sys.argv", ["fedsim", "plan", str(file), "--json", "--plot", str(plot)])
     main()
     content = json.loads(capsys.readouterr().out)
-    assert content["system_epsilon"] <= 4.0
-    assert len(content["clients"]) == 4
+    assert content["system_epsilon"] <= 2.0
+    assert len(content["clients"]) == 3
     assert plot.read_text().lstrip().startswith("<?xml")
     monkeypatch.setattr("sys.argv", ["fedsim", "plan", str(file)])
     main()
