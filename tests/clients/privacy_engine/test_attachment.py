@@ -407,9 +407,10 @@ def test_under_autocast_activations_are_short_and_sums_are_not(
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_under_autocast_no_example_adds_more_than_its_bound(kind: str) -> None:
+    model = model_of(kind, torch.float32)
+    optimizer, _ = attached(model, batch_size=1, max_grad_norm=0.01)
     for i in range(8):
-        model = model_of(kind, torch.float32)
-        optimizer, _ = attached(model, batch_size=1, max_grad_norm=0.01)
+        optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16):
             loss = functional.cross_entropy(model(X[i : i + 1]), Y[i : i + 1])
         loss.backward()
