@@ -33,7 +33,7 @@ RANDOM_KILLS = 100
 EXPERIMENT: dict[str, Any] = {
     "name": "crash",
     "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 4}},
-    "model": {"name": "mlp", "args": {"hidden": [8]}},
+    "model": {"name": "mlp", "args": {"hidden": [40]}},
     "federation": {"rounds": 6, "clients_per_round": 3},
     "local": {"steps": 2, "batch_size": 32},
     "privacy": {
@@ -102,13 +102,14 @@ def torn_writes(before: dict[str, bytes], after: dict[str, bytes]) -> Iterator[d
             yield after | {name: content[: (len(old) + len(content)) // 2]}
 
 
-@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.long)])
 def test_after_a_death_at_any_operation_on_files_the_run_ends_the_same(
     every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All places: each charge, row, checkpoint and result, before, within and after its write.
 
-    The default stage visits a quarter of them; the rounds are alike, and four divides no round.
+    The default stage visits a fifth of them. Rounds are alike, with 6 places and 4 torn writes:
+    five shares no factor with these numbers, so that over the rounds each of them is visited.
     """
     whole = tmp_path / "whole"
     with monkeypatch.context() as patch:
