@@ -34,7 +34,7 @@ def experiment(**sections: object) -> dict[str, Any]:
     return {
         "name": "adaptive",
         "data": {"dataset": "digits", "partition": partition},
-        "model": {"name": "mlp", "args": {"hidden": [9]}},
+        "model": {"name": "mlp", "args": {"hidden": [41]}},
         "federation": {"rounds": 4, "clients_per_round": 4},
         "local": {"steps": 3, "batch_size": 32, "optimizer": {"name": "sgd", "lr": 0.5}},
         "privacy": {**PRIVACY, "clients": OWN},
@@ -153,12 +153,13 @@ def test_interrupted_and_resumed_equals_uninterrupted(
     stop_after: Callable[[int], RunCallback], whole: Path, tmp_path: Path
 ) -> None:
     for stop in (1, 3):
-        out = tmp_path / f"stopped-{stop}"
-        assert (
-            run_experiment(experiment(), out=out, callback=stop_after(stop)).status == "interrupted"
+        stopped = run_experiment(
+            experiment(), out=tmp_path / "r", callback=stop_after(stop), resume=stop > 1
         )
-        run_experiment(experiment(), out=out, resume=True)
-        assert outcome(out) == outcome(whole)
+        assert stopped.status == "interrupted"
+        assert len(stopped.rounds) == stop
+    run_experiment(experiment(), out=tmp_path / "r", resume=True)
+    assert outcome(tmp_path / "r") == outcome(whole)
 
 
 def test_a_round_cut_short_is_repeated_from_the_same_bounds(

@@ -136,7 +136,7 @@ def test_clients_withdraw_in_the_round_that_the_plan_predicted(common: fedsim.Ru
         assert max(trained, default=0) == plan.last_round
         assert (spend.steps, spend.epsilon) == (plan.steps, pytest.approx(plan.epsilon))
         assert spend.epsilon <= TARGETS[spend.client]
-        if spend.client in (0, 19):  # dp-accounting is slow
+        if spend.client == 0:  # dp-accounting is slow
             client = {"ledger": spend.ledger.to_list(), "delta": spend.delta}
             assert recomputed(client) <= TARGETS[spend.client] + 1e-3
         if plan.last_round < 8:
@@ -298,6 +298,7 @@ def test_own_sampling_rates_set_the_batches(tmp_path: Path) -> None:
     for sampling, share in (("poisson", 0.05), ("balls_and_bins", 1 / 18)):
         overrides: dict[str, Any] = {"privacy.clients": own, "privacy.sampling": sampling}
         overrides["privacy.accountant"] = "rdp"  # in a tenth of the time
+        overrides["privacy.target_epsilon"] = 2.0
         run = run_experiment(EXPERIMENT, overrides=overrides, out=tmp_path / sampling)
         assert run.privacy is not None
         first, second = run.privacy.clients[:2]

@@ -27,7 +27,7 @@ EXPERIMENT: dict[str, Any] = {
         "dataset": "digits",
         "partition": {"scheme": "dirichlet", "num_clients": 8, "alpha": 0.5, "min_examples": 5},
     },
-    "model": {"name": "mlp", "args": {"hidden": [8]}},
+    "model": {"name": "mlp", "args": {"hidden": [40]}},
     "federation": {"rounds": 2, "clients_per_round": 6},
     "local": {
         "steps": 4,

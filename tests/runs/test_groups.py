@@ -21,7 +21,7 @@ GROUPS = {"1.*": {"max_grad_norm": 0.4}, "*": {"max_grad_norm": 0.3, "relative_n
 EXPERIMENT: dict[str, Any] = {
     "name": "groups",
     "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 4}},
-    "model": {"name": "mlp", "args": {"hidden": [8]}},
+    "model": {"name": "mlp", "args": {"hidden": [40]}},
     "federation": {"rounds": 2},
     "local": {"steps": 2, "batch_size": 100, "optimizer": {"name": "sgd", "lr": 0.5}},
     "privacy": {

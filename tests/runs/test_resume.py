@@ -20,7 +20,7 @@ EXPERIMENT: dict[str, Any] = {
         "dataset": "digits",
         "partition": {"scheme": "dirichlet", "num_clients": 4, "min_examples": 20},
     },
-    "model": {"name": "mlp", "args": {"hidden": [8]}},
+    "model": {"name": "mlp", "args": {"hidden": [40]}},
     "federation": {"rounds": 6, "clients_per_round": 3},
     "local": {"steps": 2, "batch_size": 32, "optimizer": {"name": "sgd", "lr": 0.5}},
     "privacy": {"target_epsilon": 8.0, "delta": 1e-3, "max_grad_norm": 0.5},
@@ -64,13 +64,14 @@ def test_interrupted_and_resumed_equals_uninterrupted(
     experiment = EXPERIMENT if private else {**EXPERIMENT, "privacy": None}
     run_experiment(experiment, out=tmp_path / "whole")
     for stop in (1, 3, 5):
-        out = tmp_path / f"stopped-{stop}"
-        assert (
-            run_experiment(experiment, out=out, callback=stop_after(stop)).status == "interrupted"
+        stopped = run_experiment(
+            experiment, out=tmp_path / "r", callback=stop_after(stop), resume=stop > 1
         )
-        result = run_experiment(experiment, out=out, resume=True)
-        assert [row["round"] for row in result.rounds] == [1, 2, 3, 4, 5, 6]
-        assert_equal_runs(tmp_path / "whole", out)
+        assert stopped.status == "interrupted"
+        assert len(stopped.rounds) == stop
+    result = run_experiment(experiment, out=tmp_path / "r", resume=True)
+    assert [row["round"] for row in result.rounds] == [1, 2, 3, 4, 5, 6]
+    assert_equal_runs(tmp_path / "whole", tmp_path / "r")
 
 
 def test_charges_of_an_interrupted_round_are_kept_and_not_doubled(

@@ -198,8 +198,8 @@ def test_a_round_that_is_given_up_keeps_the_noise_that_later_rounds_cancel(
         given_up = [row["round"] for row in result.rounds if row["secure_aggregation"]["aborted"]]
         assert given_up == ([4, 8] if faults else [])
         models[run] = result.model().state_dict()
-        assert verify_run(RunDirectory(tmp_path / run)).problems == ()
-        assert replay_run(RunDirectory(tmp_path / run)).problems == ()
+    assert verify_run(RunDirectory(tmp_path / "two given up")).problems == ()
+    assert replay_run(RunDirectory(tmp_path / "two given up")).problems == ()
     for key, value in models["all"].items():
         assert torch.allclose(models["two given up"][key], value, atol=1e-5)
 
