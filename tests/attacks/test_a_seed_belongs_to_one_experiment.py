@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -77,8 +76,14 @@ from fedsim.experiment import load_experiment
 def killed(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
-setattr(os, sys.argv[2], killed)
-claim_seed(Path(sys.argv[1]), load_experiment({EXPERIMENT!r}).experiment, 0)
+experiment = load_experiment({EXPERIMENT!r}).experiment
+for step in sys.argv[2:]:
+    pid = os.fork()
+    if not pid:
+        setattr(os, step, killed)
+        claim_seed(Path(sys.argv[1], step), experiment, 0)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL, step
 """
 
 
@@ -98,19 +103,17 @@ def test_of_processes_that_start_together_one_gets_the_seed(tmp_path: Path) -> N
     assert sum(refused for _, refused in answers) == 150 - 25
 
 
-@pytest.mark.parametrize("step", ["fsync", "replace"])
-def test_a_kill_between_write_and_rename_leaves_a_node_that_works(
-    tmp_path: Path, step: str
-) -> None:
-    command = [sys.executable, "-c", KILLED, str(tmp_path), step]
-    ended = subprocess.run(command, capture_output=True)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr
-    stored = tmp_path / "seed-0" / "client-0" / "experiment.json"
-    assert not stored.exists(), "half of a file has its name"
-    claim_seed(tmp_path, experiment(), 0)
-    assert json.loads(stored.read_text())["experiment"]["name"] == "e"
-    names = {path.name for path in stored.parent.iterdir()}
-    assert names == {"experiment.json", "ledger.jsonl", "lock"}
+def test_a_kill_between_write_and_rename_leaves_a_node_that_works(tmp_path: Path) -> None:
+    steps = ("fsync", "replace")
+    ended = subprocess.run([sys.executable, "-c", KILLED, tmp_path, *steps], capture_output=True)
+    assert ended.returncode == 0, ended.stderr
+    for step in steps:
+        stored = tmp_path / step / "seed-0" / "client-0" / "experiment.json"
+        assert not stored.exists(), "half of a file has its name"
+        claim_seed(tmp_path / step, experiment(), 0)
+        assert json.loads(stored.read_text())["experiment"]["name"] == "e"
+        names = {path.name for path in stored.parent.iterdir()}
+        assert names == {"experiment.json", "ledger.jsonl", "lock"}
 
 
 def test_what_is_on_disk_was_forced_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
