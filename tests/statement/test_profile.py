@@ -68,7 +68,7 @@ def test_the_bound_is_better_than_the_pair_alone():
     assert profile.true_positive_bound(0.01) < 0.5 * alone
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.floats(0.01, 0.9), st.floats(1, 8), st.integers(1, 40))
 def test_mu_bounds_every_attack_that_the_curve_allows(rate, noise, count):
     profile = of(sampled(rate, noise, count))
