@@ -362,7 +362,8 @@ class PrivacyEngine(EngineSpending, OpacusStyle):
 
         With `max_physical_batch` the iterator yields physical batches: `optimizer.step()` adds
         each to the logical batch and updates the model at the last one. A batch may be empty, and
-        needs an `optimizer.step()` too.
+        needs an `optimizer.step()` too. With sampling="shuffle", row i must be the same example in
+        all calls that share a pass over the data.
 
         Args:
             tensors: features, targets and so on, each with the n examples as rows (n, ...).

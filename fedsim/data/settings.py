@@ -3,7 +3,6 @@
 `LoadContext` has those that a loader of a built-in dataset gets.
 """
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
@@ -301,4 +300,4 @@ class LoadContext:
 
     def folder(self, path: str) -> Path:
         """Return the full path of a folder that the experiment names relative to `base`."""
-        return self.base / os.path.expanduser(path)
+        return self.base / Path(path).expanduser()

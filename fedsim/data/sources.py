@@ -1,6 +1,5 @@
 """Loading of the dataset that an experiment names: a built-in one, a file, or a function."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,7 +83,7 @@ def load_dataset(settings: DataSettings, *, seed: int, base: Path) -> Dataset:
         return read_files(
             data_paths(settings, base),
             dataset,
-            test=None if dataset.test is None else base / os.path.expanduser(dataset.test),
+            test=None if dataset.test is None else base / Path(dataset.test).expanduser(),
             group=None if column == dataset.target else column,
             tokens=tokens,
             images=settings.images,
@@ -116,7 +115,7 @@ def data_paths(settings: DataSettings, base: Path) -> dict[str, Path]:
         return paths
     if dataset.path is None:
         raise DataError("data.dataset.path: missing; name the file with the examples")
-    path = base / os.path.expanduser(dataset.path)
+    path = base / Path(dataset.path).expanduser()
     return {path.stem: path}
 
 

@@ -10,7 +10,6 @@ import csv
 import hashlib
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -256,7 +255,7 @@ def read_client_tables(privacy: PrivacySettings, base: Path) -> dict[str, Table]
             message names the file and the line.
     """
     return {
-        name: _read(base / os.path.expanduser(entry.csv), entry)
+        name: _read(base / Path(entry.csv).expanduser(), entry)
         for name, entry in privacy.clients.items()
         if entry.csv is not None
     }

@@ -1,6 +1,5 @@
 """Building of an experiment's model with its initial weights, and checks of model and loss."""
 
-import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -139,7 +138,7 @@ def build_model(
         _check_trainable(model, settings.name)
         _check_types(model.state_dict(), _SAVED_TYPES)
         if settings.init is not None:
-            load_initial_weights(model, base / os.path.expanduser(settings.init))
+            load_initial_weights(model, base / Path(settings.init).expanduser())
         model = _with_trained_part(model, settings)
     return model
 

@@ -11,7 +11,6 @@ number of examples is used, and it is shown only if it is public.
 
 import hashlib
 import json
-import os
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -76,7 +75,7 @@ def find_footprint(loaded: LoadedExperiment) -> Footprint:
         named += [*keys.helper_files, *keys.client_files]
     sources = (name.rpartition(":")[0] for name in code)
     named += [source for source in sources if source.endswith(".py")]
-    files = tuple((loaded.base / os.path.expanduser(name)).resolve() for name in named)
+    files = tuple((loaded.base / Path(name).expanduser()).resolve() for name in named)
     home = loaded.base.resolve()
     outside = tuple(path for path in files if not path.is_relative_to(home))
     fetched = experiment.data.args.get("name") if dataset == "huggingface" else None

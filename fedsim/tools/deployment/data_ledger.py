@@ -38,7 +38,6 @@ trust than the node has, the node counts the ε that the client's own noise give
 """
 
 import hashlib
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -80,7 +79,7 @@ def data_directory(state: Path, name: str | None, loaded: LoadedExperiment) -> P
     """
     dataset = loaded.experiment.data.dataset
     if name is None and isinstance(dataset, FileDataset) and dataset.path is not None:
-        path = loaded.base / os.path.expanduser(dataset.path)
+        path = loaded.base / Path(dataset.path).expanduser()
         try:
             with path.open("rb") as file:
                 name = hashlib.file_digest(file, "sha256").hexdigest()

@@ -4,7 +4,6 @@ The app contains the experiment, its plug-in files, and two modules of three lin
 installed fedsim. It contains no data: every node has, or generates, its own.
 """
 
-import os
 import re
 import shutil
 from dataclasses import dataclass
@@ -187,7 +186,7 @@ def _with_absolute_files(loaded: LoadedExperiment) -> tuple[Experiment, tuple[Pa
     experiment, files = loaded.experiment, list[Path]()
 
     def absolute(path: str) -> str:
-        files.append((loaded.base / os.path.expanduser(path)).resolve())
+        files.append((loaded.base / Path(path).expanduser()).resolve())
         return str(files[-1])
 
     dataset, data = experiment.data.dataset, dict[str, Any]()
