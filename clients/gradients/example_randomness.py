@@ -336,7 +336,7 @@ def _drops_nothing(func: Any, args: Any, kwargs: Any) -> bool:
     schema = func._schema.arguments
     given = {argument.name: argument.default_value for argument in schema}
     given |= dict(zip(given, args, strict=False)) | kwargs
-    return not given.get("train", True) or given.get("dropout_p") == 0.0
+    return given.get("train") is False or given.get("dropout_p") == 0.0  # train: None drops
 
 
 Draw = Callable[[Tensor], Tensor]

@@ -19,6 +19,7 @@ KEYS = [bytes([k]) * KEY_BYTES for k in range(3)]
 FALSE_ALARM = 1e-9
 DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
     "dropout": lambda x: functional.dropout(x, 0.4),
+    "dropout that is told no mode": lambda x: torch.native_dropout(x, 0.4, None)[0],
     "alpha_dropout": lambda x: functional.alpha_dropout(x, 0.4, training=True),
     "rand": lambda x: torch.rand(x.shape),
     "rand_like": torch.rand_like,
