@@ -51,7 +51,7 @@ def hold_out(
                 "data.test_fraction must be left out for a dataset that brings its own test set, "
                 f"got {test_fraction}"
             )
-        return np.arange(len(dataset.train)), dataset.test
+        return np.arange(len(dataset.train)), _on_its_own(dataset.test)
     fraction = DEFAULT_TEST_FRACTION if test_fraction is None else test_fraction
     train, test = split_indices(len(dataset.train), fraction, seed=seed)
     return train, dataset.train.rows(test)
@@ -98,6 +98,13 @@ def split_indices(
     num_test = min(max(round(num_examples * test_fraction), 1), num_examples - 1)
     order = stream(seed, Purpose.SPLIT).permutation(num_examples)
     return np.sort(order[num_test:]), np.sort(order[:num_test])
+
+
+def _on_its_own(test: Examples) -> Examples:
+    """Return the test set, copied if it is a view that would keep a larger array alive."""
+    base = test.features.base
+    is_part = type(base) is np.ndarray and base.nbytes > test.features.nbytes
+    return Examples(test.features.copy(), test.targets.copy()) if is_part else test
 
 
 Rows = NDArray[np.int64] | slice

@@ -54,3 +54,11 @@ def test_fractions_outside_the_open_interval_are_refused(fraction):
 def test_one_example_cannot_be_split():
     with pytest.raises(DataError, match="at least 2"):
         split_indices(1, 0.5, seed=0)
+
+
+def test_a_test_set_keeps_no_larger_array_in_memory():
+    features, targets = np.ones((100, 3), np.float32), np.zeros(100, np.int64)
+    _, test = hold_out(Dataset(EXAMPLES, Examples(features[:4], targets[:4])), None, seed=0)
+    _, whole = hold_out(Dataset(EXAMPLES, Examples(features, targets)), None, seed=0)
+    assert test.features.base is None
+    assert np.shares_memory(whole.features, features)
