@@ -56,11 +56,11 @@ def matching_files(pattern: str, base: Path) -> dict[str, Path]:
     paths = [] if "\0" in pattern else _expanded(base / os.path.expanduser(pattern), pattern)
     top = os.path.commonpath([path.parent for path in paths]) if paths else ""
     places = [path.relative_to(top) for path in paths]
-    stems, long = (
+    forms = (
         [path.stem for path in paths],
         [place.with_suffix("").as_posix() for place in places],
+        [place.as_posix() for place in places],
     )
-    forms = stems, long, [place.as_posix() for place in places]
     names = next(names for names in forms if len(set(names)) == len(paths))
     return dict(sorted(zip(names, paths, strict=True)))
 

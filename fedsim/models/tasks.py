@@ -229,9 +229,14 @@ def evaluate(
         device: device to which the model is moved; None keeps the model's device.
         on_batch: function that is called with the outputs of each batch.
 
+    Raises:
+        ValueError: the batch size is below 1.
+
     Edge cases:
         The loss of a diverged model is not finite; it is returned unchanged.
     """
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     where = torch.device(device) if device is not None else device_of(model)
     if device is not None:
         model.to(where)

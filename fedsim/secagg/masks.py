@@ -99,8 +99,9 @@ def _add(vector: Ring, streams: Sequence[Write], *, subtract: bool) -> None:
     for start in range(0, len(vector), step):
         block = vector[start : start + step]
         mask = keystream[: len(block)]
+        buffer = mask.view(np.uint8).data
         for write in streams:
-            write(mask.view(np.uint8).data)
+            write(buffer)
             combine(block, mask, out=block)
 
 

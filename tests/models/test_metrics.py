@@ -102,6 +102,11 @@ def test_a_diverged_model_has_a_loss_that_is_not_finite():
     assert found["loss"] == np.inf
 
 
+def test_batches_of_no_examples_are_refused():
+    with pytest.raises(ValueError, match="batch_size must be at least 1"):
+        run("mse", np.zeros(N, dtype=np.float32), X[:, :1], batch_size=0)
+
+
 WHOLE, REAL = np.arange(6), np.linspace(0, 1, 6, dtype=np.float32)
 
 
