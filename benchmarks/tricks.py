@@ -27,9 +27,9 @@ from records import Number, machine_line, over_turns, pair_ratios, write_record
 from fedsim.clients.gradients import rule_gradients
 from fedsim.clients.gradients.layers import base
 from fedsim.clients.gradients.layers.convolution import ConvolutionUse
-from fedsim.clients.gradients.sequence import ModuleSequence
+from fedsim.clients.gradients.rule_gradients import ModuleSequence
 from fedsim.clients.mechanisms.dp_sgd import batch_sums
-from fedsim.core import keystream
+from fedsim.core import streams
 from fedsim.noise import release
 from fedsim.noise.sources import SeededNoise
 from fedsim.simulation.engine import keep_freed_memory
@@ -139,7 +139,7 @@ def measure_noise(*, quick: bool) -> list[Number]:
     Args:
         quick: few repetitions.
     """
-    gcm = keystream._gcm_is_faster()
+    gcm = streams._gcm_is_faster()
     source, values = SeededNoise(bytes(32)), torch.empty(VALUES, dtype=torch.float64)
     generator, floats = torch.Generator().manual_seed(0), torch.empty(VALUES)
 
@@ -147,7 +147,7 @@ def measure_noise(*, quick: bool) -> list[Number]:
         source.fill_(values)
 
     def other_mode() -> None:
-        with patch.object(keystream, "_gcm_is_faster", lambda: not gcm):
+        with patch.object(streams, "_gcm_is_faster", lambda: not gcm):
             SeededNoise(bytes(32)).fill_(values)
 
     def by_torch() -> None:

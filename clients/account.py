@@ -36,9 +36,9 @@ from fedsim.accountant.ledger.journal import Charge, FileJournal, Journal
 from fedsim.clients.faults import ClientFailureError
 from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.core.streams import Purpose, stream_key
+from fedsim.protocol.arrays import record_of
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.errors import LEDGER_UNWRITABLE, NOISE_REUSE
-from fedsim.protocol.messages import record_of
 from fedsim.protocol.noisy_sums import AdaptiveClipNorm
 
 STATE = "privacy-account"

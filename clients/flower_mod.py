@@ -28,7 +28,7 @@ from fedsim.accountant import Event, NonPrivate, PrivacyLedger, make_accountant
 from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.events import Adjacency
 from fedsim.accountant.ledger.journal import Charge, FileJournal, total_of
-from fedsim.protocol.messages import record_of
+from fedsim.protocol.arrays import record_of
 from fedsim.protocol.node_registration import PARTITION
 
 logger = logging.getLogger(__name__)

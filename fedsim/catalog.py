@@ -8,7 +8,7 @@ from fedsim.core.metrics import METRICS
 from fedsim.data.catalog import DATASETS, PARTITIONS
 from fedsim.data.settings import FLWR_SCHEMES
 from fedsim.models.catalog import LOSSES, MODELS
-from fedsim.models.features.settings import FEATURES
+from fedsim.models.settings import FEATURES
 from fedsim.server.participation.settings import PARTICIPATIONS
 from fedsim.simulation.settings import ENGINES, TRACKERS
 

@@ -26,7 +26,6 @@ from fedsim.protocol.arrays import (
     to_numpy,
     upload_base,
 )
-from fedsim.protocol.channel import NO_REPLY, ClientError, client_channel, exchange
 from fedsim.protocol.errors import NODE_RESTARTED, FederationError, ProtocolError
 from fedsim.protocol.node_registration import (
     NodeIdentity,
@@ -34,15 +33,16 @@ from fedsim.protocol.node_registration import (
     identity_of,
     registration_message,
 )
-from fedsim.protocol.traffic import CountedGrid, Traffic
-from fedsim.server.aggregation.aggregator import AggregationResult
-from fedsim.server.round_report import (
-    RoundCost,
-    RoundModel,
-    RoundReport,
-    SecureRoundReport,
-    Timeline,
+from fedsim.protocol.traffic import (
+    NO_REPLY,
+    ClientError,
+    CountedGrid,
+    Traffic,
+    client_channel,
+    exchange,
 )
+from fedsim.server.aggregation.aggregator import AggregationResult
+from fedsim.server.round_report import PARTS, RoundCost, RoundModel, RoundReport, SecureRoundReport
 from fedsim.server.settings import FederationSettings
 from fedsim.server.train_round import RoundSetup, TrainRound
 
@@ -232,6 +232,40 @@ def make_server_app(
             on_round(state, report)
 
     return app
+
+
+class Timeline:
+    """Stopwatch for the consecutive phases of a round; a phase may occur more than once.
+
+    Guarantee: the seconds of all phases add up to the time between the first and the last `begin`.
+
+    Args:
+        clock: function that returns the monotonic time in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._seconds = dict.fromkeys(PARTS, 0.0)
+        self._part: str | None = None
+        self._since = 0.0
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Wall-clock seconds of each phase so far, by the phase's name."""
+        return dict(self._seconds)
+
+    def begin(self, part: str | None) -> None:
+        """End the current phase of the round and begin the phase `part`; None begins no phase.
+
+        Raises:
+            KeyError: `part` is not one of the names in `PARTS`.
+        """
+        now = self._clock()
+        if self._part is not None:
+            self._seconds[self._part] += now - self._since
+        if part is not None and part not in self._seconds:
+            raise KeyError(part)
+        self._part, self._since = part, now
 
 
 def run_round(state: ServerState, setup: RoundSetup, grid: Grid) -> tuple[ServerState, RoundReport]:

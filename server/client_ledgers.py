@@ -10,6 +10,7 @@ the time of a round grows with its participants and the groups, not with all cli
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from fedsim.accountant import Event, FleetAccountant, PrivacyLedger, UnsupportedEventError
@@ -76,11 +77,16 @@ class ClientLedgers:
     ) -> None:
         self._recorded = recorded
         self._spends: dict[int, ClientSpend] = {}
-        self._fleet = FleetAccountant(accountant, adjacency=adjacency)
+        self._accountant: AccountantChoice = accountant
+        self._adjacency: Adjacency = adjacency
         self._groups: dict[_Kind, _Group] = {}
         self._group_of: dict[int, _Group] = {}
         self._bounds: dict[_Kind, float] = {}  # ε of the kinds in `_groups`, where known
         self._own_epsilons: dict[_Kind, float] = {}
+
+    @cached_property
+    def _fleet(self) -> FleetAccountant:
+        return FleetAccountant(self._accountant, adjacency=self._adjacency)
 
     @property
     def spends(self) -> dict[int, ClientSpend]:

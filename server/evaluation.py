@@ -14,9 +14,9 @@ from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
 from fedsim.core.streams import Purpose, stream
-from fedsim.protocol.channel import ClientError, exchange
 from fedsim.protocol.errors import ProtocolError
 from fedsim.protocol.messages import EvaluateReply, EvaluateRequest
+from fedsim.protocol.traffic import ClientError, exchange
 from fedsim.server.settings import EvaluationSettings
 
 

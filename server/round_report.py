@@ -1,8 +1,7 @@
 """Report of a round: participants, cost, model, privacy, and the time of each phase."""
 
 import statistics
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self, TypedDict
 
@@ -19,40 +18,6 @@ PARTS = {
     "evaluate": "the new global model on the test set, and on held-out examples",
     "account": "ε of every client",
 }
-
-
-class Timeline:
-    """Stopwatch for the consecutive phases of a round; a phase may occur more than once.
-
-    Guarantee: the seconds of all phases add up to the time between the first and the last `begin`.
-
-    Args:
-        clock: function that returns the monotonic time in seconds.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
-        self._seconds = dict.fromkeys(PARTS, 0.0)
-        self._part: str | None = None
-        self._since = 0.0
-
-    @property
-    def seconds(self) -> Mapping[str, float]:
-        """Wall-clock seconds of each phase so far, by the phase's name."""
-        return dict(self._seconds)
-
-    def begin(self, part: str | None) -> None:
-        """End the current phase of the round and begin the phase `part`; None begins no phase.
-
-        Raises:
-            KeyError: `part` is not one of the names in `PARTS`.
-        """
-        now = self._clock()
-        if self._part is not None:
-            self._seconds[self._part] += now - self._since
-        if part is not None and part not in self._seconds:
-            raise KeyError(part)
-        self._part, self._since = part, now
 
 
 class ClientReason(TypedDict):

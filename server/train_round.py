@@ -18,9 +18,9 @@ from fedsim.algorithms.algorithm import Algorithm, Contribution, Update
 from fedsim.algorithms.state import ServerState
 from fedsim.core.plugin_errors import plugin_calls
 from fedsim.protocol.arrays import to_arrays, upload_base, with_round, without_update
-from fedsim.protocol.channel import NO_REPLY, ClientError, TrainAnswer
 from fedsim.protocol.errors import ENDS_RUN, FederationError, ProtocolError
 from fedsim.protocol.messages import SealedReply, TrainReply, TrainRequest, Withdrawal
+from fedsim.protocol.traffic import NO_REPLY, ClientError, TrainAnswer
 from fedsim.server.aggregation.aggregator import (
     AggregationResult,
     Aggregator,

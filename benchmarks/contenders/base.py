@@ -119,7 +119,7 @@ class Contender(ABC):
 
 def _builtin_cnn(shape: tuple[int, ...]) -> nn.Module:
     """Return fedsim's `cnn` with its default settings; ImportError where fedsim is missing."""
-    from fedsim.models.architectures import cnn
+    from fedsim.models.build import cnn
     from fedsim.models.catalog import CnnArgs
 
     return cnn(CnnArgs(), shape, 10)

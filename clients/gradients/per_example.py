@@ -18,7 +18,7 @@ from fedsim.clients.gradients.example_randomness import ModelRandomness
 from fedsim.clients.gradients.layers.base import WHOLE, ExampleUse, Part
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.core.errors import FedsimError
-from fedsim.noise.grid import SUM_HEIGHT
+from fedsim.noise.sources import SUM_HEIGHT
 
 
 @dataclass(frozen=True)

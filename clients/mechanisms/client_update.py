@@ -26,9 +26,8 @@ from fedsim.clients.mechanisms.plan import Draft, PlanRequest, PrivacyPlanError,
 from fedsim.clients.sampling.sampling import Charges, PoissonSampling, Sampling
 from fedsim.noise.correlated.run import RunCorrelation, charges_of_run, strategy_of
 from fedsim.noise.correlated.settings import SCHEME
-from fedsim.noise.grid import DEVIATION, SATURATION, effective_multiplier
 from fedsim.noise.release import NoiseRangeError, check_deviations, normal_tail, release_
-from fedsim.noise.sources import NoiseSource
+from fedsim.noise.sources import DEVIATION, SATURATION, NoiseSource, effective_multiplier
 from fedsim.protocol.noisy_sums import CLIP_COUNT, AdaptiveClipNorm, SumPlan, check_bound
 
 COUNT_SENSITIVITY = 0.5

@@ -20,8 +20,7 @@ from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.local_settings import OptimizerSettings
 from fedsim.clients.sampling.sampling import Charges, PoissonSampling, Sampling
 from fedsim.noise.correlated.run import RunCorrelation
-from fedsim.noise.grid import nominal_multiplier
-from fedsim.noise.sources import NoiseSource
+from fedsim.noise.sources import NoiseSource, nominal_multiplier
 from fedsim.protocol.noisy_sums import AdaptiveClipNorm, SumPlan
 
 

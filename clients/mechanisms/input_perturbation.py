@@ -19,9 +19,8 @@ from fedsim.clients.mechanisms.bounded_examples import BoundedExamples, bounded_
 from fedsim.clients.mechanisms.contract import Mechanism
 from fedsim.clients.mechanisms.plan import Draft, PlanRequest, check_draws, draft_of_bounded
 from fedsim.clients.sampling.sampling import Charges, PoissonSampling, Sampling
-from fedsim.noise.grid import DEVIATION, SATURATION, effective_multiplier
 from fedsim.noise.release import NoiseRangeError, check_deviations, release_
-from fedsim.noise.sources import NoiseSource
+from fedsim.noise.sources import DEVIATION, SATURATION, NoiseSource, effective_multiplier
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,8 @@ from fedsim.clients.mechanisms.contract import ModelRelease
 from fedsim.clients.mechanisms.dp_sgd.draft import whole_round_steps
 from fedsim.clients.mechanisms.plan import Draft, PlanRequest, check_draws, draft_of_bounded
 from fedsim.clients.sampling.sampling import Charges
-from fedsim.noise.grid import DEVIATION, SATURATION, effective_multiplier
 from fedsim.noise.release import NoiseRangeError, check_deviations, normal_tail, release_
-from fedsim.noise.sources import NoiseSource
+from fedsim.noise.sources import DEVIATION, SATURATION, NoiseSource, effective_multiplier
 
 _ROUNDED_UP = 1.0 + 2.0**-30  # more than a norm may exceed its bound after clipping in float64
 _UNIT_ROUNDOFF = 2.0**-53

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.gradients.recording import RuledModel
-from fedsim.clients.gradients.sequence import ModuleSequence
+from fedsim.clients.gradients.rule_gradients import ModuleSequence
 from fedsim.clients.model_checks.safety import UnsafeModelError, check_parameter_types
 from fedsim.clients.privacy_engine.forward_checks import (
     Layout,

@@ -12,10 +12,9 @@ from torch import Tensor
 from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.sampler_slack import MAX_DRAWS
 from fedsim.clients.gradients.per_example import BatchStatistics
-from fedsim.clients.mechanisms.dp_sgd.batch_sums import BatchSums, products_are_exact
+from fedsim.clients.mechanisms.dp_sgd.batch_sums import BatchSums, StepTerms, products_are_exact
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.dp_sgd.step import PrivateStep, Use
-from fedsim.clients.mechanisms.dp_sgd.terms import StepTerms
 from fedsim.clients.privacy_engine.attachment import AttachedModel
 from fedsim.clients.privacy_engine.batch_schedule import (
     BatchSchedule,

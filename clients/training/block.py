@@ -26,10 +26,9 @@ from fedsim.clients.gradients.per_example import (
 )
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.contract import ModelRelease
-from fedsim.clients.mechanisms.dp_sgd.batch_sums import BatchSums
+from fedsim.clients.mechanisms.dp_sgd.batch_sums import BatchSums, StepTerms
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.dp_sgd.step import PrivateStep
-from fedsim.clients.mechanisms.dp_sgd.terms import StepTerms
 from fedsim.clients.model_checks.safety import UnsafeModelError
 from fedsim.clients.training.member import (
     Block,
@@ -44,9 +43,8 @@ from fedsim.clients.training.member import (
     start_values,
     with_releases,
 )
-from fedsim.clients.training.optimizers import make_optimizer
 from fedsim.clients.training.plain import TorchBlock, batches_of
-from fedsim.clients.training.shared_model import SharedModel
+from fedsim.clients.training.shared_model import SharedModel, make_optimizer
 from fedsim.core.streams import Purpose
 from fedsim.noise.sources import NoiseSource
 from fedsim.protocol.noisy_sums import AdaptiveClipNorm

@@ -19,8 +19,7 @@ from fedsim.clients.training.member import (
     seeded_torch,
     with_releases,
 )
-from fedsim.clients.training.optimizers import LocalOptimizer, make_optimizer
-from fedsim.clients.training.shared_model import SharedModel
+from fedsim.clients.training.shared_model import LocalOptimizer, SharedModel, make_optimizer
 from fedsim.core.streams import Purpose
 
 

@@ -1,8 +1,17 @@
 """Model in memory that the clients of one process share; each client starts from the global model.
 
 The global model of a round is loaded, and its digest computed, once for all these clients.
+
+The local optimizers are here, too. Their results are bitwise equal to those of torch.optim. They
+use only parameters and gradients, so the same code trains one client or stacked parameters of
+several. (Building torch's optimizer takes longer than a step of a small model, and about a second
+the first time.)
 """
 
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
 from operator import is_
 
 import numpy as np
@@ -12,6 +21,7 @@ from torch import Tensor, nn
 
 from fedsim.clients.correlated_noise import NoiseStates
 from fedsim.clients.gradients.parameters import FlatParameters
+from fedsim.clients.local_settings import AdamSettings, OptimizerSettings, SgdSettings
 from fedsim.protocol.arrays import digest, is_live, live_record, to_arrays
 from fedsim.protocol.noisy_sums import CLIP_COUNT
 
@@ -27,7 +37,6 @@ class SharedModel:
         start_values: trainable parameters of the global model as a flat tensor (size,). A new
             global model gets a new tensor.
         fixed_digest: digest of the arrays of the global model that are not trained; "" if all are.
-        noise_states: cache of the state of each client's correlated noise.
     """
 
     def __init__(self, model: nn.Module, *, parameters: FlatParameters | None = None) -> None:
@@ -44,7 +53,6 @@ class SharedModel:
         self._loaded: tuple[ArrayRecord, str] | None = None
         self.start_values: Tensor = self.parameters.data.clone()
         self.fixed_digest = ""
-        self.noise_states = NoiseStates()
         self._fixed_values: list[tuple[Tensor, Tensor]] = []
         # A module may put another tensor in a buffer's place, or have buffers outside its state.
         self._buffers = [
@@ -52,6 +60,11 @@ class SharedModel:
             for module in model.modules()
             for name, tensor in module.named_buffers(recurse=False)
         ]
+
+    @cached_property
+    def noise_states(self) -> NoiseStates:
+        """Cache of the state of each client's correlated noise."""
+        return NoiseStates()
 
     @property
     def tied_names(self) -> dict[str, str]:
@@ -166,3 +179,78 @@ def _is_same(record: ArrayRecord, other: ArrayRecord) -> bool:
     if record is not other and list(record.keys()) != list(other.keys()):
         return False
     return all(map(is_, record.values(), other.values())) and is_live(other)
+
+
+_BETAS = (0.9, 0.999)
+_EPSILON = 1e-8
+
+
+class LocalOptimizer(ABC):
+    """Base class of the optimizers of local training, which update parameters in place."""
+
+    @abstractmethod
+    def step(self, values: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        """Update the parameters in place by one step; `gradients` may be overwritten.
+
+        Args:
+            values: the parameters, detached; they must be the same tensors in every step.
+            gradients: gradient of each parameter, in the parameter's shape.
+        """
+
+
+class Sgd(LocalOptimizer):
+    """SGD as torch.optim.SGD without dampening: v ← μ v + (g + λ w), w ← w − η v.
+
+    w is the parameter, g its gradient, μ the momentum, λ the weight decay and η the learning rate.
+    """
+
+    def __init__(self, settings: SgdSettings) -> None:
+        self._settings = settings
+        self._velocities: list[Tensor] | None = None
+
+    def step(self, values: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        """Update the parameters in place by one step; `gradients` may be overwritten."""
+        settings = self._settings
+        if settings.weight_decay:
+            for value, gradient in zip(values, gradients, strict=True):
+                gradient.add_(value, alpha=settings.weight_decay)
+        if settings.momentum:
+            if self._velocities is None:
+                self._velocities = [gradient.clone() for gradient in gradients]
+            else:
+                for velocity, gradient in zip(self._velocities, gradients, strict=True):
+                    velocity.mul_(settings.momentum).add_(gradient)
+            gradients = self._velocities
+        for value, gradient in zip(values, gradients, strict=True):
+            value.add_(gradient, alpha=-settings.lr)
+
+
+class Adam(LocalOptimizer):
+    """Optimizer Adam (Kingma and Ba 2015), or AdamW with decoupled weight decay, as in torch."""
+
+    def __init__(self, settings: AdamSettings) -> None:
+        self._settings = settings
+        self._steps = 0
+        self._moments: list[tuple[Tensor, Tensor]] = []
+
+    def step(self, values: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        """Update the parameters in place by one step; `gradients` may be overwritten."""
+        if not self._moments:
+            self._moments = [(torch.zeros_like(v), torch.zeros_like(v)) for v in values]
+        self._steps += 1
+        corrections = [1 - beta**self._steps for beta in _BETAS]
+        settings = self._settings
+        for value, gradient, (first, second) in zip(values, gradients, self._moments, strict=True):
+            if settings.weight_decay and settings.name == "adamw":
+                value.mul_(1 - settings.lr * settings.weight_decay)
+            elif settings.weight_decay:
+                gradient.add_(value, alpha=settings.weight_decay)
+            first.lerp_(gradient, 1 - _BETAS[0])
+            second.mul_(_BETAS[1]).addcmul_(gradient, gradient, value=1 - _BETAS[1])
+            scale = (second.sqrt() / math.sqrt(corrections[1])).add_(_EPSILON)
+            value.addcdiv_(first, scale, value=-settings.lr / corrections[0])
+
+
+def make_optimizer(settings: OptimizerSettings) -> LocalOptimizer:
+    """Create the optimizer that the settings name, without momentum or state of earlier rounds."""
+    return Sgd(settings) if isinstance(settings, SgdSettings) else Adam(settings)

@@ -13,10 +13,28 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from fedsim.core.errors import FedsimError, name_file
+from fedsim.core.errors import FedsimError
 
 GENESIS = "0" * 64
 """The value of `previous` in the first record of a chain."""
+
+
+@contextmanager
+def name_file(path: Path) -> Iterator[None]:
+    """Add the file's name to an OSError that the `with` block raises, if the error lacks it.
+
+    Args:
+        path: the file that the `with` block reads or writes.
+
+    Raises:
+        OSError: the error of the `with` block, with `filename` set.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def digest_of(content: Mapping[str, Any]) -> str:

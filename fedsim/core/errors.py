@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
-from pathlib import Path
 
 
 class ExitCode(IntEnum):
@@ -52,24 +51,6 @@ def raised_as(kind: type[FedsimError], prefix: str = "") -> Iterator[None]:
 
 class StorageError(FedsimError, OSError):
     """Raised if reading or writing a file fails; the message says which content is kept."""
-
-
-@contextmanager
-def name_file(path: Path) -> Iterator[None]:
-    """Add the file's name to an OSError that the `with` block raises, if the error lacks it.
-
-    Args:
-        path: the file that the `with` block reads or writes.
-
-    Raises:
-        OSError: the error of the `with` block, with `filename` set.
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.filename is not None or error.errno is None:
-            raise
-        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def os_error_text(error: OSError) -> str:

@@ -159,10 +159,13 @@ def load_experiment(
     """
     problems: list[Problem] = []
     path = Path(source) if isinstance(source, str | Path) else None
-    parsed = parse_overrides(overrides, problems)  # first: reported even if the file cannot be read
+    # First: mistakes in overrides are reported even if the file cannot be read.
+    parsed = parse_overrides(overrides, problems) if overrides else []
     read = _with_privacy_off(_read(source, problems))
     _refuse_comparison(read, path, problems)
-    tree = _with_privacy_off(apply_overrides(read, parsed, Experiment, problems))
+    tree = read
+    if parsed:
+        tree = _with_privacy_off(apply_overrides(read, parsed, Experiment, problems))
     directory = Path(base) if base is not None else path.parent if path else Path()
     experiment, table = _check(tree, directory.absolute(), problems)
     return LoadedExperiment(experiment, path, directory.absolute(), table)

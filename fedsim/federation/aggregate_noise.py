@@ -29,7 +29,7 @@ from fedsim.clients.mechanisms.planner import noise_of_release, within_budget
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.experiment import ExperimentWithClients
 from fedsim.federation.schedule import ClientPrivacy, map_shared, participation_of
-from fedsim.noise.grid import DEVIATION, MAX_DRAW
+from fedsim.noise.sources import DEVIATION, MAX_DRAW
 from fedsim.protocol.noisy_sums import AdaptiveClipNorm, SumPlan, whole_bound
 from fedsim.server.aggregation.weights import ClientWeights
 from fedsim.server.round_parts import ExpectedNoise

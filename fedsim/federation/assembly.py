@@ -1,7 +1,13 @@
-"""Assembly of a federation from an experiment: load the data, build the model, plan the privacy."""
+"""Assembly of a federation from an experiment: load the data, build the model, plan the privacy.
 
-from dataclasses import replace
+Batch sizes are checked against client sizes with privacy only. Without privacy, a client with fewer
+examples than `batch_size` has all of them in each batch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median_high
 
 import torch
 
@@ -11,30 +17,32 @@ from fedsim.clients.gradients.example_randomness import check_views
 from fedsim.clients.gradients.per_example import PerExampleLoss
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.dp_sgd.draft import whole_round_steps
+from fedsim.clients.mechanisms.plan import Accounting, PrivacyBudgetError, PrivacyPlan
 from fedsim.clients.model_checks.safety import check_private_model
 from fedsim.core.commands import Phases
+from fedsim.core.formatting import clients_text, epsilon_text
 from fedsim.core.plugin_errors import plugin_calls
-from fedsim.data import DataError, FederatedData, load_federated_data
+from fedsim.data import DataError, Examples, FederatedData, load_federated_data
 from fedsim.experiment import Experiment, LoadedExperiment
 from fedsim.experiment.load import with_clients
-from fedsim.federation.conditions import choose_device, plugin_sources, refuse_edited_plugins
 from fedsim.federation.federation import Federation
 from fedsim.federation.first_checks import checked_algorithm
-from fedsim.federation.plan import plan_of, schedule_of
-from fedsim.federation.plan_checks import check_batch_size
+from fedsim.federation.plan import Goal, plan_of, schedule_of
 from fedsim.federation.trained_model import (
     NUM_CHECK_EXAMPLES,
     NUM_PROBE_EXAMPLES,
     FederationModel,
+    choose_device,
     federation_model,
     initial_model,
     model_arrays,
     order_by_client,
+    plugin_sources,
     public_examples,
+    refuse_edited_plugins,
     still_parameters_of,
     to_tensors,
 )
-from fedsim.federation.voting import goal_of, split_queries
 from fedsim.models.build import preflight
 from fedsim.models.catalog import ModelError
 from fedsim.models.features.transforms import FeaturePipeline
@@ -42,6 +50,200 @@ from fedsim.models.local_base import local_base
 from fedsim.models.losses import resolve_loss
 from fedsim.models.tasks import Task, task_for
 from fedsim.protocol.arrays import upload_base
+from fedsim.statement.facts import clients_with_large_delta
+
+_MAX_RATE_RATIO = 3.0  # largest sampling rate over the median that needs no warning
+
+
+def check_batch_size(experiment: Experiment, sizes: Sequence[int]) -> None:
+    """Check that `batch_size` is not above the size of every client.
+
+    Nothing is checked where `batch_size` does not set the clients' sampling rates.
+
+    Args:
+        experiment: the settings.
+        sizes: the number of examples of each client.
+
+    Raises:
+        DataError: `batch_size` is above the declared size of every client.
+    """
+    batch, declared = experiment.local.batch_size, _declared_sizes(experiment, sizes)
+    if batch != "full" and declared and batch > max(declared):
+        largest = max(declared)
+        raise DataError(
+            f"local.batch_size: {batch:,} is above the size of every client, at most {largest:,}; "
+            "set local.batch_size=full for batches of all examples, or a smaller number"
+        )
+
+
+def full_batch_note(experiment: Experiment, sizes: Sequence[int]) -> str | None:
+    """Return a warning if the batch size is too large for the smallest clients, else None.
+
+    With one batch size for all, the smallest client has the largest sampling rate, and so the most
+    noise. The warning is given if the batch size exceeds a client's number of examples, or if the
+    largest rate is far above the median.
+
+    Args:
+        experiment: the settings.
+        sizes: the number of examples of each client.
+    """
+    batch = experiment.local.batch_size
+    declared = [size for size in _declared_sizes(experiment, sizes) if size > 0]
+    if batch == "full" or not declared:
+        return None
+    rates = [min(1.0, batch / size) for size in declared]
+    usual, largest = median_high(rates), max(rates)
+    small = [size for size in declared if size < batch]
+    if not small and largest <= _MAX_RATE_RATIO * usual:
+        return None
+    fix = f"; privacy.sampling.rate={usual:.2g} gives every client the same rate"
+    if small:
+        return (
+            f"local.batch_size = {batch:,} is above the size of {len(small):,} of {len(sizes):,} "
+            f"clients (the smallest has {min(small):,} examples): their sampling rate is 1, which "
+            f"gives no amplification{'' if usual == 1.0 else fix}"
+        )
+    return (
+        f"local.batch_size = {batch:,} is a sampling rate of {largest:.2g} for the smallest client "
+        f"({min(declared):,} examples) and {usual:.2g} for the median client: small clients get "
+        f"the most noise{fix}"
+    )
+
+
+def privacy_warnings(federation: Federation) -> list[str]:
+    """Return warnings about a δ that is too large, and about constants from private rows."""
+    plans, lines = federation.plan.clients or (), list[str]()
+    protects_clients = federation.experiment.release_kind.protects_client
+    loose = clients_with_large_delta(
+        [plan.delta for plan in plans],
+        [plan.examples for plan in plans],
+        protects_clients=protects_clients,
+    )
+    if loose:
+        of, unit = f"examples for {clients_text(loose)}", "a whole example"
+        if protects_clients:
+            of, unit = "the number of clients", "everything of one client"
+        lines.append(
+            f"δ is not below 1 / {of}: such a δ allows publishing {unit}; choose a smaller "
+            "privacy.delta"
+        )
+    if plans and "constants" in (federation.experiment.public_parts or {}):
+        lines.append(
+            "the constants of columns were read from the rows, and no ε covers that "
+            "(data.dataset.constants: from_rows); before an ε is published, put public constants "
+            "into data.dataset.columns and remove the key"
+        )
+    return lines
+
+
+def _declared_sizes(experiment: Experiment, sizes: Sequence[int]) -> Sequence[int]:
+    """Return the public client sizes that set sampling rates; empty if `batch_size` sets none."""
+    privacy = experiment.privacy
+    if (
+        privacy is None
+        or not privacy.release_kind.draws_batches
+        or privacy.sampling.rate is not None
+    ):
+        return ()
+    declared = privacy.adjacency.declared_examples
+    return sizes if declared is None else [declared] * len(sizes)
+
+
+@dataclass(frozen=True)
+class Overdrawn:
+    """A client whose planned steps cost more than its privacy budget.
+
+    Attributes:
+        client: the client's number.
+        plan: the client's privacy plan.
+        last_round: the last round in which the client can take a step; 0 if there is none.
+    """
+
+    client: int
+    plan: PrivacyPlan
+    last_round: int
+
+
+def last_round(federation: Federation, client: int) -> int:
+    """Return the last round in which a client's budget still covers a step, if no round fails.
+
+    The result is 0 if the budget covers no step.
+    """
+    plan, scheduled = federation.plan, federation.plan.participation.rounds_of(client)
+    count = len(scheduled)
+    if plan.clients is not None:
+        count = plan.steps.rounds_in(client, plan.clients[client].steps_to_take)
+    return scheduled[count - 1] if count else 0
+
+
+def refuse_overspending(federation: Federation) -> None:
+    """Check, before training, that the clients' privacy budgets cover the plan.
+
+    With `privacy.on_exhausted: refuse`, the budget of every client must cover all its planned
+    steps. Otherwise the budget of at least one client must cover one step.
+
+    Raises:
+        PrivacyBudgetError: the budgets do not suffice; the message says how many rounds the budget
+            covers.
+    """
+    privacy = federation.experiment.privacy
+    overdrawn = [
+        Overdrawn(client, plan, last_round(federation, client))
+        for client, plan in enumerate(federation.plan.clients or ())
+        if plan.steps_to_take < plan.planned_steps
+    ]
+    if privacy is None or not overdrawn:
+        return
+    if privacy.on_exhausted == "refuse":
+        raise PrivacyBudgetError(_refusal(federation, overdrawn))
+    if all(plan.steps_to_take == 0 for plan in federation.plan.clients or ()):
+        raise PrivacyBudgetError(
+            f"no client can take a single step: {_spending(federation, overdrawn[0], 1)}; raise "
+            "target_epsilon, delta or noise_multiplier"
+        )
+
+
+def _refusal(federation: Federation, overdrawn: Sequence[Overdrawn]) -> str:
+    worst = min(overdrawn, key=lambda client: client.last_round)
+    others = f" ({len(overdrawn)} clients exceed their budgets)" if len(overdrawn) > 1 else ""
+    rounds = min(_whole_rounds(federation, client) for client in overdrawn)
+    fits = (
+        f"at most {rounds} of {federation.experiment.federation.rounds} rounds fit every budget: "
+        f"set federation.rounds={rounds}"
+        if rounds
+        else "not even one round fits every budget: raise target_epsilon or noise_multiplier"
+    )
+    spending = _spending(federation, worst, worst.plan.planned_steps)
+    return f"a privacy budget forbids this plan: {spending}{others}; {fits}{_way_out(federation)}"
+
+
+def _whole_rounds(federation: Federation, overdrawn: Overdrawn) -> int:
+    """Return the largest number of rounds after which the client's budget is not exceeded."""
+    plan, client = federation.plan, overdrawn.client
+    whole = plan.steps.whole_rounds_in(client, overdrawn.plan.steps_to_take)
+    return plan.participation.rounds_of(client)[whole] - 1
+
+
+def _way_out(federation: Federation) -> str:
+    """Return the second fix that a message offers; correlated noise is charged per whole run."""
+    privacy = federation.experiment.privacy
+    if privacy is not None and privacy.noise_correlation.name != "none":
+        return ", or leave noise_multiplier out, which calibrates it for you"
+    return ", or let clients leave when their budget is spent with privacy.on_exhausted=withdraw"
+
+
+def _spending(federation: Federation, overdrawn: Overdrawn, steps: int) -> str:
+    privacy = federation.experiment.privacy
+    if privacy is None:
+        raise ValueError("a federation without privacy spends nothing")
+    plan = overdrawn.plan
+    epsilon = Accounting.of(privacy, plan.delta).epsilon(plan.charges(0, steps))
+    return (
+        f"{steps} step{'s' if steps > 1 else ''} of client {overdrawn.client} with "
+        f"noise_multiplier {plan.noise_multiplier:.4g} would spend ε = "
+        f"{epsilon_text(epsilon)} at δ = {plan.delta:g}, and its target_epsilon is "
+        f"{plan.target_epsilon:g}"
+    )
 
 
 def assemble(
@@ -79,7 +281,11 @@ def _assemble(
     sources = plugin_sources(settings, base)
     data = _load(settings, base)
     experiment = with_clients(loaded, len(data.clients))
-    data, queries = split_queries(experiment, data)
+    queries: Examples | None = None
+    if experiment.pate is not None:
+        from fedsim.pate.queries import with_queries
+
+        data, queries = with_queries(data, experiment.pate.queries, seed=experiment.seed)
     check_batch_size(experiment, data.clients.sizes)
     if experiment.privacy is not None and len(data.test) < 2:
         raise DataError(
@@ -95,7 +301,11 @@ def _assemble(
     client_privacy, steps = schedule_of(experiment, base, data.clients.sizes)
     phases.begin("checking the model")
     model = _checked_model(experiment, base, data, loss, task, device)
-    goal, model = goal_of(experiment, queries, model, classes=data.num_classes or 0)
+    goal = Goal()
+    if queries is not None:
+        from fedsim.federation.voting import voting_of
+
+        goal, model = voting_of(experiment, queries, model, classes=data.num_classes or 0)
     algorithm = checked_algorithm(experiment, model.module, base)
     if client_privacy is not None:
         phases.begin("calibrating noise")
@@ -119,7 +329,8 @@ def _assemble(
         secure=secure,
         goal=goal,
     )
-    federation.public_scores.check()
+    if experiment.metrics is not None or data.test_groups is not None:
+        federation.public_scores.check()
     refuse_edited_plugins(sources, experiment, base)
     return federation
 

@@ -16,7 +16,7 @@ from fedsim.experiment import Experiment
 from fedsim.federation.aggregate_noise import sum_scale
 from fedsim.federation.federation import Federation
 from fedsim.noise.correlated.run import RunCorrelation
-from fedsim.noise.grid import DEVIATION
+from fedsim.noise.sources import DEVIATION
 from fedsim.server.aggregation.noisy_sum import ServerNoise, add_noise
 
 

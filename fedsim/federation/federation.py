@@ -27,18 +27,17 @@ from fedsim.core.plugin_sources import PluginSources
 from fedsim.data import FederatedData
 from fedsim.experiment import ExperimentWithClients
 from fedsim.federation.blocks import Blocks
-from fedsim.federation.conditions import digest_conditions
 from fedsim.federation.first_checks import algorithm_of
-from fedsim.federation.plan import FederationPlan
+from fedsim.federation.plan import FederationPlan, Goal
 from fedsim.federation.public_scores import Models, PublicScores
 from fedsim.federation.trained_model import (
     ClientTensors,
     FederationModel,
     TrainMetrics,
+    digest_conditions,
     model_arrays,
     release_parameters,
 )
-from fedsim.federation.voting import Goal
 from fedsim.models.adapters import merge_adapters
 from fedsim.models.local_base import LocalBase, whole_state
 from fedsim.models.scores.metrics import MetricValue, choose_metrics

@@ -21,18 +21,19 @@ from fedsim.data import Examples, FederatedData
 from fedsim.experiment import Experiment, ExperimentWithClients, LoadedExperiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.blocks import BlockPlan
-from fedsim.federation.conditions import choose_device, refuse_edited_plugins
 from fedsim.federation.federation import Federation
 from fedsim.federation.mechanism_probe import probe_mechanisms
+from fedsim.federation.plan import Goal
 from fedsim.federation.trained_model import (
     NUM_CHECK_EXAMPLES,
     NUM_PROBE_EXAMPLES,
+    choose_device,
     federation_model,
     initial_model,
     public_examples,
+    refuse_edited_plugins,
     to_tensors,
 )
-from fedsim.federation.voting import goal_of
 from fedsim.models.losses import resolve_loss
 from fedsim.models.tasks import Task
 from fedsim.protocol.messages import TrainRequest
@@ -288,8 +289,12 @@ class _FederationShard:
             examples = to_tensors(public_examples(self.data, NUM_CHECK_EXAMPLES), device)
             model = federation_model(experiment, module, loss, self.task, *examples)
         refuse_edited_plugins(self.rest["sources"], experiment, base)
-        classes = self.data.num_classes or 0
-        goal, model = goal_of(experiment, self.queries, model, classes=classes)
+        goal = Goal()
+        if self.queries is not None:
+            from fedsim.federation.voting import voting_of
+
+            classes = self.data.num_classes or 0
+            goal, model = voting_of(experiment, self.queries, model, classes=classes)
         # A copy: arrays that Ray delivers are shared and read-only.
         federation = Federation(
             **self.rest,

@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
+from flwr.app import ArrayRecord
 from torch import nn
 
 from fedsim.algorithms.algorithm import Algorithm
@@ -20,7 +21,7 @@ from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION, LossName
 from fedsim.clients.mechanisms.output_perturbation import ConvexProblem
 from fedsim.clients.mechanisms.plan import PrivacyPlan, PrivacyPlanError
 from fedsim.clients.privacy_settings import BoundedExamplesSettings
-from fedsim.data import FederatedData
+from fedsim.data import Examples, FederatedData
 from fedsim.experiment import Experiment, ExperimentWithClients
 from fedsim.federation.aggregate_noise import share_noise
 from fedsim.federation.client_plans import (
@@ -41,6 +42,9 @@ from fedsim.federation.trained_model import FederationModel, release_parameters
 from fedsim.protocol.noisy_sums import SumPlan
 from fedsim.server.aggregation.weights import ClientWeights
 from fedsim.server.participation.participation import Participation
+
+if TYPE_CHECKING:
+    from fedsim.pate.teachers import Teachers
 
 
 @dataclass(frozen=True)
@@ -234,3 +238,43 @@ def _linear_layer(model: nn.Module) -> nn.Linear:
             f"{{name: logistic}}, or mechanism: {GRADIENT_PERTURBATION}"
         )
     return cast(nn.Linear, layers[0])
+
+
+class Goal:
+    """The work of a federation's clients: in this base class, to train one model together.
+
+    Attributes:
+        averages: whether the server averages the clients' uploads into a model.
+    """
+
+    averages = True
+
+    @property
+    def public_queries(self) -> Examples | None:
+        """The public examples on which clients vote; None if clients train a model."""
+        return None
+
+    @property
+    def voter(self) -> "Teachers | None":
+        """The teacher models of this process's clients, which vote; None if clients train."""
+        return None
+
+    def algorithm(self) -> Algorithm | None:
+        """Return the federated algorithm of this goal; None if the experiment chooses it."""
+        return None
+
+    def digest(self, conditions: str) -> str:
+        """Return the digest of all settings and data that must stay the same in a run.
+
+        Args:
+            conditions: the digest of what all goals have in common.
+        """
+        return conditions
+
+    def model_of(self, arrays: ArrayRecord) -> ArrayRecord:
+        """Return the model for the server's arrays: these arrays, or the student model."""
+        return arrays
+
+    def counts(self, arrays: ArrayRecord) -> dict[str, float]:
+        """Return numbers by name that a round reports in addition to a model's metrics."""
+        return {}

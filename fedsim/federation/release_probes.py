@@ -40,8 +40,7 @@ from fedsim.federation.charged_noise import (
 )
 from fedsim.federation.federation import Federation
 from fedsim.federation.trained_model import public_examples, to_tensors
-from fedsim.noise.grid import DEVIATION
-from fedsim.noise.sources import NoNoise, SeededNoise
+from fedsim.noise.sources import DEVIATION, NoNoise, SeededNoise
 
 NUM_NOISE_VALUES = 1 << 16  # per block, enough to find noise that is 3 % too small
 MIN_CLIENT_VALUES = 1 << 13  # noise values per client

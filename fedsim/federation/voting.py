@@ -10,56 +10,15 @@ from flwr.app import ArrayRecord
 from fedsim.algorithms.algorithm import Algorithm
 from fedsim.clients.mechanisms.votes.mechanism import NO_LABEL
 from fedsim.clients.training.shared_model import SharedModel
-from fedsim.data import Examples, FederatedData
+from fedsim.data import Examples
 from fedsim.experiment import Experiment
-from fedsim.federation.conditions import digest_examples
-from fedsim.federation.trained_model import FederationModel
+from fedsim.federation.plan import Goal
+from fedsim.federation.trained_model import FederationModel, digest_examples
 from fedsim.pate.public_answers import LABELS, NOT_CHECKED, SHARES, Agenda, PublicAnswers
-from fedsim.pate.queries import with_queries
 from fedsim.pate.server import Tally
 from fedsim.pate.settings import PateSettings
 from fedsim.pate.teachers import Teachers, Trainer, values_of
 from fedsim.protocol.arrays import digest, to_numpy
-
-
-class Goal:
-    """The work of a federation's clients: in this base class, to train one model together.
-
-    Attributes:
-        averages: whether the server averages the clients' uploads into a model.
-    """
-
-    averages = True
-
-    @property
-    def public_queries(self) -> Examples | None:
-        """The public examples on which clients vote; None if clients train a model."""
-        return None
-
-    @property
-    def voter(self) -> Teachers | None:
-        """The teacher models of this process's clients, which vote; None if clients train."""
-        return None
-
-    def algorithm(self) -> Algorithm | None:
-        """Return the federated algorithm of this goal; None if the experiment chooses it."""
-        return None
-
-    def digest(self, conditions: str) -> str:
-        """Return the digest of all settings and data that must stay the same in a run.
-
-        Args:
-            conditions: the digest of what all goals have in common.
-        """
-        return conditions
-
-    def model_of(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Return the model for the server's arrays: these arrays, or the student model."""
-        return arrays
-
-    def counts(self, arrays: ArrayRecord) -> dict[str, float]:
-        """Return numbers by name that a round reports in addition to a model's metrics."""
-        return {}
 
 
 @dataclass(frozen=True)
@@ -143,42 +102,20 @@ class Voting(Goal):
         }
 
 
-def split_queries(
-    experiment: Experiment, data: FederatedData
-) -> tuple[FederatedData, Examples | None]:
-    """Return the data to train and test on, and with `task: pate` the public examples to vote on.
+def voting_of(
+    experiment: Experiment, queries: Examples, model: FederationModel, *, classes: int
+) -> tuple[Voting, FederationModel]:
+    """Return the votes of an experiment with `task: pate`, and the record of answers as its model.
 
     Args:
         experiment: the settings.
-        data: the data of the experiment.
-
-    Raises:
-        DataError: too few test examples are left, or the targets are not classes.
-    """
-    settings = experiment.pate
-    if settings is None:
-        return data, None
-    return with_queries(data, settings.queries, seed=experiment.seed)
-
-
-def goal_of(
-    experiment: Experiment,
-    queries: Examples | None,
-    model: FederationModel,
-    *,
-    classes: int,
-) -> tuple[Goal, FederationModel]:
-    """Return the goal of an experiment, and the model with what its rounds update.
-
-    Args:
-        experiment: the settings.
-        queries: the public queries; None without `task: pate`.
+        queries: the public queries.
         model: the initial model, which teachers and student train.
         classes: the number of classes.
     """
     settings = experiment.pate
-    if settings is None or queries is None:
-        return Goal(), model
+    if settings is None:
+        raise ValueError("without a section `pate:` there is nothing to vote on")
     agenda = Agenda(settings.ballots(experiment.federation.rounds), settings.threshold)
     teachers = Teachers(
         Trainer(model.shared, model.loss, model.gradients, values_of(model.shared)),

@@ -19,8 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.noise.grid import SATURATION
-from fedsim.noise.sources import NoiseSource, fill_rows_, keystreams_of
+from fedsim.noise.sources import SATURATION, NoiseSource, fill_rows_, keystreams_of
 from fedsim.noise.spline import (
     BYTES,
     CHUNK_VALUES,

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from fedsim.clients.gradients.per_example import PerExampleLoss
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.training.member import StreamKey
-from fedsim.clients.training.optimizers import LocalOptimizer
 from fedsim.clients.training.plain import train_by_torch
+from fedsim.clients.training.shared_model import LocalOptimizer
 from fedsim.core.errors import InputError, raised_as
 from fedsim.models.adapters import matching
 from fedsim.personalization.settings import (

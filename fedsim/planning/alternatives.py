@@ -27,9 +27,8 @@ from fedsim.core.errors import InputError
 from fedsim.core.text_formats import finite_or_none
 from fedsim.experiment import Experiment, ExperimentError, LoadedExperiment, load_experiment
 from fedsim.experiment.errors import path_text
-from fedsim.federation.assembly import with_plans
+from fedsim.federation.assembly import refuse_overspending, with_plans
 from fedsim.federation.federation import Federation
-from fedsim.federation.plan_checks import refuse_overspending
 from fedsim.noise.correlated.run import strategies_for
 from fedsim.noise.correlated.settings import SCHEME
 from fedsim.noise.correlated.strategies import INDEPENDENT

@@ -17,14 +17,14 @@ from fedsim.core.commands import Phases
 from fedsim.core.errors import InputError
 from fedsim.core.text_formats import finite_or_none
 from fedsim.experiment import Experiment, LoadedExperiment
-from fedsim.federation.assembly import assemble
-from fedsim.federation.federation import Federation
-from fedsim.federation.plan_checks import (
+from fedsim.federation.assembly import (
+    assemble,
     full_batch_note,
     last_round,
     privacy_warnings,
     refuse_overspending,
 )
+from fedsim.federation.federation import Federation
 from fedsim.planning.alternatives import (
     PlannedCell,
     PlannedCorrelation,

@@ -206,9 +206,8 @@ def check_data(loaded: LoadedExperiment, *, phases: Phases | None = None) -> Dat
         PrivacyBudgetError: the planned steps exceed the clients' budgets.
         MechanismMismatchError: the noise differs from the noise that clients are charged for.
     """
-    from fedsim.federation.assembly import assemble
+    from fedsim.federation.assembly import assemble, refuse_overspending
     from fedsim.federation.mechanism_probe import probe_mechanisms
-    from fedsim.federation.plan_checks import refuse_overspending
 
     federation = assemble(loaded, ledger=None, phases=phases)
     refuse_overspending(federation)

@@ -13,10 +13,29 @@ import hashlib
 import json
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+_Record = TypeVar("_Record", ArrayRecord, ConfigRecord, MetricRecord)
+
+
+def record_of(content: RecordDict, name: str, kind: type[_Record]) -> _Record | None:
+    """Return the record with a given name and type; None if there is none.
+
+    This is faster than Flower's own access. Flower's views copy all records of a type each time. If
+    the name is missing, as it often is, Flower's `get` raises and catches an error.
+
+    Args:
+        content: the content of a message, or a client's state.
+        name: the name of the record.
+        kind: the type of the record.
+    """
+    if name not in content:
+        return None
+    record = content[name]
+    return record if isinstance(record, kind) else None
 
 
 def digest(arrays: ArrayRecord) -> str:

@@ -9,34 +9,14 @@ averaged ε means nothing.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
-from fedsim.protocol.arrays import read_arrays
+from fedsim.protocol.arrays import read_arrays, record_of
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.errors import ProtocolError
 from fedsim.protocol.noisy_sums import AdaptiveClipNorm
-
-_Record = TypeVar("_Record", ArrayRecord, ConfigRecord, MetricRecord)
-
-
-def record_of(content: RecordDict, name: str, kind: type[_Record]) -> _Record | None:
-    """Return the record with a given name and type; None if there is none.
-
-    This is faster than Flower's own access. Flower's views copy all records of a type each time. If
-    the name is missing, as it often is, Flower's `get` raises and catches an error.
-
-    Args:
-        content: the content of a message, or a client's state.
-        name: the name of the record.
-        kind: the type of the record.
-    """
-    if name not in content:
-        return None
-    record = content[name]
-    return record if isinstance(record, kind) else None
-
 
 ARRAYS = "arrays"
 CONFIG = "config"

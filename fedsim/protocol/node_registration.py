@@ -6,8 +6,8 @@ from typing import Literal, Protocol, runtime_checkable
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
+from fedsim.protocol.arrays import record_of
 from fedsim.protocol.errors import ProtocolError
-from fedsim.protocol.messages import record_of
 
 IDENTITY = "identity"
 PARTITION = "partition-id"

@@ -43,10 +43,10 @@ from fedsim.core.formatting import (
     some_of,
 )
 from fedsim.data.settings import FileDataset
+from fedsim.federation.assembly import full_batch_note, privacy_warnings
 from fedsim.federation.client_plans import ignored_weighting
 from fedsim.federation.federation import Federation
 from fedsim.federation.first_checks import still_warnings
-from fedsim.federation.plan_checks import full_batch_note, privacy_warnings
 from fedsim.report.terminal import print_sentence
 from fedsim.runs.records import MIN_REPETITIONS
 from fedsim.server.round_report import numbers_of

@@ -1,5 +1,6 @@
 """`fedsim.run`: run an experiment, write its report, and show the result in a notebook."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -115,7 +116,7 @@ def run(
             out=out,
             resume=resume,
             base=base,
-            callback=callback or notebook_progress(),
+            callback=callback or (notebook_progress() if "IPython" in sys.modules else None),
             engine=engine,
             add_pages=write_report,
         )

@@ -22,8 +22,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 import fedsim
-from fedsim.core.durable import append, digest_of, replace_file
-from fedsim.core.errors import ExitCode, InputError, name_file
+from fedsim.core.durable import append, digest_of, name_file, replace_file
+from fedsim.core.errors import ExitCode, InputError
 from fedsim.core.settings import first_mistake
 from fedsim.core.text_formats import parse_json, parse_plain_yaml
 

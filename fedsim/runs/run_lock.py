@@ -12,7 +12,8 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fedsim.core.errors import ExitCode, name_file
+from fedsim.core.durable import name_file
+from fedsim.core.errors import ExitCode
 from fedsim.core.text_formats import parse_json
 from fedsim.runs.files import DamagedRunError, RunDirectoryError
 

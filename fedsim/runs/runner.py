@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,11 +18,10 @@ from fedsim.core.commands import INTERRUPTED, Phases
 from fedsim.core.errors import StorageError, describe_os_error
 from fedsim.experiment import LoadedExperiment, dump_experiment, load_experiment
 from fedsim.experiment.load import with_clients
-from fedsim.federation.assembly import assemble
+from fedsim.federation.assembly import assemble, refuse_overspending
 from fedsim.federation.federation import Federation
 from fedsim.federation.mechanism_probe import probe_mechanisms
 from fedsim.federation.nodes import client_app
-from fedsim.federation.plan_checks import refuse_overspending
 from fedsim.federation.server import server_app
 from fedsim.protocol.arrays import digest
 from fedsim.protocol.errors import FederationError
@@ -59,7 +59,7 @@ from fedsim.server.round_report import RoundReport, RoundRow, numbers_of, withdr
 from fedsim.server.secure.opened_sums import OpenedSums
 from fedsim.simulation.engine import Engine
 from fedsim.simulation.engines import LocalEngine, engine_for
-from fedsim.tracking.callbacks import RunCallback
+from fedsim.tracking.callbacks import ForwardingCallback, RunCallback
 from fedsim.tracking.trackers import add_trackers
 
 _CHECKING = "checking noise and clipping"
@@ -111,13 +111,15 @@ def run_experiment(
     the report. It is called at the end of a run, even if the run failed or was interrupted.
     """
     loaded = load_experiment(source, overrides, base=base)
-    callback = add_trackers(loaded.experiment.runtime.trackers, callback, base=loaded.base)
+    trackers = loaded.experiment.runtime.trackers
+    watcher = add_trackers(trackers, callback, base=loaded.base) if trackers else None
+    callback = watcher or ForwardingCallback(callback)
     engine = engine or engine_for(loaded.experiment.runtime)
     parts = RunParts(engine, callback, add_pages, Phases(callback.phase))
     if resume and out is None:
         raise RunDirectoryError("to resume, name the run directory with --out")
     path = Path(out) if out is not None else _default_path(loaded)
-    with _storage_errors(path, resume_command(source, overrides, path), parts.phases):
+    with _storage_errors(path, partial(resume_command, source, overrides, path), parts.phases):
         recorder, make_directory = (_resume if resume else _start)(loaded, path, parts)
         with recorder.closing():
             try:
@@ -157,7 +159,7 @@ def _start(
 
 
 @contextmanager
-def _storage_errors(path: Path, resume: str, phases: Phases) -> Iterator[None]:
+def _storage_errors(path: Path, resume: Callable[[], str], phases: Phases) -> Iterator[None]:
     """Reword an error of the operating system: what is kept, and how to resume. Ends all phases."""
     try:
         yield
@@ -167,7 +169,7 @@ def _storage_errors(path: Path, resume: str, phases: Phases) -> Iterator[None]:
             raise StorageError(f"{cause}; nothing of the run was written") from error
         raise StorageError(
             f"{cause}; {path} keeps every finished round and every charge: once that is fixed, go "
-            f"on with {resume}"
+            f"on with {resume()}"
         ) from error
     finally:
         phases.end()

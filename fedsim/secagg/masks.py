@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from fedsim.core.keystream import Keystream
+from fedsim.core.streams import Keystream
 from fedsim.secagg.context import RoundContext
 from fedsim.secagg.encoding import Ring
 from fedsim.secagg.hpke import agree

@@ -34,9 +34,9 @@ from fedsim.clients.app import BatchAnswers
 from fedsim.clients.client_round import Answer
 from fedsim.clients.faults import ClientFailureError
 from fedsim.protocol.arrays import live_record
-from fedsim.protocol.channel import ClientError, TrainAnswer
 from fedsim.protocol.flower_internals import preserve_identity, replace_content, server_identity
 from fedsim.protocol.messages import TrainRequest
+from fedsim.protocol.traffic import ClientError, TrainAnswer
 from fedsim.simulation.engine import Engine, EngineError, frozen_objects, keep_freed_memory
 from fedsim.simulation.settings import RuntimeSettings
 from fedsim.simulation.virtual_grid import (

@@ -32,8 +32,8 @@ from fedsim.federation.federation import Federation
 from fedsim.federation.nodes import client_app
 from fedsim.federation.server import server_app
 from fedsim.protocol.arrays import digest, to_numpy
-from fedsim.protocol.channel import ClientError, TrainAnswer
 from fedsim.protocol.messages import TrainReply, TrainRequest, Withdrawal
+from fedsim.protocol.traffic import ClientError, TrainAnswer
 from fedsim.runs.directory import WITHOUT_TRACKERS, RunDirectory, RunDirectoryError, RunFiles
 from fedsim.runs.inputs import refuse_other_inputs
 from fedsim.runs.records import Releases

@@ -8,9 +8,9 @@ from typing import TypeVar
 from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
-from fedsim.protocol.channel import ClientError, PatientGrid, exchange
 from fedsim.protocol.messages import MASKED, SHARES, UNMASK
 from fedsim.protocol.secure import COMBINE, from_records, make_query
+from fedsim.protocol.traffic import ClientError, PatientGrid, exchange
 from fedsim.secagg.errors import (
     AggregatorUnavailableError,
     ContextMismatchError,

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from fedsim.algorithms.algorithm import AlgorithmSettings, Training, Update, algorithms
-from fedsim.algorithms.registry import AlgorithmError, algorithm_for, check_algorithm
 from fedsim.algorithms.state import ServerState
 from fedsim.catalog import catalog
+from fedsim.federation.first_checks import AlgorithmError, algorithm_for, check_algorithm
 from fedsim.protocol.arrays import to_arrays
 from fedsim.server.settings import FederationSettings
 

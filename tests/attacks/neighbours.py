@@ -41,12 +41,11 @@ from fedsim.core.errors import FedsimError
 from fedsim.core.settings import written_name
 from fedsim.core.streams import Purpose
 from fedsim.experiment import load_experiment
-from fedsim.noise.grid import DEVIATION
-from fedsim.noise.sources import NoiseSource, NoNoise
+from fedsim.noise.sources import DEVIATION, NoiseSource, NoNoise
 from fedsim.runs.directory import KEPT
 from fedsim.runs.runner import run_experiment
+from fedsim.server.app import Timeline
 from fedsim.server.participation.participation import Participation
-from fedsim.server.round_report import Timeline
 from fedsim.simulation.engines import DirectChannel
 
 CLIENT = 0

@@ -269,4 +269,4 @@ def test_every_loop_over_replies_is_the_same_one() -> None:
         "fedsim/protocol/traffic.py",
         "fedsim/protocol/traffic.py",
     )
-    assert {loop for loop in loops if not loop.startswith(grids)} == {"fedsim/protocol/channel.py"}
+    assert {loop for loop in loops if not loop.startswith(grids)} == {"fedsim/protocol/traffic.py"}

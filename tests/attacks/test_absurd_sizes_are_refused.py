@@ -17,7 +17,7 @@ from fedsim.data import DataError
 from fedsim.data.files import read_files
 from fedsim.data.settings import FileDataset
 from fedsim.experiment import ExperimentError, json_schema, load_experiment
-from fedsim.federation.plan_checks import full_batch_note
+from fedsim.federation.assembly import full_batch_note
 
 EXPERIMENT: dict[str, Any] = {
     "name": "absurd",

@@ -31,7 +31,7 @@ from fedsim.clients.mechanisms.planner import plan_privacy
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.clients.sampling.divided_batches import CyclicBatches, CyclicPoisson
 from fedsim.clients.training.member import StreamKey
-from fedsim.noise.grid import DEVIATION, effective_multiplier
+from fedsim.noise.sources import DEVIATION, effective_multiplier
 
 FALSE_ALARM = 1e-9
 

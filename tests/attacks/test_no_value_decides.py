@@ -16,7 +16,7 @@ from fedsim.clients.training.member import BlockMember, StreamKey
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
-from fedsim.noise.grid import MAX_DRAW
+from fedsim.noise.sources import MAX_DRAW
 from fedsim.secagg.payload import PayloadCodec
 
 PLUGIN = """

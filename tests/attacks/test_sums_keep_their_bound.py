@@ -31,9 +31,8 @@ from fedsim.clients.training.member import BlockMember, StreamKey
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.core.errors import ExitCode
 from fedsim.models.catalog import ModelError
-from fedsim.noise.grid import DEVIATION
 from fedsim.noise.release import NoiseRangeError
-from fedsim.noise.sources import NoiseSource
+from fedsim.noise.sources import DEVIATION, NoiseSource
 from fedsim.runs.runner import run_experiment
 
 LOCAL = LocalSettings.model_validate(

@@ -7,8 +7,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.core import keystream
-from fedsim.core.keystream import Keystream
+from fedsim.core import streams
+from fedsim.core.streams import Keystream
 
 LONG = 70_001
 
@@ -40,7 +40,7 @@ def test_the_bytes_are_those_of_counter_mode_in_either_mode(
     gcm: bool, key: bytes, lengths: list[int]
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(keystream, "_gcm_is_faster", lambda: gcm)
+        patch.setattr(streams, "_gcm_is_faster", lambda: gcm)
         assert written(key, lengths) == blocks(key, sum(lengths))
 
 
@@ -49,8 +49,8 @@ def test_the_bytes_are_those_of_counter_mode_in_either_mode(
 def test_each_segment_has_a_nonce_of_its_own(
     monkeypatch: pytest.MonkeyPatch, size: int, gcm: bool
 ) -> None:
-    monkeypatch.setattr(keystream, "_gcm_is_faster", lambda: gcm)
-    monkeypatch.setattr(keystream, "_SEGMENT_BYTES", size)
+    monkeypatch.setattr(streams, "_gcm_is_faster", lambda: gcm)
+    monkeypatch.setattr(streams, "_SEGMENT_BYTES", size)
     key, lengths = bytes(range(16)), [LONG, 5, LONG, 5 * LONG]
     expected = b"".join(blocks(key, size, segment) for segment in range(8))
     assert written(key, lengths) == expected[: sum(lengths)]
@@ -58,4 +58,4 @@ def test_each_segment_has_a_nonce_of_its_own(
 
 def test_a_segment_ends_before_gcms_own_limit() -> None:
     """Its standard allows 2^39 - 256 bits under one nonce."""
-    assert keystream._SEGMENT_BYTES <= (2**39 - 256) // 8
+    assert streams._SEGMENT_BYTES <= (2**39 - 256) // 8

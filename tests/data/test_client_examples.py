@@ -13,8 +13,8 @@ from fedsim.data import DataError, Examples, load_federated_data
 from fedsim.data.load import ClientExamples
 from fedsim.data.settings import DataSettings
 from fedsim.federation.trained_model import ClientTensors, order_by_client
-from fedsim.models.features.settings import FeatureSettings
 from fedsim.models.features.transforms import FeaturePipeline
+from fedsim.models.settings import FeatureSettings
 from fedsim.runs.runner import run_experiment
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from fedsim.accountant import sampler_slack as slack_module
 from fedsim.accountant.sampler_slack import MAX_DRAWS, SHARE, sampler_slack
-from fedsim.noise.grid import DEVIATION, SATURATION
+from fedsim.noise.sources import DEVIATION, SATURATION
 from fedsim.noise.spline import EXTENSION_BITS, INDEX_BITS, MAX_CENTRE, WORD_BITS
 
 ROOT = Path(__file__).parent.parent.parent

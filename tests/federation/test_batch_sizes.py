@@ -16,8 +16,7 @@ from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES, SamplingName
 from fedsim.clients.training.member import StreamKey
 from fedsim.clients.training.plain import batches_of
 from fedsim.experiment import ExperimentError, dump_experiment, load_experiment
-from fedsim.federation.assembly import assemble
-from fedsim.federation.plan_checks import full_batch_note
+from fedsim.federation.assembly import assemble, full_batch_note
 from fedsim.planning.projection import plan_experiment
 
 KEY = StreamKey(seed=1, client=2, round_number=3)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsim.clients.local_settings import AdamSettings, OptimizerSettings, SgdSettings
-from fedsim.clients.training.optimizers import make_optimizer
+from fedsim.clients.training.shared_model import make_optimizer
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation

@@ -18,7 +18,7 @@ from fedsim.federation.federation import Federation
 from fedsim.federation.mechanism_probe import MechanismMismatchError, probe_mechanisms
 from fedsim.federation.release_probes import PROBES
 from fedsim.noise import release
-from fedsim.noise.grid import DEVIATION
+from fedsim.noise.sources import DEVIATION
 
 EXPERIMENT: dict[str, Any] = {
     "name": "probed",

@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 from scipy.special import ndtr
 
-from fedsim.core.keystream import Keystream
+from fedsim.core.streams import Keystream
 from fedsim.noise import spline
 
 DEVIATION = 2**24

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedsim.core.keystream import Keystream
+from fedsim.core.streams import Keystream
 from fedsim.noise import spline
 from fedsim.noise.spline import BYTES, ByteStream, Memory, centre_table, fill_rows, spline_integers
 

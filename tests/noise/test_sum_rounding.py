@@ -12,7 +12,7 @@ from fedsim.clients.clipping.clipping import FlatClipping
 from fedsim.clients.gradients.per_example import ClipBounds, ClippedRows, PaddedBatch
 from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.clients.mechanisms.dp_sgd.batch_sums import BatchSums, products_are_exact
-from fedsim.noise.grid import SUM_HEIGHT, SumRounding
+from fedsim.noise.sources import SUM_HEIGHT, SumRounding
 
 C = 0.75
 

@@ -7,8 +7,8 @@ import pytest
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedsim.protocol.channel import NO_REPLY, ClientError, exchange
 from fedsim.protocol.flower_internals import server_identity, set_message_id
+from fedsim.protocol.traffic import NO_REPLY, ClientError, exchange
 
 NODES = (11, 12, 13)
 

@@ -9,9 +9,9 @@ import pytest
 import yaml
 from safetensors.numpy import load_file
 
-from fedsim.algorithms.registry import AlgorithmError
 from fedsim.experiment import ExperimentError, load_experiment
 from fedsim.federation.assembly import assemble
+from fedsim.federation.first_checks import AlgorithmError
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run

@@ -19,7 +19,7 @@ from fedsim.experiment import load_experiment
 from fedsim.experiment.errors import ExperimentError
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
-from fedsim.noise.grid import DEVIATION
+from fedsim.noise.sources import DEVIATION
 from fedsim.protocol.arrays import to_arrays
 from fedsim.protocol.messages import TrainReply
 from fedsim.protocol.noisy_sums import CLIP_COUNT, BoundRule

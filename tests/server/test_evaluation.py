@@ -8,10 +8,10 @@ from flwr.app import ArrayRecord, Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsim.protocol.channel import NO_REPLY, ClientError
 from fedsim.protocol.errors import ProtocolError
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.messages import EvaluateReply, EvaluateRequest, TrainReply
+from fedsim.protocol.traffic import NO_REPLY, ClientError
 from fedsim.server.evaluation import ClientEvaluation, EvaluationResult
 from fedsim.server.settings import EvaluationSettings
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from fedsim.server.round_report import PARTS, Timeline
+from fedsim.server.app import Timeline
+from fedsim.server.round_report import PARTS
 
 
 class Clock:

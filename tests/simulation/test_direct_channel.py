@@ -15,9 +15,9 @@ from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.federation.nodes import client_app
 from fedsim.protocol.arrays import digest
-from fedsim.protocol.channel import ClientError, MessageChannel, client_channel
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.messages import TrainReply, TrainRequest
+from fedsim.protocol.traffic import ClientError, MessageChannel, client_channel
 from fedsim.simulation.engines import DirectChannel, LocalGrid
 from fedsim.simulation.virtual_grid import FIRST_NODE
 

@@ -37,9 +37,14 @@ from fedsim.clients.mechanisms.dp_sgd.noise_allocation import (
 )
 from fedsim.clients.sampling.sampling import Charges, Sampling
 from fedsim.noise.correlated.run import charges_of_run
-from fedsim.noise.grid import DEVIATION, SATURATION, SumRounding, effective_multiplier
 from fedsim.noise.release import NoiseRangeError, Scales, check_deviations, normal_tail, release_
-from fedsim.noise.sources import NoiseSource
+from fedsim.noise.sources import (
+    DEVIATION,
+    SATURATION,
+    NoiseSource,
+    SumRounding,
+    effective_multiplier,
+)
 from fedsim.protocol.noisy_sums import AdaptiveClipNorm
 
 COUNT_SENSITIVITY = 0.5  # of Σ (b_i − ½), where b_i is 1 if example i is within its bound

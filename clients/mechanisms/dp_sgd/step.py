@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from fedsim.clients.gradients.per_example import BatchStatistics, ClipBounds, ClippedRows
-from fedsim.clients.mechanisms.dp_sgd.batch_sums import BatchSums
-from fedsim.clients.mechanisms.dp_sgd.terms import Padded, StepTerms
+from fedsim.clients.mechanisms.dp_sgd.batch_sums import BatchSums, Padded, StepTerms
 from fedsim.noise.release import release_
 from fedsim.noise.sources import NoiseSource
 

@@ -31,9 +31,8 @@ from fedsim.clients.mechanisms.votes.ballots import Ballot, Ballots
 from fedsim.clients.sampling.sampling import Charges, PoissonSampling, Sampling
 from fedsim.clients.task import ClientTask
 from fedsim.clients.training.member import StreamKey
-from fedsim.noise.grid import DEVIATION
 from fedsim.noise.release import NoiseRangeError
-from fedsim.noise.sources import NoiseSource, NoNoise
+from fedsim.noise.sources import DEVIATION, NoiseSource, NoNoise
 from fedsim.protocol.arrays import to_numpy
 from fedsim.protocol.messages import TrainRequest
 

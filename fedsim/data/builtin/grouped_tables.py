@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.data.builtin.installed import InstalledFile
+from fedsim.data.builtin import InstalledFile
 from fedsim.data.catalog import MedparArgs, NoArgs
 from fedsim.data.examples import Dataset, Examples
 from fedsim.data.settings import LoadContext

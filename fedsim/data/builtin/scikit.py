@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.data.builtin.installed import installed_file
+from fedsim.data.builtin import installed_file
 from fedsim.data.catalog import NoArgs, TableArgs
 from fedsim.data.examples import Dataset, Examples
 from fedsim.data.settings import LoadContext

@@ -43,8 +43,7 @@ from fedsim.experiment.references import (
 )
 from fedsim.experiment.rules import Sections
 from fedsim.models.catalog import LOSSES, MODELS
-from fedsim.models.features.settings import FeatureShapeError, shape_after
-from fedsim.models.settings import ModelSettings
+from fedsim.models.settings import FeatureShapeError, ModelSettings, shape_after
 from fedsim.personalization.settings import LabelPriorSettings, PersonalizationSettings
 from fedsim.server.settings import EvaluationSettings, FederationSettings
 from fedsim.simulation.settings import TRACKERS, RuntimeSettings

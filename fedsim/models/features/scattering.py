@@ -15,7 +15,7 @@ from math import pi
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.models.features.settings import ScatteringSettings
+from fedsim.models.settings import ScatteringSettings
 
 Example = NDArray[np.float64]
 

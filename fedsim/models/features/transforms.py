@@ -18,7 +18,7 @@ from fedsim.core.streams import Purpose, stream
 from fedsim.data.examples import DataError
 from fedsim.models.catalog import ModelError
 from fedsim.models.features.scattering import scattering
-from fedsim.models.features.settings import (
+from fedsim.models.settings import (
     FeatureSettings,
     HogSettings,
     RandomFourierSettings,

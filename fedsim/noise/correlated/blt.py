@@ -15,7 +15,7 @@ import numpy as np
 from fedsim.accountant.checks import Floats
 from fedsim.noise.correlated.settings import MinSeparation
 from fedsim.noise.correlated.strategies import ToeplitzStrategy
-from fedsim.noise.grid import MAX_DRAW
+from fedsim.noise.sources import MAX_DRAW
 
 MIN_BUFFERS, MAX_BUFFERS = 2, 5
 

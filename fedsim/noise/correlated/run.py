@@ -20,7 +20,7 @@ from fedsim.noise.correlated.strategies import (
     TreeStrategy,
     square_root_coefficients,
 )
-from fedsim.noise.grid import effective_multiplier
+from fedsim.noise.sources import effective_multiplier
 
 
 @dataclass(frozen=True)

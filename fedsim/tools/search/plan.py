@@ -17,8 +17,7 @@ from fedsim.comparison.load import LoadedComparison
 from fedsim.comparison.settings import SearchSettings
 from fedsim.core.errors import InputError
 from fedsim.experiment import LoadedExperiment
-from fedsim.federation.assembly import assemble
-from fedsim.federation.plan_checks import refuse_overspending
+from fedsim.federation.assembly import assemble, refuse_overspending
 from fedsim.runs.inputs import fingerprint
 from fedsim.tools.search.ledger import ClientCharge, SearchPlan
 

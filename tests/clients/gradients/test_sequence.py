@@ -11,8 +11,7 @@ from fedsim.clients.clipping.clipping import FlatClipping
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.gradients.per_example import BatchStatistics, PaddedBatch
 from fedsim.clients.gradients.recording import RuledModel
-from fedsim.clients.gradients.rule_gradients import RuleGradients
-from fedsim.clients.gradients.sequence import ModuleSequence
+from fedsim.clients.gradients.rule_gradients import ModuleSequence, RuleGradients
 from fedsim.models.losses import cross_entropy
 
 

@@ -26,7 +26,7 @@ from fedsim.clients.mechanisms.contract import ReleasedUpdates, UpdateRelease
 from fedsim.clients.mechanisms.kinds import KINDS, ReleaseKind
 from fedsim.clients.mechanisms.plan import Draft, PlanRequest, delta_of
 from fedsim.clients.sampling.sampling import Charges
-from fedsim.core.keystream import Keystream
+from fedsim.core.streams import Keystream
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.mechanism_probe import MechanismMismatchError, probe_mechanisms

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.clients.local_settings import AdamSettings, OptimizerSettings, SgdSettings
-from fedsim.clients.training.optimizers import make_optimizer
+from fedsim.clients.training.shared_model import make_optimizer
 
 SETTINGS = [
     SgdSettings(name="sgd", lr=0.3),

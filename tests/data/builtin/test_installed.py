@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.data.builtin.installed import InstalledFile
+from fedsim.data.builtin import InstalledFile
 from fedsim.data.examples import DataError
 
 CONTENT = b"age,ill\n63,0\n"

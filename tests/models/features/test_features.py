@@ -8,8 +8,8 @@ from hypothesis.extra.numpy import arrays
 from pydantic import ValidationError
 
 from fedsim.core.errors import InputError
-from fedsim.models.features.settings import _SHAPES, FEATURES, FeatureSettings
 from fedsim.models.features.transforms import _TRANSFORMS, FeaturePipeline
+from fedsim.models.settings import _SHAPES, FEATURES, FeatureSettings
 
 EACH = {
     "center": {"center": 0.3},

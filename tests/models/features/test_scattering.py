@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from fedsim.models.features.scattering import FilterBank, averaged, layers
-from fedsim.models.features.settings import FeatureSettings, ScatteringSettings
 from fedsim.models.features.transforms import FeaturePipeline
+from fedsim.models.settings import FeatureSettings, ScatteringSettings
 
 SETTINGS = ScatteringSettings(scales=3, directions=6)
 BANK = FilterBank.of(3, 6, (32, 40))

@@ -18,8 +18,7 @@ from fedsim.noise.correlated.strategies import (
     TreeStrategy,
     square_root_coefficients,
 )
-from fedsim.noise.grid import DEVIATION
-from fedsim.noise.sources import NoiseSource, SeededNoise
+from fedsim.noise.sources import DEVIATION, NoiseSource, SeededNoise
 
 FALSE_ALARM = 1e-9
 STRATEGIES = [

@@ -9,8 +9,7 @@ import pytest
 from scipy import stats
 
 from fedsim.noise.correlated.strategies import BandedStrategy
-from fedsim.noise.grid import DEVIATION
-from fedsim.noise.sources import NoiseSource
+from fedsim.noise.sources import DEVIATION, NoiseSource
 from fedsim.protocol.arrays import to_arrays, to_numpy
 from fedsim.protocol.messages import TrainReply
 from fedsim.protocol.noisy_sums import CLIP_COUNT, SumPlan

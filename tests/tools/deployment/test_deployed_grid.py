@@ -8,10 +8,10 @@ import pytest
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedsim.protocol.channel import NO_REPLY, ClientError, PatientGrid, exchange
 from fedsim.protocol.errors import NODE_RESTARTED
 from fedsim.protocol.flower_internals import server_identity, set_message_id
 from fedsim.protocol.secure import HELLO, make_reply
+from fedsim.protocol.traffic import NO_REPLY, ClientError, PatientGrid, exchange
 from fedsim.secagg.messages import Hello, HelloReply
 from fedsim.server.secure.rounds import QueryChannel
 from fedsim.tools.deployment.server_app import DeployedGrid

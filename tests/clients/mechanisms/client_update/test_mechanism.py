@@ -14,9 +14,8 @@ from fedsim.accountant.groups import group_noise_multiplier
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.mechanisms.client_update import UpdateMechanism, clipped_updates
 from fedsim.clients.mechanisms.contract import ReleasedUpdates
-from fedsim.noise.grid import DEVIATION
 from fedsim.noise.release import NoiseRangeError
-from fedsim.noise.sources import NoiseSource, NoNoise, SeededNoise
+from fedsim.noise.sources import DEVIATION, NoiseSource, NoNoise, SeededNoise
 
 SIZE = 40
 release_updates = UpdateMechanism.release_updates

@@ -10,8 +10,7 @@ from fedsim.accountant import JointGaussian
 from fedsim.accountant.groups import group_noise_multiplier
 from fedsim.clients.mechanisms.bounded_examples import BoundedExamples
 from fedsim.clients.mechanisms.input_perturbation import InputMechanism
-from fedsim.noise.grid import DEVIATION
-from fedsim.noise.sources import NoNoise, SeededNoise
+from fedsim.noise.sources import DEVIATION, NoNoise, SeededNoise
 
 R, Z = 2.0, 0.7
 

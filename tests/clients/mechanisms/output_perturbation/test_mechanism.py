@@ -18,8 +18,7 @@ from fedsim.clients.mechanisms.output_perturbation import (
     OutputMechanism,
     train,
 )
-from fedsim.noise.grid import DEVIATION
-from fedsim.noise.sources import SeededNoise
+from fedsim.noise.sources import DEVIATION, SeededNoise
 
 N, D, K, R, Y = 12, 3, 2, 1.5, 2.0
 

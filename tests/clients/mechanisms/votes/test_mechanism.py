@@ -16,9 +16,8 @@ from fedsim.clients.mechanisms.planner import plan_privacy
 from fedsim.clients.mechanisms.votes.ballots import Ballot, Ballots
 from fedsim.clients.mechanisms.votes.mechanism import NO_LABEL, VoteMechanism, release_votes
 from fedsim.clients.privacy_settings import PrivacySettings
-from fedsim.noise.grid import DEVIATION
 from fedsim.noise.release import NoiseRangeError
-from fedsim.noise.sources import NoNoise, SeededNoise
+from fedsim.noise.sources import DEVIATION, NoNoise, SeededNoise
 
 BALLOTS = Ballots(Ballot(30, 12.0), Ballot(10, 5.0))
 CLASSES = 4
