@@ -37,8 +37,8 @@ from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.server.round_parts import Charges
 from fedsim.server.round_report import RoundReport
 from fedsim.server.train_round import RoundSetup
+from fedsim.simulation.engine import FIRST_NODE
 from fedsim.simulation.engines import LocalGrid
-from fedsim.simulation.virtual_grid import FIRST_NODE
 
 QUICKSTART = Path(__file__).parent.parent / "experiments" / "digits_dp.yaml"
 GOAL = 0.05

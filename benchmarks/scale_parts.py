@@ -39,7 +39,7 @@ from fedsim.runs.directory import privacy_text
 from fedsim.runs.records import RunCheckpoint
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.server.participation.participation import Participation
-from fedsim.simulation.virtual_grid import FIRST_NODE, NodeContexts
+from fedsim.simulation.engine import FIRST_NODE, NodeContexts
 
 SIZES = (10_000, 100_000, 1_000_000)
 PARTICIPANTS, KINDS = 1000, 100

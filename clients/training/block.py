@@ -318,7 +318,6 @@ class _DpSgdBlock(_SgdBlock):
     ) -> None:
         super().__init__(shared_model, gradients, local, members, rows, rule)
         self._mechanisms = [None if m is None else m.mechanism for m in members]
-        self._noise_states = shared_model.noise_states
         self._noises = [None if m is None else self._noise_of(m) for m in members]
         present = [member for member in members if member is not None]
         self.sends_releases = any(member.part is not None for member in present)
@@ -354,7 +353,7 @@ class _DpSgdBlock(_SgdBlock):
             key.step_noise,
             like=self.values[0],
             first_step=member.steps.start,
-            states=self._noise_states,
+            states=self.shared_model.noise_states,
             owner=(key.seed, key.client),
         )
 

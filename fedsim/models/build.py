@@ -265,7 +265,8 @@ def build_model(
 
 def _with_trained_part(model: nn.Module, settings: ModelSettings) -> nn.Module:
     """Return the model after freezing parameters and adding adapters, as the settings say."""
-    freeze(model, settings.freeze)
+    if settings.freeze:
+        freeze(model, settings.freeze)
     if not settings.has_local_base:
         return model
     train_only(model, settings.train)

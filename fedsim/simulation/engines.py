@@ -37,15 +37,18 @@ from fedsim.protocol.arrays import live_record
 from fedsim.protocol.flower_internals import preserve_identity, replace_content, server_identity
 from fedsim.protocol.messages import TrainRequest
 from fedsim.protocol.traffic import ClientError, TrainAnswer
-from fedsim.simulation.engine import Engine, EngineError, frozen_objects, keep_freed_memory
-from fedsim.simulation.settings import RuntimeSettings
-from fedsim.simulation.virtual_grid import (
+from fedsim.simulation.engine import (
     RUN_ID,
+    Engine,
+    EngineError,
     VirtualGrid,
     answer_requests,
     failure_reason,
+    frozen_objects,
+    keep_freed_memory,
     reply_of,
 )
+from fedsim.simulation.settings import RuntimeSettings
 
 
 @dataclass(frozen=True)

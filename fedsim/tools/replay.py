@@ -42,8 +42,8 @@ from fedsim.secagg.errors import AlreadyAnsweredError
 from fedsim.server.app import RoundError
 from fedsim.server.round_report import RoundReport, RoundRow
 from fedsim.server.secure.opened_sums import OpenedSum, OpenedSums
+from fedsim.simulation.engine import FIRST_NODE
 from fedsim.simulation.engines import LocalEngine, LocalGrid
-from fedsim.simulation.virtual_grid import FIRST_NODE
 
 
 class ReplayImpossibleError(InputError):

@@ -23,8 +23,8 @@ from fedsim.core.durable import GENESIS
 from fedsim.protocol.errors import NODE_RESTARTED
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.runs.runner import RunFailedError, run_experiment
+from fedsim.simulation.engine import FIRST_NODE
 from fedsim.simulation.engines import LocalEngine, LocalGrid
-from fedsim.simulation.virtual_grid import FIRST_NODE
 from fedsim.tools.deployment.client_app import LEDGER, collect_ledgers, ledger_reply
 
 ROOT = Path(__file__).parents[2]

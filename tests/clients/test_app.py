@@ -25,8 +25,8 @@ from fedsim.protocol.arrays import digest
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.messages import STAGES, EvaluateRequest, TrainReply, TrainRequest
 from fedsim.protocol.node_registration import identity_of, registration_message
+from fedsim.simulation.engine import FIRST_NODE
 from fedsim.simulation.engines import LocalGrid
-from fedsim.simulation.virtual_grid import FIRST_NODE
 
 CLIENTS = 3
 

@@ -23,8 +23,8 @@ from fedsim.accountant import (
 )
 from fedsim.clients.flower_mod import RECORD, PrivacyLedgerMod, client_ledgers, declare_release
 from fedsim.protocol.flower_internals import server_identity
+from fedsim.simulation.engine import FIRST_NODE
 from fedsim.simulation.engines import LocalGrid
-from fedsim.simulation.virtual_grid import FIRST_NODE
 from fedsim.tools.totals.sources import read_source
 from fedsim.tools.totals.totals import account_of
 

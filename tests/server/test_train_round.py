@@ -23,8 +23,8 @@ from fedsim.server.app import RoundError, check_participants, run_round
 from fedsim.server.participation.participation import Participation
 from fedsim.server.round_parts import OwnBounds
 from fedsim.server.train_round import RoundSetup
+from fedsim.simulation.engine import FIRST_NODE
 from fedsim.simulation.engines import LocalGrid
-from fedsim.simulation.virtual_grid import FIRST_NODE
 
 CLIENTS = 4
 ROUNDS = 3

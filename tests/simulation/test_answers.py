@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsim.simulation.virtual_grid import chunk_by_time
+from fedsim.simulation.engine import chunk_by_time
 
 
 class Clock:

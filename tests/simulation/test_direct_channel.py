@@ -18,8 +18,8 @@ from fedsim.protocol.arrays import digest
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.messages import TrainReply, TrainRequest
 from fedsim.protocol.traffic import ClientError, MessageChannel, client_channel
+from fedsim.simulation.engine import FIRST_NODE
 from fedsim.simulation.engines import DirectChannel, LocalGrid
-from fedsim.simulation.virtual_grid import FIRST_NODE
 
 CLIENTS = 6
 

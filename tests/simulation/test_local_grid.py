@@ -23,8 +23,8 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import FedMedian, Result
 
 from fedsim.protocol.flower_internals import server_identity
+from fedsim.simulation.engine import FIRST_NODE
 from fedsim.simulation.engines import LocalEngine, LocalGrid
-from fedsim.simulation.virtual_grid import FIRST_NODE
 
 
 def shifting_client() -> ClientApp:

@@ -5,7 +5,7 @@ import pickle
 import pytest
 from flwr.app import ConfigRecord
 
-from fedsim.simulation.virtual_grid import FIRST_NODE, NodeContexts
+from fedsim.simulation.engine import FIRST_NODE, NodeContexts
 
 
 def test_a_context_is_made_on_need_and_kept() -> None:

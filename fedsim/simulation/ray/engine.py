@@ -17,15 +17,16 @@ from flwr.serverapp import ServerApp
 
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.simulation.engine import (
+    RUN_ID,
     Engine,
     EngineError,
+    NodeContexts,
     ShardableApp,
     UnshardedApp,
     frozen_objects,
     keep_freed_memory,
 )
 from fedsim.simulation.settings import RuntimeSettings
-from fedsim.simulation.virtual_grid import RUN_ID, NodeContexts
 
 logger = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ import ray
 from flwr.app import ArrayRecord, Message, RecordDict
 
 from fedsim.protocol.flower_internals import replace_content
+from fedsim.simulation.engine import FIRST_NODE, VirtualGrid
 from fedsim.simulation.ray.host import PackedRequest
 from fedsim.simulation.ray.pool import WorkerPool
-from fedsim.simulation.virtual_grid import FIRST_NODE, VirtualGrid
 
 
 class RayGrid(VirtualGrid):

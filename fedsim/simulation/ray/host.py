@@ -14,17 +14,19 @@ from flwr.app import ArrayRecord, Message, RecordDict
 import fedsim
 from fedsim.protocol.arrays import is_live, live_record
 from fedsim.protocol.flower_internals import replace_content
-from fedsim.simulation.engine import ShardFactory, freeze_objects, keep_freed_memory
-from fedsim.simulation.ray.journal import RemoteJournal, call_actor
-from fedsim.simulation.ray.session import FastPickle
-from fedsim.simulation.virtual_grid import (
+from fedsim.simulation.engine import (
     FIRST_NODE,
     FlowerRecord,
     NodeContexts,
+    ShardFactory,
     answer_requests,
     chunk_by_time,
+    freeze_objects,
+    keep_freed_memory,
     reply_of,
 )
+from fedsim.simulation.ray.journal import RemoteJournal, call_actor
+from fedsim.simulation.ray.session import FastPickle
 
 _CHUNK_SECONDS = 0.2  # least time per chunk of replies, which the server aggregates meanwhile
 

@@ -22,9 +22,9 @@ from flwr.app import Message
 from ray.exceptions import RayError, RayTaskError
 
 from fedsim.core.plugin_errors import error_text
+from fedsim.simulation.engine import FIRST_NODE, NodeContexts, failure, failure_reason
 from fedsim.simulation.ray.host import PackedRequest
 from fedsim.simulation.ray.session import FastPickle
-from fedsim.simulation.virtual_grid import FIRST_NODE, NodeContexts, failure, failure_reason
 
 logger = logging.getLogger(__name__)
 

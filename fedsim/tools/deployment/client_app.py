@@ -31,7 +31,7 @@ from fedsim.federation.secure_setup import HELPER_KEY, identity_of_client
 from fedsim.protocol.errors import COUPLED_ROWS, LEDGER_UNWRITABLE
 from fedsim.protocol.node_registration import PARTITION
 from fedsim.protocol.traffic import ClientError, exchange
-from fedsim.simulation.virtual_grid import failure
+from fedsim.simulation.engine import failure
 from fedsim.tools.deployment.data_ledger import data_directory
 from fedsim.tools.deployment.node_state import (
     NodeJournal,

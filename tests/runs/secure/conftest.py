@@ -17,8 +17,8 @@ from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.runs.runner import run_experiment
+from fedsim.simulation.engine import FIRST_NODE
 from fedsim.simulation.engines import LocalEngine, LocalGrid
-from fedsim.simulation.virtual_grid import FIRST_NODE
 
 
 class Wire(LocalEngine):

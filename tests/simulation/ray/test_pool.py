@@ -8,9 +8,9 @@ from flwr.app import Message, MessageType, RecordDict
 pytest.importorskip("ray", reason="needs the extra `ray`")
 
 from fedsim.protocol.flower_internals import server_identity
+from fedsim.simulation.engine import NodeContexts
 from fedsim.simulation.ray.host import PackedRequest
 from fedsim.simulation.ray.pool import Worker, _Job
-from fedsim.simulation.virtual_grid import NodeContexts
 
 
 def make_worker(*blocks: tuple[int, ...], per_call: int = 1) -> Worker:
