@@ -80,6 +80,16 @@ PathMessage = tuple[KeyPath, str]
 Mistakes = Iterator[PathMessage]
 
 
+def mistake(line: str) -> PathMessage:
+    """Return (key path, message) of a line `key.path: message`, as a person reads it.
+
+    Args:
+        line: the line; its keys are names without dots, spaces or colons.
+    """
+    key, _, message = line.partition(": ")
+    return tuple(key.split(".")), message
+
+
 def messages_at(path: KeyPath, message: str | None) -> Mistakes:
     """Yield the pair (key path, message), unless the message is None.
 

@@ -7,7 +7,13 @@ from pydantic import ValidationError
 from fedsim.algorithms.algorithm import Algorithm, algorithms
 from fedsim.clients.local_settings import LocalSettings, SgdSettings
 from fedsim.experiment.errors import KeyPath
-from fedsim.experiment.messages import Mistakes, args_messages, finite_messages, messages_at
+from fedsim.experiment.messages import (
+    Mistakes,
+    args_messages,
+    finite_messages,
+    messages_at,
+    mistake,
+)
 from fedsim.experiment.references import check_name
 from fedsim.experiment.rules import RoundSizes, Sections
 from fedsim.server.settings import FederationSettings
@@ -57,10 +63,9 @@ def too_few_clients(algorithm: Algorithm, name: str, clients: int) -> Mistakes:
             rules refuse.
     """
     if 0 < clients < algorithm.least_clients:
-        yield (
-            _PATH,
-            f"{name} needs at least {algorithm.least_clients} clients in a round with these "
-            f"settings, got {clients}; raise federation.clients_per_round",
+        yield mistake(
+            f"federation.strategy: {name} needs at least {algorithm.least_clients} clients in a "
+            f"round with these settings, got {clients}; raise federation.clients_per_round"
         )
 
 
@@ -87,35 +92,31 @@ def check_declaration(
     name = federation.algorithm.name
     needs, privacy = _needs(kind), sections.privacy
     if needs is not None and sections.secure_aggregation is not None:
-        yield (
-            _PATH,
-            f"{name} {needs}, and secure_aggregation opens the sum alone; remove "
-            "secure_aggregation, or use another strategy",
+        yield mistake(
+            f"federation.strategy: {name} {needs}, and secure_aggregation opens the sum alone; "
+            "remove secure_aggregation, or use another strategy"
         )
     if needs is not None and privacy is not None and privacy.trust.name != "local":
-        yield (
-            _PATH,
-            f"{name} {needs}, and with trust: {privacy.trust.name} only sums may be used; use "
-            "trust: local, or another strategy",
+        yield mistake(
+            f"federation.strategy: {name} {needs}, and with trust: {privacy.trust.name} only sums "
+            "may be used; use trust: local, or another strategy"
         )
     if federation.participation.scheme == "buffered" and _follows_the_round(kind):
-        yield (
-            _PATH,
-            f"{name} sends more than the model to the clients of a round, and clients of a buffer "
-            "start in other rounds; use another strategy, or participation: {scheme: uniform}",
+        yield mistake(
+            f"federation.strategy: {name} sends more than the model to the clients of a round, and "
+            "clients of a buffer start in other rounds; use another strategy, or participation: "
+            "{scheme: uniform}"
         )
     if kind.keeps_client_models and federation.ema_decay is not None:
-        yield (
-            ("federation", "ema_decay"),
-            f"averages global models, and with strategy {name} every client has its own, which is "
-            "scored; remove ema_decay",
+        yield mistake(
+            f"federation.ema_decay: averages global models, and with strategy {name} every client "
+            "has its own, which is scored; remove ema_decay"
         )
     private = kind.private_numbers()
     if private and privacy is not None:
-        yield (
-            _PATH,
-            f"{name} needs each client's {', '.join(private)}, a function of its examples without "
-            "noise, which no ε covers; use privacy: null, or another strategy",
+        yield mistake(
+            f"federation.strategy: {name} needs each client's {', '.join(private)}, a function of "
+            "its examples without noise, which no ε covers; use privacy: null, or another strategy"
         )
     if sections.local is not None:
         yield from _check_local(kind, name, sections.local)
@@ -138,14 +139,12 @@ def _check_local(kind: type[Algorithm], name: str, local: LocalSettings) -> Mist
     optimizer = local.optimizer
     plain = isinstance(optimizer, SgdSettings) and not optimizer.weight_decay
     if kind.needs_plain_sgd and not (plain and not getattr(optimizer, "momentum", 0.0)):
-        yield (
-            ("local", "optimizer"),
-            f"must be sgd without momentum and weight_decay with strategy {name}, which reads mean "
-            f"gradients off the clients' models, got {optimizer.name}",
+        yield mistake(
+            f"local.optimizer: must be sgd without momentum and weight_decay with strategy {name}, "
+            f"which reads mean gradients off the clients' models, got {optimizer.name}"
         )
     elif kind.weighs_steps and not plain:
-        yield (
-            ("local", "optimizer"),
-            f"must be sgd without weight_decay with strategy {name}, whose formula is for sgd, "
-            f"got {optimizer.name}",
+        yield mistake(
+            f"local.optimizer: must be sgd without weight_decay with strategy {name}, whose "
+            f"formula is for sgd, got {optimizer.name}"
         )

@@ -8,7 +8,7 @@ from fedsim.clients.mechanisms.conditions import unmet
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.core.limits import MAX_LEDGER_RECORDS
 from fedsim.experiment.errors import KeyPath, value_text
-from fedsim.experiment.messages import Mistakes, messages_at, too_many_clients
+from fedsim.experiment.messages import Mistakes, messages_at, mistake, too_many_clients
 from fedsim.experiment.references import check_file
 from fedsim.experiment.rules import RoundSizes, Sections
 from fedsim.server.participation.settings import (
@@ -32,11 +32,10 @@ def check_participation(
         charged = num_clients  # also those that were not drawn
     records = rounds * charged
     if records > MAX_LEDGER_RECORDS:
-        yield (
-            ("federation", "rounds"),
-            f"{rounds:,} rounds of {charged:,} clients are {records:,} records of the "
-            f"ledger, which holds at most {MAX_LEDGER_RECORDS:,}; lower rounds or "
-            "clients_per_round",
+        yield mistake(
+            f"federation.rounds: {rounds:,} rounds of {charged:,} clients are {records:,} records "
+            f"of the ledger, which holds at most {MAX_LEDGER_RECORDS:,}; lower rounds or "
+            "clients_per_round"
         )
 
 
@@ -49,10 +48,9 @@ def check_weighting(federation: FederationSettings, privacy: PrivacySettings) ->
     if is_client:
         why, other = "are part of what unit: client protects", ""
     own = ", size_power: 0" if weights.name == "examples_over_noise" else ""
-    yield (
-        ("federation", "weighting"),
-        f"'{weights.name}' would reveal client sizes, which {why}; use weighting: uniform{own}"
-        f"{other}",
+    yield mistake(
+        f"federation.weighting: '{weights.name}' would reveal client sizes, which {why}; use "
+        f"weighting: uniform{own}{other}"
     )
 
 
@@ -60,10 +58,10 @@ def check_max_share(federation: FederationSettings, round_sizes: RoundSizes) -> 
     """Yield (key path, message) if `max_share` of the weights is below 1 / (clients in a round)."""
     share, (clients, _) = federation.weights.max_share, round_sizes
     if share is not None and share * clients < 1:
-        yield (
-            ("federation", "weighting", "max_share"),
-            f"must be at least 1/{clients}, the share of each of the {clients} clients of a round "
-            f"under equal weights, got {value_text(share)}; raise it",
+        yield mistake(
+            f"federation.weighting.max_share: must be at least 1/{clients}, the share of each of "
+            f"the {clients} clients of a round under equal weights, got {value_text(share)}; raise "
+            "it"
         )
 
 
@@ -71,14 +69,10 @@ def check_sampling_rate(local: LocalSettings, privacy: PrivacySettings) -> Mista
     """Yield (key path, message) if `privacy.sampling.rate` is given for batches of all examples."""
     if privacy.sampling.rate is not None and local.batch_size == "full":
         rate = value_text(privacy.sampling.rate)
-        yield (
-            ("privacy", "sampling", "rate"),
-            f"local.batch_size: full is a sampling rate of 1, and privacy.sampling.rate is {rate}; "
-            "remove the rate, or write a number for batch_size",
+        yield mistake(
+            "privacy.sampling.rate: local.batch_size: full is a sampling rate of 1, and "
+            f"privacy.sampling.rate is {rate}; remove the rate, or write a number for batch_size"
         )
-
-
-_LR_SCHEDULE = ("local", "lr_schedule")
 
 
 def check_lr_schedule(local: LocalSettings, sections: Sections) -> Mistakes:
@@ -87,18 +81,17 @@ def check_lr_schedule(local: LocalSettings, sections: Sections) -> Mistakes:
     if local.lr_schedule is None:
         return
     if privacy is not None and privacy.trust.name != "local" and privacy.release_kind.draws_batches:
-        yield (
-            _LR_SCHEDULE,
-            f"trust: {privacy.trust.name} plans the grid of all sums for one learning rate; remove "
-            "lr_schedule, or use trust: local",
+        yield mistake(
+            f"local.lr_schedule: trust: {privacy.trust.name} plans the grid of all sums for one "
+            "learning rate; remove lr_schedule, or use trust: local"
         )
     for number in () if federation is None else (1, federation.rounds):
         rate = local.learning_rate(number)
         if rate <= 0.0:
-            yield (
-                _LR_SCHEDULE,
-                f"the learning rate of round {number} is {rate:g}, and that round would teach "
-                "nothing at full cost; end the schedule later, or set a larger eta_min or gamma",
+            yield mistake(
+                f"local.lr_schedule: the learning rate of round {number} is {rate:g}, and that "
+                "round would teach nothing at full cost; end the schedule later, or set a larger "
+                "eta_min or gamma"
             )
             return
 
@@ -149,9 +142,6 @@ def _unknown_client(clients: int) -> str:
     )
 
 
-_PARTICIPATION: KeyPath = ("federation", "participation")
-
-
 def check_clients_of_scheme(
     federation: FederationSettings, num_clients: int, round_sizes: RoundSizes
 ) -> Mistakes:
@@ -169,9 +159,6 @@ def check_clients_of_scheme(
             pass
 
 
-_PARTIAL_WORK: KeyPath = ("federation", "partial_work")
-
-
 def check_partial_work(federation: FederationSettings, sections: Sections) -> Mistakes:
     """Yield (key path, message) for settings that `federation.partial_work` does not allow."""
     privacy, local = sections.privacy, sections.local
@@ -179,26 +166,23 @@ def check_partial_work(federation: FederationSettings, sections: Sections) -> Mi
     if settings is None:
         return
     if federation.participation.scheme == "poisson" and privacy is not None:
-        yield (
-            _PARTIAL_WORK,
-            "names stragglers among the clients of a round, and private Poisson draws are secret; "
-            "remove partial_work, or use participation: {scheme: uniform}",
+        yield mistake(
+            "federation.partial_work: names stragglers among the clients of a round, and private "
+            "Poisson draws are secret; remove partial_work, or use participation: {scheme: uniform}"
         )
     if settings.on_partial == "drop":
         return
     if local is not None and local.steps == 1:
-        yield (
-            _PARTIAL_WORK,
-            "a round of one step has no part; set local.steps to 2 or more, or use on_partial: "
-            "drop",
+        yield mistake(
+            "federation.partial_work: a round of one step has no part; set local.steps to 2 or "
+            "more, or use on_partial: drop"
         )
     if privacy is None or privacy.noise != "secure":
         return
     if privacy.sampling.scheme.divides_rounds:
-        yield (
-            _PARTIAL_WORK,
-            "secure noise divides the examples anew in rounds of equal length, and stragglers have "
-            "shorter ones; use sampling: poisson, or on_partial: drop",
+        yield mistake(
+            "federation.partial_work: secure noise divides the examples anew in rounds of equal "
+            "length, and stragglers have shorter ones; use sampling: poisson, or on_partial: drop"
         )
 
 
@@ -206,18 +190,19 @@ def check_dropped_work(federation: FederationSettings, round_sizes: RoundSizes) 
     """Yield (key path, message) if the share of stragglers leaves no client in a round."""
     settings = federation.partial_work
     if settings is not None and settings.on_partial == "drop" and round_sizes[1] < 1:
-        yield (
-            _PARTIAL_WORK,
-            f"share {settings.share:g} leaves out every client of a round; lower it, or use "
-            "on_partial: keep",
+        yield mistake(
+            f"federation.partial_work: share {settings.share:g} leaves out every client of a "
+            "round; lower it, or use on_partial: keep"
         )
 
 
 def _check_groups(settings: CyclicParticipation, clients: int) -> Mistakes:
     groups = settings.groups
     if groups is not None and groups > clients:
-        rule = f"must be at most {clients}, the number of clients, got {groups}"
-        yield (*_PARTICIPATION, "groups"), rule
+        yield mistake(
+            f"federation.participation.groups: must be at most {clients}, the number of clients, "
+            f"got {groups}"
+        )
     if settings.members is None:
         return
     from fedsim.server.participation.participation import groups_of
@@ -225,25 +210,24 @@ def _check_groups(settings: CyclicParticipation, clients: int) -> Mistakes:
     members = {client for group in groups_of(settings, clients) for client in group}
     known = set(range(clients))
     if members - known:
-        yield (
-            (*_PARTICIPATION, "members"),
-            f"name client {min(members - known)}, and clients are 0 to {clients - 1} "
-            "(data.partition.num_clients); remove it",
+        yield mistake(
+            f"federation.participation.members: name client {min(members - known)}, and clients "
+            f"are 0 to {clients - 1} (data.partition.num_clients); remove it"
         )
     elif known - members:
-        yield (
-            (*_PARTICIPATION, "members"),
-            f"client {min(known - members)} is in no group; add it to one",
+        yield mistake(
+            f"federation.participation.members: client {min(known - members)} is in no group; add "
+            "it to one"
         )
 
 
 def _check_turns(settings: SeparatedParticipation, clients: int, per_round: int) -> Mistakes:
     most = max(1, clients // max(1, per_round))
     if settings.rounds_apart is not None and settings.rounds_apart > most:
-        yield (
-            (*_PARTICIPATION, "rounds_apart"),
-            f"must be at most {most}, as {clients} clients take turns and each round has "
-            f"{per_round}, got {settings.rounds_apart}; lower it, or federation.clients_per_round",
+        yield mistake(
+            f"federation.participation.rounds_apart: must be at most {most}, as {clients} clients "
+            f"take turns and each round has {per_round}, got {settings.rounds_apart}; lower it, or "
+            "federation.clients_per_round"
         )
 
 
@@ -257,16 +241,14 @@ def _check_trace(
     named = TraceSchedule(0, clients, clients, settings.availability).clients
     unknown = min((client for client in named if client >= clients), default=None)
     if unknown is not None:
-        yield (
-            _PARTICIPATION,
-            f"the trace names client {unknown}, and clients are 0 to {clients - 1} "
-            "(data.partition.num_clients); remove it from the trace",
+        yield mistake(
+            f"federation.participation: the trace names client {unknown}, and clients are 0 to "
+            f"{clients - 1} (data.partition.num_clients); remove it from the trace"
         )
     elif round_sizes == (0, 0):
-        yield (
-            _PARTICIPATION,
-            f"none of the {rounds} rounds has {settings.min_available} available clients "
-            "(min_available); lower it, or use another trace",
+        yield mistake(
+            f"federation.participation: none of the {rounds} rounds has {settings.min_available} "
+            "available clients (min_available); lower it, or use another trace"
         )
 
 
@@ -274,56 +256,50 @@ def check_buffered_rounds(federation: FederationSettings) -> Mistakes:
     """Yield (key path, message) if buffered rounds (FedBuff) also have `clients_per_round`."""
     is_buffered = federation.participation.scheme == "buffered"
     if is_buffered and federation.clients_per_round is not None:
-        yield (
-            ("federation", "clients_per_round"),
-            "a buffered round has buffer_size clients; remove clients_per_round, and set "
-            "participation.buffer_size",
+        yield mistake(
+            "federation.clients_per_round: a buffered round has buffer_size clients; remove "
+            "clients_per_round, and set participation.buffer_size"
         )
 
 
 def _check_buffer(settings: BufferedParticipation, clients: int) -> Mistakes:
     for key in ("concurrency", "buffer_size"):
-        if getattr(settings, key) > clients:
-            yield (
-                (*_PARTICIPATION, key),
-                f"must be at most {clients}, the number of clients, got {getattr(settings, key)}",
+        if (number := getattr(settings, key)) > clients:
+            yield mistake(
+                f"federation.participation.{key}: must be at most {clients}, the number of "
+                f"clients, got {number}"
             )
     durations = settings.durations
     if isinstance(durations, DurationTable) and len(durations.values or ()) != clients:
-        yield (
-            (*_PARTICIPATION, "durations"),
-            f"has {len(durations.values or ())} durations for {clients} clients "
-            "(data.partition.num_clients); write one for each client",
+        yield mistake(
+            f"federation.participation.durations: has {len(durations.values or ())} durations for "
+            f"{clients} clients (data.partition.num_clients); write one for each client"
         )
 
 
 def check_stale_updates(federation: FederationSettings, sections: Sections) -> Mistakes:
     """Yield (key path, message) for settings that do not allow updates of an older model."""
     privacy, secure_aggregation = sections.privacy, sections.secure_aggregation
-    scheme = (*_PARTICIPATION, "scheme")
     if federation.participation.scheme != "buffered":
         return
     if secure_aggregation is not None:
-        yield (
-            scheme,
-            "the server scales each update of a buffer by its own staleness, and "
-            "secure_aggregation shows it sums only; remove secure_aggregation, or use scheme: "
-            "uniform",
+        yield mistake(
+            "federation.participation.scheme: the server scales each update of a buffer by its own "
+            "staleness, and secure_aggregation shows it sums only; remove secure_aggregation, or "
+            "use scheme: uniform"
         )
     if privacy is None:
         return
     if privacy.trust.name != "local":
-        yield (
-            scheme,
-            f"the server scales each update of a buffer by its own staleness, and trust: "
-            f"{privacy.trust.name} plans the noise of a sum without scales; use trust: local, or "
-            "scheme: uniform",
+        yield mistake(
+            "federation.participation.scheme: the server scales each update of a buffer by its own "
+            f"staleness, and trust: {privacy.trust.name} plans the noise of a sum without scales; "
+            "use trust: local, or scheme: uniform"
         )
     elif privacy.release_kind.server_learns_bound and privacy.clipping.name == "adaptive":
-        yield (
-            ("privacy", "clipping"),
-            "the bound is learnt from whole rounds, and clients of a buffer start in other rounds; "
-            "use clipping: flat, or participation: {scheme: uniform}",
+        yield mistake(
+            "privacy.clipping: the bound is learnt from whole rounds, and clients of a buffer "
+            "start in other rounds; use clipping: flat, or participation: {scheme: uniform}"
         )
 
 
@@ -332,38 +308,34 @@ def check_poisson_draws(federation: FederationSettings, sections: Sections) -> M
     privacy, secure_aggregation = sections.privacy, sections.secure_aggregation
     if federation.participation.scheme != "poisson":
         return
-    scheme = (*_PARTICIPATION, "scheme")
     if secure_aggregation is not None:
-        yield (
-            scheme,
-            "the parties of secure_aggregation see who takes part in a sum, and a draw may take "
-            "fewer than min_clients; remove secure_aggregation, or use scheme: uniform",
+        yield mistake(
+            "federation.participation.scheme: the parties of secure_aggregation see who takes part "
+            "in a sum, and a draw may take fewer than min_clients; remove secure_aggregation, or "
+            "use scheme: uniform"
         )
     if privacy is None:
         return
     if "drawn_clients" in unmet(privacy.choices(draws_clients=True)):
-        yield (
-            scheme,
-            f"a secret draw of clients protects a client from whoever sees the models, and here "
-            f"trust is {privacy.trust.name} and unit {privacy.unit}; use trust: central with unit: "
-            "client, or scheme: uniform",
+        yield mistake(
+            "federation.participation.scheme: a secret draw of clients protects a client from "
+            f"whoever sees the models, and here trust is {privacy.trust.name} and unit "
+            f"{privacy.unit}; use trust: central with unit: client, or scheme: uniform"
         )
     if federation.deadline is not None:
-        yield (
-            ("federation", "deadline"),
-            "a reply that is late shows that its client was drawn, and the draw is secret; remove "
-            "deadline, or use participation: {scheme: uniform}",
+        yield mistake(
+            "federation.deadline: a reply that is late shows that its client was drawn, and the "
+            "draw is secret; remove deadline, or use participation: {scheme: uniform}"
         )
     if federation.min_participants > 1:
-        yield (
-            ("federation", "min_participants"),
-            "a run that ends when few updates came shows how many clients were drawn, and the draw "
-            "is secret; remove min_participants, or use participation: {scheme: uniform}",
+        yield mistake(
+            "federation.min_participants: a run that ends when few updates came shows how many "
+            "clients were drawn, and the draw is secret; remove min_participants, or use "
+            "participation: {scheme: uniform}"
         )
     if privacy.on_exhausted != "refuse":
-        yield (
-            ("privacy", "on_exhausted"),
-            f"{privacy.on_exhausted} needs clients that charge themselves, and a secret draw "
-            "charges all of them for every round; use on_exhausted: refuse, or participation: "
-            "{scheme: uniform}",
+        yield mistake(
+            f"privacy.on_exhausted: {privacy.on_exhausted} needs clients that charge themselves, "
+            "and a secret draw charges all of them for every round; use on_exhausted: refuse, or "
+            "participation: {scheme: uniform}"
         )

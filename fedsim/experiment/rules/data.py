@@ -32,6 +32,7 @@ from fedsim.experiment.messages import (
     args_messages,
     finite_messages,
     messages_at,
+    mistake,
     too_many_clients,
 )
 from fedsim.experiment.references import (
@@ -93,7 +94,7 @@ def _check_images(data: DataSettings) -> Mistakes:
     if data.images is None:
         return
     if data.features == "tokens":
-        yield path, "images are numbers, and data.features is tokens; remove images"
+        yield mistake("data.images: images are numbers, and data.features is tokens; remove images")
     elif isinstance(data.dataset, FileDataset):
         if not str(data.dataset.path).lower().endswith(".npz"):
             yield path, "is for arrays in an .npz file, and the dataset is a table; remove images"
@@ -112,10 +113,9 @@ def _check_partition(data: DataSettings, base: Path) -> Mistakes:
     if not isinstance(division, FilesPartition):
         return
     if not isinstance(data.dataset, FileDataset):
-        yield (
-            _DATASET,
-            "scheme files reads tables, whose target is to be named; write "
-            "dataset: {target: COLUMN, columns: ...}",
+        yield mistake(
+            "data.dataset: scheme files reads tables, whose target is to be named; write dataset: "
+            "{target: COLUMN, columns: ...}"
         )
     try:
         files = matching_files(division.pattern, base)
@@ -127,30 +127,30 @@ def _check_partition(data: DataSettings, base: Path) -> Mistakes:
     for path in files.values():
         problem = check_file(str(path), base, *TABLE_SUFFIXES)
         if problem is not None:
-            yield (*_PARTITION, "pattern"), f"matches {path.name!r}, and a table {problem}"
+            yield mistake(f"data.partition.pattern: matches {path.name!r}, and a table {problem}")
             return
 
 
 def _check_file_dataset(data: DataSettings, dataset: FileDataset, base: Path) -> Mistakes:
     if data.args:
-        yield _ARGS, "a data file takes no arguments; remove args"
+        yield mistake("data.args: a data file takes no arguments; remove args")
     if isinstance(data.partition, FilesPartition):
         if dataset.path is not None:
-            yield (
-                (*_DATASET, "path"),
-                "data.partition.pattern names the files; remove path, or use scheme: column",
+            yield mistake(
+                "data.dataset.path: data.partition.pattern names the files; remove path, or use "
+                "scheme: column"
             )
     elif dataset.path is None:
         purpose = FileDataset.model_fields["path"].description
-        yield (*_DATASET, "path"), f"missing; {purpose}"
+        yield mistake(f"data.dataset.path: missing; {purpose}")
     else:
         yield from messages_at((*_DATASET, "path"), check_file(dataset.path, base, *DATA_SUFFIXES))
     if dataset.test is not None:
         yield from messages_at((*_DATASET, "test"), check_file(dataset.test, base, *TABLE_SUFFIXES))
         if data.test_fraction is not None:
-            yield (
-                ("data", "test_fraction"),
-                "dataset.test is the test set, so no rows are held out; remove one of them",
+            yield mistake(
+                "data.test_fraction: dataset.test is the test set, so no rows are held out; remove "
+                "one of them"
             )
     if dataset.path is not None and dataset.path.lower().endswith(".npz"):
         for key in ("columns", "test"):
@@ -167,10 +167,9 @@ def _check_file_dataset(data: DataSettings, dataset: FileDataset, base: Path) ->
             "this column divides the rows among clients and is no feature; remove it here",
         )
     if isinstance(data.partition, ColumnPartition) and column == dataset.target:
-        yield (
-            (*_PARTITION, "column"),
-            f"{column!r} is the target, and a client would hold one class; name another column, or "
-            "use scheme: shards",
+        yield mistake(
+            f"data.partition.column: {column!r} is the target, and a client would hold one class; "
+            "name another column, or use scheme: shards"
         )
     if data.features == "tokens":
         for name, settings in dataset.columns.items():
@@ -211,15 +210,14 @@ def check_model(model: ModelSettings, base: Path) -> Mistakes:
 def _check_trained_part(model: ModelSettings) -> Mistakes:
     """Check that one key selects what is trained, and that LoRA has a trained backbone."""
     if model.has_local_base and model.freeze:
-        yield (
-            ("model", "freeze"),
-            "with model.train or model.lora all other parameters are frozen; remove freeze",
+        yield mistake(
+            "model.freeze: with model.train or model.lora all other parameters are frozen; remove "
+            "freeze"
         )
     if model.lora is not None and model.init is None and model.name in MODELS:
-        yield (
-            ("model", "lora"),
-            f"adapters need a trained backbone, and the weights of {model.name!r} would come from "
-            "the seed; add init: weights.safetensors",
+        yield mistake(
+            f"model.lora: adapters need a trained backbone, and the weights of {model.name!r} "
+            "would come from the seed; add init: weights.safetensors"
         )
 
 
@@ -234,10 +232,9 @@ def check_features(sections: Sections) -> Mistakes:
     if data is None or data.features != "tokens":
         return
     if model is not None and model.name in MODELS:
-        yield (
-            path,
-            f"the built-in model {model.name!r} takes numbers; use a model of your "
-            "own that begins with an embedding, or features: numbers",
+        yield mistake(
+            f"data.features: the built-in model {model.name!r} takes numbers; use a model of your "
+            "own that begins with an embedding, or features: numbers"
         )
 
 
@@ -254,10 +251,9 @@ def _check_transforms(model: ModelSettings, data: DataSettings | None) -> Mistak
         yield (*features, error.position), error.reason
         return
     if model.features and model.name == "cnn" and shape is not None and len(shape) != 3:
-        yield (
-            ("model", "name"),
-            f"cnn takes images (channels, height, width), and model.features gives {shape}; "
-            "use logistic or mlp",
+        yield mistake(
+            "model.name: cnn takes images (channels, height, width), and model.features gives "
+            f"{shape}; use logistic or mlp"
         )
 
 
@@ -328,7 +324,6 @@ def check_early_stopping(
     evaluation = sections.evaluation
     if federation.early_stopping is None:
         return
-    place: KeyPath = ("federation", "early_stopping", "metric")
     metric, chosen = federation.early_stopping.metric, None
     if evaluation is not None and evaluation.metrics is not None:
         chosen = [metric_key(name) for name in evaluation.metrics]
@@ -339,10 +334,9 @@ def check_early_stopping(
             chosen += ["mse", "r2"]
     known = [LOSS, *(name for name in chosen if not name.endswith("_per_class"))]
     if metric not in known:
-        yield (
-            place,
-            f"must be one of {', '.join(known)}, the numbers of the test set, got {metric!r}; "
-            "choose one, or add it to evaluation.metrics",
+        yield mistake(
+            f"federation.early_stopping.metric: must be one of {', '.join(known)}, the numbers of "
+            f"the test set, got {metric!r}; choose one, or add it to evaluation.metrics"
         )
 
 
@@ -351,19 +345,16 @@ def check_evaluation(evaluation: EvaluationSettings, sections: Sections) -> Mist
     privacy, secure_aggregation = sections.privacy, sections.secure_aggregation
     if evaluation.holdout is None:
         return
-    section: KeyPath = ("evaluation", "holdout")
     if privacy is not None:
-        yield (
-            section,
-            "a client's score on its own examples is a release that no ε of this experiment "
-            "covers; remove holdout (evaluation.holdout=null): scores on the server's public test "
-            "set cost nothing",
+        yield mistake(
+            "evaluation.holdout: a client's score on its own examples is a release that no ε of "
+            "this experiment covers; remove holdout (evaluation.holdout=null): scores on the "
+            "server's public test set cost nothing"
         )
     if secure_aggregation is not None:
-        yield (
-            section,
-            "clients send their scores in clear, beside updates that secure_aggregation hides; "
-            "remove holdout, or the section secure_aggregation",
+        yield mistake(
+            "evaluation.holdout: clients send their scores in clear, beside updates that "
+            "secure_aggregation hides; remove holdout, or the section secure_aggregation"
         )
 
 
@@ -375,29 +366,27 @@ def check_evaluated_clients(evaluation: EvaluationSettings, num_clients: int) ->
 def check_personalization(personalization: PersonalizationSettings, sections: Sections) -> Mistakes:
     """Yield (key path, message) for mistakes in `personalization`."""
     model, evaluation, privacy = sections.model, sections.evaluation, sections.privacy
-    section: KeyPath = ("personalization",)
     loss = None if model is None else model.loss
     is_prior = isinstance(personalization, LabelPriorSettings)
     if is_prior and loss in LOSSES and loss != "cross_entropy":
-        yield (
-            (*section, "method"),
-            f"label_prior shifts the logits of classes, and model.loss {loss} has no classes; use "
-            "method: fine_tune or ditto",
+        yield mistake(
+            "personalization.method: label_prior shifts the logits of classes, and model.loss "
+            f"{loss} has no classes; use method: fine_tune or ditto"
         )
     holdout = personalization.holdout
     if holdout is None:
         return
     if evaluation is not None and evaluation.holdout not in (None, holdout):
-        yield (
-            (*section, "holdout"),
-            f"a client holds out its examples once: got {value_text(holdout)}, and "
-            f"evaluation.holdout is {value_text(evaluation.holdout)}; set both to one number",
+        yield mistake(
+            "personalization.holdout: a client holds out its examples once: got "
+            f"{value_text(holdout)}, and evaluation.holdout is {value_text(evaluation.holdout)}; "
+            "set both to one number"
         )
     if privacy is not None and privacy.adjacency.name == "add_remove":
-        yield (
-            (*section, "holdout"),
-            "one more example would change which ones a client holds out, and so more than one "
-            "example of its training; remove holdout, or use adjacency: zero_out",
+        yield mistake(
+            "personalization.holdout: one more example would change which ones a client holds out, "
+            "and so more than one example of its training; remove holdout, or use adjacency: "
+            "zero_out"
         )
 
 

@@ -15,7 +15,7 @@ from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION, KINDS, LOSSES
 from fedsim.clients.privacy_settings import BoundedExamplesSettings, PrivacySettings
 from fedsim.core.settings import Settings
 from fedsim.experiment.errors import KeyPath
-from fedsim.experiment.messages import Mistakes
+from fedsim.experiment.messages import Mistakes, mistake
 from fedsim.experiment.rules import Sections, example_keys_of_clients
 from fedsim.experiment.rules.algorithm import built_in_algorithm
 from fedsim.models.catalog import MODELS
@@ -43,10 +43,9 @@ def check_perturbation(privacy: PrivacySettings, sections: Sections) -> Mistakes
         return
     if "adjacency_of_mechanism" in unmet(privacy.choices()):
         why = _WHY_NO_ADD_REMOVE[settings.name]
-        yield (
-            ("privacy", "adjacency"),
-            f"add_remove keeps client sizes private, and with mechanism: {settings.name} {why}; "
-            "use zero_out or replace_one",
+        yield mistake(
+            "privacy.adjacency: add_remove keeps client sizes private, and with mechanism: "
+            f"{settings.name} {why}; use zero_out or replace_one"
         )
     yield from _check_gradient_keys(privacy, settings.name)
     if sections.model is not None:
@@ -63,11 +62,10 @@ def _check_output(sections: Sections, privacy: PrivacySettings) -> Mistakes:
     if federation is not None and algorithm is not None:
         yield from check_local_steps(algorithm, federation.algorithm.name, privacy)
     if model is not None and model.name in MODELS and model.name != "logistic":
-        yield (
-            ("model", "name"),
-            "mechanism: output_perturbation has a proven sensitivity for a linear model alone: "
-            f"with hidden layers, as of {model.name}, the loss is not convex; use logistic, "
-            f"{_GRADIENT}",
+        yield mistake(
+            "model.name: mechanism: output_perturbation has a proven sensitivity for a linear "
+            f"model alone: with hidden layers, as of {model.name}, the loss is not convex; use "
+            f"logistic, {_GRADIENT}"
         )
 
 
@@ -81,20 +79,19 @@ def check_local_steps(algorithm: Algorithm, name: str, privacy: PrivacySettings 
     """
     is_output = privacy is not None and privacy.mechanism.name == "output_perturbation"
     if is_output and algorithm.client() is not None:
-        yield (
-            ("federation", "strategy"),
-            "mechanism: output_perturbation has a proof for plain gradient descent alone, and "
-            f"strategy {name} changes local steps; use fedavg, {_GRADIENT}",
+        yield mistake(
+            "federation.strategy: mechanism: output_perturbation has a proof for plain gradient "
+            f"descent alone, and strategy {name} changes local steps; use fedavg, {_GRADIENT}"
         )
 
 
 def _check_input(sections: Sections, privacy: PrivacySettings) -> Mistakes:
     """Check that the noisy examples can be regenerated from the seed."""
     if "noise_of_mechanism" in unmet(privacy.choices()):
-        yield (
-            ("privacy", "noise"),
-            "with mechanism: input_perturbation a process makes the noisy examples again from the "
-            f"seed, and secure noise would be another release; use noise: seeded, {_GRADIENT}",
+        yield mistake(
+            "privacy.noise: with mechanism: input_perturbation a process makes the noisy examples "
+            "again from the seed, and secure noise would be another release; use noise: seeded, "
+            f"{_GRADIENT}"
         )
 
 
@@ -114,16 +111,14 @@ def _check_view(privacy: PrivacySettings, kind: ReleaseKind) -> Mistakes:
     """
     chosen = f"mechanism: {kind.mechanism}"
     if kind.local_trust_only and privacy.trust.name != "local":
-        yield (
-            ("privacy", "trust"),
-            f"with {chosen} each client adds all of its noise alone, and {privacy.trust.name} "
-            f"trust needs noise on sums; use trust: local, {_GRADIENT}",
+        yield mistake(
+            f"privacy.trust: with {chosen} each client adds all of its noise alone, and "
+            f"{privacy.trust.name} trust needs noise on sums; use trust: local, {_GRADIENT}"
         )
     if privacy.release_kind is not kind:
-        yield (
-            ("privacy", "unit"),
-            f"{chosen} has a sensitivity for {_PROTECTED[kind.unit]}, and none for "
-            f"{_PROTECTED[privacy.unit]}; use unit: {kind.unit}, {_GRADIENT}",
+        yield mistake(
+            f"privacy.unit: {chosen} has a sensitivity for {_PROTECTED[kind.unit]}, and none for "
+            f"{_PROTECTED[privacy.unit]}; use unit: {kind.unit}, {_GRADIENT}"
         )
 
 
@@ -140,21 +135,19 @@ def _check_gradient_keys(privacy: PrivacySettings, name: str) -> Mistakes:
 def _check_loss(settings: BoundedExamplesSettings, model: ModelSettings) -> Mistakes:
     """Check that the loss and its targets have public bounds."""
     if model.loss not in LOSSES:
-        yield (
-            ("model", "loss"),
-            f"mechanism: {settings.name} needs the bounds of a loss and its targets, "
-            f"which are known of {', '.join(LOSSES)}; use one of them, {_GRADIENT}",
+        yield mistake(
+            f"model.loss: mechanism: {settings.name} needs the bounds of a loss and its targets, "
+            f"which are known of {', '.join(LOSSES)}; use one of them, {_GRADIENT}"
         )
     elif model.loss == "mse" and settings.max_target_norm is None:
-        yield (
-            ("privacy", "mechanism"),
-            f"{settings.name} with loss mse needs max_target_norm, the L2 bound of the target of "
-            "an example",
+        yield mistake(
+            f"privacy.mechanism: {settings.name} with loss mse needs max_target_norm, the L2 bound "
+            "of the target of an example"
         )
     elif model.loss != "mse" and settings.max_target_norm is not None:
-        yield (
-            ("privacy", "mechanism", "max_target_norm"),
-            f"the targets of loss {model.loss} have a bound already; remove max_target_norm",
+        yield mistake(
+            f"privacy.mechanism.max_target_norm: the targets of loss {model.loss} have a bound "
+            "already; remove max_target_norm"
         )
 
 
@@ -163,29 +156,23 @@ def _check_descent(local: LocalSettings) -> Mistakes:
     optimizer = local.optimizer
     proven = "mechanism: output_perturbation has a proof for plain gradient descent alone"
     if not isinstance(optimizer, SgdSettings) or optimizer.momentum:
-        yield (
-            ("local", "optimizer"),
-            f"{proven}; use sgd without momentum, {_GRADIENT}",
-        )
+        yield mistake(f"local.optimizer: {proven}; use sgd without momentum, {_GRADIENT}")
     if not optimizer.weight_decay:
-        yield (
-            ("local", "optimizer"),
-            "mechanism: output_perturbation needs a strongly convex problem, which weight_decay "
-            f"above 0 makes; set weight_decay: 0.01, for example, {_GRADIENT}",
+        yield mistake(
+            "local.optimizer: mechanism: output_perturbation needs a strongly convex problem, "
+            f"which weight_decay above 0 makes; set weight_decay: 0.01, for example, {_GRADIENT}"
         )
     if local.views is not None:
         yield ("local", "augmentations"), f"{proven}, on the examples as they are; remove the views"
     if local.max_physical_batch is not None:
-        yield (
-            ("local", "max_physical_batch"),
-            "mechanism: output_perturbation computes each batch at once; remove "
-            "max_physical_batch, or set a smaller batch_size",
+        yield mistake(
+            "local.max_physical_batch: mechanism: output_perturbation computes each batch at once; "
+            "remove max_physical_batch, or set a smaller batch_size"
         )
     if local.lr_schedule is not None:
-        yield (
-            ("local", "lr_schedule"),
-            "the sensitivity of output_perturbation is proven for one learning rate; remove "
-            "lr_schedule",
+        yield mistake(
+            "local.lr_schedule: the sensitivity of output_perturbation is proven for one learning "
+            "rate; remove lr_schedule"
         )
 
 
@@ -199,63 +186,57 @@ def check_zeroth_order(local: LocalSettings, sections: Sections) -> Mistakes:
         return
     yield from _check_local(local)
     if federation is not None and federation.algorithm.name != "fedavg":
-        yield (
-            ("federation", "strategy"),
-            f"{_WHAT} the directions of each round are others, so only means of one round's "
-            f"coefficients have a meaning, got {federation.algorithm.name!r}; use fedavg",
+        yield mistake(
+            f"federation.strategy: {_WHAT} the directions of each round are others, so only means "
+            f"of one round's coefficients have a meaning, got {federation.algorithm.name!r}; use "
+            "fedavg"
         )
     if federation is not None and federation.ema_decay is not None:
-        yield (
-            ("federation", "ema_decay"),
-            f"{_WHAT} the server keeps coefficients and no models; remove ema_decay",
+        yield mistake(
+            f"federation.ema_decay: {_WHAT} the server keeps coefficients and no models; remove "
+            "ema_decay"
         )
     if federation is not None and federation.participation.scheme == "buffered":
-        yield (
-            ("federation", "participation", "scheme"),
-            f"{_WHAT} an upload has coefficients of its own round's directions, and buffered adds "
-            "up uploads of several rounds; use another scheme",
+        yield mistake(
+            f"federation.participation.scheme: {_WHAT} an upload has coefficients of its own "
+            "round's directions, and buffered adds up uploads of several rounds; use another scheme"
         )
     if sections.task == "pate":
-        yield ("local", "gradient"), "teachers and student are trained by gradients; use backward"
+        yield mistake("local.gradient: teachers and student are trained by gradients; use backward")
     if sections.personalization is not None:
-        yield (
-            ("personalization",),
-            f"personal models are trained by gradients, and {_WHAT} a client has forward passes "
-            "alone; remove personalization",
+        yield mistake(
+            f"personalization: personal models are trained by gradients, and {_WHAT} a client has "
+            "forward passes alone; remove personalization"
         )
     if privacy is None:
         return
     if privacy.mechanism.name != GRADIENT_PERTURBATION:
-        yield (
-            ("privacy", "mechanism"),
-            f"{_WHAT} noise is added to slopes; use mechanism: {GRADIENT_PERTURBATION}",
+        yield mistake(
+            f"privacy.mechanism: {_WHAT} noise is added to slopes; use mechanism: "
+            f"{GRADIENT_PERTURBATION}"
         )
     if privacy.clipping.name == "per_layer" or privacy.clipping.groups:
-        yield (
-            ("privacy", "clipping"),
-            f"{_WHAT} an example contributes one number for each direction, and directions have no "
-            "layers; use clipping: flat",
+        yield mistake(
+            f"privacy.clipping: {_WHAT} an example contributes one number for each direction, and "
+            "directions have no layers; use clipping: flat"
         )
     if privacy.noise_correlation.name != "none":
-        yield (
-            ("privacy", "noise_correlation"),
-            f"{_WHAT} the noise of one step is along other directions than that of the next, so it "
-            "cannot cancel; use none",
+        yield mistake(
+            f"privacy.noise_correlation: {_WHAT} the noise of one step is along other directions "
+            "than that of the next, so it cannot cancel; use none"
         )
 
 
 def _check_local(local: LocalSettings) -> Mistakes:
     if local.optimizer_name != "sgd":
-        yield (
-            ("local", "optimizer"),
-            f"{_WHAT} it must be sgd without momentum and weight_decay: a step moves the model "
-            "along its own directions alone",
+        yield mistake(
+            f"local.optimizer: {_WHAT} it must be sgd without momentum and weight_decay: a step "
+            "moves the model along its own directions alone"
         )
     if local.steps is None:
-        yield (
-            ("local", "epochs"),
-            f"{_WHAT} all clients need the same number of steps, since they share the directions "
-            "of a round; use steps",
+        yield mistake(
+            f"local.epochs: {_WHAT} all clients need the same number of steps, since they share "
+            "the directions of a round; use steps"
         )
 
 
@@ -311,12 +292,11 @@ def check_pate(sections: Sections) -> Mistakes:
     pate, privacy, federation = sections.pate, sections.privacy, sections.federation
     if sections.task != "pate":
         if pate is not None:
-            yield ("pate",), "belongs to task: pate; add the key, or remove the section"
+            yield mistake("pate: belongs to task: pate; add the key, or remove the section")
         return
     if pate is None and "pate" not in sections.mistaken:
-        yield (
-            ("task",),
-            "pate needs the section pate: {queries: ..., sigma_threshold: ..., sigma: ...}",
+        yield mistake(
+            "task: pate needs the section pate: {queries: ..., sigma_threshold: ..., sigma: ...}"
         )
     unit = sections.unit if privacy is None else privacy.unit
     if unit != "client" and (privacy is not None or "privacy" in sections.mistaken):
@@ -349,16 +329,15 @@ def _check_defaults(section: str, settings: Settings) -> Mistakes:
 def _check_batches(pate: PateSettings, rounds: int) -> Mistakes:
     """Yield (key path, message) if queries and answers do not divide into batches of two rounds."""
     if rounds % 2:
-        yield (
-            ("federation", "rounds"),
-            f"with task: pate a batch of queries takes two rounds, a check and a vote: write an "
-            f"even number, got {rounds}",
+        yield mistake(
+            "federation.rounds: with task: pate a batch of queries takes two rounds, a check and a "
+            f"vote: write an even number, got {rounds}"
         )
         return
     if pate.most_answers > pate.queries:
-        yield (
-            ("pate", "answers"),
-            f"must be at most pate.queries ({pate.queries:,}), got {pate.most_answers:,}",
+        yield mistake(
+            f"pate.answers: must be at most pate.queries ({pate.queries:,}), got "
+            f"{pate.most_answers:,}"
         )
         return
     batches = rounds // 2
@@ -376,30 +355,23 @@ def _check_batches(pate: PateSettings, rounds: int) -> Mistakes:
 def _check_other_sections(sections: Sections) -> Mistakes:
     model, evaluation = sections.model, sections.evaluation
     if model is not None and model.loss in ("mse", "bce"):
-        yield (
-            ("model", "loss"),
-            f"task: pate needs classes to vote for, and loss {model.loss} has none; use "
-            "cross_entropy",
+        yield mistake(
+            f"model.loss: task: pate needs classes to vote for, and loss {model.loss} has none; "
+            "use cross_entropy"
         )
     if model is not None and model.has_local_base:
-        yield (
-            ("model",),
-            "task: pate trains whole models, and this one has a part that stays on its clients; "
-            "remove lora and the local base",
+        yield mistake(
+            "model: task: pate trains whole models, and this one has a part that stays on its "
+            "clients; remove lora and the local base"
         )
     if sections.personalization is not None:
-        yield (
-            ("personalization",),
-            "task: pate has no global model in the rounds from which a client could make its own; "
-            "remove the section",
+        yield mistake(
+            "personalization: task: pate has no global model in the rounds from which a client "
+            "could make its own; remove the section"
         )
     if evaluation is not None and evaluation.holdout is not None:
-        yield (
-            ("evaluation", "holdout"),
-            "with task: pate clients score no model; remove holdout",
-        )
+        yield mistake("evaluation.holdout: with task: pate clients score no model; remove holdout")
     if sections.secure_aggregation is not None and sections.secure_aggregation.metrics:
-        yield (
-            ("secure_aggregation", "metrics"),
-            "with task: pate clients send votes alone; remove metrics",
+        yield mistake(
+            "secure_aggregation.metrics: with task: pate clients send votes alone; remove metrics"
         )

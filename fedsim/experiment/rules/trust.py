@@ -11,7 +11,7 @@ from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.conditions import LINEAR_CLIPPINGS, Choices, unmet
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.experiment.errors import KeyPath
-from fedsim.experiment.messages import Mistakes
+from fedsim.experiment.messages import Mistakes, mistake
 from fedsim.experiment.rules import RoundSizes, Sections, example_keys_of_clients
 from fedsim.models.catalog import TRAIN_METRICS
 from fedsim.noise.correlated.settings import SCHEME
@@ -44,15 +44,14 @@ def _check_client_unit(privacy: PrivacySettings, sections: Sections, *, votes: b
     """
     local, federation = sections.local, sections.federation
     if privacy.max_update_norm is None and not votes:
-        yield (
-            ("privacy",),
-            "unit: client needs max_update_norm, the L2 bound of what one client contributes",
+        yield mistake(
+            "privacy: unit: client needs max_update_norm, the L2 bound of what one client "
+            "contributes"
         )
     if local is not None and local.epochs is not None:
-        yield (
-            ("local", "epochs"),
-            "makes a client's steps follow from its size, which is part of what unit: client "
-            "protects; use local.steps",
+        yield mistake(
+            "local.epochs: makes a client's steps follow from its size, which is part of what "
+            "unit: client protects; use local.steps"
         )
     for key, (allowed, fix) in _EXAMPLE_KEYS.items():
         if attrgetter(key)(privacy) not in allowed:
@@ -63,18 +62,16 @@ def _check_client_unit(privacy: PrivacySettings, sections: Sections, *, votes: b
             f"{key} acts on examples, and {_WHY}; remove it: all clients have one max_update_norm",
         )
     if privacy.clipping.name == "adaptive" and privacy.trust.fallback_epsilon is not None:
-        yield (
-            ("privacy", "trust", "fallback_epsilon"),
-            "has no share of the noise planned for the bit that adaptive clipping learns from; use "
-            "clipping: flat, or remove fallback_epsilon",
+        yield mistake(
+            "privacy.trust.fallback_epsilon: has no share of the noise planned for the bit that "
+            "adaptive clipping learns from; use clipping: flat, or remove fallback_epsilon"
         )
     if federation is not None:
         weights = federation.weights
         if privacy.clipping.name == "adaptive" and not (weights.is_uniform or weights.uses_sizes):
-            yield (
-                ("federation", "weighting"),
-                "adaptive clipping counts every client once; use weighting: uniform, or clipping: "
-                "flat",
+            yield mistake(
+                "federation.weighting: adaptive clipping counts every client once; use weighting: "
+                "uniform, or clipping: flat"
             )
         yield from _check_correlation(privacy, federation)
 
@@ -85,17 +82,16 @@ def _check_correlation(privacy: PrivacySettings, federation: FederationSettings)
     if privacy.noise_correlation.name == "none":
         return
     if trust != "central":
-        yield (
-            ("privacy", "noise_correlation"),
-            f"trust: {trust} has no proof for noise that is correlated from round to round: "
-            f"{_WHY_CENTRAL[trust]}; use trust: central, or noise_correlation: none",
+        yield mistake(
+            f"privacy.noise_correlation: trust: {trust} has no proof for noise that is correlated "
+            f"from round to round: {_WHY_CENTRAL[trust]}; use trust: central, or "
+            "noise_correlation: none"
         )
     if scheme != SCHEME:
-        yield (
-            ("federation", "participation"),
-            f"scheme {scheme} does not keep the rounds of a client apart, and noise_correlation is "
-            f"charged for rounds that are; use participation: {SCHEME}, or "
-            "noise_correlation: none",
+        yield mistake(
+            f"federation.participation: scheme {scheme} does not keep the rounds of a client "
+            "apart, and noise_correlation is charged for rounds that are; use participation: "
+            f"{SCHEME}, or noise_correlation: none"
         )
 
 
@@ -117,8 +113,7 @@ def check_trust(privacy: PrivacySettings, sections: Sections) -> Mistakes:
     local, secure, votes = sections.local, sections.secure_aggregation, sections.task == "pate"
     failed = unmet(_choices(privacy, local, secure, votes=votes))
     if "adjacency" in failed:
-        path = ("privacy", "adjacency")
-        yield path, f"{failed['adjacency']}; use zero_out or replace_one"
+        yield mistake(f"privacy.adjacency: {failed['adjacency']}; use zero_out or replace_one")
     if privacy.release_kind.protects_client:
         yield from _check_client_unit(privacy, sections, votes=votes)
     if privacy.trust.name == "local":
@@ -132,10 +127,9 @@ def check_trust(privacy: PrivacySettings, sections: Sections) -> Mistakes:
             yield from _check_one_step(privacy.trust.name, local, failed)
         yield from _check_noise(privacy, failed)
     if privacy.on_exhausted != "refuse":
-        yield (
-            ("privacy", "on_exhausted"),
-            "the noise of a sum is planned for the whole run, so no client may leave with its "
-            f"budget spent, got {privacy.on_exhausted}; use on_exhausted: refuse",
+        yield mistake(
+            "privacy.on_exhausted: the noise of a sum is planned for the whole run, so no client "
+            f"may leave with its budget spent, got {privacy.on_exhausted}; use on_exhausted: refuse"
         )
 
 
@@ -160,33 +154,29 @@ def _check_shares(
     failed: Collection[str],
 ) -> Mistakes:
     """Check that the server sees only sums, each with enough noise from honest clients."""
-    path: KeyPath = ("privacy", "trust")
     if secure is None:
-        yield (
-            path,
-            "distributed protects from those who see sums, and without secure_aggregation the "
-            "server sees each update; add secure_aggregation: {min_clients: ...}, or use trust: "
-            "local or central",
+        yield mistake(
+            "privacy.trust: distributed protects from those who see sums, and without "
+            "secure_aggregation the server sees each update; add secure_aggregation: {min_clients: "
+            "...}, or use trust: local or central"
         )
         return
     if "hidden_updates" in failed:
-        yield (
-            ("secure_aggregation", "protocol"),
-            "quantized shows every update to the server, and distributed trust needs sums; use "
-            "additive, or trust: local",
+        yield mistake(
+            "secure_aggregation.protocol: quantized shows every update to the server, and "
+            "distributed trust needs sums; use additive, or trust: local"
         )
     if "min_clients" not in secure.model_fields_set:
-        yield (
-            ("secure_aggregation",),
-            "distributed trust needs min_clients in the file: the noise is planned for the "
-            "smallest sum that is ever opened; the more clients, the less noise each adds",
+        yield mistake(
+            "secure_aggregation: distributed trust needs min_clients in the file: the noise is "
+            "planned for the smallest sum that is ever opened; the more clients, the less noise "
+            "each adds"
         )
     elif secure.min_clients <= privacy.trust.colluding_clients:
-        yield (
-            ("privacy", "trust", "colluding_clients"),
-            f"must be below secure_aggregation.min_clients ({secure.min_clients}), got "
-            f"{privacy.trust.colluding_clients}: no honest client would be left in the smallest "
-            "sum; raise min_clients",
+        yield mistake(
+            "privacy.trust.colluding_clients: must be below secure_aggregation.min_clients "
+            f"({secure.min_clients}), got {privacy.trust.colluding_clients}: no honest client "
+            "would be left in the smallest sum; raise min_clients"
         )
 
 
@@ -204,22 +194,20 @@ def _check_grid(secure: SecureAggregationSettings) -> Mistakes:
 def _check_one_step(trust: str, local: LocalSettings, failed: Collection[str]) -> Mistakes:
     """Check that an upload consists of one noisy step and is linear in its noise."""
     if local.epochs is not None:
-        yield (
-            ("local", "epochs"),
-            f"gives several steps a round, and trust: {trust} needs exactly one: a client's second "
-            "step would depend on its own first one, which no other noise protects; set steps: 1",
+        yield mistake(
+            f"local.epochs: gives several steps a round, and trust: {trust} needs exactly one: a "
+            "client's second step would depend on its own first one, which no other noise "
+            "protects; set steps: 1"
         )
     elif "one_step" in failed:
-        yield (
-            ("local", "steps"),
-            f"must be 1 with trust: {trust}, got {local.steps}: a client's second step would "
-            "depend on its own first one, which no other noise protects; use more rounds",
+        yield mistake(
+            f"local.steps: must be 1 with trust: {trust}, got {local.steps}: a client's second "
+            "step would depend on its own first one, which no other noise protects; use more rounds"
         )
     if "plain_sgd" in failed:
-        yield (
-            ("local", "optimizer"),
-            f"must be sgd without momentum and weight_decay with trust: {trust}: the upload must "
-            "be linear in the noise; use federation.strategy: fedavgm for momentum",
+        yield mistake(
+            f"local.optimizer: must be sgd without momentum and weight_decay with trust: {trust}: "
+            "the upload must be linear in the noise; use federation.strategy: fedavgm for momentum"
         )
 
 
@@ -227,27 +215,25 @@ def _check_noise(privacy: PrivacySettings, failed: Collection[str]) -> Mistakes:
     """Check that a step uses a Poisson batch, a fixed clip norm and independent Gaussian noise."""
     trust, clippings = privacy.trust.name, LINEAR_CLIPPINGS["example"]
     if privacy.clipping.groups and "sum_clipping" in failed:
-        yield (
-            ("privacy", "clipping", "groups"),
-            f"trust: {trust} has no proof for groups of parameters, whose noise differs; remove "
-            "groups and set max_grad_norm",
+        yield mistake(
+            f"privacy.clipping.groups: trust: {trust} has no proof for groups of parameters, whose "
+            "noise differs; remove groups and set max_grad_norm"
         )
     if privacy.clipping.name not in clippings and "sum_clipping" in failed:
-        yield (
-            ("privacy", "clipping"),
-            f"trust: {trust} has no proof for clipping {privacy.clipping.name}; use "
-            f"{' or '.join(clippings)}",
+        yield mistake(
+            f"privacy.clipping: trust: {trust} has no proof for clipping {privacy.clipping.name}; "
+            f"use {' or '.join(clippings)}"
         )
     if "poisson_batches" in failed:
-        yield (
-            ("privacy", "sampling"),
-            f"trust: {trust} has no proof for sampling {privacy.sampling.name}; use poisson",
+        yield mistake(
+            f"privacy.sampling: trust: {trust} has no proof for sampling {privacy.sampling.name}; "
+            "use poisson"
         )
     if "cell_of_correlation" in failed:
         correlation = privacy.choices().correlation
-        yield (
-            ("privacy", "noise_correlation"),
-            f"trust: {trust} has no proof for noise_correlation {correlation}; use none",
+        yield mistake(
+            f"privacy.noise_correlation: trust: {trust} has no proof for noise_correlation "
+            f"{correlation}; use none"
         )
 
 
@@ -257,17 +243,16 @@ def check_secure_aggregation(
     """Yield (key path, message) if clients would send private values outside of secure sums."""
     privacy = sections.privacy
     if privacy is not None and privacy.clipping.name == "adaptive" and not privacy.counts_in_sums:
-        yield (
-            ("privacy", "clipping"),
-            "adaptive sends each client's adapted bound to the server in clear, beside updates "
-            "that secure_aggregation hides; use clipping: flat, or remove secure_aggregation",
+        yield mistake(
+            "privacy.clipping: adaptive sends each client's adapted bound to the server in clear, "
+            "beside updates that secure_aggregation hides; use clipping: flat, or remove "
+            "secure_aggregation"
         )
     section: KeyPath = ("secure_aggregation", "metrics")
     if secure_aggregation.metrics and privacy is not None:
-        yield (
-            section,
-            "means over private examples have no noise, and no ε covers them or their sum; remove "
-            "metrics, or set privacy: null",
+        yield mistake(
+            "secure_aggregation.metrics: means over private examples have no noise, and no ε "
+            "covers them or their sum; remove metrics, or set privacy: null"
         )
         return
     for name in secure_aggregation.metrics:
@@ -282,24 +267,21 @@ def check_min_clients(
     round_sizes: RoundSizes,
 ) -> Mistakes:
     """Yield (key path, message) if a secure sum requires more clients than a round has."""
-    section: KeyPath = ("secure_aggregation",)
     secure, (fewest, clients) = secure_aggregation, round_sizes
     if secure.min_clients > fewest:
         of_round = "a round" if fewest == clients else "the smallest round"
         more = "federation.clients_per_round"
         if federation.participation.scheme == "trace":
             more = "federation.participation.min_available, below which a round goes by"
-        yield (
-            (*section, "min_clients"),
-            f"must be at most {fewest}, the clients of {of_round}, got {secure.min_clients}; lower "
-            f"it, or raise {more}",
+        yield mistake(
+            f"secure_aggregation.min_clients: must be at most {fewest}, the clients of {of_round}, "
+            f"got {secure.min_clients}; lower it, or raise {more}"
         )
     threshold = secure.protocol.threshold if isinstance(secure.protocol, SecAggSettings) else "auto"
     if threshold != "auto" and not clients // 2 < threshold <= fewest:
-        yield (
-            (*section, "protocol", "threshold"),
-            f"must be above half of the {clients} clients of a round and at most all of them, got "
-            f"{threshold}; use auto",
+        yield mistake(
+            f"secure_aggregation.protocol.threshold: must be above half of the {clients} clients "
+            f"of a round and at most all of them, got {threshold}; use auto"
         )
 
 
@@ -322,7 +304,7 @@ def check_ring(
         )
         MetricGrids.from_bounds(secure_aggregation.metrics, encoder)
     except CapacityError as error:
-        yield ("secure_aggregation",), f"the sum does not fit into the ring: {error}"
+        yield mistake(f"secure_aggregation: the sum does not fit into the ring: {error}")
 
 
 def check_client_keys(secure_aggregation: SecureAggregationSettings, num_clients: int) -> Mistakes:
