@@ -148,8 +148,8 @@ def test_every_mistake_is_reported_at_once_at_its_place(directory: Path) -> None
         "compare.yaml:9:9: variants.bad.privcy: unknown key; did you mean 'privacy'?",
         "compare.yaml:9:26: variants.bad.seed: every variant runs with the seeds of seeds:; leave "
         "it out",
-        "compare.yaml:10:20: variants.both.privacy.declared_examples: moved; write "
-        "privacy.adjacency.declared_examples",
+        "compare.yaml:10:20: variants.both.privacy.declared_examples: unknown key "
+        "here; it belongs to privacy.adjacency",
         "compare.yaml:11:3: variants.three: must be a mapping of what to change, got 3",
         "compare.yaml:12:3: variants.':': a variant's name must be letters, digits, '.', '_', "
         "'+', '=' or '-', starting with a letter or a digit",

@@ -166,7 +166,7 @@ BROKEN = [
     ("seed: 7", "secure_aggregation: {protocol: secagg, aggregators: 3}", "2:40: secure_aggregation.aggregators: protocol: secagg has a single server, without helpers and lasting keys; remove aggregators, or use protocol: additive"),
     ("seed: 7", "secure_aggregation: {protocol: {name: secagg, security_bits: 50}}", "2:47: secure_aggregation.protocol.security_bits: unknown key for name 'secagg'; it belongs to 'secagg_plus'"),
     ("seed: 7", "secure_aggregation: {protocol: secag}", "2:22: secure_aggregation.protocol: must be one of 'additive', 'secagg', 'secagg_plus' or 'quantized', got 'secag'; did you mean 'secagg'?"),
-    ("seed: 7", "secure_aggregation: {protocol: secagg, threshold: 5}", "2:40: secure_aggregation.threshold: moved; write secure_aggregation.protocol.threshold"),
+    ("seed: 7", "secure_aggregation: {protocol: secagg, threshold: 5}", "2:40: secure_aggregation.threshold: unknown key here; it belongs to secure_aggregation.protocol"),
     # not in this version
     ("delta: 1.0e-3", "delta: aut", "20:3: privacy.delta: must be a number or 'auto', got 'aut'; did you mean 'auto'?"),
     ("delta: 1.0e-3", "delta: [1]", "20:3: privacy.delta: must be a number or 'auto', got a list"),
