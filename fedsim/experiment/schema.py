@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal, Self, TypeVar
 
 import yaml
-from pydantic import BaseModel, Field, PrivateAttr, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, PrivateAttr, ValidationError, ValidationInfo, field_validator
 from pydantic.json_schema import GenerateJsonSchema
 
 from fedsim.clients.client_settings import FaultSettings
@@ -62,17 +62,6 @@ class FederatedTask:
 
 
 _HasArgs = TypeVar("_HasArgs", DataSettings, ModelSettings)
-
-
-def _with_default_args(section: _HasArgs, kind: type[BaseModel]) -> _HasArgs:
-    """Return a section with default arguments filled in; unchanged if its arguments are invalid."""
-    try:
-        args = kind.model_validate(section.args)
-    except ValidationError:
-        return section
-    return section.model_copy(update={"args": args.model_dump()})
-
-
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 
@@ -198,10 +187,7 @@ class Experiment(Settings):
     def holdout(self) -> float | None:
         """Share of each client's examples that is held out of training; None without holdout."""
         sections = (self.evaluation, self.personalization)
-        return next(
-            (section.holdout for section in sections if section is not None and section.holdout),
-            None,
-        )
+        return next((each.holdout for each in sections if each is not None and each.holdout), None)
 
     @property
     def public_parts(self) -> dict[str, Any] | None:
@@ -234,19 +220,17 @@ class Experiment(Settings):
         """The method by which clients make personal models; None if they make none."""
         return None if self.personalization is None else self.personalization.method
 
-    @field_validator("data")
+    @field_validator("data", "model")
     @classmethod
-    def _defaults_of_the_dataset(cls, data: DataSettings) -> DataSettings:
-        """Add the default arguments of a built-in dataset; the rules report wrong arguments."""
-        entry = DATASETS.get(data.dataset) if isinstance(data.dataset, str) else None
-        return data if entry is None else _with_default_args(data, entry.args)
-
-    @field_validator("model")
-    @classmethod
-    def _defaults_of_the_model(cls, model: ModelSettings) -> ModelSettings:
-        """Add the default arguments of a built-in model; the rules report wrong arguments."""
-        entry = MODELS.get(model.name)
-        return model if entry is None else _with_default_args(model, entry.args)
+    def _add_default_args(cls, section: _HasArgs) -> _HasArgs:
+        """Add the default arguments of a built-in dataset or model; the rules report wrong ones."""
+        is_data = isinstance(section, DataSettings)
+        entry = DATASETS.get(str(section.dataset)) if is_data else MODELS.get(section.name)
+        try:
+            args = {} if entry is None else entry.args.model_validate(section.args).model_dump()
+        except ValidationError:
+            return section
+        return section if entry is None else section.model_copy(update={"args": args})
 
     @field_validator("*")
     @classmethod
@@ -346,13 +330,8 @@ def dump_experiment(experiment: Experiment) -> str:
 
 def yaml_text(content: object) -> str:
     """Return settings as YAML text; a Python object is written as its reference `python:NAME`."""
-    return yaml.dump(
-        content,
-        Dumper=_Dumper,
-        sort_keys=False,
-        allow_unicode=True,
-        width=sys.maxsize,
-    )
+    layout = {"sort_keys": False, "allow_unicode": True, "width": sys.maxsize}
+    return yaml.dump(content, Dumper=_Dumper, **layout)
 
 
 def flat_settings(experiment: Experiment) -> dict[str, object]:
@@ -372,11 +351,8 @@ def _leaves(content: object, path: str, shape: Shape) -> Iterator[tuple[str, obj
     if isinstance(shape, TaggedUnion) and shape.takes_name:
         yield path, content[shape.tag]
         chosen = shape.variants[content[shape.tag]]
-        content = {
-            key: value
-            for key, value in content.items()
-            if key != shape.tag and value != chosen.model_fields[key].default
-        }
+        defaults = {key: field.default for key, field in chosen.model_fields.items()}
+        content = {k: x for k, x in content.items() if k != shape.tag and x != defaults[k]}
         shape = chosen
     for key, value in content.items():
         yield from _leaves(value, f"{path}.{key}" if path else str(key), child_shape(shape, key))

@@ -126,16 +126,11 @@ def shape_of(field: FieldInfo) -> Shape:
     if len(models) == 1:
         return models[0] if len(options) == 1 else NameOrMapping(models[0])
     literals = [option for option in options if get_origin(option) is Literal]
-    words = [word for literal in literals for word in get_args(literal)]
-    if words and len(options) > 1:
-        return NumberOrWord(tuple(words))
-    if len(options) == 1 and get_origin(options[0]) in (dict, list):
-        *_, value = get_args(options[0])
-        return _collection(value)
-    return None
-
-
-def _collection(value: object) -> ModelCollection | None:
+    if literals and len(options) > 1:
+        return NumberOrWord(tuple(word for literal in literals for word in get_args(literal)))
+    if len(options) != 1 or get_origin(options[0]) not in (dict, list):
+        return None
+    *_, value = get_args(options[0])
     models = [option for option in _options(value) if _is_model(option)]
     if len(models) != 1:
         return None
@@ -191,14 +186,10 @@ def keys_of(shape: Shape) -> dict[str, FieldInfo]:
     for all values of the tag.
     """
     if isinstance(shape, TaggedUnion):
-        fields: dict[str, FieldInfo] = {}
-        for variant in shape.variants.values():
-            fields |= variant.model_fields
-        return fields
-    if isinstance(shape, ModelCollection | NumberOrWord):
-        return {}
+        variants = shape.variants.values()
+        return {key: field for each in variants for key, field in each.model_fields.items()}
     model = shape.mapping if isinstance(shape, NameOrMapping) else shape
-    return dict(model.model_fields) if model is not None else {}
+    return dict(model.model_fields) if isinstance(model, type) else {}
 
 
 def sections_with_key(root: Model, key: str) -> list[KeyPath]:
@@ -247,9 +238,8 @@ def _tagged(options: Iterable[object]) -> dict[str, Model]:
 
 
 def _options(annotation: object) -> tuple[object, ...]:
-    if get_origin(annotation) in (Union, UnionType):
-        return get_args(annotation)
-    return (annotation,)
+    is_union = get_origin(annotation) in (Union, UnionType)
+    return get_args(annotation) if is_union else (annotation,)
 
 
 def _is_model(option: object) -> TypeGuard[Model]:
