@@ -24,15 +24,15 @@ from fedsim.clients.mechanisms.planner import calibrate_noise
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.clients.sampling.sampling import PoissonSampling
 from fedsim.core.errors import InputError
-from fedsim.core.text_formats import finite_or_none
 from fedsim.experiment import Experiment, ExperimentError, LoadedExperiment, load_experiment
 from fedsim.experiment.errors import path_text
 from fedsim.federation.assembly import refuse_overspending, with_plans
 from fedsim.federation.federation import Federation
 from fedsim.noise.correlated.run import strategies_for
 from fedsim.noise.correlated.settings import SCHEME
-from fedsim.noise.correlated.strategies import INDEPENDENT
+from fedsim.noise.correlated.strategies import INDEPENDENT, NoiseStrategy
 from fedsim.planning import NOTHING_TO_PLAN
+from fedsim.planning.bounds import json_value
 from fedsim.server.participation.schedules import SeparatedSchedule
 from fedsim.statement.sentence import OBSERVER_NAMES
 
@@ -111,21 +111,15 @@ class PlannedCell:
         if self.reason is not None:
             return {**cell, "reason": self.reason}
         known = {name: self.epsilon(name) for name in OBSERVERS}
-        return {
-            **cell,
+        facts = {
             "delta": self.delta,
             "noise_by": self.noise_by,
             "honest": self.honest,
-            "strictest": list(self.strictest),
-            "epsilon": {n: finite_or_none(e) for n, e in known.items() if e is not None},
-            "clients": [
-                {
-                    **vars(client),
-                    "epsilon": {name: finite_or_none(e) for name, e in client.epsilon.items()},
-                }
-                for client in self.clients
-            ],
+            "strictest": self.strictest,
+            "epsilon": {name: epsilon for name, epsilon in known.items() if epsilon is not None},
+            "clients": self.clients,
         }
+        return {**cell, **json_value(facts)}
 
 
 def privacy_of(experiment: Experiment) -> PrivacySettings:
@@ -245,14 +239,18 @@ def _planned(federation: Federation, *, is_own: bool) -> PlannedCell:
 def _epsilons(plan: PrivacyPlan, privacy: PrivacySettings) -> dict[str, float]:
     """Return ε by observer, for each observer that the client's noise protects it from."""
     steps = plan.steps_to_take
-    accounting = Accounting.of(privacy, plan.delta)
-    claimed = accounting.epsilon(plan.charges(0, steps))
     place = OBSERVERS.index(CLAIMED_AGAINST[privacy.trust.name])
+    claimed = planned_epsilon(plan, privacy, steps)
     epsilons: dict[str, float] = dict.fromkeys(OBSERVERS[place:], claimed)
     against_server = plan.server_charges(0, steps)
     if against_server is not None:
-        epsilons["server"] = accounting.epsilon(against_server)
+        epsilons["server"] = Accounting.of(privacy, plan.delta).epsilon(against_server)
     return epsilons
+
+
+def planned_epsilon(plan: PrivacyPlan, privacy: PrivacySettings, steps: int) -> float:
+    """Return a client's ε after the first steps of its plan."""
+    return Accounting.of(privacy, plan.delta).epsilon(plan.charges(0, steps))
 
 
 def _strictest(federation: Federation, clients: tuple[CellClient, ...]) -> tuple[int, ...]:
@@ -308,11 +306,8 @@ def plan_correlations(federation: Federation) -> tuple[PlannedCorrelation, ...]:
         return ()
     targets = [plan.target_epsilon for plan in plans if plan.target_epsilon is not None]
     if privacy.accountant.target_rho is not None:
-        targets = [
-            Accounting.of(privacy, plan.delta).epsilon(plan.charges(0, plan.planned_steps))
-            for plan in plans
-            if plan.planned_steps
-        ]
+        trained = [plan for plan in plans if plan.planned_steps]
+        targets = [planned_epsilon(plan, privacy, plan.planned_steps) for plan in trained]
     if not targets:
         return ()
     strictest = min(plans, key=lambda plan: plan.target_epsilon or math.inf)
@@ -370,17 +365,17 @@ def compare_correlations(
     )
     drawn, always = PoissonSampling(min(1.0, clients_per_round / clients)), PoissonSampling(1.0)
     whole = noise_of(always, 1)
-    rows = [
-        ("none", "poisson", noise_of(drawn, rounds), INDEPENDENT),
-        ("none", SCHEME, noise_of(always, turns.max_rounds), INDEPENDENT),
+
+    def planned(name: str, scheme: str, z: float, strategy: NoiseStrategy) -> PlannedCorrelation:
+        error = z * strategy.prefix_error(rounds, momentum).rms
+        return PlannedCorrelation(name, scheme, z, error, momentum)
+
+    correlated = strategies_for(turns, momentum)
+    return (
+        planned("none", "poisson", noise_of(drawn, rounds), INDEPENDENT),
+        planned("none", SCHEME, noise_of(always, turns.max_rounds), INDEPENDENT),
         *(
-            (name, SCHEME, whole * strategy.sensitivity(turns), strategy)
-            for name, strategy in strategies_for(turns, momentum)
+            planned(name, SCHEME, whole * each.sensitivity(turns), each)
+            for name, each in correlated
         ),
-    ]
-    return tuple(
-        PlannedCorrelation(
-            name, scheme, noise, noise * strategy.prefix_error(rounds, momentum).rms, momentum
-        )
-        for name, scheme, noise, strategy in rows
     )

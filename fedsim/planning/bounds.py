@@ -1,8 +1,8 @@
 """Curves of ε over the number of training steps, computed by several privacy bounds."""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
 from fedsim.accountant import Gaussian, PoissonSampled, checks
@@ -11,27 +11,38 @@ from fedsim.accountant.textbook.bounds import Bound, Charges
 from fedsim.core.text_formats import finite_or_none
 
 
-@dataclass(frozen=True)
+def json_value(value: Any) -> Any:
+    """Return a value as JSON: a dataclass as a mapping, an infinite or undefined number as null."""
+    if is_dataclass(value):
+        value = vars(value)
+    if isinstance(value, Mapping):
+        return {key: json_value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_value(item) for item in value]
+    return finite_or_none(value) if isinstance(value, float) else value
+
+
+@dataclass(frozen=True, kw_only=True)
 class CurveSchedule:
     """A schedule of equal steps, whose ε is computed after different numbers of steps.
 
     Attributes:
+        clients: numbers of the clients with this schedule; empty if it is not from an experiment.
         sampling_rate: expected share of the examples in a batch.
         noise_multiplier: noise multiplier z of each step.
         delta: δ at which ε is computed.
+        adjacency: adjacency of the guarantee.
         steps: number of all steps.
         charges: function that returns the privacy events of the first n steps, for a number n.
-        adjacency: adjacency of the guarantee.
-        clients: numbers of the clients with this schedule; empty if it is not from an experiment.
     """
 
+    clients: tuple[int, ...] = ()
     sampling_rate: float
     noise_multiplier: float
     delta: float
+    adjacency: Adjacency = "zero_out"
     steps: int
     charges: Callable[[int], Charges] = field(repr=False, compare=False)
-    adjacency: Adjacency = "zero_out"
-    clients: tuple[int, ...] = ()
 
     @property
     def text(self) -> str:
@@ -67,26 +78,16 @@ class BoundCurve:
 
     def to_json(self) -> dict[str, Any]:
         """Return the curve as a JSON value; an infinite ε is null, and an ε of None is left out."""
-        schedule = self.schedule
-        return {
-            "clients": list(schedule.clients),
-            "sampling_rate": schedule.sampling_rate,
-            "noise_multiplier": schedule.noise_multiplier,
-            "delta": schedule.delta,
-            "adjacency": schedule.adjacency,
-            "steps": schedule.steps,
-            "points": [
-                {
-                    "steps": steps,
-                    "epsilon": {
-                        bound.name: finite_or_none(epsilon)
-                        for bound, epsilon in zip(self.bounds, epsilons, strict=True)
-                        if epsilon is not None
-                    },
-                }
-                for steps, epsilons in self.points
-            ],
-        }
+        names = [bound.name for bound in self.bounds]
+        points = [
+            {
+                "steps": steps,
+                "epsilon": {n: x for n, x in zip(names, row, strict=True) if x is not None},
+            }
+            for steps, row in self.points
+        ]
+        schedule = {key: x for key, x in vars(self.schedule).items() if key != "charges"}
+        return json_value({**schedule, "points": points})
 
 
 def given_schedule(

@@ -1,7 +1,7 @@
 """Planned noise and ε of each client, and curves of ε by several bounds, without training."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median_low
@@ -10,12 +10,11 @@ from typing import Any
 from fedsim.accountant import zcdp_rho
 from fedsim.accountant.search import largest_count
 from fedsim.accountant.textbook.bounds import choose_bounds
-from fedsim.clients.mechanisms.plan import Accounting, PrivacyBudgetError, PrivacyPlan
+from fedsim.clients.mechanisms.plan import PrivacyBudgetError
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
 from fedsim.core.commands import Phases
 from fedsim.core.errors import InputError
-from fedsim.core.text_formats import finite_or_none
 from fedsim.experiment import Experiment, LoadedExperiment
 from fedsim.federation.assembly import (
     assemble,
@@ -31,9 +30,10 @@ from fedsim.planning.alternatives import (
     changed_plans,
     plan_cells,
     plan_correlations,
+    planned_epsilon,
     privacy_of,
 )
-from fedsim.planning.bounds import BoundCurve, CurveSchedule, bound_curve, even_numbers
+from fedsim.planning.bounds import BoundCurve, CurveSchedule, bound_curve, even_numbers, json_value
 
 
 def experiment_curves(
@@ -86,21 +86,20 @@ def client_kinds(federation: Federation) -> tuple[CurveSchedule, ...]:
             numbers = (plan.release.sampling_rate, plan.noise_multiplier, plan.delta)
             key = (plan.steps_to_take, *(f"{number:.6g}" for number in numbers))
             members.setdefault(key, []).append(client)
-    kinds = []
+    adjacency, kinds = privacy_of(federation.experiment).adjacency.name, list[CurveSchedule]()
     for clients in members.values():
         least = min(clients, key=lambda member: plans[member].release.effective_noise_multiplier)
         plan = plans[least]
-        kinds.append(
-            CurveSchedule(
-                sampling_rate=plan.release.sampling_rate,
-                noise_multiplier=plan.noise_multiplier,
-                delta=plan.delta,
-                steps=plan.steps_to_take,
-                charges=lambda count, plan=plan: tuple(plan.charges(0, count)),
-                adjacency=privacy_of(federation.experiment).adjacency.name,
-                clients=tuple(clients),
-            )
+        schedule = CurveSchedule(
+            clients=tuple(clients),
+            sampling_rate=plan.release.sampling_rate,
+            noise_multiplier=plan.noise_multiplier,
+            delta=plan.delta,
+            adjacency=adjacency,
+            steps=plan.steps_to_take,
+            charges=lambda count, plan=plan: tuple(plan.charges(0, count)),
         )
+        kinds.append(schedule)
     return tuple(kinds)
 
 
@@ -177,29 +176,29 @@ class Plan:
         clients: projected privacy spend of each client.
         median_client: number of the client with the median number of examples, of those that take a
             step if any does.
-        variations: projected spend of the median client, each with one setting changed.
         refusal: reason why `fedsim run` refuses the plan; None if it does not.
         note: warning that the batch size is too large for the smallest clients; None if it is not.
         warnings: the warnings about privacy that a run prints at its start, such as a δ that is too
             large.
         cells: plans of the experiment under every trust model and privacy unit.
-        bounds: ε by several bounds, for each group of clients with equal privacy settings; None if
-            no bounds were requested.
         correlations: for each kind of noise correlation, the noise of the models. Empty unless
             the privacy unit is the client, in central trust.
+        bounds: ε by several bounds, for each group of clients with equal privacy settings; None if
+            no bounds were requested.
+        variations: projected spend of the median client, each with one setting changed.
     """
 
     target_epsilon: float | None
+    rho: float | None
     clients: tuple[PlannedClient, ...]
     median_client: int
+    refusal: str | None
+    note: str | None
+    warnings: tuple[str, ...]
+    cells: tuple[PlannedCell, ...]
+    correlations: tuple[PlannedCorrelation, ...]
+    bounds: tuple[BoundCurve, ...] | None
     variations: tuple[Variation, ...]
-    refusal: str | None = None
-    note: str | None = None
-    warnings: tuple[str, ...] = ()
-    cells: tuple[PlannedCell, ...] = ()
-    bounds: tuple[BoundCurve, ...] | None = None
-    correlations: tuple[PlannedCorrelation, ...] = ()
-    rho: float | None = None
 
     @property
     def delta(self) -> float:
@@ -216,30 +215,19 @@ class Plan:
         content = {
             "delta": self.delta,
             "target_epsilon": self.target_epsilon,
-            "system_epsilon": finite_or_none(self.system_epsilon),
-            "rho": self.rho,
-            "clients": [
-                {
-                    **{key: x for key, x in vars(client).items() if key != "name" or x is not None},
-                    "epsilon": finite_or_none(client.epsilon),
-                    "curve": [[rounds, finite_or_none(value)] for rounds, value in client.curve],
-                }
-                for client in self.clients
-            ],
-            "median_client": self.median_client,
-            "refusal": self.refusal,
-            "note": self.note,
-            "warnings": list(self.warnings),
+            "system_epsilon": self.system_epsilon,
+            **vars(self),
+            "clients": [_known(vars(client), "name") for client in self.clients],
             "cells": [cell.to_json() for cell in self.cells],
-            "correlations": [vars(row) for row in self.correlations] or None,
+            "correlations": self.correlations or None,
             "bounds": None if self.bounds is None else [curve.to_json() for curve in self.bounds],
-            "variations": [
-                {**vars(variation), "epsilon": finite_or_none(variation.epsilon)}
-                for variation in self.variations
-            ],
         }
-        left_out = ("rho", "correlations", "bounds")  # where they are unknown
-        return {key: x for key, x in content.items() if key not in left_out or x is not None}
+        return json_value(_known(content, "rho", "correlations", "bounds"))
+
+
+def _known(content: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Return content without those of the named keys that are None."""
+    return {key: x for key, x in content.items() if key not in names or x is not None}
 
 
 def plan_experiment(
@@ -269,28 +257,24 @@ def plan_experiment(
     phases = phases or Phases()
     federation = assemble(loaded, ledger=None, phases=phases)
     phases.begin("projecting ε")
-    rounds = federation.plan.participation.planned_rounds()
-    clients = tuple(
-        _plan_client(federation, client, planned, curve=curves)
-        for client, planned in enumerate(rounds)
-    )
+    rounds = enumerate(federation.plan.participation.planned_rounds())
+    clients = tuple(_plan_client(federation, *planned, curve=curves) for planned in rounds)
     trained = [client for client in clients if client.steps] or clients
     middle = median_low(client.examples for client in trained)
     median = next(client for client in trained if client.examples == middle)
+    kinds = client_kinds(federation)
     plan = Plan(
         target_epsilon=privacy.target_epsilon,
+        rho=_largest_rho(federation, privacy),
         clients=clients,
         median_client=median.client,
-        variations=tuple(_variations(loaded, federation, median)),
         refusal=budget_refusal(federation),
         note=full_batch_note(loaded.experiment, federation.data.clients.sizes),
         warnings=tuple(privacy_warnings(federation)),
         cells=plan_cells(loaded, federation),
-        bounds=None
-        if further is None
-        else tuple(bound_curve(kind, further) for kind in client_kinds(federation)),
         correlations=plan_correlations(federation),
-        rho=_largest_rho(federation, privacy),
+        bounds=None if further is None else tuple(bound_curve(kind, further) for kind in kinds),
+        variations=tuple(_variations(loaded, federation, median)),
     )
     phases.end()
     return plan
@@ -311,11 +295,8 @@ def _plan_client(federation: Federation, client: int, rounds: int, *, curve: boo
     parts = range(1, _MAX_CURVE_POINTS + 1) if curve else (_MAX_CURVE_POINTS,)
     marks = sorted({max(1, round(rounds * k / _MAX_CURVE_POINTS)) for k in parts})
     steps_after = partial(federation.plan.steps.steps_after, client)
-    points = tuple(
-        (mark, _epsilon(plan, privacy, min(steps_after(mark), plan.steps_to_take)))
-        for mark in marks
-        if mark <= rounds
-    )
+    steps = {mark: min(steps_after(mark), plan.steps_to_take) for mark in marks if mark <= rounds}
+    points = tuple((mark, planned_epsilon(plan, privacy, taken)) for mark, taken in steps.items())
     return PlannedClient(
         client=client,
         examples=plan.examples,
@@ -351,20 +332,18 @@ def _affordable_rounds(federation: Federation, client: int, privacy: PrivacySett
     taken = federation.plan.steps.whole_rounds_in(client, plan.steps_to_take)
     if plan.release.correlation is not None:  # a run is charged whole: for these rounds only
         return taken
-    if taken and _epsilon(plan, privacy, steps_after(taken + 1)) > plan.target_epsilon:
+    if taken and planned_epsilon(plan, privacy, steps_after(taken + 1)) > plan.target_epsilon:
         return taken  # calibrated noise affords no further round, unless there are thousands
     planned = federation.plan.steps.whole_rounds_in(client, plan.planned_steps)
     most = _MAX_PLANNED_RUNS * max(planned, 1)
     affordable = largest_count(
-        lambda count: _epsilon(plan, privacy, steps_after(count)) if count <= most else math.inf,
+        lambda count: (
+            planned_epsilon(plan, privacy, steps_after(count)) if count <= most else math.inf
+        ),
         plan.target_epsilon,
         start=max(1, taken),
     )
     return affordable if affordable < most else None
-
-
-def _epsilon(plan: PrivacyPlan, privacy: PrivacySettings, steps: int) -> float:
-    return Accounting.of(privacy, plan.delta).epsilon(plan.charges(0, steps))
 
 
 def _variations(
@@ -378,7 +357,7 @@ def _variations(
         except (InputError, ValueError):
             continue  # it could not run, so there is nothing to compare
         plan = (planned.plan.clients or ())[client.client]
-        epsilon = _epsilon(plan, privacy_of(planned.experiment), plan.steps_to_take)
+        epsilon = planned_epsilon(plan, privacy_of(planned.experiment), plan.steps_to_take)
         yield Variation(change, plan.noise_multiplier, plan.steps_to_take, epsilon)
 
 
@@ -394,8 +373,8 @@ def _changes(experiment: Experiment, examples: int) -> Iterator[tuple[str, dict[
     if draws_batches:
         yield from _batches(experiment, privacy, examples)
     if privacy.accountant.orders is not None:
-        change = {"privacy.accountant.orders": None}
-        yield "the accountant's orders: privacy.accountant.orders=null", change
+        key = "privacy.accountant.orders"
+        yield f"the accountant's orders: {key}=null", {key: None}
     for factor, name in _FACTORS:
         rounds = max(1, round(experiment.federation.rounds * factor))
         yield f"{name} the rounds", {"federation.rounds": rounds}
