@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fedsim.runs.saved_model import Predictions
     from fedsim.runs.verification import Verification
 
+_PRINTED = ("summary", "privacy")  # files of a run, without .json
 _REPLAYED = ("rounds", "uploads", "charges")
 
 
@@ -53,18 +54,10 @@ def report_command(directory: str, as_json: bool) -> None:
         if not problems:
             save_report(run_directory, pages[0])
     if problems:
-        problem_lines = "\n".join(f"{directory}: {problem}" for problem in problems)
-        fail(
-            f"{problem_lines}\n{directory}: not sound, so report.html was not written",
-            ExitCode.FAILED,
-        )
+        found = (*problems, "not sound, so report.html was not written")
+        fail("\n".join(f"{directory}: {line}" for line in found), ExitCode.FAILED)
     if as_json:
-        print_json(
-            {
-                "summary": run_directory.read_json("summary.json"),
-                "privacy": run_directory.read_json("privacy.json"),
-            }
-        )
+        print_json({name: run_directory.read_json(f"{name}.json") for name in _PRINTED})
     else:
         print_result(run_directory)
 
@@ -97,9 +90,11 @@ def predict_command(
     for line in _score_lines(predictions):
         click.echo(line, err=True)
     if as_json:
-        print_json({"predictions": _predictions_json(predictions), "scores": predictions.scores})
+        columns = {name: [*map(_finite, cells)] for name, cells in predictions.columns.items()}
+        print_json({"predictions": columns, "scores": predictions.scores})
         return
-    text = _predictions_table(predictions)
+    rows = zip(*predictions.columns.values(), strict=True)
+    text = csv_text(predictions.columns, (map(_cell, row) for row in rows))
     if out is None:
         click.echo(text, nl=False)
     else:
@@ -107,22 +102,12 @@ def predict_command(
         click.echo(f"{len(predictions):,} predictions: {out}", err=True)
 
 
-def _predictions_json(predictions: "Predictions") -> dict[str, list[object]]:
-    """Return the columns of predictions by name, with null for numbers that are not finite."""
-    return {
-        name: [finite_or_none(value) if isinstance(value, float) else value for value in column]
-        for name, column in predictions.columns.items()
-    }
+def _finite(cell: object) -> object:
+    return finite_or_none(cell) if isinstance(cell, float) else cell
 
 
-def _predictions_table(predictions: "Predictions") -> str:
-    return csv_text(
-        predictions.columns,
-        (
-            [f"{cell:.6g}" if isinstance(cell, float) else cell for cell in row]
-            for row in zip(*predictions.columns.values(), strict=True)
-        ),
-    )
+def _cell(cell: object) -> object:
+    return f"{cell:.6g}" if isinstance(cell, float) else cell
 
 
 def _score_lines(predictions: "Predictions") -> list[str]:
@@ -133,14 +118,12 @@ def _score_lines(predictions: "Predictions") -> list[str]:
     from fedsim.report.contents import Scores
 
     scores = Scores.from_json(predictions.scores)
-    lines = [
-        f"{name} {metric_text(name, value)} on {len(predictions):,} examples"
-        for name, value in scores.metrics.items()
-        if name != "accuracy"
-    ]
+    texts = {name: f"{name} {metric_text(name, value)}" for name, value in scores.metrics.items()}
+    texts.pop("accuracy", None)  # the last one, with its baseline
     if scores.accuracy is not None:
         accuracy = metric_text("accuracy", scores.accuracy)
-        lines.append(f"accuracy {accuracy} ({scores.baseline}) on {len(predictions):,} examples")
+        texts["accuracy"] = f"accuracy {accuracy} ({scores.baseline})"
+    lines = [f"{text} on {len(predictions):,} examples" for text in texts.values()]
     return [*lines, *scores.lines, *(f"warning: {warning}" for warning in scores.warnings)]
 
 
@@ -192,22 +175,21 @@ def verify_command(
         return
     run_directory = RunDirectory.open(Path(directory))
     refuse_in_use(run_directory.path)
+    more = dict[str, dict[str, int]]()
     with shown_phases() as phases:
         phases.begin("checking the files and every ε")
         verification = verify_run(run_directory, root=root)
-        numbers: dict[str, int] | None = None
         if replay and not verification.problems:
             place = None if base is None else Path(base)
             replayed = OPTIONS["verify --replay"](run_directory, base=place, phases=phases)
-            numbers = {name: getattr(replayed, name) for name in _REPLAYED}
+            more["replayed"] = {name: getattr(replayed, name) for name in _REPLAYED}
             verification = replace(verification, problems=replayed.problems)
     lines = [f"{directory}: sound ({_spend_in_words(verification)})"]
     if verification.root is not None:
         lines.append(f"root: {verification.root}")
-    if numbers is not None:
-        repeated = ", ".join(f"{n} {name}" for name, n in numbers.items())
+    if "replayed" in more:
+        repeated = ", ".join(f"{n} {name}" for name, n in more["replayed"].items())
         lines.append(f"replayed: {repeated}, all as recorded")
-    more = {} if numbers is None else {"replayed": numbers}
     _print_check(directory, verification, lines, as_json=as_json, **more)
 
 
@@ -246,8 +228,6 @@ def _print_check(
 def _spend_in_words(verification: "Verification") -> str:
     from fedsim.core.formatting import epsilon_text
 
-    largest = max((client.recomputed for client in verification.clients), default=None)
-    text = "no privacy was claimed"
-    if largest is not None:
-        text = f"largest ε = {epsilon_text(largest)}"
-    return f"{len(verification.clients)} clients recomputed, {text}"
+    epsilons = [client.recomputed for client in verification.clients]
+    text = f"largest ε = {epsilon_text(max(epsilons))}" if epsilons else "no privacy was claimed"
+    return f"{len(epsilons)} clients recomputed, {text}"

@@ -66,10 +66,8 @@ def find_footprint(loaded: LoadedExperiment) -> Footprint:
     unread = named_table(experiment.federation.participation)
     single = (experiment.data.folder, loaded.table, unread and unread[1], experiment.model.init)
     named += [name for name in single if name is not None]
-    if experiment.privacy is not None:
-        named += [
-            entry.csv for entry in experiment.privacy.clients.values() if entry.csv is not None
-        ]
+    budgets = {} if experiment.privacy is None else experiment.privacy.clients
+    named += [entry.csv for entry in budgets.values() if entry.csv is not None]
     if experiment.secure_aggregation is not None:
         keys = experiment.secure_aggregation.keys
         named += [*keys.helper_files, *keys.client_files]
@@ -183,9 +181,7 @@ class DataFindings:
             "test_examples": len(data.test),
             "input_shape": data.input_shape,
             "test_range": self.test_range,
-            "test_classes": None
-            if classes is None
-            else [{"class": name, "examples": count} for name, count in classes.items()],
+            "test_classes": classes and [{"class": c, "examples": n} for c, n in classes.items()],
             "trained_values": self.federation.sizes["trained_parameters"],
             "hints": self.hints,
         }
