@@ -25,8 +25,8 @@ def check_participation(
     federation: FederationSettings, num_clients: int, round_sizes: RoundSizes, sections: Sections
 ) -> Mistakes:
     """Yield (key path, message) if a round has too many clients, or the ledger too many charges."""
-    path = ("federation", "clients_per_round")
-    yield from too_many_clients(path, federation.clients_per_round, num_clients)
+    given = federation.clients_per_round
+    yield from too_many_clients(("federation", "clients_per_round"), given, num_clients)
     rounds, charged = federation.rounds, round_sizes[1]
     if federation.participation.scheme == "poisson" and sections.privacy is not None:
         charged = num_clients  # also those that were not drawn
@@ -54,14 +54,23 @@ def check_weighting(federation: FederationSettings, privacy: PrivacySettings) ->
     )
 
 
-def check_max_share(federation: FederationSettings, round_sizes: RoundSizes) -> Mistakes:
-    """Yield (key path, message) if `max_share` of the weights is below 1 / (clients in a round)."""
-    share, (clients, _) = federation.weights.max_share, round_sizes
+def check_shares(federation: FederationSettings, round_sizes: RoundSizes) -> Mistakes:
+    """Yield (key path, message) for shares that rounds with so few clients do not allow.
+
+    These are `max_share`, the largest weight, and the share of stragglers that are dropped.
+    """
+    share, (clients, most) = federation.weights.max_share, round_sizes
     if share is not None and share * clients < 1:
         yield mistake(
             f"federation.weighting.max_share: must be at least 1/{clients}, the share of each of "
             f"the {clients} clients of a round under equal weights, got {value_text(share)}; raise "
             "it"
+        )
+    stragglers = federation.partial_work
+    if stragglers is not None and stragglers.on_partial == "drop" and most < 1:
+        yield mistake(
+            f"federation.partial_work: share {stragglers.share:g} leaves out every client of a "
+            "round; lower it, or use on_partial: keep"
         )
 
 
@@ -111,10 +120,8 @@ def check_budgets(privacy: PrivacySettings, num_clients: int) -> Mistakes:
 def check_budget_files(privacy: PrivacySettings, base: Path) -> Mistakes:
     """Yield (key path, message) for each file of privacy budgets that cannot be used."""
     for name, entry in privacy.clients.items():
-        if entry.csv is not None:
-            yield from messages_at(
-                ("privacy", "clients", name, "csv"), check_file(entry.csv, base, ".csv")
-            )
+        problem = None if entry.csv is None else check_file(entry.csv, base, ".csv")
+        yield from messages_at(("privacy", "clients", name, "csv"), problem)
 
 
 def check_faults(faults: list[FaultSettings], num_clients: int) -> Mistakes:
@@ -129,10 +136,8 @@ def check_stragglers(faults: list[FaultSettings], federation: FederationSettings
     """Yield (key path, message) for each straggler fault if the federation has no deadline."""
     for position, fault in enumerate(faults):
         if fault.kind == "straggler" and federation.deadline is None:
-            yield (
-                ("faults", position),
-                "a straggler needs a deadline to miss; set federation.deadline, in seconds",
-            )
+            rule = "a straggler needs a deadline to miss; set federation.deadline, in seconds"
+            yield ("faults", position), rule
 
 
 def _unknown_client(clients: int) -> str:
@@ -146,23 +151,32 @@ def check_clients_of_scheme(
     federation: FederationSettings, num_clients: int, round_sizes: RoundSizes
 ) -> Mistakes:
     """Yield (key path, message) if a participation scheme does not fit the number of clients."""
-    match federation.participation:
-        case CyclicParticipation() as cyclic:
-            yield from _check_groups(cyclic, num_clients)
-        case SeparatedParticipation() as separated:
-            yield from _check_turns(separated, num_clients, round_sizes[1])
-        case TraceParticipation() as trace:
-            yield from _check_trace(trace, federation.rounds, num_clients, round_sizes)
-        case BufferedParticipation() as buffered:
-            yield from _check_buffer(buffered, num_clients)
-        case _:
-            pass
+    settings = federation.participation
+    for key in ("groups", "concurrency", "buffer_size"):
+        number = getattr(settings, key, None)
+        if number is not None and number > num_clients:
+            yield mistake(
+                f"federation.participation.{key}: must be at most {num_clients}, the number of "
+                f"clients, got {number}"
+            )
+    if isinstance(settings, CyclicParticipation) and settings.members is not None:
+        yield from _check_members(settings, num_clients)
+    elif isinstance(settings, SeparatedParticipation):
+        yield from _check_turns(settings, num_clients, round_sizes[1])
+    elif isinstance(settings, TraceParticipation) and settings.availability is not None:
+        yield from _check_trace(settings, federation.rounds, num_clients, round_sizes)
+    elif isinstance(settings, BufferedParticipation):
+        durations = settings.durations
+        if isinstance(durations, DurationTable) and len(durations.values or ()) != num_clients:
+            yield mistake(
+                f"federation.participation.durations: has {len(durations.values or ())} durations "
+                f"for {num_clients} clients (data.partition.num_clients); write one for each client"
+            )
 
 
 def check_partial_work(federation: FederationSettings, sections: Sections) -> Mistakes:
     """Yield (key path, message) for settings that `federation.partial_work` does not allow."""
-    privacy, local = sections.privacy, sections.local
-    settings = federation.partial_work
+    privacy, local, settings = sections.privacy, sections.local, federation.partial_work
     if settings is None:
         return
     if federation.participation.scheme == "poisson" and privacy is not None:
@@ -177,34 +191,14 @@ def check_partial_work(federation: FederationSettings, sections: Sections) -> Mi
             "federation.partial_work: a round of one step has no part; set local.steps to 2 or "
             "more, or use on_partial: drop"
         )
-    if privacy is None or privacy.noise != "secure":
-        return
-    if privacy.sampling.scheme.divides_rounds:
+    if privacy is not None and privacy.noise == "secure" and privacy.sampling.scheme.divides_rounds:
         yield mistake(
             "federation.partial_work: secure noise divides the examples anew in rounds of equal "
             "length, and stragglers have shorter ones; use sampling: poisson, or on_partial: drop"
         )
 
 
-def check_dropped_work(federation: FederationSettings, round_sizes: RoundSizes) -> Mistakes:
-    """Yield (key path, message) if the share of stragglers leaves no client in a round."""
-    settings = federation.partial_work
-    if settings is not None and settings.on_partial == "drop" and round_sizes[1] < 1:
-        yield mistake(
-            f"federation.partial_work: share {settings.share:g} leaves out every client of a "
-            "round; lower it, or use on_partial: keep"
-        )
-
-
-def _check_groups(settings: CyclicParticipation, clients: int) -> Mistakes:
-    groups = settings.groups
-    if groups is not None and groups > clients:
-        yield mistake(
-            f"federation.participation.groups: must be at most {clients}, the number of clients, "
-            f"got {groups}"
-        )
-    if settings.members is None:
-        return
+def _check_members(settings: CyclicParticipation, clients: int) -> Mistakes:
     from fedsim.server.participation.participation import groups_of
 
     members = {client for group in groups_of(settings, clients) for client in group}
@@ -234,11 +228,9 @@ def _check_turns(settings: SeparatedParticipation, clients: int, per_round: int)
 def _check_trace(
     settings: TraceParticipation, rounds: int, clients: int, round_sizes: RoundSizes
 ) -> Mistakes:
-    if settings.availability is None:
-        return
     from fedsim.server.participation.schedules import TraceSchedule
 
-    named = TraceSchedule(0, clients, clients, settings.availability).clients
+    named = TraceSchedule(0, clients, clients, settings.availability or "").clients
     unknown = min((client for client in named if client >= clients), default=None)
     if unknown is not None:
         yield mistake(
@@ -252,37 +244,20 @@ def _check_trace(
         )
 
 
-def check_buffered_rounds(federation: FederationSettings) -> Mistakes:
-    """Yield (key path, message) if buffered rounds (FedBuff) also have `clients_per_round`."""
-    is_buffered = federation.participation.scheme == "buffered"
-    if is_buffered and federation.clients_per_round is not None:
+def check_buffered_rounds(federation: FederationSettings, sections: Sections) -> Mistakes:
+    """Yield (key path, message) for settings that buffered rounds (FedBuff) do not allow.
+
+    Their updates may be of an older model.
+    """
+    privacy = sections.privacy
+    if federation.participation.scheme != "buffered":
+        return
+    if federation.clients_per_round is not None:
         yield mistake(
             "federation.clients_per_round: a buffered round has buffer_size clients; remove "
             "clients_per_round, and set participation.buffer_size"
         )
-
-
-def _check_buffer(settings: BufferedParticipation, clients: int) -> Mistakes:
-    for key in ("concurrency", "buffer_size"):
-        if (number := getattr(settings, key)) > clients:
-            yield mistake(
-                f"federation.participation.{key}: must be at most {clients}, the number of "
-                f"clients, got {number}"
-            )
-    durations = settings.durations
-    if isinstance(durations, DurationTable) and len(durations.values or ()) != clients:
-        yield mistake(
-            f"federation.participation.durations: has {len(durations.values or ())} durations for "
-            f"{clients} clients (data.partition.num_clients); write one for each client"
-        )
-
-
-def check_stale_updates(federation: FederationSettings, sections: Sections) -> Mistakes:
-    """Yield (key path, message) for settings that do not allow updates of an older model."""
-    privacy, secure_aggregation = sections.privacy, sections.secure_aggregation
-    if federation.participation.scheme != "buffered":
-        return
-    if secure_aggregation is not None:
+    if sections.secure_aggregation is not None:
         yield mistake(
             "federation.participation.scheme: the server scales each update of a buffer by its own "
             "staleness, and secure_aggregation shows it sums only; remove secure_aggregation, or "
@@ -305,10 +280,10 @@ def check_stale_updates(federation: FederationSettings, sections: Sections) -> M
 
 def check_poisson_draws(federation: FederationSettings, sections: Sections) -> Mistakes:
     """Yield (key path, message) for settings that do not allow Poisson sampling of clients."""
-    privacy, secure_aggregation = sections.privacy, sections.secure_aggregation
+    privacy = sections.privacy
     if federation.participation.scheme != "poisson":
         return
-    if secure_aggregation is not None:
+    if sections.secure_aggregation is not None:
         yield mistake(
             "federation.participation.scheme: the parties of secure_aggregation see who takes part "
             "in a sum, and a draw may take fewer than min_clients; remove secure_aggregation, or "
