@@ -70,23 +70,23 @@ def check_data(data: DataSettings, base: Path) -> Mistakes:
 def _check_built_in(data: DataSettings, name: str, base: Path) -> Mistakes:
     entry = DATASETS[name]
     yield from _check_group(data, name)
-    if not entry.args.model_fields:
-        if data.args:
-            yield _ARGS, f"the built-in dataset {name!r} takes no arguments; remove args"
-        return
-    yield from args_messages(data.args, entry.args, _ARGS)
-    if data.folder is not None:
-        yield from messages_at((*_ARGS, "path"), check_folder(data.folder, base))
+    if entry.args.model_fields:
+        yield from args_messages(data.args, entry.args, _ARGS)
+        if data.folder is not None:
+            yield from messages_at((*_ARGS, "path"), check_folder(data.folder, base))
+    elif data.args:
+        yield _ARGS, f"the built-in dataset {name!r} takes no arguments; remove args"
 
 
 def _check_group(data: DataSettings, name: str) -> Mistakes:
     groups, wanted = DATASETS[name].groups, group_column(data.partition)
     if groups is None or wanted is None or wanted in groups:
         return
-    groups_text = f"it has {', '.join(map(repr, groups))}" if groups else "use another scheme"
-    is_column = data.partition.scheme == "column"
-    path = (*_PARTITION, *(("column",) if is_column else ("args", "partition_by")))
-    yield path, f"{name} has no column {wanted!r} that names clients; {groups_text}"
+    fix = f"it has {', '.join(map(repr, groups))}" if groups else "use another scheme"
+    key = "column" if data.partition.scheme == "column" else "args.partition_by"
+    yield mistake(
+        f"data.partition.{key}: {name} has no column {wanted!r} that names clients; {fix}"
+    )
 
 
 def _check_images(data: DataSettings) -> Mistakes:
@@ -155,41 +155,37 @@ def _check_file_dataset(data: DataSettings, dataset: FileDataset, base: Path) ->
     if dataset.path is not None and dataset.path.lower().endswith(".npz"):
         for key in ("columns", "test"):
             if getattr(dataset, key):
-                yield (
-                    (*_DATASET, key),
-                    "is for .csv and .parquet tables, and an .npz archive holds arrays of numbers; "
-                    f"remove {key} (the archive's own test set: x_test and {dataset.target}_test)",
+                yield mistake(
+                    f"data.dataset.{key}: is for .csv and .parquet tables, and an .npz archive "
+                    f"holds arrays of numbers; remove {key} (the archive's own test set: x_test "
+                    f"and {dataset.target}_test)"
                 )
     column = group_column(data.partition)
     if column is not None and column in dataset.columns:
-        yield (
-            (*_DATASET, "columns", column),
-            "this column divides the rows among clients and is no feature; remove it here",
-        )
+        rule = "this column divides the rows among clients and is no feature; remove it here"
+        yield (*_DATASET, "columns", column), rule
     if isinstance(data.partition, ColumnPartition) and column == dataset.target:
         yield mistake(
             f"data.partition.column: {column!r} is the target, and a client would hold one class; "
             "name another column, or use scheme: shards"
         )
     if data.features == "tokens":
+        rule = (
+            "makes numbers of the cells, and data.features is tokens; remove it, or drop the column"
+        )
         for name, settings in dataset.columns.items():
             if isinstance(settings, ColumnSettings) and name != dataset.target:
-                yield (
-                    (*_DATASET, "columns", name),
-                    "makes numbers of the cells, and data.features is tokens; remove it, or drop "
-                    "the column",
-                )
+                yield (*_DATASET, "columns", name), rule
 
 
 def check_objects(data: DataSettings, model: ModelSettings, runtime: RuntimeSettings) -> Mistakes:
     """Yield (key path, message) for Python objects if clients run in other processes."""
-    places = {_DATASET: data.dataset, ("model", "name"): model.name, ("model", "loss"): model.loss}
+    places = {"data.dataset": data.dataset, "model.name": model.name, "model.loss": model.loss}
     for path, given in places.items():
         if isinstance(given, PythonObject) and runtime.engine != "local":
-            yield (
-                path,
-                f"engine {runtime.engine} runs clients in other processes, which do not have this "
-                f"Python object; use engine: local, or {file_instead(given)}",
+            yield mistake(
+                f"{path}: engine {runtime.engine} runs clients in other processes, which do not "
+                f"have this Python object; use engine: local, or {file_instead(given)}"
             )
 
 
@@ -200,15 +196,10 @@ def check_model(model: ModelSettings, base: Path) -> Mistakes:
     yield from messages_at(("model", "name"), check_name(model.name, "model", MODELS, base))
     if model.init is not None:
         yield from messages_at(("model", "init"), check_file(model.init, base, ".safetensors"))
-    yield from _check_trained_part(model)
-    if model.name not in MODELS:
+    if model.name in MODELS:
+        yield from args_messages(model.args, MODELS[model.name].args, args)
+    else:
         yield from finite_messages(model.args, args)
-        return
-    yield from args_messages(model.args, MODELS[model.name].args, args)
-
-
-def _check_trained_part(model: ModelSettings) -> Mistakes:
-    """Check that one key selects what is trained, and that LoRA has a trained backbone."""
     if model.has_local_base and model.freeze:
         yield mistake(
             "model.freeze: with model.train or model.lora all other parameters are frozen; remove "
@@ -226,12 +217,11 @@ def check_features(sections: Sections) -> Mistakes:
     model, data = sections.model, sections.data
     if model is not None:
         yield from _check_transforms(model, data)
-    path: KeyPath = ("data", "features")
-    if data is not None and isinstance(data.dataset, str) and data.dataset in DATASETS:
-        yield from messages_at(path, token_mistake(data.dataset, data.features))
-    if data is None or data.features != "tokens":
+    if data is None:
         return
-    if model is not None and model.name in MODELS:
+    if isinstance(data.dataset, str) and data.dataset in DATASETS:
+        yield from messages_at(("data", "features"), token_mistake(data.dataset, data.features))
+    if data.features == "tokens" and model is not None and model.name in MODELS:
         yield mistake(
             f"data.features: the built-in model {model.name!r} takes numbers; use a model of your "
             "own that begins with an embedding, or features: numbers"
@@ -264,17 +254,15 @@ def check_views(local: LocalSettings, sections: Sections) -> Mistakes:
         return
     key = "augmentation_multiplicity" if local.augmentations is None else "augmentations"
     if data is not None and data.features == "tokens":
-        yield (
-            ("local", key),
-            "views shift, mirror or blur numbers, and data.features is tokens; remove "
-            "augmentation_multiplicity and augmentations",
+        yield mistake(
+            f"local.{key}: views shift, mirror or blur numbers, and data.features is tokens; "
+            "remove augmentation_multiplicity and augmentations"
         )
     if model is not None and model.features:
-        yield (
-            ("local", key),
-            "views are drawn anew in each step, and model.features transforms each example once, "
-            "before training; remove augmentation_multiplicity and augmentations, or "
-            "model.features",
+        yield mistake(
+            f"local.{key}: views are drawn anew in each step, and model.features transforms each "
+            "example once, before training; remove augmentation_multiplicity and augmentations, or "
+            "model.features"
         )
 
 
@@ -324,14 +312,12 @@ def check_early_stopping(
     evaluation = sections.evaluation
     if federation.early_stopping is None:
         return
-    metric, chosen = federation.early_stopping.metric, None
+    metric, task = federation.early_stopping.metric, TASK_OF_LOSS.get(model.loss)
     if evaluation is not None and evaluation.metrics is not None:
         chosen = [metric_key(name) for name in evaluation.metrics]
-    if chosen is None:  # those of the task; of a loss of one's own it is known later
-        task = TASK_OF_LOSS.get(model.loss)
-        chosen = ["mse", "r2"] if task == "regression" else ["accuracy"]
-        if task is None:
-            chosen += ["mse", "r2"]
+    else:  # those of the task; of a loss of one's own it is known later
+        tasks = {"regression": ["mse", "r2"], None: ["accuracy", "mse", "r2"]}
+        chosen = tasks.get(task, ["accuracy"])
     known = [LOSS, *(name for name in chosen if not name.endswith("_per_class"))]
     if metric not in known:
         yield mistake(
@@ -342,16 +328,15 @@ def check_early_stopping(
 
 def check_evaluation(evaluation: EvaluationSettings, sections: Sections) -> Mistakes:
     """Yield (key path, message) for mistakes in the evaluation on clients' held-out examples."""
-    privacy, secure_aggregation = sections.privacy, sections.secure_aggregation
     if evaluation.holdout is None:
         return
-    if privacy is not None:
+    if sections.privacy is not None:
         yield mistake(
             "evaluation.holdout: a client's score on its own examples is a release that no ε of "
             "this experiment covers; remove holdout (evaluation.holdout=null): scores on the "
             "server's public test set cost nothing"
         )
-    if secure_aggregation is not None:
+    if sections.secure_aggregation is not None:
         yield mistake(
             "evaluation.holdout: clients send their scores in clear, beside updates that "
             "secure_aggregation hides; remove holdout, or the section secure_aggregation"
@@ -393,5 +378,5 @@ def check_personalization(personalization: PersonalizationSettings, sections: Se
 def check_trackers(runtime: RuntimeSettings, base: Path) -> Mistakes:
     """Yield (key path, message) for mistakes in `runtime.trackers`; no plug-in is imported."""
     for index, name in enumerate(runtime.trackers):
-        mistake = check_name(name, "tracker", TRACKERS, base)
-        yield from messages_at(("runtime", "trackers", index), mistake)
+        problem = check_name(name, "tracker", TRACKERS, base)
+        yield from messages_at(("runtime", "trackers", index), problem)

@@ -41,16 +41,20 @@ def check_perturbation(privacy: PrivacySettings, sections: Sections) -> Mistakes
     yield from _check_view(privacy, KINDS[settings.name])
     if not isinstance(settings, BoundedExamplesSettings):
         return
-    if "adjacency_of_mechanism" in unmet(privacy.choices()):
-        why = _WHY_NO_ADD_REMOVE[settings.name]
-        yield mistake(
-            "privacy.adjacency: add_remove keeps client sizes private, and with mechanism: "
-            f"{settings.name} {why}; use zero_out or replace_one"
-        )
+    why, failed = _WHY_NO_ADD_REMOVE[settings.name], unmet(privacy.choices())
+    lines = {
+        "adjacency_of_mechanism": "privacy.adjacency: add_remove keeps client sizes private, and "
+        f"with mechanism: {settings.name} {why}; use zero_out or replace_one",
+        "noise_of_mechanism": f"privacy.noise: with mechanism: {settings.name} a process makes the "
+        "noisy examples again from the seed, and secure noise would be another release; use "
+        f"noise: seeded, {_GRADIENT}",
+    }
+    yield from (mistake(line) for condition, line in lines.items() if condition in failed)
     yield from _check_gradient_keys(privacy, settings.name)
     if sections.model is not None:
         yield from _check_loss(settings, sections.model)
-    yield from _CHECKS[settings.name](sections, privacy)
+    if settings.name == "output_perturbation":
+        yield from _check_output(sections, privacy)
 
 
 def _check_output(sections: Sections, privacy: PrivacySettings) -> Mistakes:
@@ -85,17 +89,6 @@ def check_local_steps(algorithm: Algorithm, name: str, privacy: PrivacySettings 
         )
 
 
-def _check_input(sections: Sections, privacy: PrivacySettings) -> Mistakes:
-    """Check that the noisy examples can be regenerated from the seed."""
-    if "noise_of_mechanism" in unmet(privacy.choices()):
-        yield mistake(
-            "privacy.noise: with mechanism: input_perturbation a process makes the noisy examples "
-            "again from the seed, and secure noise would be another release; use noise: seeded, "
-            f"{_GRADIENT}"
-        )
-
-
-_CHECKS = {"output_perturbation": _check_output, "input_perturbation": _check_input}
 _WHY_NO_ADD_REMOVE = {
     "output_perturbation": "the mean loss is divided by the number of examples",
     "input_perturbation": "there is one noisy row for each example",
@@ -245,30 +238,24 @@ _UNIT = (
     "write unit: client, without a bound: votes have a fixed size"
 )
 # Keys that mean the same as in other tasks; every other one must have its default.
-_USED: dict[str, frozenset[str]] = {
-    "federation": frozenset({"rounds", "deadline", "min_participants"}),
-    "local": frozenset(
-        {
-            "steps",
-            "batch_size",
-            "max_physical_batch",
-            "optimizer",
-            "augmentation_multiplicity",
-            "augmentations",
-            "vectorized_clients",
-        }
-    ),
-    "privacy": frozenset(
-        {
-            "unit",
-            "trust",
-            "target_epsilon",
-            "noise_multiplier",
-            "delta",
-            "accountant",
-            "clients",
-        }
-    ),
+_USED = {
+    "federation.rounds",
+    "federation.deadline",
+    "federation.min_participants",
+    "local.steps",
+    "local.batch_size",
+    "local.max_physical_batch",
+    "local.optimizer",
+    "local.augmentation_multiplicity",
+    "local.augmentations",
+    "local.vectorized_clients",
+    "privacy.unit",
+    "privacy.trust",
+    "privacy.target_epsilon",
+    "privacy.noise_multiplier",
+    "privacy.delta",
+    "privacy.accountant",
+    "privacy.clients",
 }
 _WHY = {
     "max_update_norm": "votes have a fixed size, and nothing is clipped",
@@ -320,10 +307,10 @@ def _check_defaults(section: str, settings: Settings) -> Mistakes:
         settings: the content of the section.
     """
     for key, field in type(settings).model_fields.items():
-        if key in _USED[section] or getattr(settings, key) in (field.default, _DEFAULTS.get(key)):
-            continue
-        why = _WHY.get(key, "a teacher trains once, and then its client only votes")
-        yield (section, key), f"has no place in task: pate, since {why}; remove {key}"
+        is_set = getattr(settings, key) not in (field.default, _DEFAULTS.get(key))
+        if is_set and f"{section}.{key}" not in _USED:
+            why = _WHY.get(key, "a teacher trains once, and then its client only votes")
+            yield (section, key), f"has no place in task: pate, since {why}; remove {key}"
 
 
 def _check_batches(pate: PateSettings, rounds: int) -> Mistakes:

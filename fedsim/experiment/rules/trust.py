@@ -20,17 +20,13 @@ from fedsim.server.settings import FederationSettings
 
 _WHY = "with unit: client nothing is released of single examples"
 # Keys of the section that act on examples: the values that are allowed, and the fix.
+_BATCHES = "remove sampling: local training draws batches as without privacy"
+_CLIPPING = "use clipping: flat or adaptive, of the whole update"
 _EXAMPLE_KEYS: dict[str, tuple[tuple[object, ...], str]] = {
-    "sampling.name": (
-        ("poisson",),
-        "remove sampling: local training draws batches as without privacy",
-    ),
+    "sampling.name": (("poisson",), _BATCHES),
     "sampling.rate": ((None,), "remove the rate; local.batch_size sets the batches"),
     "clipping.groups": (({},), "remove groups: one bound is for the whole update"),
-    "clipping.name": (
-        LINEAR_CLIPPINGS["client"],
-        "use clipping: flat or adaptive, of the whole update",
-    ),
+    "clipping.name": (LINEAR_CLIPPINGS["client"], _CLIPPING),
 }
 
 
@@ -57,10 +53,8 @@ def _check_client_unit(privacy: PrivacySettings, sections: Sections, *, votes: b
         if attrgetter(key)(privacy) not in allowed:
             yield ("privacy", *key.removesuffix(".name").split(".")), f"{_WHY}; {fix}"
     for path, key in example_keys_of_clients(privacy):
-        yield (
-            path,
-            f"{key} acts on examples, and {_WHY}; remove it: all clients have one max_update_norm",
-        )
+        fix = "remove it: all clients have one max_update_norm"
+        yield path, f"{key} acts on examples, and {_WHY}; {fix}"
     if privacy.clipping.name == "adaptive" and privacy.trust.fallback_epsilon is not None:
         yield mistake(
             "privacy.trust.fallback_epsilon: has no share of the noise planned for the bit that "
@@ -123,9 +117,7 @@ def check_trust(privacy: PrivacySettings, sections: Sections) -> Mistakes:
     if secure is not None:
         yield from _check_grid(secure)
     if not privacy.release_kind.protects_client:
-        if local is not None:
-            yield from _check_one_step(privacy.trust.name, local, failed)
-        yield from _check_noise(privacy, failed)
+        yield from _check_step(privacy, local, failed)
     if privacy.on_exhausted != "refuse":
         yield mistake(
             "privacy.on_exhausted: the noise of a sum is planned for the whole run, so no client "
@@ -184,36 +176,31 @@ def _check_grid(secure: SecureAggregationSettings) -> Mistakes:
     """Check that the file sets no encoding other than the integer grid of the noise."""
     for key, value in secure.encoding:
         if key in _GRID_KEYS and value != EncodingSettings.model_fields[key].default:
-            yield (
-                ("secure_aggregation", "encoding", key),
-                "a noisy sum adds integers of the noise's own grid, in 64 bits and with weight 1; "
-                f"remove {key}",
+            yield mistake(
+                f"secure_aggregation.encoding.{key}: a noisy sum adds integers of the noise's own "
+                f"grid, in 64 bits and with weight 1; remove {key}"
             )
 
 
-def _check_one_step(trust: str, local: LocalSettings, failed: Collection[str]) -> Mistakes:
-    """Check that an upload consists of one noisy step and is linear in its noise."""
-    if local.epochs is not None:
+def _check_step(
+    privacy: PrivacySettings, local: LocalSettings | None, failed: Collection[str]
+) -> Mistakes:
+    """Check that an upload is one step, linear in its noise, with a proof for sums of such steps.
+
+    The step has a Poisson batch, a fixed clip norm and independent Gaussian noise.
+    """
+    trust, clippings = privacy.trust.name, LINEAR_CLIPPINGS["example"]
+    if local is not None and local.epochs is not None:
         yield mistake(
             f"local.epochs: gives several steps a round, and trust: {trust} needs exactly one: a "
             "client's second step would depend on its own first one, which no other noise "
             "protects; set steps: 1"
         )
-    elif "one_step" in failed:
+    elif local is not None and "one_step" in failed:
         yield mistake(
             f"local.steps: must be 1 with trust: {trust}, got {local.steps}: a client's second "
             "step would depend on its own first one, which no other noise protects; use more rounds"
         )
-    if "plain_sgd" in failed:
-        yield mistake(
-            f"local.optimizer: must be sgd without momentum and weight_decay with trust: {trust}: "
-            "the upload must be linear in the noise; use federation.strategy: fedavgm for momentum"
-        )
-
-
-def _check_noise(privacy: PrivacySettings, failed: Collection[str]) -> Mistakes:
-    """Check that a step uses a Poisson batch, a fixed clip norm and independent Gaussian noise."""
-    trust, clippings = privacy.trust.name, LINEAR_CLIPPINGS["example"]
     if privacy.clipping.groups and "sum_clipping" in failed:
         yield mistake(
             f"privacy.clipping.groups: trust: {trust} has no proof for groups of parameters, whose "
@@ -224,17 +211,16 @@ def _check_noise(privacy: PrivacySettings, failed: Collection[str]) -> Mistakes:
             f"privacy.clipping: trust: {trust} has no proof for clipping {privacy.clipping.name}; "
             f"use {' or '.join(clippings)}"
         )
-    if "poisson_batches" in failed:
-        yield mistake(
-            f"privacy.sampling: trust: {trust} has no proof for sampling {privacy.sampling.name}; "
-            "use poisson"
-        )
-    if "cell_of_correlation" in failed:
-        correlation = privacy.choices().correlation
-        yield mistake(
-            f"privacy.noise_correlation: trust: {trust} has no proof for noise_correlation "
-            f"{correlation}; use none"
-        )
+    lines = {
+        "plain_sgd": "local.optimizer: must be sgd without momentum and weight_decay with trust: "
+        f"{trust}: the upload must be linear in the noise; use federation.strategy: fedavgm for "
+        "momentum",
+        "poisson_batches": f"privacy.sampling: trust: {trust} has no proof for sampling "
+        f"{privacy.sampling.name}; use poisson",
+        "cell_of_correlation": f"privacy.noise_correlation: trust: {trust} has no proof for "
+        f"noise_correlation {privacy.choices().correlation}; use none",
+    }
+    yield from (mistake(line) for condition, line in lines.items() if condition in failed)
 
 
 def check_secure_aggregation(
@@ -261,12 +247,12 @@ def check_secure_aggregation(
             yield (*section, name), f"no such metric; choose from {known}"
 
 
-def check_min_clients(
+def check_secure_sums(
     secure_aggregation: SecureAggregationSettings,
     federation: FederationSettings,
     round_sizes: RoundSizes,
 ) -> Mistakes:
-    """Yield (key path, message) if a secure sum requires more clients than a round has."""
+    """Yield (key path, message) if rounds have too few clients for a sum, or too many."""
     secure, (fewest, clients) = secure_aggregation, round_sizes
     if secure.min_clients > fewest:
         of_round = "a round" if fewest == clients else "the smallest round"
@@ -283,14 +269,11 @@ def check_min_clients(
             f"secure_aggregation.protocol.threshold: must be above half of the {clients} clients "
             f"of a round and at most all of them, got {threshold}; use auto"
         )
+    yield from _check_ring(secure, clients, weighted=not federation.weights.is_uniform)
 
 
-def check_ring(
-    secure_aggregation: SecureAggregationSettings,
-    federation: FederationSettings,
-    round_sizes: RoundSizes,
-) -> Mistakes:
-    """Yield (key path, message) if a secure sum can overflow the range of its integers."""
+def _check_ring(secure: SecureAggregationSettings, clients: int, *, weighted: bool) -> Mistakes:
+    """Check that no secure sum can overflow the range of its integers."""
     # Imported here: numpy is slow to import, and most files do not need it.
     from fedsim.secagg.encoding import FixedPointEncoder
     from fedsim.secagg.errors import CapacityError
@@ -298,11 +281,9 @@ def check_ring(
 
     try:
         encoder = FixedPointEncoder.from_settings(
-            secure_aggregation.encoding,
-            num_clients=round_sizes[1],
-            weighted=not federation.weights.is_uniform,
+            secure.encoding, num_clients=clients, weighted=weighted
         )
-        MetricGrids.from_bounds(secure_aggregation.metrics, encoder)
+        MetricGrids.from_bounds(secure.metrics, encoder)
     except CapacityError as error:
         yield mistake(f"secure_aggregation: the sum does not fit into the ring: {error}")
 
@@ -315,8 +296,7 @@ def check_client_keys(secure_aggregation: SecureAggregationSettings, num_clients
     for name in ("client_fingerprints", "client_files"):
         named = len(getattr(secure_aggregation.keys, name))
         if named not in (0, num_clients):
-            yield (
-                ("secure_aggregation", "keys", name),
-                f"names {named} keys for {num_clients} clients "
-                "(data.partition.num_clients); name one for each client, in their order, or none",
+            yield mistake(
+                f"secure_aggregation.keys.{name}: names {named} keys for {num_clients} clients "
+                "(data.partition.num_clients); name one for each client, in their order, or none"
             )
