@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from fedsim.core.formatting import count_text
 from fedsim.experiment.errors import (
     ExperimentError,
     KeyPath,
@@ -39,17 +40,11 @@ def parse_overrides(overrides: Overrides, problems: list[Problem]) -> list[Overr
     if isinstance(overrides, str):  # one override, not its letters
         overrides = [overrides]
     parsed: list[Override] = []
-    if isinstance(overrides, Mapping):
-        for key, value in overrides.items():
-            path = _path(key if isinstance(key, str) else value_text(key), problems)
-            if path is not None:
-                node = from_python(value, COMMAND_LINE, problems, path)
-                parsed.append(Override(path, node))
-        return parsed
-    for item in overrides:
-        override = item if isinstance(item, Override) else _parse(item, problems)
-        if override is not None:
-            parsed.append(override)
+    for item in overrides.items() if isinstance(overrides, Mapping) else overrides:
+        try:
+            parsed.append(item if isinstance(item, Override) else _parse(item, problems))
+        except _OverrideError as error:
+            problems.append(COMMAND_LINE.problem((), str(error)))
     return parsed
 
 
@@ -71,33 +66,32 @@ def apply_overrides(
     for override in overrides:
         try:
             root = _set(root, override.path, (), override.node, shape)
-        except _CannotSetError as error:
+        except _OverrideError as error:
             problems.append(override.node.location.problem(override.path, str(error)))
     return root
 
 
-class _CannotSetError(Exception):
-    """The path of an override does not exist."""
+class _OverrideError(Exception):
+    """What is no override, or cannot be set as its path does not exist."""
 
 
-def _parse(text: str, problems: list[Problem]) -> Override | None:
-    key, equals, value = text.partition("=")
+def _parse(given: str | tuple[object, object], problems: list[Problem]) -> Override:
+    """Return the override of a text `key.path=value`, or of a key and its value."""
+    if isinstance(given, tuple):
+        key, value = given
+        path = _path(key if isinstance(key, str) else value_text(key))
+        return Override(path, from_python(value, COMMAND_LINE, problems, path))
+    key, equals, text = given.partition("=")
     if not equals:
-        message = f"{shorten(repr(text))} is not an override; write key.path=value"
-        problems.append(COMMAND_LINE.problem((), message))
-        return None
-    path = _path(key.strip(), problems)
-    if path is None:
-        return None
-    return Override(path, _value(path, value, problems))
+        raise _OverrideError(f"{shorten(repr(given))} is not an override; write key.path=value")
+    path = _path(key.strip())
+    return Override(path, _value(path, text, problems))
 
 
-def _path(key: str, problems: list[Problem]) -> tuple[str, ...] | None:
+def _path(key: str) -> tuple[str, ...]:
     path = tuple(key.split("."))
     if not all(path) or not is_utf8_text(key) or len(path) > MAX_DEPTH:
-        message = f"{shorten(repr(key))} is not a key; write key.path=value"
-        problems.append(COMMAND_LINE.problem((), message))
-        return None
+        raise _OverrideError(f"{shorten(repr(key))} is not a key; write key.path=value")
     return path
 
 
@@ -112,9 +106,7 @@ def _value(path: KeyPath, text: str, problems: list[Problem]) -> Node:
         node = parse_yaml(text, COMMAND_LINE.source, mistakes, has_lines=False)
     except ExperimentError as error:
         mistakes, node = list(error.problems), Node(None, COMMAND_LINE, broken=True)
-    problems += [
-        COMMAND_LINE.problem((*path, *mistake.path), mistake.message) for mistake in mistakes
-    ]
+    problems += [COMMAND_LINE.problem((*path, *each.path), each.message) for each in mistakes]
     return node
 
 
@@ -129,20 +121,16 @@ def _set(node: Node, path: tuple[str, ...], done: KeyPath, new: Node, shape: Sha
         return replace(node, value=[*node.value[:index], item, *node.value[index + 1 :]])
     node = _with_tag(node, shape, key)
     if node.value is not None and not isinstance(node.value, dict):
-        raise _CannotSetError(f"{path_text(done)} is a single value and has no keys")
+        raise _OverrideError(f"{path_text(done)} is a single value and has no keys")
     entries = node.value or {}
     below = child_shape(_variant(entries, shape), key)
     former = entries[key].node if key in entries else Node(None, new.location)
     entry = Entry(new.location, _set(former, rest, (*done, key), new, below))
     changed = {**entries, key: entry}
+    has_args = isinstance(shape, type) and {"name", "args"} <= shape.model_fields.keys()
     if isinstance(shape, TaggedUnion) and key == shape.tag:
         changed = _drop_former_variant(changed, former, entry.node, shape)
-    elif (
-        key == "name"
-        and former.value != entry.node.value
-        and isinstance(shape, type)
-        and {"name", "args"} <= shape.model_fields.keys()
-    ):
+    elif has_args and key == "name" and former.value != entry.node.value:
         changed = _drop_former_args(changed, entry.node)
     location = node.location if node.value is not None else new.location
     return replace(node, value=changed, location=location)
@@ -150,10 +138,11 @@ def _set(node: Node, path: tuple[str, ...], done: KeyPath, new: Node, shape: Sha
 
 def _index(items: list[Node], key: str, done: KeyPath) -> int:
     if not (key.isascii() and key.isdigit()):
-        raise _CannotSetError(f"{path_text(done)} is a list; use the number of an item")
+        raise _OverrideError(f"{path_text(done)} is a list; use the number of an item")
     if len(key) > 9 or int(key) >= len(items):
-        noun = "item" if len(items) == 1 else "items"
-        raise _CannotSetError(f"{path_text(done)} has {len(items)} {noun}, counted from 0")
+        raise _OverrideError(
+            f"{path_text(done)} has {count_text(len(items), 'item')}, counted from 0"
+        )
     return int(key)
 
 
@@ -194,8 +183,5 @@ def _drop_former_args(entries: dict[str, Entry], chosen: Node) -> dict[str, Entr
 
 def _without(entries: dict[str, Entry], keys: Collection[str], chosen: Node) -> dict[str, Entry]:
     """Return the entries without those keys that come from another source than a chosen value."""
-    return {
-        key: entry
-        for key, entry in entries.items()
-        if key not in keys or entry.key.source == chosen.location.source
-    }
+    source = chosen.location.source
+    return {k: entry for k, entry in entries.items() if k not in keys or entry.key.source == source}

@@ -195,17 +195,15 @@ def _durations(path: Path, column: str) -> list[float]:
         client = _number(path, line, row, "client", 0, MAX_CLIENTS - 1)
         if client in durations:
             raise _TableError(f"line {line}: client {client} has two lines; remove one")
+        rule, given = f"line {line}: {column} must be", f"got {row[column]!r}"
         try:
             durations[client] = float(row[column])
         except ValueError:
-            raise _TableError(
-                f"line {line}: {column} must be a number, got {row[column]!r}"
-            ) from None
+            raise _TableError(f"{rule} a number, {given}") from None
         if not durations[client] > 0:
-            raise _TableError(f"line {line}: {column} must be > 0, got {row[column]!r}")
-    missing = next((client for client in range(len(durations)) if client not in durations), None)
-    if missing is not None:
-        raise _TableError(f"client {missing} has no line; write one line for each client")
+            raise _TableError(f"{rule} > 0, {given}")
+    if missing := set(range(len(durations))) - durations.keys():
+        raise _TableError(f"client {min(missing)} has no line; write one line for each client")
     return [durations[client] for client in range(len(durations))]
 
 
