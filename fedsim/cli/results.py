@@ -206,15 +206,8 @@ def _print_check(
         more: further keys of the JSON.
     """
     if as_json:
-        print_json(
-            {
-                "sound": not found.problems,
-                "problems": list(found.problems),
-                "unchecked": list(found.unchecked),
-                "root": found.root,
-                **more,
-            }
-        )
+        facts = {name: getattr(found, name) for name in ("problems", "unchecked", "root")}
+        print_json({"sound": not found.problems, **facts, **more})
     elif found.problems:
         click.echo("\n".join(f"{directory}: {problem}" for problem in found.problems), err=True)
     else:

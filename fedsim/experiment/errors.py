@@ -64,9 +64,7 @@ def any_of(choices: Sequence[str]) -> str:
 
 def closest(word: str, options: Iterable[str]) -> str | None:
     """Return the option that `word` most likely misspells, or None if no option is close."""
-    by_form: dict[str, str] = {}
-    for option in options:
-        by_form.setdefault(_form(option), option)
+    by_form = {_form(option): option for option in reversed([*options])}  # the first one counts
     form = _form(word[:_MAX_VALUE_CHARS])
     if is_synonym(word, by_form):
         return by_form[_SYNONYMS[form]]

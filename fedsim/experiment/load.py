@@ -26,41 +26,14 @@ from fedsim.experiment.tree import Location, Node, from_python, is_broken, locat
 from fedsim.experiment.yaml_loader import parse_yaml
 from fedsim.server.settings import FederationSettings
 
-RULES: tuple[Callable[..., Mistakes], ...] = (
-    data.check_data,
-    data.check_model,
-    data.check_objects,
-    data.check_features,
-    algorithm.check_algorithm,
-    algorithm.check_least_clients,
-    algorithm.check_built_in_declaration,
-    clients.check_participation,
-    clients.check_buffered_rounds,
-    clients.check_clients_of_scheme,
-    clients.check_partial_work,
-    clients.check_poisson_draws,
-    clients.check_weighting,
-    clients.check_shares,
-    clients.check_sampling_rate,
-    mechanisms.check_perturbation,
-    clients.check_lr_schedule,
-    clients.check_budgets,
-    clients.check_faults,
-    clients.check_stragglers,
-    trust.check_secure_aggregation,
-    trust.check_secure_sums,
-    trust.check_client_keys,
-    data.check_test_metrics,
-    data.check_early_stopping,
-    data.check_evaluation,
-    data.check_evaluated_clients,
-    data.check_personalization,
-    data.check_views,
-    mechanisms.check_pate,
-    mechanisms.check_zeroth_order,
-    trust.check_trust,
-    clients.check_budget_files,
-    data.check_trackers,
+# Called once an algorithm is assembled; each other function `check_...` of these modules is a rule.
+_OF_ALGORITHMS = {"check_declaration", "check_local_steps"}
+RULES: tuple[Callable[..., Mistakes], ...] = tuple(
+    rule
+    for module in (data, algorithm, clients, mechanisms, trust)
+    for name, rule in vars(module).items()
+    if name.startswith("check_") and rule.__module__ == module.__name__
+    if name not in _OF_ALGORITHMS
 )
 """The rules, in the order of their messages.
 

@@ -1,7 +1,7 @@
 """Rules between the keys of an experiment file, with one module for each part of the file.
 
-A rule is a function that yields (path, message) for each mistake. It runs if all sections that it
-reads are valid (`Sections`), even if other sections have mistakes.
+A rule is a function `check_...` that yields (path, message) for each mistake. It runs if all
+sections that it reads are valid (`Sections`), even if other sections have mistakes.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
