@@ -156,13 +156,11 @@ class _MessageBuilder:
     def messages(self, error: ValidationError) -> Mistakes:
         errors = error.errors(include_url=False, include_input=False)
         first = [(each, locate_error(self._model, each["loc"])) for each in errors[:MAX_REPORTED]]
-        for details, place in first:
+        relevant = [mistake for mistake in first if self._is_relevant(*mistake)]
+        for details, place in relevant:
             yield from self._unknown_keys(details, place)
-        for details, place in first:
-            if details["type"] != "extra_forbidden" and self._is_relevant(details, place):
-                path, message = self._message(details, place)
-                if path not in self._explained_paths:
-                    yield path, message
+        known = [self._message(*each) for each in relevant if each[0]["type"] != "extra_forbidden"]
+        yield from (message for message in known if message[0] not in self._explained_paths)
         if len(errors) > MAX_REPORTED:
             yield (), f"{len(errors) - MAX_REPORTED:,} more mistakes; fix the first ones"
 
@@ -178,7 +176,7 @@ class _MessageBuilder:
     def _unknown_keys(self, details: ErrorDetails, place: ErrorPlace) -> Mistakes:
         """Yield errors of unknown keys, which pydantic omits in a union without its tag."""
         path = place.path
-        if details["type"] == "extra_forbidden" and self._is_relevant(details, place):
+        if details["type"] == "extra_forbidden":
             yield path, self._unknown_key_message(path, place.parent)
         elif details["type"] == "union_tag_not_found":
             shape = self._shape(path)

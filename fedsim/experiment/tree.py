@@ -147,15 +147,15 @@ def from_python(
     if value is None or isinstance(value, bool):
         return Node(value, location)
     if isinstance(value, numbers.Real):
-        return _from_number(value, location, problems, path)
+        number = _python_number(value)
+        if isinstance(number, str):
+            return _broken(location, problems, path, number)
+        return Node(number, location)
+    refused = f"a {type(value).__name__} cannot be written in YAML"
     if (given := object_of(value)) is not None:
         if takes_object(path):
             return Node(given, location)
-        kind = type(value).__name__
-        message = (
-            f"a {kind} cannot be written in YAML, and only {PLACES} take Python objects; "
-            f"{file_instead(given)}"
-        )
+        message = f"{refused}, and only {PLACES} take Python objects; {file_instead(given)}"
         return _broken(location, problems, path, message)
     if takes_object(path) and (message := refusal(value, path)):
         return _broken(location, problems, path, message)
@@ -168,24 +168,21 @@ def from_python(
         return Node(items, location, size=size)
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str):
-        kind = type(value).__name__
-        return _broken(location, problems, path, f"a {kind} cannot be written in YAML")
+        return _broken(location, problems, path, refused)
     if not is_utf8_text(text):
         return _broken(location, problems, path, "is not valid Unicode text")
     return Node(text if isinstance(text, PythonObject) else str.__str__(text), location)
 
 
-def _from_number(
-    value: numbers.Real, location: Location, problems: list[Problem], path: KeyPath
-) -> Node:
-    if not isinstance(value, numbers.Integral):
-        try:
-            return Node(float(value), location)
-        except OverflowError:
-            return _broken(location, problems, path, "is too large for a number")
-    if abs(int(value)) >= 10**MAX_DIGITS:
-        return _broken(location, problems, path, "number with too many digits")
-    return Node(int(value), location)
+def _python_number(value: numbers.Real) -> float | str:
+    """Return a number as Python's own, or what is wrong with it."""
+    if isinstance(value, numbers.Integral):
+        is_long = abs(int(value)) >= 10**MAX_DIGITS
+        return "number with too many digits" if is_long else int(value)
+    try:
+        return float(value)
+    except OverflowError:
+        return "is too large for a number"
 
 
 def _from_mapping(

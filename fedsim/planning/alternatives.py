@@ -145,11 +145,11 @@ def plan_cells(loaded: LoadedExperiment, federation: Federation) -> tuple[Planne
     """
     privacy = privacy_of(loaded.experiment)
     own = privacy.trust.name, privacy.unit
+    if privacy.release_kind.local_trust_only:
+        return (_planned(federation, is_own=True),)
     return tuple(
-        _planned(federation, is_own=True)
-        if (trust, unit) == own
-        else plan_cell(loaded, federation, trust, unit)
-        for trust, unit in ((own,) if privacy.release_kind.local_trust_only else CELLS)
+        _planned(federation, is_own=True) if cell == own else plan_cell(loaded, federation, *cell)
+        for cell in CELLS
     )
 
 
