@@ -71,12 +71,7 @@ _OF_RUNS = ("baseline", "metric", "out")
 @click.option("--quiet", "-q", is_flag=True, help="Print only the result, no progress.")
 @json_option
 def compare_command(
-    sources: tuple[str, ...],
-    *,
-    select: bool,
-    quiet: bool,
-    as_json: bool,
-    **options: Any,
+    sources: tuple[str, ...], *, select: bool, quiet: bool, as_json: bool, **options: Any
 ) -> None:
     """Compare variants of an experiment with the same seeds, or runs that exist.
 
@@ -126,12 +121,7 @@ def compare_command(
 
 
 def _compare_variants(
-    file: str,
-    overrides: Sequence[str],
-    options: Mapping[str, Any],
-    *,
-    quiet: bool,
-    as_json: bool,
+    file: str, overrides: Sequence[str], options: Mapping[str, Any], *, quiet: bool, as_json: bool
 ) -> None:
     with command_imports(quiet=quiet):
         from fedsim.comparison.compare import compare as run_comparison

@@ -46,9 +46,7 @@ def overrides_argument(command: Callable[..., None]) -> Callable[..., None]:
 
     @click.argument("overrides", nargs=-1, metavar="[KEY.PATH=VALUE]...")
     @click.option(
-        "--seed",
-        type=click.IntRange(min=0),
-        help="Seed of all randomness, in place of the file's.",
+        "--seed", type=click.IntRange(min=0), help="Seed of all randomness, in place of the file's."
     )
     @wraps(command)
     def with_seed(*args: Any, overrides: tuple[str, ...], seed: int | None, **named: Any) -> None:

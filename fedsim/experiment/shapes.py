@@ -108,18 +108,16 @@ class ErrorPlace:
 
 def shape_of(field: FieldInfo) -> Shape:
     """Return the shape of a settings field's value: which keys the value may have."""
-    by_name = next((mark for mark in field.metadata if isinstance(mark, Choice)), None)
-    if by_name is not None:
-        variants = by_name.choices(field.annotation)
-        default = getattr(field.default, by_name.tag, None)
-        return TaggedUnion(by_name.tag, variants, takes_name=True, default=default)
+    takes_name = any(isinstance(mark, Choice) for mark in field.metadata)
     options = [option for option in _options(field.annotation) if option is not NoneType]
     models = [option for option in options if _is_model(option)]
-    if isinstance(field.discriminator, str):
-        return TaggedUnion(field.discriminator, _variants(field.discriminator, models))
-    marks = [
-        getattr(mark, "discriminator", None) for mark in (field.discriminator, *field.metadata)
-    ]
+    tag = Choice.tag if takes_name else field.discriminator
+    if isinstance(tag, str):
+        names = {model: get_args(model.model_fields[tag].annotation) for model in models}
+        variants = {name: model for model in models for name in names[model]}
+        default = getattr(field.default, tag, None)
+        return TaggedUnion(tag, variants, takes_name=takes_name, default=default)
+    marks = [getattr(mark, "discriminator", None) for mark in (tag, *field.metadata)]
     branch = next((mark for mark in marks if isinstance(mark, Branch)), None)
     if branch is not None:
         return TaggedUnion(branch.key, _tagged(options), branch.branch_of)
@@ -244,9 +242,3 @@ def _options(annotation: object) -> tuple[object, ...]:
 
 def _is_model(option: object) -> TypeGuard[Model]:
     return isinstance(option, type) and issubclass(option, BaseModel)
-
-
-def _variants(tag: str, models: list[Model]) -> dict[str, Model]:
-    return {
-        name: model for model in models for name in get_args(model.model_fields[tag].annotation)
-    }

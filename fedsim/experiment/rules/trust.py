@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any
 
 from fedsim.clients.local_settings import LocalSettings
-from fedsim.clients.mechanisms.conditions import LINEAR_CLIPPINGS, Choices, unmet
+from fedsim.clients.mechanisms.conditions import LINEAR_CLIPPINGS, unmet
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.experiment.errors import KeyPath
 from fedsim.experiment.messages import Mistakes, mistake
@@ -105,7 +105,11 @@ def check_trust(privacy: PrivacySettings, sections: Sections) -> Mistakes:
     if "secure_aggregation" in sections.mistaken:
         return
     local, secure, votes = sections.local, sections.secure_aggregation, sections.task == "pate"
-    failed = unmet(_choices(privacy, local, secure, votes=votes))
+    training: dict[str, Any] = {}  # that of a section with mistakes fails no condition
+    if local is not None:
+        training = {"local_steps": local.steps, "optimizer": local.optimizer_name}
+    protocol = None if secure is None else secure.protocol.name
+    failed = unmet(privacy.choices(votes=votes, protocol=protocol, **training))
     if "adjacency" in failed:
         yield mistake(f"privacy.adjacency: {failed['adjacency']}; use zero_out or replace_one")
     if privacy.release_kind.protects_client:
@@ -125,25 +129,8 @@ def check_trust(privacy: PrivacySettings, sections: Sections) -> Mistakes:
         )
 
 
-def _choices(
-    privacy: PrivacySettings,
-    local: LocalSettings | None,
-    secure: SecureAggregationSettings | None,
-    *,
-    votes: bool,
-) -> Choices:
-    """Return the choices that the sections make; a section with mistakes fails no condition."""
-    training: dict[str, Any] = {}
-    if local is not None:
-        training = {"local_steps": local.steps, "optimizer": local.optimizer_name}
-    protocol = None if secure is None else secure.protocol.name
-    return privacy.choices(votes=votes, protocol=protocol, **training)
-
-
 def _check_shares(
-    privacy: PrivacySettings,
-    secure: SecureAggregationSettings | None,
-    failed: Collection[str],
+    privacy: PrivacySettings, secure: SecureAggregationSettings | None, failed: Collection[str]
 ) -> Mistakes:
     """Check that the server sees only sums, each with enough noise from honest clients."""
     if secure is None:
