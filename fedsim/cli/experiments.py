@@ -146,13 +146,10 @@ def validate_command(file: str, overrides: tuple[str, ...], with_data: bool, as_
         print_json(content)
         return
     click.echo(f"{file}: ok ({loaded.experiment.name}, {_privacy_in_words(loaded.experiment)})")
-    for line in find_footprint(loaded).lines():
-        click.echo(line)
     digest = plugin_digest(loaded)
-    if digest is not None:
-        click.echo(f"  plugin_digests of a node's policy: {digest}")
-    for line in lines:
-        click.echo(f"  {line}")
+    node = [] if digest is None else [f"  plugin_digests of a node's policy: {digest}"]
+    for line in (*find_footprint(loaded).lines(), *node, *(f"  {line}" for line in lines)):
+        click.echo(line)
 
 
 def _findings(loaded: "LoadedExperiment") -> tuple[dict[str, Any], list[str]]:

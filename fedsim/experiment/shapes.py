@@ -5,7 +5,7 @@ The location of a pydantic error contains names of union branches, as in
 the location in the file, and the possible keys, by a walk through the settings classes.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Literal, TypeGuard, Union, get_args, get_origin
@@ -120,7 +120,9 @@ def shape_of(field: FieldInfo) -> Shape:
     marks = [getattr(mark, "discriminator", None) for mark in (tag, *field.metadata)]
     branch = next((mark for mark in marks if isinstance(mark, Branch)), None)
     if branch is not None:
-        return TaggedUnion(branch.key, _tagged(options), branch.branch_of)
+        tagged = [(mark, get_args(each)[0]) for each in options for mark in get_args(each)[1:]]
+        variants = {mark.tag: model for mark, model in tagged if isinstance(mark, Tag)}
+        return TaggedUnion(branch.key, variants, branch.branch_of)
     if len(models) == 1:
         return models[0] if len(options) == 1 else NameOrMapping(models[0])
     literals = [option for option in options if get_origin(option) is Literal]
@@ -223,16 +225,6 @@ def choices_of(model: Model, tag: str) -> tuple[str, ...]:
     """
     field = model.model_fields[tag]
     return tuple(map(str, field.examples or get_args(field.annotation)))
-
-
-def _tagged(options: Iterable[object]) -> dict[str, Model]:
-    """Return the classes of a union by the tags that its members are annotated with."""
-    return {
-        mark.tag: get_args(option)[0]
-        for option in options
-        for mark in get_args(option)[1:]
-        if isinstance(mark, Tag)
-    }
 
 
 def _options(annotation: object) -> tuple[object, ...]:

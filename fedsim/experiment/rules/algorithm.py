@@ -1,7 +1,5 @@
 """Rules of `federation.strategy`: its name, its settings, and what its algorithm supports."""
 
-from pathlib import Path
-
 from pydantic import ValidationError
 
 from fedsim.algorithms.algorithm import Algorithm, algorithms
@@ -21,16 +19,21 @@ from fedsim.server.settings import FederationSettings
 _PATH: KeyPath = ("federation", "strategy")
 
 
-def check_algorithm(federation: FederationSettings, base: Path) -> Mistakes:
-    """Yield (key path, message) for mistakes in the name and the settings of the algorithm."""
+def check_algorithm(federation: FederationSettings, sections: Sections) -> Mistakes:
+    """Yield (key path, message) for mistakes in the name and the settings of the algorithm.
+
+    These include settings that a built-in algorithm declares unsupported; the declaration of a
+    user's class is checked later, when the federation is assembled.
+    """
     named = federation.algorithm
     place = _PATH if isinstance(federation.strategy, str) else (*_PATH, "name")
-    yield from messages_at(place, check_name(named.name, "strategy", algorithms(), base))
+    yield from messages_at(place, check_name(named.name, "strategy", algorithms(), sections.base))
     kind = algorithms().get(named.name)
     if kind is None:
         yield from finite_messages(named.options, _PATH)
         return
     yield from args_messages(named.options, kind.Options, _PATH)
+    yield from check_declaration(kind, federation, sections)
 
 
 def built_in_algorithm(federation: FederationSettings) -> Algorithm | None:
@@ -67,16 +70,6 @@ def too_few_clients(algorithm: Algorithm, name: str, clients: int) -> Mistakes:
             f"federation.strategy: {name} needs at least {algorithm.least_clients} clients in a "
             f"round with these settings, got {clients}; raise federation.clients_per_round"
         )
-
-
-def check_built_in_declaration(federation: FederationSettings, sections: Sections) -> Mistakes:
-    """Yield (key path, message) for settings that a built-in algorithm declares unsupported.
-
-    The declaration of a user's class is checked later, when the federation is assembled.
-    """
-    kind = algorithms().get(federation.algorithm.name)
-    if kind is not None:
-        yield from check_declaration(kind, federation, sections)
 
 
 def check_declaration(
