@@ -131,7 +131,9 @@ def load_experiment(
     path = Path(source) if isinstance(source, str | Path) else None
     # First: mistakes in overrides are reported even if the file cannot be read.
     parsed = parse_overrides(overrides, problems) if overrides else []
-    read = _with_privacy_off(_read(source, problems))
+    if isinstance(source, Mapping):
+        source = from_python(source, Location(""), problems)
+    read = _with_privacy_off(source if isinstance(source, Node) else read_yaml(source, problems))
     _refuse_comparison(read, path, problems)
     tree = read
     if parsed:
@@ -198,25 +200,15 @@ def with_clients(loaded: LoadedExperiment, number: int) -> ExperimentWithClients
     return known
 
 
-def _read(source: str | Path | Mapping[str, object] | Node, problems: list[Problem]) -> Node:
-    if isinstance(source, Node):
-        return source
-    if isinstance(source, Mapping):
-        return from_python(source, Location(""), problems)
-    return read_yaml(source, problems)
-
-
 def _with_privacy_off(tree: Node) -> Node:
     """Return the tree with `privacy: off` replaced by `privacy: null`."""
     entry = tree.entries.get("privacy")
-    if entry is None or not _is_off(entry.node.value):
+    value = None if entry is None else entry.node.value
+    is_word = isinstance(value, str) and value.casefold() in ("off", "none")
+    if entry is None or not (value is False or is_word):
         return tree
     off = replace(entry, node=replace(entry.node, value=None))
     return replace(tree, value={**tree.entries, "privacy": off})
-
-
-def _is_off(value: object) -> bool:
-    return value is False or (isinstance(value, str) and value.casefold() in ("off", "none"))
 
 
 def _refuse_comparison(tree: Node, path: Path | None, problems: list[Problem]) -> None:

@@ -20,6 +20,8 @@ from fedsim.server.participation.settings import (
 )
 from fedsim.server.settings import FederationSettings
 
+_UNIFORM = "use participation: {scheme: uniform}"
+
 
 def check_participation(
     federation: FederationSettings, num_clients: int, round_sizes: RoundSizes, sections: Sections
@@ -182,7 +184,7 @@ def check_partial_work(federation: FederationSettings, sections: Sections) -> Mi
     if federation.participation.scheme == "poisson" and privacy is not None:
         yield mistake(
             "federation.partial_work: names stragglers among the clients of a round, and private "
-            "Poisson draws are secret; remove partial_work, or use participation: {scheme: uniform}"
+            f"Poisson draws are secret; remove partial_work, or {_UNIFORM}"
         )
     if settings.on_partial == "drop":
         return
@@ -300,13 +302,12 @@ def check_poisson_draws(federation: FederationSettings, sections: Sections) -> M
     if federation.deadline is not None:
         yield mistake(
             "federation.deadline: a reply that is late shows that its client was drawn, and the "
-            "draw is secret; remove deadline, or use participation: {scheme: uniform}"
+            f"draw is secret; remove deadline, or {_UNIFORM}"
         )
     if federation.min_participants > 1:
         yield mistake(
             "federation.min_participants: a run that ends when few updates came shows how many "
-            "clients were drawn, and the draw is secret; remove min_participants, or use "
-            "participation: {scheme: uniform}"
+            f"clients were drawn, and the draw is secret; remove min_participants, or {_UNIFORM}"
         )
     if privacy.on_exhausted != "refuse":
         yield mistake(
