@@ -57,9 +57,8 @@ class GroupedCommands(click.Group):
         """
         for argument in args:
             if "\0" in argument:
-                raise click.UsageError(
-                    f"{argument!r:.80} has a NUL character; no path has one", ctx
-                )
+                rule = f"{argument!r:.80} has a NUL character; no path has one"
+                raise click.UsageError(rule, ctx)
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -71,12 +70,9 @@ class GroupedCommands(click.Group):
         width = max(map(len, self.commands))
         limit = formatter.width - 6 - width
         for title, names in SECTIONS.items():
-            rows = [
-                (f"{name:<{width}}", self.commands[name].get_short_help_str(limit))
-                for name in names
-            ]
+            helps = {name: self.commands[name].get_short_help_str(limit) for name in names}
             with formatter.section(title):
-                formatter.write_dl(rows)
+                formatter.write_dl([(f"{name:<{width}}", text) for name, text in helps.items()])
 
 
 EXIT_CODES = {

@@ -102,17 +102,14 @@ def compare_command(
     file, *overrides = sources
     _refuse_other_files(file, overrides)
     if options["one_at_a_time"] and not options["vary"]:
-        raise click.UsageError(
-            "--one-at-a-time needs --vary; a variant of a comparison file has a key one_at_a_time"
-        )
+        fix = "a variant of a comparison file has a key one_at_a_time"
+        raise click.UsageError(f"--one-at-a-time needs --vary; {fix}")
     if options["tune_on"] and not options["tune"]:
         raise click.UsageError("--tune-on needs --tune KEY; in a file, write tune: {on: ...}")
     if select:
         if overrides:
-            raise click.UsageError(
-                f"{overrides[0]!r} does not go with --select; write it in the experiment that "
-                "base: names"
-            )
+            fix = "write it in the experiment that base: names"
+            raise click.UsageError(f"{overrides[0]!r} does not go with --select; {fix}")
         places = {"out": options.pop("out"), "workers": options.pop("workers")}
         _refuse_options(options, "--select")
         OPTIONS["compare --select"](file, **places, quiet=quiet, as_json=as_json)
@@ -190,9 +187,8 @@ def _refuse_other_files(file: str, overrides: Sequence[str]) -> None:
     """
     for text in overrides:
         if "=" not in text or exists(text):
-            raise click.UsageError(
-                f"{text!r} is no run directory; compare one FILE, or several RUN directories"
-            )
+            fix = "compare one FILE, or several RUN directories"
+            raise click.UsageError(f"{text!r} is no run directory; {fix}")
     if not exists(file) and not Path(file).suffix:
         raise click.UsageError(f"{file!r} does not exist; name a FILE, or several RUN directories")
 
@@ -203,7 +199,6 @@ def _seeds(text: str | None) -> int | list[int] | None:
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError as error:
-        raise click.UsageError(
-            f"--seeds must be a number of seeds, or a list such as 3,7, got {text!r}"
-        ) from error
+        rule = f"--seeds must be a number of seeds, or a list such as 3,7, got {text!r}"
+        raise click.UsageError(rule) from error
     return numbers if "," in text else numbers[0]

@@ -165,9 +165,8 @@ def verify_command(
         from fedsim.runs.verification import verify_run
 
     if root is not None and not re.fullmatch("[0-9a-fA-F]{64}", root):
-        raise click.BadParameter(
-            f"must be 64 hexadecimal digits, got {root!r}", param_hint="--root"
-        )
+        rule = f"must be 64 hexadecimal digits, got {root!r}"
+        raise click.BadParameter(rule, param_hint="--root")
     search = OPTIONS["verify of a search"](Path(directory), root=root, replay=replay)
     if search is not None:
         lines = [f"{directory}: sound", *search.statement, f"root: {search.root}"]

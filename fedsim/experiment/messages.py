@@ -218,12 +218,8 @@ class _MessageBuilder:
         """Return the message for a key that belongs to another section; None for any other key."""
         union = self._shape(section)
         if isinstance(union, TaggedUnion) and key in keys_of(union):
-            owners = [
-                name
-                for model in union.variants.values()
-                if key in model.model_fields
-                for name in choices_of(model, union.tag)
-            ]
+            models = [model for model in union.variants.values() if key in model.model_fields]
+            owners = [name for model in models for name in choices_of(model, union.tag)]
             chosen = value_text(_get(self._raw, (*section, union.tag)))
             return f"unknown key for {union.tag} {chosen}; it belongs to {any_of(owners)}"
         homes = sections_with_key(self._model, key)

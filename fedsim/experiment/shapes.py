@@ -7,6 +7,7 @@ the location in the file, and the possible keys, by a walk through the settings 
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from types import NoneType, UnionType
 from typing import Literal, TypeGuard, Union, get_args, get_origin
 
@@ -41,8 +42,8 @@ class TaggedUnion:
     @property
     def choices(self) -> list[str]:
         """Values of the tag to list in error messages; only examples where a class gives them."""
-        choices_by_model = [choices_of(model, self.tag) for model in self.variants.values()]
-        return list(dict.fromkeys(choice for choices in choices_by_model for choice in choices))
+        choices = (choices_of(model, self.tag) for model in self.variants.values())
+        return list(dict.fromkeys(chain.from_iterable(choices)))
 
     @property
     def known(self) -> list[str]:

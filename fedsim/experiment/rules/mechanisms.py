@@ -270,8 +270,8 @@ _WHY = {
     "clients_per_round": "all teachers vote on every query",
     "participation": "all teachers vote on every query",
 }
+# The default settings as they appear in a written experiment file.
 _DEFAULTS = {"strategy": AlgorithmSettings.model_validate({"name": "fedavg", "server_lr": 1.0})}
-"""The default settings as they appear in a written experiment file."""
 
 
 def check_pate(sections: Sections) -> Mistakes:
