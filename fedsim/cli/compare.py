@@ -133,10 +133,9 @@ def _compare_variants(
         "client_metrics": options["client_metrics"] or None,
         "tune": parse_tune(options["tune"]),
     }
+    callback = None if quiet else ComparisonProgress()
     try:
-        result = run_comparison(
-            file, **given, overrides=overrides, callback=None if quiet else ComparisonProgress()
-        )
+        result = run_comparison(file, **given, overrides=overrides, callback=callback)
     except NothingFinishedError as error:
         fail(str(error), ExitCode.FAILED)
     _print(result, as_json=as_json)

@@ -55,10 +55,8 @@ def broken_rules(sections: Sections, *, checked: Sections | None = None) -> Mist
 
 def _needs(rule: Callable[..., object], sections: Sections) -> dict[str, object] | None:
     """Return the arguments of a rule, or None if one of them is not known."""
-    known: dict[str, object] = {
-        name: sections if name == "sections" else getattr(sections, name)
-        for name in signature(rule).parameters
-    }
+    names = signature(rule).parameters
+    known = {name: sections if name == "sections" else getattr(sections, name) for name in names}
     return None if None in known.values() else known
 
 

@@ -140,9 +140,8 @@ def _index(items: list[Node], key: str, done: KeyPath) -> int:
     if not (key.isascii() and key.isdigit()):
         raise _OverrideError(f"{path_text(done)} is a list; use the number of an item")
     if len(key) > 9 or int(key) >= len(items):
-        raise _OverrideError(
-            f"{path_text(done)} has {count_text(len(items), 'item')}, counted from 0"
-        )
+        count = count_text(len(items), "item")
+        raise _OverrideError(f"{path_text(done)} has {count}, counted from 0")
     return int(key)
 
 

@@ -217,9 +217,8 @@ def _rows(
         names = reader.fieldnames or ()
         if not any(set(columns) <= set(names) for columns in choices):
             needed = " or ".join(", ".join(columns) for columns in choices)
-            raise _TableError(
-                f"must have the columns {needed}; the file has {', '.join(names) or 'none'}"
-            )
+            found = ", ".join(names) or "none"
+            raise _TableError(f"must have the columns {needed}; the file has {found}")
         for row in reader:
             count += 1
             yield reader.line_num, row

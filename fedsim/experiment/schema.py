@@ -261,9 +261,8 @@ class ExperimentWithClients(Experiment):
         """
         partition = experiment.data.partition.model_copy(update={"num_clients": num_clients})
         data = experiment.data.model_copy(update={"partition": partition})
-        known = cls.model_construct(
-            experiment.model_fields_set, **{**dict(experiment), "data": data}
-        )
+        sections = {**dict(experiment), "data": data}
+        known = cls.model_construct(experiment.model_fields_set, **sections)
         privacy = known.privacy
         if privacy is None or privacy.noise_correlation.name == "none":
             return known
@@ -272,9 +271,8 @@ class ExperimentWithClients(Experiment):
         from fedsim.server.participation.participation import Participation
 
         participation = Participation.of(known.federation, num_clients=num_clients, seed=known.seed)
-        noise = with_parameters(
-            privacy.noise_correlation, participation.separation, known.federation.algorithm.momentum
-        )
+        momentum = known.federation.algorithm.momentum
+        noise = with_parameters(privacy.noise_correlation, participation.separation, momentum)
         changes = {"noise_correlation": noise}
         return known.model_copy(update={"privacy": privacy.model_copy(update=changes)})
 

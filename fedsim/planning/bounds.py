@@ -130,17 +130,11 @@ def bound_curve(
         steps: numbers of steps after which ε is computed, each from 1 to `schedule.steps`. None
             means only after all steps.
     """
-    numbers = sorted(set(steps or (schedule.steps,)))
-    points = (
-        (
-            number,
-            tuple(
-                bound.epsilon(tuple(schedule.charges(number)), schedule.delta, schedule.adjacency)
-                for bound in bounds
-            ),
-        )
-        for number in numbers
-    )
+    points = list[tuple[int, tuple[float | None, ...]]]()
+    for number in sorted(set(steps or (schedule.steps,))):
+        charges = tuple(schedule.charges(number))
+        epsilons = (each.epsilon(charges, schedule.delta, schedule.adjacency) for each in bounds)
+        points.append((number, tuple(epsilons)))
     return BoundCurve(schedule, tuple(bounds), tuple(points))
 
 

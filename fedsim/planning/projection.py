@@ -318,10 +318,8 @@ def _plan_client(federation: Federation, client: int, rounds: int, *, curve: boo
 def _largest_rho(federation: Federation, privacy: PrivacySettings) -> float | None:
     if privacy.accountant.target_rho is None:
         return None
-    return max(
-        zcdp_rho(plan.charges(0, plan.steps_to_take), privacy.adjacency.name)
-        for plan in federation.plan.clients or ()
-    )
+    plans, adjacency = federation.plan.clients or (), privacy.adjacency.name
+    return max(zcdp_rho(plan.charges(0, plan.steps_to_take), adjacency) for plan in plans)
 
 
 def _affordable_rounds(federation: Federation, client: int, privacy: PrivacySettings) -> int | None:
@@ -336,13 +334,11 @@ def _affordable_rounds(federation: Federation, client: int, privacy: PrivacySett
         return taken  # calibrated noise affords no further round, unless there are thousands
     planned = federation.plan.steps.whole_rounds_in(client, plan.planned_steps)
     most = _MAX_PLANNED_RUNS * max(planned, 1)
-    affordable = largest_count(
-        lambda count: (
-            planned_epsilon(plan, privacy, steps_after(count)) if count <= most else math.inf
-        ),
-        plan.target_epsilon,
-        start=max(1, taken),
-    )
+
+    def epsilon(count: int) -> float:
+        return planned_epsilon(plan, privacy, steps_after(count)) if count <= most else math.inf
+
+    affordable = largest_count(epsilon, plan.target_epsilon, start=max(1, taken))
     return affordable if affordable < most else None
 
 

@@ -23,8 +23,8 @@ def test_curves_are_computed_only_if_they_are_shown(monkeypatch):
     asked: list[int] = []
     monkeypatch.setattr(
         projection,
-        "_epsilon",
-        lambda plan, privacy, steps, exact=projection._epsilon: (
+        "planned_epsilon",
+        lambda plan, privacy, steps, exact=projection.planned_epsilon: (
             asked.append(steps) or exact(plan, privacy, steps)
         ),
     )
