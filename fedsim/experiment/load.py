@@ -53,7 +53,7 @@ def broken_rules(sections: Sections, *, checked: Sections | None = None) -> Mist
             yield from rule(**needs)
 
 
-def _needs(rule: Callable[..., object], sections: Sections) -> dict[str, object] | None:
+def _needs(rule: Callable[..., object], sections: Sections) -> Mapping[str, object] | None:
     """Return the arguments of a rule, or None if one of them is not known."""
     names = signature(rule).parameters
     known = {name: sections if name == "sections" else getattr(sections, name) for name in names}

@@ -190,16 +190,14 @@ class _Builder:
         location = self._at(event.start_mark)
         if self._has_tag(event, path):
             return Node(None, location, broken=True)
-        if event.style is not None:  # quoted or a block: always a string
-            value = event.value
-        else:
-            try:
-                value = core_scalar(event.value)
-            except ValueError as error:
-                raise self._stop(event, "number with too many digits", path) from error
+        is_plain = event.style is None  # else quoted or a block: always a string
+        try:
+            value = core_scalar(event.value) if is_plain else event.value
+        except ValueError as error:
+            raise self._stop(event, "number with too many digits", path) from error
         if isinstance(value, str) and not is_utf8_text(value):
             raise self._stop(event, "is not valid Unicode text", path)
-        return Node(value, location, empty=event.style is None and not event.value)
+        return Node(value, location, empty=is_plain and not event.value)
 
     def _sequence(self, event: events.SequenceStartEvent, path: KeyPath) -> Node:
         broken = self._has_tag(event, path)
@@ -220,15 +218,14 @@ class _Builder:
             location = self._at(child.start_mark)
             node = self._node(self._next(), (*path, name))
             size = grown(size, node, location, self._problems, path)
-            mistake = ""
             if not isinstance(key.value, str):
                 mistake = "" if key.broken else f'a key must be a string; write "{name}"'
-            elif name not in entries:
-                entries[name] = Entry(location, node)
-            else:
+            elif name in entries:
                 line = entries[name].key.line
                 fix = "write it once" if line is None else f"it is already on line {line}"
                 mistake = f"duplicate key; {fix}"
+            else:
+                entries[name], mistake = Entry(location, node), ""
             if mistake:
                 self._problems.append(location.problem((*path, name), mistake))
         return Node(entries, self._at(event.start_mark), broken, size)

@@ -238,24 +238,13 @@ _UNIT = (
     "write unit: client, without a bound: votes have a fixed size"
 )
 # Keys that mean the same as in other tasks; every other one must have its default.
+_BLOCKS = ("max_physical_batch", "vectorized_clients")
+_VIEWS = ("augmentation_multiplicity", "augmentations")
+_NOISE = ("target_epsilon", "noise_multiplier")
 _USED = {
-    "federation.rounds",
-    "federation.deadline",
-    "federation.min_participants",
-    "local.steps",
-    "local.batch_size",
-    "local.max_physical_batch",
-    "local.optimizer",
-    "local.augmentation_multiplicity",
-    "local.augmentations",
-    "local.vectorized_clients",
-    "privacy.unit",
-    "privacy.trust",
-    "privacy.target_epsilon",
-    "privacy.noise_multiplier",
-    "privacy.delta",
-    "privacy.accountant",
-    "privacy.clients",
+    "federation": ("rounds", "deadline", "min_participants"),
+    "local": ("steps", "batch_size", "optimizer", *_BLOCKS, *_VIEWS),
+    "privacy": ("unit", "trust", "delta", "accountant", "clients", *_NOISE),
 }
 _WHY = {
     "max_update_norm": "votes have a fixed size, and nothing is clipped",
@@ -308,7 +297,7 @@ def _check_defaults(section: str, settings: Settings) -> Mistakes:
     """
     for key, field in type(settings).model_fields.items():
         is_set = getattr(settings, key) not in (field.default, _DEFAULTS.get(key))
-        if is_set and f"{section}.{key}" not in _USED:
+        if is_set and key not in _USED[section]:
             why = _WHY.get(key, "a teacher trains once, and then its client only votes")
             yield (section, key), f"has no place in task: pate, since {why}; remove {key}"
 
