@@ -176,12 +176,11 @@ def plan_cell(
     try:
         planned = changed_plans(loaded, federation, changes)
         refuse_overspending(planned)
-    except ExperimentError as error:
-        first = error.problems[0]
-        reason = f"{path_text(first.path)}: {first.message}"
-        return PlannedCell(trust, unit, is_own=False, reason=reason)
     except (InputError, ValueError) as error:
-        return PlannedCell(trust, unit, is_own=False, reason=str(error))
+        reason = str(error)
+        if isinstance(error, ExperimentError):
+            reason = f"{path_text(error.problems[0].path)}: {error.problems[0].message}"
+        return PlannedCell(trust, unit, is_own=False, reason=reason)
     return _planned(planned, is_own=False)
 
 

@@ -362,10 +362,10 @@ def check_personalization(personalization: PersonalizationSettings, sections: Se
     if holdout is None:
         return
     if evaluation is not None and evaluation.holdout not in (None, holdout):
+        own, other = value_text(holdout), value_text(evaluation.holdout)
         yield mistake(
-            "personalization.holdout: a client holds out its examples once: got "
-            f"{value_text(holdout)}, and evaluation.holdout is {value_text(evaluation.holdout)}; "
-            "set both to one number"
+            f"personalization.holdout: a client holds out its examples once: got {own}, and "
+            f"evaluation.holdout is {other}; set both to one number"
         )
     if privacy is not None and privacy.adjacency.name == "add_remove":
         yield mistake(

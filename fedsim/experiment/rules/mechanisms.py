@@ -14,7 +14,6 @@ from fedsim.clients.mechanisms.conditions import unmet
 from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION, KINDS, LOSSES, ReleaseKind
 from fedsim.clients.privacy_settings import BoundedExamplesSettings, PrivacySettings
 from fedsim.core.settings import Settings
-from fedsim.experiment.errors import KeyPath
 from fedsim.experiment.messages import Mistakes, mistake
 from fedsim.experiment.rules import Sections, example_keys_of_clients
 from fedsim.experiment.rules.algorithm import built_in_algorithm
@@ -310,21 +309,16 @@ def _check_batches(pate: PateSettings, rounds: int) -> Mistakes:
             f"vote: write an even number, got {rounds}"
         )
         return
-    if pate.most_answers > pate.queries:
-        yield mistake(
-            f"pate.answers: must be at most pate.queries ({pate.queries:,}), got "
-            f"{pate.most_answers:,}"
-        )
+    queries, answers, batches = pate.queries, pate.most_answers, rounds // 2
+    if answers > queries:
+        yield mistake(f"pate.answers: must be at most pate.queries ({queries:,}), got {answers:,}")
         return
-    batches = rounds // 2
-    for key, number in (("queries", pate.queries), ("answers", pate.most_answers)):
-        path: KeyPath = ("pate", key)
+    for key, number in (("queries", queries), ("answers", answers)):
         if number % batches:
             near = max(batches, number // batches * batches)
-            yield (
-                path,
-                f"must be a multiple of {batches}, the batches in {rounds} rounds, got {number:,}; "
-                f"use {near:,}, or other federation.rounds",
+            yield mistake(
+                f"pate.{key}: must be a multiple of {batches}, the batches in {rounds} rounds, got "
+                f"{number:,}; use {near:,}, or other federation.rounds"
             )
 
 
