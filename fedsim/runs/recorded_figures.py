@@ -15,6 +15,7 @@ aggregation, like the scores of `evaluation.holdout`.
 Each file has an entry in `FIGURES`, with the functions that compute and check the file's content.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -22,7 +23,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord
 
 from fedsim.algorithms.state import ServerState
 from fedsim.clients.mechanisms.votes.mechanism import NO_LABEL
@@ -36,7 +36,6 @@ from fedsim.models.scores.metrics import class_names
 from fedsim.models.scores.predictions import ClassPredictions, predictions_of
 from fedsim.models.tasks import evaluate_with_outputs
 from fedsim.pate.public_answers import LABELS, NOT_CHECKED, SHARES
-from fedsim.pate.settings import PateSettings
 from fedsim.protocol.arrays import to_numpy
 from fedsim.protocol.errors import FederationError
 from fedsim.runs.directory import RunFiles
@@ -58,11 +57,6 @@ class EndedRun:
     state: ServerState
     status: str
     metrics: Mapping[str, Any]
-
-    @property
-    def is_scored(self) -> bool:
-        """Whether the run has a final model with scores."""
-        return is_scored(self.status, self.state.round_number)
 
 
 def is_scored(status: str, rounds: int) -> bool:
@@ -91,15 +85,9 @@ def _answer_problems(files: RunFiles) -> Iterator[str]:
         yield f"{ANSWERS} belongs to runs with task: pate, and to no other run"
     if settings is None or content is None:
         return
-    yield from _contradicted_answers(content, files, settings)
     last = cast(dict[str, Any], files.rounds[-1]) if files.rounds else {}
     if any(files.summary.get(name) != last.get(name) for name in COUNTS):
         yield "the queries and answers of summary.json are not those of the last round"
-
-
-def _contradicted_answers(
-    content: Mapping[str, Any], files: RunFiles, settings: PateSettings
-) -> Iterator[str]:
     rows = content["queries"]
     if len(rows) != settings.queries or content["threshold"] != settings.threshold:
         yield f"{ANSWERS} has other queries, or another threshold, than experiment.yaml"
@@ -124,17 +112,15 @@ def _rows(answers: Mapping[str, np.ndarray], true: np.ndarray) -> list[dict[str,
         answers: arrays of the public answers, by name.
         true: public label of each query (queries,).
     """
-    shares, labels = answers[SHARES], answers[LABELS]
+    columns = (array.tolist() for array in (answers[SHARES], answers[LABELS], true))
     return [
         {
             "query": query,
-            "share": None if share < NOT_CHECKED / 2 else round(float(share), 6),
+            "share": None if share < NOT_CHECKED / 2 else round(share, 6),
             "label": None if label == NO_LABEL else label,
             "true": real,
         }
-        for query, (share, label, real) in enumerate(
-            zip(shares.tolist(), labels.tolist(), true.tolist(), strict=True)
-        )
+        for query, (share, label, real) in enumerate(zip(*columns, strict=True))
     ]
 
 
@@ -165,7 +151,7 @@ def _client_data(run: EndedRun) -> dict[str, Any] | None:
     """Return the content of `client_data.json`; None where it is not written."""
     federation, data = run.federation, run.federation.data
     count = None if federation.model.task.name == "regression" else data.num_classes
-    if not _may_write(federation.experiment) or count is None:
+    if count is None or not _may_write(federation.experiment):
         return None
     if count * len(data.clients) > MAX_COUNTS:
         return None
@@ -173,9 +159,8 @@ def _client_data(run: EndedRun) -> dict[str, Any] | None:
         {"client": client, "labels": _counts(data.clients.targets(client), count)}
         for client in range(len(data.clients))
     ]
-    if run.is_scored:
-        final = federation.final_model(run.state)
-        for row, scores in zip(clients, _held_out(federation, final, count), strict=False):
+    if is_scored(run.status, run.state.round_number):
+        for row, scores in zip(clients, _held_out(run, count), strict=False):
             row.update(scores)
     return {
         "figures_of": "private data",
@@ -207,22 +192,18 @@ def _client_data_problems(files: RunFiles) -> Iterator[str]:
             yield f"{name} has more correct predictions than held-out examples"
 
 
-def _held_out(
-    federation: Federation, arrays: ArrayRecord, count: int
-) -> Iterator[dict[str, list[int]]]:
+def _held_out(run: EndedRun, count: int) -> Iterator[dict[str, list[int]]]:
     """Yield for each client its held-out examples and its correct predictions, by class."""
-    held_out = federation.data.held_out
+    federation, held_out = run.federation, run.federation.data.held_out
     if federation.experiment.client_evaluation is None or held_out is None:
         return
-    model = federation.model
-    model.module.load_state_dict(arrays.to_torch_state_dict())
+    model, failed = federation.model, "the global model failed on held-out examples"
+    model.module.load_state_dict(federation.final_model(run.state).to_torch_state_dict())
     for client in range(len(held_out)):
         examples = held_out[client]
         hits = [0] * count
         if len(examples):
-            with plugin_calls(
-                "the global model failed on held-out examples", raises=FederationError
-            ):
+            with plugin_calls(failed, raises=FederationError):
                 _, outputs = evaluate_with_outputs(
                     model.module, model.loss, model.task, examples, device=model.device
                 )
@@ -244,7 +225,7 @@ _SAME = 1e-9  # largest difference of a ratio that is computed again
 
 def _scores(run: EndedRun) -> dict[str, Any] | None:
     """Return the scores of the final model by class; a failed run has none."""
-    if not run.is_scored:
+    if not is_scored(run.status, run.state.round_number):
         return None
     scores = run.federation.public_scores
     return scores.by_class(run.federation.scored_models(run.state), run.metrics)
@@ -271,40 +252,36 @@ def _score_problems(files: RunFiles) -> Iterator[str]:
     accuracies = [group["accuracy"] for group in content["by_group"]]
     if mean is not None and not (accuracies and abs(mean - fmean(accuracies)) <= _SAME):
         yield f"{SCORES}: {GROUP_ACCURACY} is not the mean accuracy of the groups"
-    matrix = content["confusion"]
-    if matrix is None:
-        return
-    for index, score in enumerate(content["by_class"]):
-        hits = matrix[index][index]
-        if sum(matrix[index]) != score["examples"]:
-            yield f"{SCORES}: class {score['class']} has not the examples of its row in confusion"
-        elif sum(line[index] for line in matrix) != score["predicted"]:
-            yield (
-                f"{SCORES}: class {score['class']} has not the predictions of its column in "
-                "confusion"
-            )
-        elif not _is_ratio(score["recall"], hits, score["examples"]):
-            yield f"{SCORES}: the recall of class {score['class']} is not that of confusion"
-        elif not _is_ratio(score["precision"], hits, score["predicted"]):
-            yield f"{SCORES}: the precision of class {score['class']} is not that of confusion"
-    yield from _totals(content, matrix)
+    if content["confusion"] is not None:
+        yield from _confusion_problems(content, content["confusion"])
 
 
-def _totals(content: Mapping[str, Any], matrix: list[list[int]]) -> Iterator[str]:
-    sizes, total = [sum(line) for line in matrix], sum(map(sum, matrix))
-    correct = sum(line[index] for index, line in enumerate(matrix))
-    most = {"class": content["classes"][sizes.index(max(sizes))], "share": max(sizes) / total}
-    if content["majority"] != most:
+def _confusion_problems(content: Mapping[str, Any], matrix: list[list[int]]) -> Iterator[str]:
+    """Yield each figure of `scores.json` that does not follow from the confusion matrix."""
+    examples, predicted = [sum(row) for row in matrix], [sum(c) for c in zip(*matrix, strict=True)]
+    hits, total = [row[index] for index, row in enumerate(matrix)], sum(examples)
+    names, rows = (
+        content["classes"],
+        zip(content["classes"], hits, examples, predicted, strict=True),
+    )
+    by_class = [
+        {
+            "class": name,
+            "examples": given,
+            "predicted": found,
+            "recall": right / given if given else None,
+            "precision": right / found if found else None,
+        }
+        for name, right, given, found in rows
+    ]
+    if not alike(content["by_class"], by_class, relative=0.0, absolute=_SAME):
+        yield f"{SCORES}: the figures by class are not those of confusion"
+    most = max(examples)
+    if content["majority"] != {"class": names[examples.index(most)], "share": most / total}:
         yield f"{SCORES}: the majority is not the largest class of confusion"
     accuracy = content["metrics"].get("accuracy")
-    if accuracy is not None and not _is_ratio(accuracy, correct, total):
+    if accuracy is not None and abs(accuracy - sum(hits) / total) > _SAME:
         yield f"{SCORES}: the accuracy is not that of confusion"
-
-
-def _is_ratio(value: float | None, part: int, whole: int) -> bool:
-    if value is None or whole == 0:
-        return value is None and whole == 0
-    return abs(value - part / whole) <= _SAME
 
 
 PERSONALIZATION = "personalization.json"
@@ -383,28 +360,14 @@ def _personal_problems(files: RunFiles) -> Iterator[str]:
 
 def _pooled(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the means over all held-out examples; null where a client's value is not finite."""
-    weights = [row["held_out"] for row in rows]
-    means = {}
-    for name in ("global", "personal"):
-        numbers = [{k: float("nan") if v is None else v for k, v in r[name].items()} for r in rows]
-        means[name] = {k: finite_or_none(v) for k, v in pooled(numbers, weights).items()}
-    return {"held_out": sum(weights), **means}
-
-
-def pooled(scores: Sequence[Mapping[str, float]], weights: Sequence[int]) -> dict[str, float]:
-    """Return the means of clients' metrics, weighted by their numbers of held-out examples.
-
-    Args:
-        scores: metrics of each client by name; empty for a client without examples.
-        weights: number of held-out examples of each client.
-    """
-    names = next((list(metrics) for metrics in scores if metrics), [])
-    whole = sum(weights)
-    return {
-        name: sum(w * metrics[name] for metrics, w in zip(scores, weights, strict=True) if metrics)
-        / whole
-        for name in names
-    }
+    total, means = sum(row["held_out"] for row in rows), dict[str, dict[str, float | None]]()
+    for kind in ("global", "personal"):
+        scored = [(row["held_out"], row[kind]) for row in rows if row[kind]]
+        means[kind] = {}
+        for name in scored[0][1] if scored else ():
+            values = (n * (math.nan if m[name] is None else m[name]) for n, m in scored)
+            means[kind][name] = finite_or_none(sum(values) / total)
+    return {"held_out": total, **means}
 
 
 @dataclass(frozen=True)

@@ -62,8 +62,6 @@ from fedsim.simulation.engines import LocalEngine, engine_for
 from fedsim.tracking.callbacks import ForwardingCallback, RunCallback
 from fedsim.tracking.trackers import add_trackers
 
-_CHECKING = "checking noise and clipping"
-
 AddPages = Callable[[RunDirectory], None]
 
 
@@ -83,6 +81,14 @@ class RunParts:
     callback: RunCallback
     add_pages: AddPages | None
     phases: Phases
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all clients train in this process."""
+        return isinstance(self.engine, LocalEngine)
+
+
+_Prepared = tuple["_Recorder", Callable[[], None]]
 
 
 @dataclass(frozen=True)
@@ -123,7 +129,7 @@ def run_experiment(
         recorder, make_directory = (_resume if resume else _start)(loaded, path, parts)
         with recorder.closing():
             try:
-                if not isinstance(engine, LocalEngine):
+                if not parts.is_local:
                     parts.phases.begin("starting the engine")
                 with engine.session():
                     make_directory()
@@ -137,20 +143,13 @@ def run_experiment(
         return result
 
 
-def _start(
-    loaded: LoadedExperiment, path: Path, parts: RunParts
-) -> "tuple[_Recorder, Callable[[], None]]":
+def _start(loaded: LoadedExperiment, path: Path, parts: RunParts) -> _Prepared:
     """Return the recorder of a new run, and a function that creates its directory."""
     directory = RunDirectory(path)
     directory.refuse_overwriting()
-    federation = _federation_of(loaded, directory, parts)
-    refuse_overspending(federation)
-    parts.phases.begin(_CHECKING)
-    if isinstance(parts.engine, LocalEngine):
-        federation.blocks.check_round(1)
-    probe_mechanisms(federation)
-    parts.phases.end()
-    return _Recorder(federation, directory, parts), lambda: directory.create(
+    recorder = _recorder(loaded, directory, parts)
+    federation = recorder.federation
+    return recorder, lambda: directory.create(
         experiment=dump_experiment(federation.experiment),
         environment=describe_environment(seed=loaded.experiment.seed),
         inputs=fingerprint(federation),
@@ -175,9 +174,7 @@ def _storage_errors(path: Path, resume: Callable[[], str], phases: Phases) -> It
         phases.end()
 
 
-def _resume(
-    loaded: LoadedExperiment, path: Path, parts: RunParts
-) -> "tuple[_Recorder, Callable[[], None]]":
+def _resume(loaded: LoadedExperiment, path: Path, parts: RunParts) -> _Prepared:
     """Return the recorder of a resumed run, and a function that rewinds its files.
 
     The whole run is checked before anything is spent or written. Its directory stays locked.
@@ -194,13 +191,7 @@ def _resume(
         inputs = directory.read_inputs()
         refuse_contradictions(files, ledger_lags=not parts.engine.writes_ledger)
         refuse_changed_records(directory)
-        federation = _federation_of(replace(loaded, experiment=experiment), directory, parts)
-        refuse_other_inputs(inputs, federation)
-        refuse_overspending(federation)
-        parts.phases.begin(_CHECKING)
-        probe_mechanisms(federation)
-        parts.phases.end()
-        recorder = _Recorder(federation, directory, parts)
+        recorder = _recorder(replace(loaded, experiment=experiment), directory, parts, inputs)
         recorder.restore()
         return recorder, lambda: recorder.begin_again(dump_experiment(experiment))
     except BaseException:
@@ -208,11 +199,31 @@ def _resume(
         raise
 
 
-def _federation_of(
-    loaded: LoadedExperiment, directory: RunDirectory, parts: RunParts
-) -> Federation:
-    here = isinstance(parts.engine, LocalEngine)
-    return assemble(loaded, ledger=directory.ledger, in_process=here, phases=parts.phases)
+def _recorder(
+    loaded: LoadedExperiment,
+    directory: RunDirectory,
+    parts: RunParts,
+    inputs: Mapping[str, str] | None = None,
+) -> "_Recorder":
+    """Return the recorder of a federation, whose noise and clipping are checked.
+
+    Args:
+        loaded: the experiment.
+        directory: the run directory.
+        parts: engine and functions of the run.
+        inputs: digests of the inputs of the run to resume; None for a new run.
+    """
+    phases, here = parts.phases, parts.is_local
+    federation = assemble(loaded, ledger=directory.ledger, in_process=here, phases=phases)
+    if inputs is not None:
+        refuse_other_inputs(inputs, federation)
+    refuse_overspending(federation)
+    phases.begin("checking noise and clipping")
+    if here and inputs is None:
+        federation.blocks.check_round(1)
+    probe_mechanisms(federation)
+    phases.end()
+    return _Recorder(federation, directory, parts)
 
 
 def one_line(error: Exception) -> str:
@@ -226,7 +237,7 @@ class _Recorder:
     """Writes every round of a federation, and the results at its end, to the run directory."""
 
     def __init__(self, federation: Federation, directory: RunDirectory, parts: RunParts) -> None:
-        self._federation = federation
+        self.federation = federation
         self._directory = directory
         self._parts = parts
         self._rounds, self._rows = LinesFile(directory.rounds), list[RoundRow]()
@@ -265,26 +276,26 @@ class _Recorder:
 
     def apps(self) -> tuple[ServerApp, ClientApp, int]:
         """Return the server app, the client app and the number of nodes of the federation."""
-        engine, directory = self._parts.engine, self._directory
+        directory, federation = self._directory, self.federation
         server = server_app(
-            self._federation,
+            federation,
             start=self._state,
             on_round=self._on_round,
             on_stop=self._on_stop,
             ledgers=self._ledgers,
-            patience=engine.patience,
+            patience=self._parts.engine.patience,
             opened_sums=OpenedSums(directory.read_opening(), directory.write_opening),
         )
-        here = isinstance(engine, LocalEngine)
-        clients = client_app(self._federation, in_process=here, ledger=directory.ledger)
-        return server, clients, self._federation.num_nodes
+        here, ledger = self._parts.is_local, directory.ledger
+        clients = client_app(federation, in_process=here, ledger=ledger)
+        return server, clients, federation.num_nodes
 
     @contextmanager
     def ending(self) -> Iterator[None]:
         """Record how the rounds in the block end, and tell the callback when they begin and end."""
         callback = self._parts.callback
         try:
-            callback.started(self._federation, self._directory.path)
+            callback.started(self.federation, self._directory.path)
             yield
         except RoundError as error:  # not checkpointed: a resumed run repeats the round
             with suppress(OSError):  # the disk may be full
@@ -301,8 +312,10 @@ class _Recorder:
 
     def _on_round(self, state: ServerState, report: RoundReport) -> None:
         self._append(report)
-        digests = self._rounds.digest, self._releases.digest
-        self._directory.write_checkpoint(RunCheckpoint(state, self._heads(), *digests))
+        spends = {} if self._ledgers is None else self._ledgers.spends
+        heads = {client: spend.head for client, spend in spends.items() if spend.rounds}
+        checkpoint = RunCheckpoint(state, heads, self._rounds.digest, self._releases.digest)
+        self._directory.write_checkpoint(checkpoint)
         self._state = state
         self._parts.callback.round_finished(report.to_json())
 
@@ -310,7 +323,7 @@ class _Recorder:
         """Write the releases of a round, then its row: no row is without its releases."""
         releases = Releases(
             round=report.round_number,
-            conditions=self._federation.conditions,
+            conditions=self.federation.conditions,
             blocks="planned" if self._parts.engine.plans_blocks else "alone",
             model=report.model.digest,
             uploads=dict(report.clients.uploads),
@@ -318,11 +331,6 @@ class _Recorder:
         self._releases.append(releases.model_dump_json())
         self._rounds.append(json.dumps(row := report.to_json(), allow_nan=False))
         self._rows.append(row)
-
-    def _heads(self) -> dict[int, str]:
-        """Return the hash of the last record of every charged client that the server knows."""
-        spends = {} if self._ledgers is None else self._ledgers.spends
-        return {client: spend.head for client, spend in spends.items() if spend.rounds}
 
     def conclude(self) -> RunResult:
         """Write the result files, their manifest and pages, and return the result."""
@@ -361,27 +369,23 @@ class _Recorder:
             raise failure
 
     def _finish(self, status: Status, reason: str | None) -> RunResult:
-        rows = self._rows
+        rows, federation, directory = self._rows, self.federation, self._directory
         seconds = sum(row["seconds"] for row in rows)
-        secure = secure_summary(
-            self._federation, rows, one_operator=self._parts.engine.one_operator
-        )
-        spends = summarise_privacy(
-            self._federation, withdrawn=withdrawal_rounds(rows), clip_norms=self._state.clip_norms
-        )
-        content = privacy_file(self._federation, spends, secure)
+        secure = secure_summary(federation, rows, one_operator=self._parts.engine.one_operator)
+        left, norms = withdrawal_rounds(rows), self._state.clip_norms
+        spends = summarise_privacy(federation, withdrawn=left, clip_norms=norms)
+        content = privacy_file(federation, spends, secure)
         privacy = PrivacySummary(spends, content) if spends else None
         last: dict[str, Any] = {**rows[-1]} if rows else {}
         metrics: dict[str, Any] = numbers_of(last, ("test_", "clients_"))
-        directory = self._directory
         card = self._model_card(content["statement"])
-        directory.write_model(self._federation.saved_values(self._state.model), card.to_metadata())
+        directory.write_model(federation.saved_values(self._state.model), card.to_metadata())
         directory.write_privacy(content)
         directory.write_clients(content["clients"])
         figures = self._write_figures(status)
         personal = figures.get(PERSONALIZATION)
         summary = {
-            "name": self._federation.experiment.name,
+            "name": federation.experiment.name,
             "status": status,
             "reason": reason,
             "rounds": self._state.round_number,
@@ -393,7 +397,7 @@ class _Recorder:
             "epsilon": privacy.epsilon_statistics if privacy else None,
             "delta": max(spend.delta for spend in spends) if spends else None,
             "seconds": round(seconds, 3),
-            "sizes": self._federation.sizes,
+            "sizes": federation.sizes,
             "setup": self._setup,
             **({"repeated_failures": repeated} if (repeated := repeated_failures(rows)) else {}),
         }
@@ -406,20 +410,20 @@ class _Recorder:
             privacy=privacy,
             rounds=tuple(rows),
             seconds=seconds,
-            base=self._federation.base,
-            model_name=self._federation.experiment.model.name,
+            base=federation.base,
+            model_name=federation.experiment.model.name,
         )
 
     @property
     def _setup(self) -> dict[str, float]:
         """Seconds of each phase before the rounds; empty where secret participation hides times."""
-        if self._federation.plan.participation.is_secret:
+        if self.federation.plan.participation.is_secret:
             return {}
         return {name: round(value, 3) for name, value in self._parts.phases.seconds.items()}
 
     def _write_figures(self, status: Status) -> dict[str, dict[str, Any]]:
         """Write the files of figures that the run has, and return their content by name."""
-        run = EndedRun(self._federation, self._state, status, self._model_metrics)
+        run = EndedRun(self.federation, self._state, status, self._model_metrics)
         contents: dict[str, dict[str, Any]] = {}
         for figure in FIGURES:
             self._directory.remove(figure.name)  # a resumed run may not have it again
@@ -436,22 +440,21 @@ class _Recorder:
         return public_metrics(cast(dict[str, Any], rows[-1])) if rows else {}
 
     def _model_card(self, statement: str) -> ModelCard:
-        data = self._federation.data
+        data, experiment = self.federation.data, self.federation.experiment
+        task, derived = self.federation.model.task, experiment.saves_derived_model
         return ModelCard(
             input_shape=data.input_shape,
-            num_outputs=self._federation.model.task.num_outputs,
+            num_outputs=task.num_outputs,
             raw_input_shape=data.raw_input_shape,
-            task=self._federation.model.task.name,
+            task=task.name,
             class_names=data.class_names,
             columns=data.columns,
-            experiment=self._federation.experiment.name,
+            experiment=experiment.name,
             rounds=self._state.round_number,
             metrics=self._model_metrics,
             statement=statement,
             fedsim=fedsim.__version__,
-            values=digest(self._state.model)
-            if self._federation.experiment.saves_derived_model
-            else None,
+            values=digest(self._state.model) if derived else None,
         )
 
 
