@@ -7,8 +7,9 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, cast
@@ -136,9 +137,8 @@ class RunDirectory:
         try:
             (new.path / "checkpoint").mkdir()
             self._lock = RunLock(new.path)
-            new.ledger.touch()
-            new.rounds.touch()
-            new.releases.touch()
+            for path in (new.ledger, new.rounds, new.releases):
+                path.touch()
             new.write_text("experiment.yaml", experiment)
             new.write_json(_ENVIRONMENT, environment)
             write_sealed(new.path / _INPUTS, {**inputs, "environment": new._environment_digest()})
@@ -147,20 +147,17 @@ class RunDirectory:
             new.path.chmod(0o755)
             sync_directory(new.path)
             self._lock.follow(self.path)
-            self._take_name(new.path)
+            try:
+                os.replace(new.path, self.path)
+            except OSError:
+                self.refuse_overwriting()  # another process took the name first
+                raise
+            sync_directory(self.path.parent)
         except BaseException:
             shutil.rmtree(new.path, ignore_errors=True)
             if not self.is_locked:
                 self.unlock()
             raise
-
-    def _take_name(self, new: Path) -> None:
-        try:
-            os.replace(new, self.path)
-        except OSError:
-            self.refuse_overwriting()  # another process took the name first
-            raise
-        sync_directory(self.path.parent)
 
     def lock(self) -> None:
         """Keep other processes from writing this run until `unlock` is called.
@@ -361,7 +358,6 @@ class RunFiles:
 
     def __init__(self, directory: RunDirectory) -> None:
         self.directory = directory
-        self._others: dict[str, dict[str, Any] | None] = {}
 
     @cached_property
     def environment(self) -> dict[str, Any]:
@@ -416,6 +412,11 @@ class RunFiles:
             raise DamagedRunError.of(self.directory.ledger, "the file is missing")
         return FileJournal(self.directory.ledger).histories()
 
+    @property
+    def all_charges(self) -> Iterator[Charge]:
+        """Every charge in `ledger.jsonl`, client by client."""
+        return chain.from_iterable(self.charges.values())
+
     @cached_property
     def histories(self) -> Mapping[int, Sequence[Charge]]:
         """The charges of each client, after a check that `ledger.jsonl` lost no recorded charge.
@@ -460,18 +461,13 @@ class RunFiles:
 
     def optional(self, name: str) -> dict[str, Any] | None:
         """Return the content of a JSON file that only some runs have; None if it is missing."""
-        if name not in self._others:
-            is_there = (self.directory.path / name).exists()
-            self._others[name] = self.directory.read_json(name) if is_there else None
-        return self._others[name]
+        is_there = (self.directory.path / name).exists()
+        return self.directory.read_json(name) if is_there else None
 
 
 def privacy_text(content: Mapping[str, Any]) -> str:
     """Return the text of `privacy.json`, with one line for each client."""
-    clients = content["clients"]
     text = json.dumps({**content, "clients": []}, indent=2, allow_nan=False)
-    if not clients:
-        return text + "\n"
     encode = json.JSONEncoder(allow_nan=False).encode  # without an indent, it is in C
-    lines = ",\n    ".join(map(encode, clients))
+    lines = ",\n    ".join(map(encode, content["clients"]))
     return text.removesuffix("[]\n}") + f"[\n    {lines}\n  ]\n}}\n"

@@ -13,6 +13,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -173,10 +174,7 @@ def alike(first: Any, second: Any, *, relative: float, absolute: float = 0.0) ->
         relative: the largest relative difference of two floats that count as equal.
         absolute: the largest absolute difference of two floats that always count as equal.
     """
-
-    def same(a: Any, b: Any) -> bool:
-        return alike(a, b, relative=relative, absolute=absolute)
-
+    same = partial(alike, relative=relative, absolute=absolute)
     if isinstance(first, dict) and isinstance(second, dict):
         return first.keys() == second.keys() and all(same(first[key], second[key]) for key in first)
     if isinstance(first, list | tuple) and isinstance(second, list | tuple):

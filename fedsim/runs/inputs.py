@@ -118,11 +118,11 @@ def fingerprint(federation: Federation) -> dict[str, str]:
     of an example. The digest `test` is of the test set's targets: runs with the same one have
     comparable scores. No digest covers the number of rounds, as a resumed run may have more.
     """
-    data = federation.data
+    data, targets = federation.data, federation.data.test.targets
     examples = chain([data.test], data.clients, data.held_out or ())
     return {
         "data": private_digest(a for part in examples for a in (part.features, part.targets)),
-        "test": _sha256([*_array_bytes(data.test.targets)]),
+        "test": _sha256([f"{targets.dtype}{targets.shape}".encode(), targets.tobytes()]),
         "model": digest(federation.initial_arrays()),
         "privacy": _sha256(map_shared(_mechanism_bytes, federation.plan.clients or ())),
         **federation.sources.entries,
@@ -169,11 +169,6 @@ def refuse_other_inputs(before: Mapping[str, str], federation: Federation) -> No
 
 def _mechanism_bytes(plan: PrivacyPlan) -> bytes:
     return repr((plan.release, plan.delta, plan.target_epsilon, plan.secure_noise)).encode()
-
-
-def _array_bytes(array: np.ndarray) -> Iterable[bytes]:
-    yield f"{array.dtype}{array.shape}".encode()
-    yield array.tobytes()
 
 
 def _sha256(parts: Iterable[bytes]) -> str:
@@ -226,11 +221,6 @@ def _commit(directory: Path) -> str | None:
 
 
 def _git(directory: Path, *arguments: str) -> str:
-    result = subprocess.run(
-        ["git", "-C", str(directory), *arguments],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=10,
-    )
-    return result.stdout.strip()
+    command = ["git", "-C", str(directory), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+    return done.stdout.strip()

@@ -185,12 +185,13 @@ def changed_files(
         if path in PAGES and not pages:
             continue
         name = path if path.isprintable() else ascii(path)
+        way_out = f"; write it again with fedsim report {directory.path}" * (path in PAGES)
         if path not in listed:
-            yield f"{name}: not listed in {FILE}{_way_out(directory, path)}"
+            yield f"{name}: not listed in {FILE}{way_out}"
         elif path not in present:
-            yield f"{name}: listed in {FILE} and missing{_way_out(directory, path)}"
+            yield f"{name}: listed in {FILE} and missing{way_out}"
         elif _digest(directory.path / path) != listed[path]:
-            yield f"{name}: changed after {FILE} was written{_way_out(directory, path)}"
+            yield f"{name}: changed after {FILE} was written{way_out}"
 
 
 def uncovered_folders(directory: RunDirectory) -> tuple[str, ...]:
@@ -199,10 +200,6 @@ def uncovered_folders(directory: RunDirectory) -> tuple[str, ...]:
     No manifest lists the files in these folders.
     """
     return tuple(name for name in sorted(TRACKERS) if (directory.path / name).is_dir())
-
-
-def _way_out(directory: RunDirectory, path: str) -> str:
-    return f"; write it again with fedsim report {directory.path}" if path in PAGES else ""
 
 
 def _files(directory: Path, folder: str = "") -> Iterator[str]:

@@ -9,11 +9,9 @@ user kept elsewhere shows the replacement.
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from fedsim.accountant.ledger.journal import Charge
 from fedsim.experiment import Experiment, ExperimentError, ExperimentWithClients
 from fedsim.experiment.errors import shorten
 from fedsim.federation.schedule import participation_of
@@ -21,7 +19,6 @@ from fedsim.runs.directory import RunDirectoryError, RunFiles
 from fedsim.runs.files import DamagedRunError
 from fedsim.runs.records import digest_of_lines
 
-_MISSING = object()
 _MAY_CHANGE = ("runtime.", "secure_aggregation.on_abort", "secure_aggregation.protocol.combine_")
 
 
@@ -74,15 +71,13 @@ def refuse_changes(before: Experiment, after: Experiment) -> None:
     """
     changes = differences(before.model_dump(mode="json"), after.model_dump(mode="json"), "")
     for key, (old, new) in changes.items():
-        if key.startswith(_MAY_CHANGE):
-            continue
         if key == "federation.rounds":
             _check_rounds(after, old, new)
-            continue
-        raise RunDirectoryError(
-            f"{key} was {_one_line(old)} in the run and is {_one_line(new)} now, and cannot "
-            "change on resume: set it back, or start a new run in another --out"
-        )
+        elif not key.startswith(_MAY_CHANGE):
+            raise RunDirectoryError(
+                f"{key} was {_one_line(old)} in the run and is {_one_line(new)} now, and cannot "
+                "change on resume: set it back, or start a new run in another --out"
+            )
 
 
 def _one_line(value: object) -> str:
@@ -90,24 +85,24 @@ def _one_line(value: object) -> str:
 
 
 def _check_rounds(after: Experiment, old: int, new: int) -> None:
+    privacy = after.privacy
     if new < old:
-        raise RunDirectoryError(
-            f"federation.rounds was {old} in the run and is {new} now: rounds can only be added"
+        problem = ": rounds can only be added"
+    elif privacy is None or after.release_kind.later_rounds_are_free:
+        return  # noisy examples are paid for, and rounds cost nothing
+    elif not privacy.gives_noise:
+        problem = (
+            ", but the noise was calibrated to spend the target_epsilon or target_rho of each "
+            f"client over {old} rounds: more would exceed it"
         )
-    if after.release_kind.later_rounds_are_free:
-        return  # the noisy examples are paid for, and rounds cost nothing
-    if after.privacy is not None and not after.privacy.gives_noise:
-        raise RunDirectoryError(
-            f"federation.rounds was {old} in the run and is {new} now, but the noise was "
-            f"calibrated to spend the target_epsilon or target_rho of each client over {old} "
-            "rounds: more would exceed it"
+    elif privacy.noise_correlation.name != "none":
+        problem = (
+            f", but noise_correlation charged each client for {old} rounds before the first one: "
+            "start a new run in another --out"
         )
-    if after.privacy is not None and after.privacy.noise_correlation.name != "none":
-        raise RunDirectoryError(
-            f"federation.rounds was {old} in the run and is {new} now, but noise_correlation "
-            f"charged each client for {old} rounds before the first one: start a new run in "
-            "another --out"
-        )
+    else:
+        return
+    raise RunDirectoryError(f"federation.rounds was {old} in the run and is {new} now{problem}")
 
 
 def differences(old: Any, new: Any, path: str) -> dict[str, tuple[Any, Any]]:
@@ -123,19 +118,13 @@ def differences(old: Any, new: Any, path: str) -> dict[str, tuple[Any, Any]]:
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return {} if old == new else {path: (old, new)}
     differing: dict[str, tuple[Any, Any]] = {}
-    for key in [*old, *(key for key in new if key not in old)]:
+    for key in dict.fromkeys([*old, *new]):
         inner = f"{path}.{key}" if path else str(key)
-        pair = old.get(key, _MISSING), new.get(key, _MISSING)
-        if _MISSING in pair:
-            differing[inner] = tuple("absent" if v is _MISSING else v for v in pair)  # pyright: ignore[reportArgumentType]
+        if key in old and key in new:
+            differing |= differences(old[key], new[key], inner)
         else:
-            differing.update(differences(*pair, inner))
+            differing[inner] = old.get(key, "absent"), new.get(key, "absent")
     return differing
-
-
-def _charges(files: RunFiles) -> Iterator[Charge]:
-    """Yield every record of the ledger, client by client."""
-    return chain.from_iterable(files.charges.values())
 
 
 def contradictions(files: RunFiles, *, ledger_lags: bool = False) -> Iterator[str]:
@@ -179,7 +168,7 @@ def refuse_contradictions(files: RunFiles, *, ledger_lags: bool) -> None:
     if ledger_lags:
         return
     finished = 0 if files.state is None else files.state.round_number
-    last = max((charge.round_number for charge in _charges(files)), default=0)
+    last = max((charge.round_number for charge in files.all_charges), default=0)
     if last > finished + 1:
         problem = (
             f"ledger.jsonl goes on to round {last}, and the checkpoint is that of round "
@@ -240,8 +229,7 @@ def _in_opening(files: RunFiles) -> Iterator[str]:
     if files.opening is None:
         yield "checkpoint/opening.json is missing: it names the last opened sum"
         return
-    in_clear = settings is not None and settings.protocol.name == "quantized"
-    if in_clear and not noisy:
+    if not noisy and settings is not None and settings.protocol.name == "quantized":
         return  # the server sees every update, and opens no sum
     summed = [row["round"] for row in files.rounds if row["participants"]]
     if files.opening.round_number < max(summed, default=0):
@@ -251,8 +239,8 @@ def _in_opening(files: RunFiles) -> Iterator[str]:
 def _in_ledger(files: RunFiles) -> Iterator[str]:
     """Yield each charge that rounds or checkpoint name and that is not in the ledger."""
     heads = {} if files.checkpoint is None else files.checkpoint.heads
-    charged = {(charge.client, charge.round_number) for charge in _charges(files)}
-    known = {(c.client, c.hash) for c in _charges(files) if c.hash == heads.get(c.client)}
+    charged = {(charge.client, charge.round_number) for charge in files.all_charges}
+    known = {(c.client, c.hash) for c in files.all_charges if c.hash == heads.get(c.client)}
     participation = participation_of(files.experiment)
     for row in files.rounds:
         clients, why = row["participants"], ", in which it took part"

@@ -54,9 +54,11 @@ class RunLock:
                 break
             os.close(descriptor)  # its holder removed it between the two calls
         self._descriptor: int | None = descriptor
+        started = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        content = {"pid": os.getpid(), "host": platform.node(), "started": started}
         with name_file(self._path):
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, _holder().encode(), 0)
+            os.pwrite(descriptor, f"{json.dumps(content)}\n".encode(), 0)
 
     def follow(self, run: Path) -> None:
         """Take over the new path `run` after the run directory was renamed."""
@@ -136,11 +138,6 @@ def _is_at(descriptor: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except (FileNotFoundError, NotADirectoryError):
         return False
-
-
-def _holder() -> str:
-    started = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return json.dumps({"pid": os.getpid(), "host": platform.node(), "started": started}) + "\n"
 
 
 def _in_use(run: Path) -> str:

@@ -294,10 +294,7 @@ def predict(
     if isinstance(inputs, str | Path):
         _check_file(Path(inputs))
         examples = read_inputs(
-            experiment.data,
-            Path(inputs),
-            columns=card.columns,
-            class_names=card.class_names,
+            experiment.data, Path(inputs), columns=card.columns, class_names=card.class_names
         )
     else:
         tokens = experiment.data.features == "tokens"
@@ -324,10 +321,8 @@ def _predictions(card: ModelCard, outputs: torch.Tensor, inputs: Inputs) -> Pred
     elif isinstance(predictions, LabelPredictions):
         names = class_names(width, card.class_names)
         probabilities = 1 / (1 + np.exp(-predictions.scores))
-        values, true = (
-            predictions.predicted.astype(int).tolist(),
-            predictions.targets.astype(int).tolist(),
-        )
+        values = predictions.predicted.astype(int).tolist()
+        true = predictions.targets.astype(int).tolist()
     else:
         names, probabilities = None, None
         values, true = _numbers(predictions.predicted), _numbers(predictions.targets)
@@ -350,15 +345,10 @@ def _no_targets(card: ModelCard, count: int) -> Targets:
 
 def _outputs(model: nn.Module, features: NDArray[Any]) -> torch.Tensor:
     """Return the outputs of the model, batch by batch."""
-    parts = []
-    with (
-        eval_mode(model),
-        torch.no_grad(),
-        plugin_calls("the model failed on the inputs", raises=ModelError),
-    ):
-        for start in range(0, len(features), _BATCH_EXAMPLES):
-            parts.append(model(torch.from_numpy(features[start : start + _BATCH_EXAMPLES])))
-    return torch.cat(parts)
+    batches = torch.from_numpy(features).split(_BATCH_EXAMPLES)
+    failed = "the model failed on the inputs"
+    with eval_mode(model), torch.no_grad(), plugin_calls(failed, raises=ModelError):
+        return torch.cat([model(batch) for batch in batches])
 
 
 def _check_shape(features: NDArray[Any], card: ModelCard, where: str | Path) -> None:

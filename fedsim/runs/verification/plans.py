@@ -204,11 +204,8 @@ def schedule_problems(files: RunFiles) -> Iterator[str]:
     for number, row in enumerate(files.rounds, start=1):
         asked = set(schedule.on_record(number)) - withdrawn
         left = {withdrawal["client"] for withdrawal in row["withdrawn"]}
-        answers = [
-            *row["participants"],
-            *(failure["client"] for failure in row["failed"]),
-            *sorted(left),
-        ]
+        failed = [failure["client"] for failure in row["failed"]]
+        answers = [*row["participants"], *failed, *sorted(left)]
         is_whole = set(answers) == asked or (not answers and _was_given_up(row))
         if len(set(answers)) != len(answers) or not is_whole:
             yield (
@@ -233,11 +230,7 @@ def charge_problems(files: RunFiles) -> Iterator[str]:
     terms, steps_of = _schedule(files)
     unknown = {client for client, own in enumerate(terms) if _is_unreadable(files, own)}
     schedule = steps_of.participation
-    charges = {
-        (charge.client, charge.round_number): charge.steps
-        for history in files.charges.values()
-        for charge in history
-    }
+    charges = {(c.client, c.round_number): c.steps for c in files.all_charges}
     for row in files.rounds:
         shortened = {entry["client"]: entry["steps"] for entry in row["shortened"]}
         for client in row["participants"]:

@@ -119,18 +119,19 @@ def check_spend(files: RunFiles, checked: list[Checked]) -> Iterator[str]:
     except ValueError as error:
         yield f"privacy.json has orders that no accountant takes: {error}"
         return
+    # An event pays for an epoch or the whole run, or is one of several of a step of a ballot.
     scheme = SAMPLING_SCHEMES.get(privacy["sampling"] or "")
-    by_epoch = scheme is not None and scheme.by_epoch
     kind = KINDS.get((privacy.get("mechanism") or {}).get("name", ""))
-    whole_run = "noise_correlation" in privacy  # is one event, whatever its number of steps
-    if whole_run or (kind is not None and kind.later_rounds_are_free):
-        by_epoch = True
-    by_query = (files.directory.path / ANSWERS).exists()  # `plan_problems` counts the events
+    by_event = (
+        (scheme is not None and scheme.by_epoch)
+        or (kind is not None and kind.later_rounds_are_free)
+        or "noise_correlation" in privacy
+        or (files.directory.path / ANSWERS).exists()
+    )
     shared = privacy["trust"] == "distributed"
     for row in rows:
         history = charges.get(row["client"], ())
-        by_event = by_epoch or by_query
-        yield from of_client(row, _against_ledger(row, history, by_epoch=by_event, shared=shared))
+        yield from of_client(row, _against_ledger(row, history, by_event=by_event, shared=shared))
         yield from of_client(row, _against_turns(history, privacy.get("noise_correlation")))
     for client in sorted(charges.keys() - {row["client"] for row in rows}):
         yield f"client {client}: in the ledger only"
@@ -179,15 +180,15 @@ def _recomputed(
 
 
 def _against_ledger(
-    row: PrivateClientRow, history: Sequence[Charge], *, by_epoch: bool, shared: bool
+    row: PrivateClientRow, history: Sequence[Charge], *, by_event: bool, shared: bool
 ) -> Iterator[str]:
     """Yield the differences between a row and the client's records.
 
     Args:
         row: row of the client in `privacy.json`.
         history: the client's records in `ledger.jsonl`, oldest first.
-        by_epoch: whether numbers of events and steps differ: an event pays for an epoch or the
-            whole run, as with noisy examples, or a step has an event for each query of a ballot.
+        by_event: whether the numbers of events and steps may differ; `plan_problems` counts the
+            events.
         shared: whether the run has a second ledger, against the server.
     """
     total = total_of(history)
@@ -207,7 +208,7 @@ def _against_ledger(
     if steps != row["steps"]:
         yield f"{row['steps']} steps reported, {steps} in ledger.jsonl"
     paid = sum(count for _, count in total.entries)
-    if steps != paid and not by_epoch:
+    if steps != paid and not by_event:
         yield f"{steps} steps in ledger.jsonl, which charges for {paid}"
 
 

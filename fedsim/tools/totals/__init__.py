@@ -95,8 +95,7 @@ def account_command(
     )
     if registry is not None:
         Path(registry).write_text(registry_entry(account, read))
-    files = [(source.name, source.training) for source in read if source.training is not None]
-    reports = [report_of(name, file, accountants) for name, file in files]
+    reports = [report_of(s.name, s.training, accountants) for s in read if s.training is not None]
     if as_json:
         trainings = {"trainings": [report.to_json() for report in reports]} if reports else {}
         print_json(account.to_json() | trainings)

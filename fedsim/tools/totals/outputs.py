@@ -63,17 +63,12 @@ def print_account(account: Totals) -> None:
 def print_training(report: TrainingReport) -> None:
     """Print the ε that a training spends, and the ε that its authors claim, side by side."""
     console = Console()
-    training = report.training
     accountants = [f"ε ({name})" for name in report.rows[0].epsilons]
     table = figure_table(report.name, accountants, texts=["training"])
     for row in report.rows:
         table.add_row(row.label, *map(epsilon_text, row.epsilons.values()))
     print_table(console, table)
-    terms = f"for each {training.unit}, under {training.adjacency} adjacency"
-    for sentence in (
-        *report.sentences(),
-        f"every ε is {terms}, at δ = {delta_text(training.delta)}",
-    ):
+    for sentence in report.sentences():
         print_sentence(console, sentence)
 
 

@@ -34,7 +34,7 @@ from fedsim.accountant.accountants import AccountantChoice
 from fedsim.accountant.events import Adjacency
 from fedsim.accountant.ledger.journal import FileJournal, total_against_server, total_of
 from fedsim.accountant.trust import CLAIMED_AGAINST, Observer
-from fedsim.core.errors import InputError
+from fedsim.core.errors import InputError, raised_as
 from fedsim.core.text_formats import parse_json, parse_plain_yaml
 from fedsim.experiment import Experiment
 from fedsim.runs.directory import RunDirectory, RunFiles
@@ -134,8 +134,8 @@ _DP_ACCOUNTING: Mapping[str, Callable[[Mapping[str, Any]], Event]] = {
 }
 
 
-def registry_ledger(entry: Mapping[str, Any]) -> PrivacyLedger:
-    """Return the ledger of a registry entry: one release with the declared guarantee.
+def registry_ledger(deployment: Mapping[str, Any]) -> PrivacyLedger:
+    """Return the ledger of `deployment` in a registry entry: one release with its guarantee.
 
     `rho` is a zCDP guarantee; `epsilon` with `delta` (0 if absent) is an approximate DP guarantee.
     In an entry with both, `rho` counts, as the other follows from it. An entry without either is of
@@ -144,7 +144,7 @@ def registry_ledger(entry: Mapping[str, Any]) -> PrivacyLedger:
     Raises:
         EventError: a parameter is not a number, or out of its range.
     """
-    loss = entry["deployment"].get("privacy_loss") or {}
+    loss = deployment.get("privacy_loss") or {}
     parameters = loss.get("privacy_parameters") or {}
     units = loss.get("number_of_privacy_units", 1)
     if units != 1:
@@ -160,6 +160,14 @@ def registry_ledger(entry: Mapping[str, Any]) -> PrivacyLedger:
     except (TypeError, ValueError) as error:
         raise EventError(f"deployment.privacy_loss.privacy_parameters: {error}") from error
     return PrivacyLedger().record(NonPrivate())
+
+
+# Reader of each key that an object without clients may have.
+_LEDGERS: Mapping[str, Callable[[Any], PrivacyLedger]] = {
+    "ledger": ledger_of,
+    "history": opacus_ledger,
+    "deployment": registry_ledger,
+}
 
 
 class SourceError(InputError):
@@ -248,7 +256,10 @@ def read_source(name: str) -> Source:
     if not path.is_file():
         raise SourceError(f"{name}: there is no such run or file")
     if path.suffix == ".jsonl":
-        return _read_journal(name, path)
+        histories = FileJournal(path).histories()
+        if not histories:
+            raise SourceError(f"{name}: the ledger has no record")
+        return Source(name, {str(k): ClientRecord(total_of(c)) for k, c in histories.items()})
     try:
         text = path.read_text()
         is_yaml = path.suffix in (".yaml", ".yml")
@@ -258,18 +269,11 @@ def read_source(name: str) -> Source:
     if is_training(content):
         file = read_training(name)
         section = file.training
-        record = ClientRecord(section.ledger(), delta=section.delta)
-        return Source(
-            name,
-            {EVERYONE: record},
-            training=file,
-            unit=section.unit,
-            adjacency=section.adjacency,
-        )
-    try:
+        clients = {EVERYONE: ClientRecord(section.ledger(), delta=section.delta)}
+        unit, adjacency = section.unit, section.adjacency
+        return Source(name, clients, training=file, unit=unit, adjacency=adjacency)
+    with raised_as(SourceError, f"{name}: "):
         return Source(name, _clients_of(content))
-    except EventError as error:
-        raise SourceError(f"{name}: {error}") from error
 
 
 def _read_run(name: str, directory: RunDirectory) -> Source:
@@ -291,12 +295,11 @@ def _read_run(name: str, directory: RunDirectory) -> Source:
         ledger = total_of(charges)
         if row and row.get("epsilon") is None:  # a condition of the claim failed
             ledger.record(NonPrivate())
-        server = None
-        if trust == "distributed":
-            server = total_against_server(charges) or PrivacyLedger()
+        server = total_against_server(charges) or PrivacyLedger()
         chain = tuple(charge.hash for charge in charges)
         name_, delta_ = row.get("name") or None, row.get("delta") or delta
-        clients[client] = ClientRecord(ledger, name_, delta_, server, chain)
+        second = server if trust == "distributed" else None
+        clients[client] = ClientRecord(ledger, name_, delta_, second, chain)
     if not clients:
         raise SourceError(f"{name}: no client of the run has spent anything")
     rounds = [charge.round_number for charges in histories.values() for charge in charges]
@@ -325,26 +328,16 @@ def _assignment(experiment: Experiment) -> str:
     return json.dumps(content, sort_keys=True)
 
 
-def _read_journal(name: str, path: Path) -> Source:
-    histories = FileJournal(path).histories()
-    if not histories:
-        raise SourceError(f"{name}: the ledger has no record")
-    return Source(name, {str(k): ClientRecord(total_of(c)) for k, c in histories.items()})
-
-
 def _clients_of(content: Any) -> dict[str, ClientRecord]:
     """Return what a file's content tells of each client."""
     if isinstance(content, list):
-        return {EVERYONE: ClientRecord(ledger_of(content))}
+        content = {"ledger": content}
     if isinstance(content, Mapping):
         if content.get("clients"):
             return _of_rows(content["clients"])
-        if "ledger" in content:
-            return {EVERYONE: ClientRecord(ledger_of(content["ledger"]))}
-        if "history" in content:
-            return {EVERYONE: ClientRecord(opacus_ledger(content["history"]))}
-        if "deployment" in content:
-            return {EVERYONE: ClientRecord(registry_ledger(content))}
+        for key, read in _LEDGERS.items():
+            if key in content:
+                return {EVERYONE: ClientRecord(read(content[key]))}
     raise EventError(
         "neither a list of events, nor an object with 'clients', 'ledger', 'history' (Opacus), "
         "'training' (a training file) or 'deployment' (an entry of the registry)"

@@ -419,11 +419,11 @@ def _dominates(ledger: PrivacyLedger, other: PrivacyLedger) -> bool:
 
     A Poisson-sampled Gaussian loses more with a larger rate, with less noise and with more steps.
     """
-    if ledger.entries == other.entries or not other.entries:
+    if not other.entries or ledger.entries == other.entries:
         return True
-    pairs = list(zip(ledger.entries, other.entries, strict=False))
-    return len(ledger) == len(other) == len(pairs) and all(
-        count >= less and _is_larger(event, smaller) for (event, count), (smaller, less) in pairs
+    return len(ledger) == len(other) and all(
+        count >= less and _is_larger(event, smaller)
+        for (event, count), (smaller, less) in zip(ledger.entries, other.entries, strict=True)
     )
 
 

@@ -98,8 +98,6 @@ class TrainingSection(Settings):
                 event, steps = EpochShuffled(batches, release), passes
             case "balls_and_bins":
                 event, steps = RandomAllocation(batches, release), passes
-            case "full_batch":
-                pass
         return PrivacyLedger().record(event, steps)
 
     def epsilons(self, accountants: Sequence[AccountantChoice]) -> dict[str, float]:
@@ -216,6 +214,8 @@ class TrainingReport:
                 f"δ = {delta_text(training.delta)} is not below 1/{training.examples}, so it "
                 f"allows to publish all about one {training.unit}, drawn at random"
             )
+        terms = f"for each {training.unit}, under {training.adjacency} adjacency"
+        lines.append(f"every ε is {terms}, at δ = {delta_text(training.delta)}")
         return lines
 
     def to_json(self) -> dict[str, Any]:

@@ -264,11 +264,15 @@ def entry(parameters: dict[str, Any], **loss: Any) -> dict[str, Any]:
 
 
 def test_an_entry_of_the_registry_is_one_release() -> None:
-    assert registry_ledger(entry({"epsilon": 2.0})).entries == ((EpsilonDelta(2.0, 0.0), 1),)
+    assert registry_ledger(entry({"epsilon": 2.0})["deployment"]).entries == (
+        (EpsilonDelta(2.0, 0.0), 1),
+    )
     with_delta = entry({"epsilon": 2.0, "delta": 1e-6})
-    assert registry_ledger(with_delta).entries == ((EpsilonDelta(2.0, 1e-6), 1),)
-    assert registry_ledger(entry({"rho": 0.81, "epsilon": 9.0})).entries == ((ZCDP(0.81), 1),)
-    assert registry_ledger({"deployment": {}}).entries == ((NonPrivate(), 1),)
+    assert registry_ledger(with_delta["deployment"]).entries == ((EpsilonDelta(2.0, 1e-6), 1),)
+    assert registry_ledger(entry({"rho": 0.81, "epsilon": 9.0})["deployment"]).entries == (
+        (ZCDP(0.81), 1),
+    )
+    assert registry_ledger({}).entries == ((NonPrivate(), 1),)
 
 
 def test_entries_that_say_something_else_are_refused(tmp_path: Path) -> None:
