@@ -231,6 +231,12 @@ def absent_clients(rows: Sequence[RoundRow]) -> tuple[int, ...]:
     return tuple(sorted(failed - {client for row in rows for client in row["participants"]}))
 
 
+def given_up(row: RoundRow) -> str | None:
+    """Return the reason if a round was given up, maybe before its clients were asked; else None."""
+    secure = row.get("secure_aggregation")
+    return row.get("aborted") if secure is None else secure["aborted"]
+
+
 def digest_of_lines(path: Path, count: int) -> str:
     """Return the SHA-256 of the first `count` lines of a file."""
     return hashlib.sha256(first_lines(path, count)).hexdigest()

@@ -17,7 +17,7 @@ from fedsim.experiment.errors import shorten
 from fedsim.federation.schedule import participation_of
 from fedsim.runs.directory import RunDirectoryError, RunFiles
 from fedsim.runs.files import DamagedRunError
-from fedsim.runs.records import digest_of_lines
+from fedsim.runs.records import digest_of_lines, given_up
 
 _MAY_CHANGE = ("runtime.", "secure_aggregation.on_abort", "secure_aggregation.protocol.combine_")
 
@@ -198,12 +198,24 @@ def _in_rounds(files: RunFiles) -> Iterator[str]:
         for path, digest in sealed.items():
             if digest and digest_of_lines(path, finished) != digest:
                 yield f"{path.name} was changed up to round {finished}, which is in the checkpoint"
-    participation = participation_of(files.experiment)
-    for row in files.rounds:
-        scheduled = set(participation.on_record(row["round"]))
-        named = [*row["participants"], *(failure["client"] for failure in row["failed"])]
-        for client in sorted(set(named) - scheduled):
-            yield f"rounds.jsonl names client {client} in round {row['round']}, which was not asked"
+    yield from _in_schedule(files)
+
+
+def _in_schedule(files: RunFiles) -> Iterator[str]:
+    """Yield each round whose clients are not those that the schedule asks."""
+    schedule, withdrawn = participation_of(files.experiment), set[int]()
+    for number, row in enumerate(files.rounds, start=1):
+        asked = set(schedule.on_record(number)) - withdrawn
+        left = {withdrawal["client"] for withdrawal in row["withdrawn"]}
+        failed = [failure["client"] for failure in row["failed"]]
+        answers = [*row["participants"], *failed, *sorted(left)]
+        is_whole = set(answers) == asked or (not answers and given_up(row) is not None)
+        if len(set(answers)) != len(answers) or not is_whole:
+            yield (
+                f"round {number}: rounds.jsonl accounts for the clients {sorted(answers)}, and the "
+                f"schedule of experiment.yaml asks {sorted(asked)}"
+            )
+        withdrawn |= left
 
 
 def _in_releases(files: RunFiles) -> Iterator[str]:

@@ -384,6 +384,9 @@ class _Recorder:
         directory.write_clients(content["clients"])
         figures = self._write_figures(status)
         personal = figures.get(PERSONALIZATION)
+        # Where participation is secret, times would tell of it.
+        is_secret = federation.plan.participation.is_secret
+        phases = {} if is_secret else self._parts.phases.seconds
         summary = {
             "name": federation.experiment.name,
             "status": status,
@@ -398,7 +401,7 @@ class _Recorder:
             "delta": max(spend.delta for spend in spends) if spends else None,
             "seconds": round(seconds, 3),
             "sizes": federation.sizes,
-            "setup": self._setup,
+            "setup": {name: round(value, 3) for name, value in phases.items()},
             **({"repeated_failures": repeated} if (repeated := repeated_failures(rows)) else {}),
         }
         directory.write_json("summary.json", summary)
@@ -413,13 +416,6 @@ class _Recorder:
             base=federation.base,
             model_name=federation.experiment.model.name,
         )
-
-    @property
-    def _setup(self) -> dict[str, float]:
-        """Seconds of each phase before the rounds; empty where secret participation hides times."""
-        if self.federation.plan.participation.is_secret:
-            return {}
-        return {name: round(value, 3) for name, value in self._parts.phases.seconds.items()}
 
     def _write_figures(self, status: Status) -> dict[str, dict[str, Any]]:
         """Write the files of figures that the run has, and return their content by name."""

@@ -36,7 +36,7 @@ from fedsim.protocol.messages import TrainReply, TrainRequest, Withdrawal
 from fedsim.protocol.traffic import ClientError, TrainAnswer
 from fedsim.runs.directory import WITHOUT_TRACKERS, RunDirectory, RunDirectoryError, RunFiles
 from fedsim.runs.inputs import refuse_other_inputs
-from fedsim.runs.records import Releases
+from fedsim.runs.records import Releases, given_up
 from fedsim.runs.saved_model import same_arrays
 from fedsim.secagg.errors import AlreadyAnsweredError
 from fedsim.server.app import RoundError
@@ -166,10 +166,7 @@ class _RecordedRound:
     @property
     def given_up(self) -> str | None:
         """The reason if the round was given up, else None."""
-        if self.row is None:
-            return None
-        secure = self.row.get("secure_aggregation")
-        return self.row.get("aborted") if secure is None else secure["aborted"]
+        return None if self.row is None else given_up(self.row)
 
     @cached_property
     def answers(self) -> Mapping[int, TrainAnswer]:

@@ -21,16 +21,15 @@ from fedsim.clients.sampling.sampling import Charges
 from fedsim.federation.aggregate_noise import share_noise
 from fedsim.federation.client_plans import client_plans, client_weights
 from fedsim.federation.plan import schedule_of
-from fedsim.federation.schedule import ClientPrivacy, StepSchedule, Table, participation_of
+from fedsim.federation.schedule import ClientPrivacy, StepSchedule, Table
 from fedsim.protocol.arrays import digest, to_numpy
-from fedsim.protocol.noisy_sums import AdaptiveClipNorm
 from fedsim.runs.directory import RunFiles
 from fedsim.runs.recorded_terms import client_terms
 from fedsim.runs.resume import contradictions
 from fedsim.runs.saved_model import read_model_card, same_arrays
 from fedsim.runs.verification.spend import of_client
 from fedsim.server.participation.participation import Participation
-from fedsim.server.round_report import RoundRow, withdrawal_rounds
+from fedsim.server.round_report import withdrawal_rounds
 from fedsim.statement.privacy_file import PrivateClientRow
 
 _CALIBRATED = 1e-6  # relative difference of a calibrated noise multiplier between machines
@@ -50,16 +49,11 @@ def plan_problems(files: RunFiles) -> Iterator[str]:
         return  # `environment_problems` compares the presence of privacy in both files
     rows = files.clients
     terms, schedule = _schedule(files)
-    adapted = {} if files.state is None else files.state.clip_norms
     for row, client_privacy, plan in zip(rows, terms, _plans(files, terms, schedule), strict=True):
         if _is_unreadable(files, client_privacy):
             continue
-        clip_norm = adapted.get(row["client"], plan.release.adapted_clip_norm)
-        if not files.has_checkpoint and clip_norm is not None:  # nothing else has the last one
-            norms = row.get("group_clip_norms")
-            clip_norm = row["clip_norm"] if norms is None else tuple(norms)
         history = files.charges.get(row["client"], ())
-        yield from of_client(row, _against_plan(row, client_privacy, plan, clip_norm))
+        yield from of_client(row, _against_plan(files, row, client_privacy, plan))
         yield from of_client(row, _against_steps(row, plan, schedule, history))
 
 
@@ -100,11 +94,13 @@ def unread_tables(files: RunFiles) -> Iterator[str]:
 
 
 def _against_plan(
-    row: PrivateClientRow,
-    client_privacy: ClientPrivacy,
-    plan: PrivacyPlan,
-    clip_norm: AdaptiveClipNorm | None,
+    files: RunFiles, row: PrivateClientRow, client_privacy: ClientPrivacy, plan: PrivacyPlan
 ) -> Iterator[str]:
+    adapted = {} if files.state is None else files.state.clip_norms
+    clip_norm = adapted.get(row["client"], plan.release.adapted_clip_norm)
+    if not files.has_checkpoint and clip_norm is not None:  # nothing else has the last one
+        norms = row.get("group_clip_norms")
+        clip_norm = row["clip_norm"] if norms is None else tuple(norms)
     terms = client_terms(client_privacy, plan, clip_norm)
     for name in dict.fromkeys((*terms, "group_clip_norms", "max_update_norm")):
         stated, value = row.get(name), terms.get(name)
@@ -200,19 +196,6 @@ def _is_unreadable(files: RunFiles, client_privacy: ClientPrivacy) -> bool:
 def schedule_problems(files: RunFiles) -> Iterator[str]:
     """Yield a line for each recorded round or withdrawal that contradicts the schedule."""
     yield from contradictions(files)
-    schedule, withdrawn = participation_of(files.experiment), set[int]()
-    for number, row in enumerate(files.rounds, start=1):
-        asked = set(schedule.on_record(number)) - withdrawn
-        left = {withdrawal["client"] for withdrawal in row["withdrawn"]}
-        failed = [failure["client"] for failure in row["failed"]]
-        answers = [*row["participants"], *failed, *sorted(left)]
-        is_whole = set(answers) == asked or (not answers and _was_given_up(row))
-        if len(set(answers)) != len(answers) or not is_whole:
-            yield (
-                f"round {number}: rounds.jsonl accounts for the clients {sorted(answers)}, and the "
-                f"schedule of experiment.yaml asks {sorted(asked)}"
-            )
-        withdrawn |= left
     left_in = withdrawal_rounds(files.rounds)
     for row in files.clients:
         number, recorded = left_in.get(row["client"]), row.get("withdrawn_round")
@@ -278,7 +261,11 @@ def checkpoint_problems(files: RunFiles) -> Iterator[str]:
     if state.withdrawn != withdrawal_rounds(counted).keys():
         yield "the checkpoint and rounds.jsonl disagree on the clients that withdrew"
     yield from _early_stopping_problems(state, files)
-    if not _is_model_of(state, files):
+    if files.experiment.saves_derived_model:  # made from the values; the manifest has its bytes
+        is_same = read_model_card(files.directory.path).values == digest(state.model)
+    else:
+        is_same = same_arrays(files.directory.read_model(), to_numpy(state.model))
+    if not is_same:
         yield "model.safetensors is not the model of the checkpoint"
 
 
@@ -294,15 +281,3 @@ def _early_stopping_problems(state: ServerState, files: RunFiles) -> Iterator[st
         best = stopping.next_best(best, row.get(f"test_{stopping.metric}"), number)
     if best != state.best:
         yield f"the checkpoint has {state.best} as the best value and its round, not {best}"
-
-
-def _is_model_of(state: ServerState, files: RunFiles) -> bool:
-    if files.experiment.saves_derived_model:  # made from the values; the manifest has its bytes
-        return read_model_card(files.directory.path).values == digest(state.model)
-    return same_arrays(files.directory.read_model(), to_numpy(state.model))
-
-
-def _was_given_up(row: RoundRow) -> bool:
-    """Whether a secure round ended before its clients were asked."""
-    secure = row.get("secure_aggregation")
-    return secure is not None and secure["aborted"] is not None

@@ -264,9 +264,7 @@ def _bounds(
         for place, ledger in enumerate(ledgers):
             for event, count in ledger.entries:
                 fleet.compose(place, event, count)
-        deltas: dict[Client, float] = {
-            place: row["delta"] * (1.0 - SHARE) for place, row in enumerate(rows)
-        }
+        deltas = dict[Client, float](enumerate(row["delta"] * (1.0 - SHARE) for row in rows))
         together = fleet.get_epsilon(deltas).values()
         for row_bounds, row, epsilon in zip(bounds, rows, together, strict=True):
             added = sampler_slack(epsilon, row["delta"]).epsilon if epsilon > 0.0 else 0.0
