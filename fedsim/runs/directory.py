@@ -239,15 +239,6 @@ class RunDirectory:
         """Write a JSON file of the directory; NaN or infinity raises a ValueError."""
         self.write_text(name, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
-    def write_privacy(self, content: Mapping[str, Any]) -> None:
-        """Write `privacy.json`, with one line for each client.
-
-        Args:
-            content: content of the file, with key `clients` last; NaN or infinity raises a
-                ValueError.
-        """
-        self.write_text("privacy.json", privacy_text(content))
-
     def read_json(self, name: str) -> dict[str, Any]:
         """Return the JSON object in a file of the directory.
 
@@ -301,15 +292,12 @@ class RunDirectory:
         """
         return read_arrays(self.path / _MODEL)[0]
 
-    def write_model(
-        self, arrays: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None
-    ) -> None:
+    def write_model(self, arrays: Mapping[str, np.ndarray], metadata: dict[str, str]) -> None:
         """Write the final global model.
 
         Args:
             arrays: the values of the model, by name.
-            metadata: facts that loading the model needs, for the header of the file; None writes
-                no metadata.
+            metadata: facts that loading the model needs, for the header of the file.
         """
         self.write_bytes(_MODEL, arrays_bytes(arrays, metadata))
 
@@ -466,7 +454,11 @@ class RunFiles:
 
 
 def privacy_text(content: Mapping[str, Any]) -> str:
-    """Return the text of `privacy.json`, with one line for each client."""
+    """Return the text of `privacy.json`, with one line for each client.
+
+    Args:
+        content: content of the file, with key `clients` last; NaN or infinity raises a ValueError.
+    """
     text = json.dumps({**content, "clients": []}, indent=2, allow_nan=False)
     encode = json.JSONEncoder(allow_nan=False).encode  # without an indent, it is in C
     lines = ",\n    ".join(map(encode, content["clients"]))

@@ -242,12 +242,12 @@ def read_lines(path: Path, model: type[_Model]) -> Iterator[tuple[_Model, Any]]:
         yield checked(path, model, content, where), content
 
 
-def arrays_bytes(arrays: Mapping[str, np.ndarray], metadata: dict[str, str] | None) -> bytes:
+def arrays_bytes(arrays: Mapping[str, np.ndarray], metadata: dict[str, str]) -> bytes:
     """Return the content of a safetensors file with the given arrays.
 
     Args:
         arrays: the arrays, by name.
-        metadata: metadata for the header of the file; None for a header without metadata.
+        metadata: metadata for the header of the file.
     """
     return save({name: np.asarray(array, order="C") for name, array in arrays.items()}, metadata)
 

@@ -76,8 +76,8 @@ def write_manifest(directory: RunDirectory) -> None:
     leftovers = {path for path in paths if PurePosixPath(path).match(".*.tmp")}
     for path in leftovers:
         (directory.path / path).unlink()
-    digests = {path: _digest(directory.path / path) for path in paths - leftovers}
-    records = {path: digest for path, digest in digests.items() if digest is not None}
+    digests = ((path, _digest(directory.path / path)) for path in paths - leftovers)
+    records = {path: digest for path, digest in digests if digest is not None}
     pages = {path: records.pop(path) for path in PAGES if path in records}
     directory.write_text(FILE, Manifest(records, pages).to_text())
 
@@ -96,9 +96,8 @@ def list_again(directory: RunDirectory, path: str) -> None:
     """
     if not (directory.path / FILE).exists():
         return
-    manifest, entry = read_manifest(directory), {path: _digest(directory.path / path)}
-    kind = "pages" if path in PAGES else "records"
-    listed = {**getattr(manifest, kind), **entry}
+    manifest, kind = read_manifest(directory), "pages" if path in PAGES else "records"
+    listed = {**getattr(manifest, kind), path: _digest(directory.path / path)}
     directory.write_text(FILE, replace(manifest, **{kind: listed}).to_text())
 
 

@@ -378,31 +378,25 @@ class FigureFile:
         name: name of the file.
         content: function that returns the file's content without the schema number, or None if the
             run has no such file.
-        reads: names of all files that `problems` reads, as a text for messages.
+        others: names of the other files that `problems` reads, as a text for messages.
         problems: function that yields a line of text for each contradiction within the file, or
             between the file and other files of the run.
     """
 
     name: str
     content: Callable[[EndedRun], dict[str, Any] | None]
-    reads: str
+    others: str
     problems: Callable[[RunFiles], Iterator[str]]
 
 
 FIGURES = (
-    FigureFile(SCORES, _scores, f"{SCORES} and rounds.jsonl", _score_problems),
-    FigureFile(ANSWERS, _answers, f"{ANSWERS}, rounds.jsonl and the checkpoint", _answer_problems),
+    FigureFile(SCORES, _scores, "summary.json and rounds.jsonl", _score_problems),
+    FigureFile(ANSWERS, _answers, "rounds.jsonl and the checkpoint", _answer_problems),
     FigureFile(
-        PERSONALIZATION,
-        _personal_scores,
-        f"{PERSONALIZATION}, summary.json and experiment.yaml",
-        _personal_problems,
+        PERSONALIZATION, _personal_scores, "summary.json and experiment.yaml", _personal_problems
     ),
     FigureFile(
-        CLIENT_DATA,
-        _client_data,
-        f"{CLIENT_DATA}, privacy.json and experiment.yaml",
-        _client_data_problems,
+        CLIENT_DATA, _client_data, "privacy.json and experiment.yaml", _client_data_problems
     ),
 )
 """Every file of figures, in the order in which a run writes them."""

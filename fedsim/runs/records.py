@@ -17,11 +17,11 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypedDict
 
 import numpy as np
-from flwr.app import ArrayRecord
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator
 
 from fedsim.accountant import PrivacyLedger
@@ -104,11 +104,8 @@ class RunCheckpoint:
         tensors = dict(arrays)
         for prefix, values in groups.items():
             tensors |= {f"{prefix}{name}": value for name, value in values.items()}
-        metadata = {
-            _SCHEMA: str(SCHEMAS[_FILE]),
-            _CONTENT: content,
-            _DIGEST: _digest(content, tensors),
-        }
+        digest = _digest(content, tensors)
+        metadata = {_SCHEMA: str(SCHEMAS[_FILE]), _CONTENT: content, _DIGEST: digest}
         return arrays_bytes(tensors, metadata)
 
     @classmethod
@@ -133,6 +130,8 @@ class RunCheckpoint:
             raise
         except (KeyError, RecursionError, TypeError, ValueError) as error:
             raise DamagedRunError.of(path, f"the checkpoint is damaged: {error}") from error
+        older = _below(_VERSION, tensors)
+        numbers = sorted({int(name.partition("/")[0]) for name in older})
         state = ServerState(
             arrays=to_arrays(arrays),
             round_number=content.round,
@@ -142,7 +141,10 @@ class RunCheckpoint:
             client_memory=_below(_CLIENT_MEMORY, tensors),
             average=_below(_AVERAGE, tensors),
             best=content.best,
-            versions=_versions(content.names, _below(_VERSION, tensors)),
+            versions={
+                number: to_arrays({name: older[f"{number}/{name}"] for name in arrays})
+                for number in numbers
+            },
         )
         return cls(state, content.heads, content.rounds_digest, content.releases_digest)
 
@@ -151,15 +153,6 @@ def _below(prefix: str, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarr
     """Return the arrays whose names have a prefix, by name without the prefix, sorted."""
     named = sorted(name for name in tensors if name.startswith(prefix))
     return {name.removeprefix(prefix): tensors[name] for name in named}
-
-
-def _versions(names: Sequence[str], tensors: Mapping[str, np.ndarray]) -> dict[int, ArrayRecord]:
-    """Return older global models by number, with their arrays in the order of the model."""
-    numbers = sorted({int(name.partition("/")[0]) for name in tensors})
-    return {
-        number: to_arrays({name: tensors[f"{number}/{name}"] for name in names})
-        for number in numbers
-    }
 
 
 def _digest(content: str, tensors: Mapping[str, np.ndarray]) -> str:
@@ -215,9 +208,8 @@ MIN_REPETITIONS = 3
 
 def repeated_failures(rows: Sequence[RoundRow]) -> list[RepeatedFailure]:
     """Return the clients that failed in `MIN_REPETITIONS` rounds or more for the same reason."""
-    counts = Counter(
-        (failure["client"], str(failure["reason"])) for row in rows for failure in row["failed"]
-    )
+    failures = chain.from_iterable(row["failed"] for row in rows)
+    counts = Counter((failure["client"], str(failure["reason"])) for failure in failures)
     return [
         RepeatedFailure(client=client, rounds=count, reason=reason)
         for (client, reason), count in sorted(counts.items())

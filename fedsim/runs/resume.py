@@ -162,19 +162,8 @@ def refuse_contradictions(files: RunFiles, *, ledger_lags: bool) -> None:
         DamagedRunError: a record is damaged, or two contradict each other; the message names it.
         JournalError: the ledger is damaged.
     """
-    path = files.directory.path
     for problem in contradictions(files, ledger_lags=ledger_lags):
-        raise DamagedRunError.of(path, problem)
-    if ledger_lags:
-        return
-    finished = 0 if files.state is None else files.state.round_number
-    last = max((charge.round_number for charge in files.all_charges), default=0)
-    if last > finished + 1:
-        problem = (
-            f"ledger.jsonl goes on to round {last}, and the checkpoint is that of round "
-            f"{finished}: rounds were lost"
-        )
-        raise DamagedRunError.of(path, problem)
+        raise DamagedRunError.of(files.directory.path, problem)
 
 
 def _in_rounds(files: RunFiles) -> Iterator[str]:
@@ -270,3 +259,10 @@ def _in_ledger(files: RunFiles) -> Iterator[str]:
                 f"ledger.jsonl lacks the record of client {client} that the checkpoint names as "
                 "its last: records were removed or changed"
             )
+    finished = 0 if files.state is None else files.state.round_number
+    last = max((charge.round_number for charge in files.all_charges), default=0)
+    if files.has_checkpoint and last > finished + 1:
+        yield (
+            f"ledger.jsonl goes on to round {last}, and the checkpoint is that of round "
+            f"{finished}: rounds were lost"
+        )

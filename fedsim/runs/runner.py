@@ -25,7 +25,7 @@ from fedsim.federation.nodes import client_app
 from fedsim.federation.server import server_app
 from fedsim.protocol.arrays import digest
 from fedsim.protocol.errors import FederationError
-from fedsim.runs.directory import RunDirectory, RunDirectoryError, RunFiles
+from fedsim.runs.directory import RunDirectory, RunDirectoryError, RunFiles, privacy_text
 from fedsim.runs.files import SCHEMAS, LinesFile
 from fedsim.runs.inputs import describe_environment, fingerprint, refuse_other_inputs
 from fedsim.runs.manifest import refuse_changed_records, remove_manifest, write_manifest
@@ -287,8 +287,7 @@ class _Recorder:
             opened_sums=OpenedSums(directory.read_opening(), directory.write_opening),
         )
         here, ledger = self._parts.is_local, directory.ledger
-        clients = client_app(federation, in_process=here, ledger=ledger)
-        return server, clients, federation.num_nodes
+        return server, client_app(federation, in_process=here, ledger=ledger), federation.num_nodes
 
     @contextmanager
     def ending(self) -> Iterator[None]:
@@ -380,7 +379,7 @@ class _Recorder:
         metrics: dict[str, Any] = numbers_of(last, ("test_", "clients_"))
         card = self._model_card(content["statement"])
         directory.write_model(federation.saved_values(self._state.model), card.to_metadata())
-        directory.write_privacy(content)
+        directory.write_text("privacy.json", privacy_text(content))
         directory.write_clients(content["clients"])
         figures = self._write_figures(status)
         personal = figures.get(PERSONALIZATION)

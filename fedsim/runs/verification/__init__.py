@@ -197,7 +197,7 @@ _CHECKS: tuple[tuple[str, Callable[[RunFiles], Iterable[str]]], ...] = (
     ("rounds.jsonl and ledger.jsonl", charge_problems),
     ("checkpoint/model.safetensors and rounds.jsonl", checkpoint_problems),
     ("summary.json and rounds.jsonl", summary_problems),
-    *((figure.reads, figure.problems) for figure in FIGURES),
+    *((f"{figure.name}, {figure.others}", figure.problems) for figure in FIGURES),
     ("model.safetensors, summary.json, rounds.jsonl and privacy.json", model_card_problems),
     ("experiment.yaml, privacy.json and ledger.jsonl", plan_problems),
 )

@@ -6,8 +6,9 @@ even if its hash chains were computed again.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,7 +29,6 @@ from fedsim.runs.recorded_terms import client_terms
 from fedsim.runs.resume import contradictions
 from fedsim.runs.saved_model import read_model_card, same_arrays
 from fedsim.runs.verification.spend import of_client
-from fedsim.server.participation.participation import Participation
 from fedsim.server.round_report import withdrawal_rounds
 from fedsim.statement.privacy_file import PrivateClientRow
 
@@ -227,24 +227,10 @@ def charge_problems(files: RunFiles) -> Iterator[str]:
                     f"{steps} by ledger.jsonl"
                 )
     last = len(files.rounds) + (files.summary["status"] in ("failed", "interrupted"))
-    for client, number in _not_asked(charges, schedule, last):
-        yield f"client {client}: has a record of round {number}, in which it was not asked"
-
-
-def _not_asked(
-    charges: Iterable[tuple[int, int]], schedule: Participation, last: int
-) -> list[tuple[int, int]]:
-    """Return the pairs (client, round) of charges that no round asked for, in their order.
-
-    The clients of each round are drawn once, since a draw takes time for all clients.
-    """
-    by_round: dict[int, set[int]] = {}
+    asked = cache(lambda number: set(schedule.charged_in(number)))
     for client, number in charges:
-        by_round.setdefault(number, set()).add(client)
-    for number, clients in by_round.items():
-        if 1 <= number <= last:
-            clients -= set(schedule.charged_in(number))
-    return [(client, number) for client, number in charges if client in by_round[number]]
+        if not 1 <= number <= last or client not in asked(number):
+            yield f"client {client}: has a record of round {number}, in which it was not asked"
 
 
 def checkpoint_problems(files: RunFiles) -> Iterator[str]:
