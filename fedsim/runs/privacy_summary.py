@@ -13,6 +13,7 @@ import fedsim
 from fedsim.accountant.accountants import renyi_choice
 from fedsim.accountant.sampler_slack import Slack, sampler_slack
 from fedsim.accountant.trust import Trust
+from fedsim.algorithms.state import ServerState
 from fedsim.clients.account import RecordedSpend
 from fedsim.clients.mechanisms.plan import Accounting
 from fedsim.core.formatting import count_text
@@ -25,6 +26,7 @@ from fedsim.runs.recorded_terms import client_terms, recorded_terms, server_ledg
 from fedsim.secagg.encoding import FixedPointEncoder
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.client_ledgers import ClientLedgers
+from fedsim.server.round_report import RoundRow, withdrawal_rounds
 from fedsim.statement import read_facts, to_json
 from fedsim.statement.facts import spread_of
 from fedsim.statement.guarantee import guarantee_words
@@ -100,16 +102,14 @@ class PrivacySummary:
 
 
 def privacy_file(
-    federation: Federation,
-    spends: Sequence[ClientSummary],
-    secure_aggregation: Mapping[str, Any] | None,
+    federation: Federation, spends: Sequence[ClientSummary], secure: Mapping[str, Any] | None
 ) -> PrivacyFile:
     """Return the content of `privacy.json` with its statement, in words and in figures.
 
     Args:
         federation: the federation that ran.
         spends: the spend of every client; empty for a federation without differential privacy.
-        secure_aggregation: value of the key `secure_aggregation`.
+        secure: value of the key `secure_aggregation`.
     """
     terms = recorded_terms(federation.experiment)
     epsilon = max((spend.epsilon for spend in spends), default=math.inf)
@@ -128,7 +128,7 @@ def privacy_file(
         "system_epsilon": finite_or_none(epsilon),
         "slack": slack,
         "ledger_digest": ledger_digest(clients) if spends else None,
-        "secure_aggregation": secure_aggregation,
+        "secure_aggregation": secure,
     }
     statement = to_json(read_facts({**content, "clients": clients}))
     # Clients are last, so that a reader of the file meets the words first.
@@ -151,10 +151,7 @@ def _not_private(federation: Federation) -> list[dict[str, Any]]:
 
 
 def summarise_privacy(
-    federation: Federation,
-    *,
-    withdrawn: Mapping[int, int],
-    clip_norms: Mapping[int, AdaptiveClipNorm],
+    federation: Federation, rows: Sequence[RoundRow], state: ServerState
 ) -> tuple[ClientSummary, ...]:
     """Return every client's privacy spend from the durable ledger; empty without privacy.
 
@@ -162,8 +159,8 @@ def summarise_privacy(
 
     Args:
         federation: the federation, with its ledger.
-        withdrawn: round in which each client withdrew, by client, for clients that withdrew.
-        clip_norms: adaptive clip norm of each client that has one, by client.
+        rows: the lines of `rounds.jsonl`, which name the clients that withdrew.
+        state: state of the server after the last round, with the adaptive clip norms.
 
     Raises:
         JournalError: the ledger was changed.
@@ -179,11 +176,11 @@ def summarise_privacy(
     renyi = ClientLedgers(renyi_choice(settings.accounting), settings.adjacency.name)
     for spend in spends:
         renyi.record(spend)
-    by_rdp = renyi.epsilons()
+    by_rdp, withdrawn = renyi.epsilons(), withdrawal_rounds(rows)
     clients: list[ClientSummary] = []
     for spend, terms, planned in zip(spends, plan.client_privacy, plan.clients, strict=True):
         client = spend.client
-        norm = clip_norms.get(client, planned.release.adapted_clip_norm)
+        norm = state.clip_norms.get(client, planned.release.adapted_clip_norm)
         second = server_ledger(spend, settings.trust.name)
         # Each client's own accountant makes a run's ε equal to its plan's, to the last digit.
         accounting = Accounting.of(settings, spend.delta)

@@ -153,12 +153,10 @@ def _client_data(run: EndedRun) -> dict[str, Any] | None:
     count = None if federation.model.task.name == "regression" else data.num_classes
     if count is None or not _may_write(federation.experiment):
         return None
-    if count * len(data.clients) > MAX_COUNTS:
+    numbers = range(len(data.clients))
+    if count * len(numbers) > MAX_COUNTS:
         return None
-    clients = [
-        {"client": client, "labels": _counts(data.clients.targets(client), count)}
-        for client in range(len(data.clients))
-    ]
+    clients = [{"client": k, "labels": _counts(data.clients.targets(k), count)} for k in numbers]
     if is_scored(run.status, run.state.round_number):
         for row, scores in zip(clients, _held_out(run, count), strict=False):
             row.update(scores)
@@ -233,9 +231,7 @@ def _scores(run: EndedRun) -> dict[str, Any] | None:
 
 def public_metrics(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the test-set metrics in a line of `rounds.jsonl`, by name without `test_`."""
-    return {
-        name.removeprefix("test_"): value for name, value in row.items() if name.startswith("test_")
-    }
+    return {k.removeprefix("test_"): v for k, v in row.items() if k.startswith("test_")}
 
 
 def _score_problems(files: RunFiles) -> Iterator[str]:
@@ -260,10 +256,8 @@ def _confusion_problems(content: Mapping[str, Any], matrix: list[list[int]]) -> 
     """Yield each figure of `scores.json` that does not follow from the confusion matrix."""
     examples, predicted = [sum(row) for row in matrix], [sum(c) for c in zip(*matrix, strict=True)]
     hits, total = [row[index] for index, row in enumerate(matrix)], sum(examples)
-    names, rows = (
-        content["classes"],
-        zip(content["classes"], hits, examples, predicted, strict=True),
-    )
+    names = content["classes"]
+    rows = zip(names, hits, examples, predicted, strict=True)
     by_class = [
         {
             "class": name,

@@ -55,7 +55,7 @@ from fedsim.runs.run_result import RunFailedError as RunFailedError
 from fedsim.runs.run_result import RunResult as RunResult
 from fedsim.runs.run_result import Status
 from fedsim.server.app import RoundError
-from fedsim.server.round_report import RoundReport, RoundRow, numbers_of, withdrawal_rounds
+from fedsim.server.round_report import RoundReport, RoundRow, numbers_of
 from fedsim.server.secure.opened_sums import OpenedSums
 from fedsim.simulation.engine import Engine
 from fedsim.simulation.engines import LocalEngine, engine_for
@@ -371,8 +371,7 @@ class _Recorder:
         rows, federation, directory = self._rows, self.federation, self._directory
         seconds = sum(row["seconds"] for row in rows)
         secure = secure_summary(federation, rows, one_operator=self._parts.engine.one_operator)
-        left, norms = withdrawal_rounds(rows), self._state.clip_norms
-        spends = summarise_privacy(federation, withdrawn=left, clip_norms=norms)
+        spends = summarise_privacy(federation, rows, self._state)
         content = privacy_file(federation, spends, secure)
         privacy = PrivacySummary(spends, content) if spends else None
         last: dict[str, Any] = {**rows[-1]} if rows else {}

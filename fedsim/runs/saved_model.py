@@ -32,6 +32,7 @@ from fedsim.runs.directory import RunDirectory
 from fedsim.runs.files import DamagedRunError, RunDirectoryError
 from fedsim.runs.records import ModelCard
 
+ModelBuilder = Callable[..., nn.Module]
 _FILE = "model.safetensors"
 _OF_WHOLE_MODELS = {"init": None, "train": [], "lora": None}
 
@@ -80,10 +81,7 @@ def same_arrays(saved: Mapping[str, np.ndarray], arrays: Mapping[str, np.ndarray
 
 
 def load_model(
-    run: str | Path,
-    *,
-    base: str | Path | None = None,
-    build: Callable[..., nn.Module] | None = None,
+    run: str | Path, *, base: str | Path | None = None, build: ModelBuilder | None = None
 ) -> nn.Module:
     """Return the final global model of a run, in eval mode, on the CPU.
 
@@ -125,9 +123,7 @@ def load_model(
     return model.eval()
 
 
-def load_core(
-    run: str | Path, *, base: Path, build: Callable[..., nn.Module] | None = None
-) -> nn.Module:
+def load_core(run: str | Path, *, base: Path, build: ModelBuilder | None = None) -> nn.Module:
     """Return the final model of a run, which takes inputs to which `model.features` was applied.
 
     Args:
@@ -142,7 +138,7 @@ def load_core(
 
 
 def _load(
-    run: str | Path, base: str | Path | None, build: Callable[..., nn.Module] | None
+    run: str | Path, base: str | Path | None, build: ModelBuilder | None
 ) -> tuple[ModelSettings, nn.Module]:
     """Return the model settings of a run, and the model without its feature transforms."""
     directory = RunDirectory.open(Path(run))
@@ -167,7 +163,7 @@ def _load(
     return settings, model if is_whole else merge_adapters(model)
 
 
-def _with_object(settings: ModelSettings, build: Callable[..., nn.Module] | None) -> ModelSettings:
+def _with_object(settings: ModelSettings, build: ModelBuilder | None) -> ModelSettings:
     """Return the settings with the Python object that `model.name` names.
 
     Raises:
@@ -271,7 +267,7 @@ def predict(
     inputs: str | Path | NDArray[Any],
     *,
     base: str | Path | None = None,
-    build: Callable[..., nn.Module] | None = None,
+    build: ModelBuilder | None = None,
 ) -> Predictions:
     """Return the predictions of a run's final model for examples.
 

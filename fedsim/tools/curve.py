@@ -188,10 +188,9 @@ def _of_experiment(
         from fedsim.report.progress import shown_phases
 
     loaded = load_experiment(file, overrides)
+    points = _KIND_POINTS if is_whole else 1
     with shown_phases() as phases:
-        return experiment_curves(
-            loaded, bounds, points=_KIND_POINTS if is_whole else 1, phases=phases
-        )
+        return experiment_curves(loaded, bounds, points=points, phases=phases)
 
 
 def _refuse_settings(settings: dict[str, Any]) -> None:

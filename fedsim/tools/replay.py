@@ -242,11 +242,7 @@ class _ReplayGrid(LocalGrid):
         recorded = self._replay.rounds[next(iter(requests.values())).round_number - 1]
         # In secret participation the record names no participants, so every drawn client trains.
         is_secret = self._replay.federation.plan.participation.is_secret
-        asked = {
-            node: request
-            for node, request in requests.items()
-            if node - FIRST_NODE in recorded.asked
-        }
+        asked = {n: r for n, r in requests.items() if n - FIRST_NODE in recorded.asked}
         for node in requests.keys() - asked.keys():
             yield node, recorded.answers.get(node - FIRST_NODE, _UNKNOWN)
         for node, answer in channel.train(asked, timeout=timeout):
@@ -407,9 +403,8 @@ class _Comparison:
         checkpoint = self.directory.read_checkpoint()
         if checkpoint is None or checkpoint.state.round_number != state.round_number:
             return
-        recorded, replayed = (
-            (digest(known.arrays), digest(known.model)) for known in (checkpoint.state, state)
-        )
+        states = (checkpoint.state, state)
+        recorded, replayed = ((digest(s.arrays), digest(s.model)) for s in states)
         if recorded != replayed:
             yield "the final model is not the one of the last round that was computed again"
         elif not self.federation.goal.averages:

@@ -74,9 +74,7 @@ def print_training(report: TrainingReport) -> None:
 
 def _sentences(account: Totals) -> list[str]:
     largest = account.largest
-    epsilons = ", ".join(
-        f"{epsilon_text(value)} ({name})" for name, value in largest.epsilons.items()
-    )
+    epsilons = ", ".join(f"{epsilon_text(e)} ({name})" for name, e in largest.epsilons.items())
     whose = f", of client {largest.client}" if largest.client else ""
     unit = "" if account.unit is None else f"for each {account.unit}, "
     against = "" if account.observer is None else f"against {OBSERVER_NAMES[account.observer]}, "
@@ -90,12 +88,9 @@ def _sentences(account: Totals) -> list[str]:
             if account.is_of_any_client
             else "each total holds if the data of the client are the same in all of these"
         )
-    lines += [
-        f"{name} repeats another run bit for bit, and is counted once" for name in account.repeated
-    ]
-    lines += [
-        f"{name} has not ended; it is counted up to its last record" for name in account.unfinished
-    ]
+    lines += [f"{n} repeats another run bit for bit, and is counted once" for n in account.repeated]
+    unfinished = "has not ended; it is counted up to its last record"
+    lines += [f"{name} {unfinished}" for name in account.unfinished]
     return lines
 
 

@@ -309,10 +309,7 @@ def _mapped(sources: Sequence[Source], clients: Mapping[str, Sequence[str]]) -> 
             places[place] = client
     mapped = list[Source]()
     for source in sources:
-        place_of = {
-            key: source.name if key == EVERYONE else f"{source.name}:{key}"
-            for key in source.clients
-        }
+        place_of = {k: f"{source.name}:{k}" if k else source.name for k in source.clients}
         missing = [place for place in place_of.values() if place not in places]
         if missing:
             raise SourceError(
@@ -387,10 +384,8 @@ def _every_choice(sources: Sequence[Source]) -> list[Source]:
     choices = list(product(*kept))
     keys = [f"any ({number})" for number in range(1, len(choices) + 1)]
     keys = keys if len(choices) > 1 else ["any"]
-    return [
-        renamed(source, dict(zip(keys, clients, strict=True)))
-        for source, clients in zip(sources, zip(*choices, strict=True), strict=True)
-    ]
+    chosen = zip(sources, zip(*choices, strict=True), strict=True)
+    return [renamed(source, dict(zip(keys, old, strict=True))) for source, old in chosen]
 
 
 def _largest(source: Source) -> list[str]:

@@ -102,11 +102,8 @@ class TrainingSection(Settings):
 
     def epsilons(self, accountants: Sequence[AccountantChoice]) -> dict[str, float]:
         """Return the ε of the training by each accountant, by the accountant's name."""
-        ledger = self.ledger()
-        return {
-            accountant_name(accountant): ledger.epsilon(self.delta, accountant, self.adjacency)
-            for accountant in accountants
-        }
+        spent = self.ledger().epsilon
+        return {accountant_name(a): spent(self.delta, a, self.adjacency) for a in accountants}
 
     @property
     def rate(self) -> float:
