@@ -114,7 +114,6 @@ def clients_table(rows: ClientRows) -> str:
 
 def client_places(table: Literal["page", "terminal"], rows: ClientRows) -> dict[str, Place]:
     """Return the `Place` of each column that a table shows, by column name, from left to right."""
-    places: list[tuple[str, Place | None]]
-    places = [(column.name, getattr(column, table)) for column in client_columns(rows)]
+    places = ((column.name, getattr(column, table)) for column in client_columns(rows))
     shown = [(name, place) for name, place in places if place and place.where(name, rows)]
     return dict(sorted(shown, key=lambda pair: pair[1].order))

@@ -59,16 +59,13 @@ def private_digest(arrays: Iterable[np.ndarray]) -> str:
     for array in arrays:
         state.update(f"{array.dtype.str}{array.shape}".encode())
         state.update(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
-    return f"{_name_of(key)}:{state.hexdigest()}"
+    name = hashlib.blake2b(b"name", digest_size=8, key=key).hexdigest()
+    return f"{name}:{state.hexdigest()}"
 
 
 def have_one_key(first: str, second: str) -> bool:
     """Whether two digests of `private_digest` have the same key, and so can be compared."""
     return first.partition(":")[0] == second.partition(":")[0]
-
-
-def _name_of(key: bytes) -> str:
-    return hashlib.blake2b(b"name", digest_size=8, key=key).hexdigest()
 
 
 def _key() -> bytes:

@@ -184,6 +184,7 @@ def summarise_privacy(
         second = server_ledger(spend, settings.trust.name)
         # Each client's own accountant makes a run's ε equal to its plan's, to the last digit.
         accounting = Accounting.of(settings, spend.delta)
+        against_server = None if second is None else accounting.epsilon(second.entries)
         clients.append(
             ClientSummary(
                 **vars(spend),
@@ -192,9 +193,7 @@ def summarise_privacy(
                 terms=client_terms(terms, planned, norm),
                 withdrawn_round=withdrawn.get(client),
                 clip_norm=norm,
-                epsilon_against_server=None
-                if second is None
-                else accounting.epsilon(second.entries),
+                epsilon_against_server=against_server,
                 name=None if names is None else names[client],
             )
         )

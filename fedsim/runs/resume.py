@@ -151,21 +151,6 @@ def contradictions(files: RunFiles, *, ledger_lags: bool = False) -> Iterator[st
         yield from _in_ledger(files)
 
 
-def refuse_contradictions(files: RunFiles, *, ledger_lags: bool) -> None:
-    """Check before a run is resumed that its files are whole and do not contradict each other.
-
-    Args:
-        files: the files of the run.
-        ledger_lags: whether clients on other machines keep the charges until the run ends.
-
-    Raises:
-        DamagedRunError: a record is damaged, or two contradict each other; the message names it.
-        JournalError: the ledger is damaged.
-    """
-    for problem in contradictions(files, ledger_lags=ledger_lags):
-        raise DamagedRunError.of(files.directory.path, problem)
-
-
 def _in_rounds(files: RunFiles) -> Iterator[str]:
     numbers = [row["round"] for row in files.rounds]
     finished = 0 if files.state is None else files.state.round_number
@@ -244,15 +229,13 @@ def _in_ledger(files: RunFiles) -> Iterator[str]:
     known = {(c.client, c.hash) for c in files.all_charges if c.hash == heads.get(c.client)}
     participation = participation_of(files.experiment)
     for row in files.rounds:
-        clients, why = row["participants"], ", in which it took part"
+        number, clients, why = row["round"], row["participants"], ", in which it took part"
         if participation.is_secret:
-            clients = participation.charged_in(row["round"])
+            clients = participation.charged_in(number)
             why = ": every client is charged for every round"
         for client in clients:
-            if (client, row["round"]) not in charged:
-                yield (
-                    f"ledger.jsonl lacks the charge of client {client} in round {row['round']}{why}"
-                )
+            if (client, number) not in charged:
+                yield f"ledger.jsonl lacks the charge of client {client} in round {number}{why}"
     for client, head in heads.items():
         if (client, head) not in known:
             yield (

@@ -26,7 +26,7 @@ from fedsim.federation.server import server_app
 from fedsim.protocol.arrays import digest
 from fedsim.protocol.errors import FederationError
 from fedsim.runs.directory import RunDirectory, RunDirectoryError, RunFiles, privacy_text
-from fedsim.runs.files import SCHEMAS, LinesFile
+from fedsim.runs.files import SCHEMAS, DamagedRunError, LinesFile
 from fedsim.runs.inputs import describe_environment, fingerprint, refuse_other_inputs
 from fedsim.runs.manifest import refuse_changed_records, remove_manifest, write_manifest
 from fedsim.runs.privacy_summary import (
@@ -45,12 +45,7 @@ from fedsim.runs.recorded_figures import (
     summary_of,
 )
 from fedsim.runs.records import ModelCard, Releases, RunCheckpoint, repeated_failures
-from fedsim.runs.resume import (
-    recorded_experiment,
-    refuse_changes,
-    refuse_contradictions,
-    resume_command,
-)
+from fedsim.runs.resume import contradictions, recorded_experiment, refuse_changes, resume_command
 from fedsim.runs.run_result import RunFailedError as RunFailedError
 from fedsim.runs.run_result import RunResult as RunResult
 from fedsim.runs.run_result import Status
@@ -189,7 +184,8 @@ def _resume(loaded: LoadedExperiment, path: Path, parts: RunParts) -> _Prepared:
         experiment = with_clients(loaded, before.num_clients)
         refuse_changes(before, experiment)
         inputs = directory.read_inputs()
-        refuse_contradictions(files, ledger_lags=not parts.engine.writes_ledger)
+        for problem in contradictions(files, ledger_lags=not parts.engine.writes_ledger):
+            raise DamagedRunError.of(path, problem)
         refuse_changed_records(directory)
         recorder = _recorder(replace(loaded, experiment=experiment), directory, parts, inputs)
         recorder.restore()

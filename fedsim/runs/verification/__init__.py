@@ -100,18 +100,14 @@ def environment_problems(files: RunFiles) -> Iterator[str]:
         files.directory.read_inputs()  # refuses an environment.json that did not begin the run
     if environment["seed"] != experiment.seed:
         yield f"environment.json has seed {environment['seed']}, experiment.yaml {experiment.seed}"
-    if environment["fedsim"] != privacy["version"]:
-        yield (
-            f"environment.json is of fedsim {environment['fedsim']}, privacy.json of "
-            f"{privacy['version']}"
-        )
+    began, ended = environment["fedsim"], privacy["version"]
+    if began != ended:
+        yield f"environment.json is of fedsim {began}, privacy.json of {ended}"
     planned, recorded = recorded_terms(experiment), cast(dict[str, Any], privacy)
     for name in (*planned, *sorted(PrivacyFile.__optional_keys__ - planned.keys())):
-        if recorded.get(name) != planned.get(name):
-            yield (
-                f"{name} is {recorded.get(name)} in privacy.json and {planned.get(name)} in "
-                "experiment.yaml"
-            )
+        stated, value = recorded.get(name), planned.get(name)
+        if stated != value:
+            yield f"{name} is {stated} in privacy.json and {value} in experiment.yaml"
     if (privacy["secure_aggregation"] is None) != (experiment.secure_aggregation is None):
         yield "privacy.json and experiment.yaml disagree on secure_aggregation"
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from safetensors import SafetensorError
 
@@ -135,9 +135,7 @@ def check_spend(files: RunFiles, checked: list[Checked]) -> Iterator[str]:
         yield from of_client(row, _against_turns(history, privacy.get("noise_correlation")))
     for client in sorted(charges.keys() - {row["client"] for row in rows}):
         yield f"client {client}: in the ledger only"
-    yield from _recomputed(rows, accountant, adjacency, checked)
-    if shared:
-        yield from _recomputed(rows, accountant, adjacency, [], ending="_against_server")
+    yield from _recomputed(files, accountant, adjacency, checked)
 
 
 def of_client(row: Mapping[str, Any], problems: Iterable[str]) -> Iterator[str]:
@@ -151,32 +149,31 @@ def of_client(row: Mapping[str, Any], problems: Iterable[str]) -> Iterator[str]:
 
 
 def _recomputed(
-    rows: list[PrivateClientRow],
-    accountant: AccountantChoice,
-    adjacency: Adjacency,
-    checked: list[Checked],
-    *,
-    ending: Literal["", "_against_server"] = "",
+    files: RunFiles, accountant: AccountantChoice, adjacency: Adjacency, checked: list[Checked]
 ) -> Iterator[str]:
-    """Yield a line for each ε against one observer that another computation contradicts.
+    """Yield a line for each ε, against each observer, that another computation contradicts.
 
     Args:
-        rows: rows of the clients in `privacy.json`.
+        files: the files of the run.
         accountant: accountant of the run.
         adjacency: adjacency of every ledger.
-        checked: list to which the ε of every client is appended.
-        ending: ending of the keys for this observer; "" for the observer of the claim.
+        checked: list to which the ε of every client is appended, against the observer of the claim.
     """
-    contents, symbol = cast(list[dict[str, Any]], rows), "ε against the server" if ending else "ε"
+    rows = cast(list[dict[str, Any]], files.clients)
     other: AccountantChoice = "rdp" if accountant == "pld" else "pld"
-    ledgers = [PrivacyLedger.from_list(row[f"ledger{ending}"] or []) for row in contents]
-    bounds = _bounds(rows, ledgers, accountant, adjacency)
-    for row, by in zip(contents, bounds, strict=True):
-        reported: dict[AccountantChoice, float] = {accountant: number(row[f"epsilon{ending}"])}
-        if not ending:
-            reported[renyi_choice(accountant)] = number(row["epsilon_rdp"])
-        checked.append(Checked(row["client"], reported[accountant], by[accountant], by[other]))
-        yield from of_client(row, _differences(reported, by, symbol))
+    symbols = {"": "ε"}  # by the ending of the keys for an observer
+    if files.privacy["trust"] == "distributed":
+        symbols["_against_server"] = "ε against the server"
+    for ending, symbol in symbols.items():
+        ledgers = [PrivacyLedger.from_list(row[f"ledger{ending}"] or []) for row in rows]
+        bounds = _bounds(files.clients, ledgers, accountant, adjacency)
+        for row, by in zip(rows, bounds, strict=True):
+            reported: dict[AccountantChoice, float] = {accountant: number(row[f"epsilon{ending}"])}
+            if not ending:
+                reported[renyi_choice(accountant)] = number(row["epsilon_rdp"])
+                epsilons = reported[accountant], by[accountant], by[other]
+                checked.append(Checked(row["client"], *epsilons))
+            yield from of_client(row, _differences(reported, by, symbol))
 
 
 def _against_ledger(
@@ -279,12 +276,9 @@ def _differences(
     for name, value in reported.items():
         if not same_number(value, by[name]):
             yield f"{symbol} by {name} is reported as {value:.6g} and recomputed as {by[name]:.6g}"
-    for tight, loose in pairwise(by):
-        if by[tight] > by[loose] + _BEYOND:
-            yield (
-                f"{symbol} by {tight} ({by[tight]:.6g}) exceeds its bound by {loose} "
-                f"({by[loose]:.6g})"
-            )
+    for (tight, least), (loose, most) in pairwise(by.items()):
+        if least > most + _BEYOND:
+            yield f"{symbol} by {tight} ({least:.6g}) exceeds its bound by {loose} ({most:.6g})"
 
 
 def number(value: float | None) -> float:

@@ -172,9 +172,7 @@ def account_of(
     if not independent_noise:
         _refuse_common_noise(kept)
     _refuse_mixture(kept)
-    is_known = True
-    if clients is None:
-        kept, is_known = _matched(kept)
+    kept, is_known = _matched(kept) if clients is None else (kept, True)
     keys = sorted({key for source in kept for key in source.clients}, key=_by_number)
     totals = tuple(_total(key, kept, delta, names, chosen) for key in keys)
     return Totals(
@@ -310,10 +308,10 @@ def _mapped(sources: Sequence[Source], clients: Mapping[str, Sequence[str]]) -> 
     mapped = list[Source]()
     for source in sources:
         place_of = {k: f"{source.name}:{k}" if k else source.name for k in source.clients}
-        missing = [place for place in place_of.values() if place not in places]
-        if missing:
+        lost = next((place for place in place_of.values() if place not in places), None)
+        if lost is not None:
             raise SourceError(
-                f"--clients: {missing[0]} is in no entry, so its spend would be in no total"
+                f"--clients: {lost} is in no entry, so its spend would be in no total"
             )
         keys = {places.pop(place): key for key, place in place_of.items()}
         if len(keys) < len(place_of):
