@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypedDict
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator
@@ -189,29 +189,18 @@ class RoundLine(BaseModel):
     secure_aggregation: _SecureRow | None = None
 
 
-class RepeatedFailure(TypedDict):
-    """A client that failed in several rounds for the same reason.
-
-    Attributes:
-        client: the client's number.
-        rounds: the number of these rounds, at least `MIN_REPETITIONS`.
-        reason: the reason of the failure, as the client reported it.
-    """
-
-    client: int
-    rounds: int
-    reason: str
-
-
 MIN_REPETITIONS = 3
 
 
-def repeated_failures(rows: Sequence[RoundRow]) -> list[RepeatedFailure]:
-    """Return the clients that failed in `MIN_REPETITIONS` rounds or more for the same reason."""
+def repeated_failures(rows: Sequence[RoundRow]) -> list[dict[str, Any]]:
+    """Return the clients that failed in `MIN_REPETITIONS` rounds or more for the same reason.
+
+    Each is {"client": its number, "rounds": number of these rounds, "reason": what it reported}.
+    """
     failures = chain.from_iterable(row["failed"] for row in rows)
     counts = Counter((failure["client"], str(failure["reason"])) for failure in failures)
     return [
-        RepeatedFailure(client=client, rounds=count, reason=reason)
+        {"client": client, "rounds": count, "reason": reason}
         for (client, reason), count in sorted(counts.items())
         if count >= MIN_REPETITIONS
     ]
@@ -234,9 +223,6 @@ def digest_of_lines(path: Path, count: int) -> str:
     return hashlib.sha256(first_lines(path, count)).hexdigest()
 
 
-Blocks = Literal["planned", "alone"]
-
-
 class Releases(BaseModel):
     """The tags (keyed checksums) of the clients' uploads in one round: a line of `releases.jsonl`.
 
@@ -252,7 +238,7 @@ class Releases(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     round: int = Field(ge=1)
     conditions: str
-    blocks: Blocks
+    blocks: Literal["planned", "alone"]
     model: str
     uploads: dict[Annotated[int, Field(strict=False)], str]  # keys of JSON are texts
 

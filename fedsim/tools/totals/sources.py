@@ -12,7 +12,7 @@ These notations of events and guarantees are read:
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -357,19 +357,6 @@ def _of_rows(rows: Any) -> dict[str, ClientRecord]:
             ledger.record(NonPrivate())
         clients[key] = ClientRecord(ledger, str(row["name"]) if row.get("name") else None)
     return clients
-
-
-def without_repetitions(sources: Iterable[Source]) -> list[Source]:
-    """Return the sources without runs that repeat the releases of another run bit for bit.
-
-    Of a run and its copy, only one is kept. Of an interrupted run and a longer run that repeats
-    all of its releases, only the longer run is kept.
-    """
-    kept: list[Source] = []
-    for source in sources:
-        if not any(repeats(source, other) for other in kept):
-            kept = [other for other in kept if not repeats(other, source)] + [source]
-    return kept
 
 
 def repeats(first: Source, second: Source) -> bool:

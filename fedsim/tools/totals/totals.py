@@ -1,12 +1,12 @@
 """Privacy totals of clients over several sources: clients are matched, their ledgers composed."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations, product
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 from fedsim.accountant import (
     Event,
@@ -22,15 +22,9 @@ from fedsim.accountant.sampler_slack import epsilon_with_slack
 from fedsim.accountant.trust import Observer
 from fedsim.clients.mechanisms.kinds import protects_client
 from fedsim.core.text_formats import finite_or_none
-from fedsim.tools.totals.sources import (
-    EVERYONE,
-    ClientRecord,
-    Source,
-    SourceError,
-    renamed,
-    without_repetitions,
-)
+from fedsim.tools.totals.sources import EVERYONE, Source, SourceError, renamed, repeats
 
+T = TypeVar("T")
 _MOST_CHOICES = 1000  # combinations of clients
 
 
@@ -166,7 +160,8 @@ def account_of(
         raise SourceError(f"{twice} is given twice")
     if clients is not None:
         sources = _mapped(sources, clients)
-    kept = without_repetitions(sources)
+    # Of an interrupted run and a longer one that repeats all of its releases, the longer is kept.
+    kept = _uncovered(sources, lambda source, other: repeats(other, source))
     repeated = [source.name for source in sources if not any(source is counted for counted in kept)]
     unit, chosen, observer, names = _terms(kept, adjacency, accountants)
     if not independent_noise:
@@ -372,7 +367,7 @@ def _every_choice(sources: Sequence[Source]) -> list[Source]:
             f"{sources[0].name} and {sources[1].name} divide the data among clients by another "
             f"draw, so no client of one is a client of the other, and none has a total; {way_out}"
         )
-    kept = [_largest(source) for source in sources]
+    kept = [_uncovered(source.clients, partial(_spends_more, source)) for source in sources]
     if prod(len(keys) for keys in kept) > _MOST_CHOICES:
         raise SourceError(
             "the partitions are drawn with several seeds, so an example may be in any client of "
@@ -386,19 +381,23 @@ def _every_choice(sources: Sequence[Source]) -> list[Source]:
     return [renamed(source, dict(zip(keys, old, strict=True))) for source, old in chosen]
 
 
-def _largest(source: Source) -> list[str]:
-    """Return clients of a source such that every other client spent no more than one of them."""
-    kept: list[str] = []
-    for client, record in source.clients.items():
-        if any(_covers(source.clients[other], record) for other in kept):
-            continue
-        kept = [other for other in kept if not _covers(record, source.clients[other])]
-        kept.append(client)
+def _uncovered(items: Iterable[T], covers: Callable[[T, T], bool]) -> list[T]:
+    """Return items such that each other item is covered by one of them; of equal ones, the first.
+
+    Args:
+        items: the items.
+        covers: function of (item, other), which returns whether the item covers the other one.
+    """
+    kept: list[T] = []
+    for item in items:
+        if not any(covers(other, item) for other in kept):
+            kept = [other for other in kept if not covers(item, other)] + [item]
     return kept
 
 
-def _covers(record: ClientRecord, other: ClientRecord) -> bool:
+def _spends_more(source: Source, client: str, less: str) -> bool:
     """Return whether a client spent at least as much as another one, at every δ."""
+    record, other = source.clients[client], source.clients[less]
     server, others = record.against_server, other.against_server
     return (
         record.delta == other.delta
