@@ -53,7 +53,7 @@ KEPT = "checkpoint/"
 _CHECKPOINT = "checkpoint/model.safetensors"
 _ENVIRONMENT = "environment.json"
 _SELECTION = "selection.json"  # in place of _ENVIRONMENT where a search published only the model
-_MODEL = "model.safetensors"
+MODEL = "model.safetensors"
 _INPUTS = "checkpoint/inputs.json"
 _OPENING = "checkpoint/opening.json"
 
@@ -290,7 +290,7 @@ class RunDirectory:
         Raises:
             DamagedRunError: the file is missing or damaged.
         """
-        return read_arrays(self.path / _MODEL)[0]
+        return read_arrays(self.path / MODEL)[0]
 
     def write_model(self, arrays: Mapping[str, np.ndarray], metadata: dict[str, str]) -> None:
         """Write the final global model.
@@ -299,7 +299,7 @@ class RunDirectory:
             arrays: the values of the model, by name.
             metadata: facts that loading the model needs, for the header of the file.
         """
-        self.write_bytes(_MODEL, arrays_bytes(arrays, metadata))
+        self.write_bytes(MODEL, arrays_bytes(arrays, metadata))
 
     def write_checkpoint(self, checkpoint: RunCheckpoint) -> None:
         """Write a checkpoint in place of the previous one."""

@@ -32,7 +32,6 @@ RESUMED_FROM = (
     "releases.jsonl",
     "rounds.jsonl",
 )
-NOT_COVERED = (FILE, LOCK)  # and the folders of trackers
 
 
 class ManifestError(RunDirectoryError):
@@ -209,7 +208,7 @@ def _files(directory: Path, folder: str = "") -> Iterator[str]:
             if entry.is_dir(follow_symlinks=False):
                 if path not in TRACKERS:
                     yield from _files(directory, f"{path}/")
-            elif path not in NOT_COVERED:
+            elif path not in (FILE, LOCK):
                 yield path
 
 

@@ -253,12 +253,10 @@ def secure_summary(
     )
 
 
-_IMPLEMENTATION = "fedsim.secagg 1"
 _ENCODING = (
     *("ring_bits", "frac_bits", "value_bound", "max_weight", "max_clients", "guard_bits"),
     *("rounding", "max_abs_error"),
 )
-_ENVELOPE = "RFC 9180 X25519/HKDF-SHA256/AES-256-GCM"
 _TRUST = {
     "additive": "at least one of the server and the helpers follows the protocol and colludes with "
     "no other of them",
@@ -306,7 +304,7 @@ def secure_facts(
     finished = sorted(k for k, row in rounds.items() if row["survivors"] and k not in aborted)
     return {
         "protocol": name,
-        "implementation": _IMPLEMENTATION,
+        "implementation": "fedsim.secagg 1",
         "parties": {
             "leader": "server",
             "helpers": settings.helpers,
@@ -333,7 +331,7 @@ def secure_facts(
         "exactness": "equals quantised plain averaging bit for bit",
         **({"plan_digest": plan_digest} if plan_digest else {}),
         "prg": settings.prg if hidden else None,
-        "envelope": _ENVELOPE if hidden else None,
+        "envelope": "RFC 9180 X25519/HKDF-SHA256/AES-256-GCM" if hidden else None,
         "rounds": {
             "completed": len(finished),
             "aborted": len(aborted),

@@ -279,7 +279,6 @@ def _confusion_problems(content: Mapping[str, Any], matrix: list[list[int]]) -> 
 
 
 PERSONALIZATION = "personalization.json"
-FIGURES_OF = "public data"
 NOTE = (
     "Figures of public data: personalization.public_data declares that all examples are public. "
     "No ε covers a score on a client's own examples; on private data none is computed."
@@ -304,7 +303,7 @@ def _personal_scores(run: EndedRun) -> dict[str, Any] | None:
     seed = federation.experiment.seed
     rows = list(score_clients(settings, model, loss, task, federation.data, seed=seed))
     return {
-        "figures_of": FIGURES_OF,
+        "figures_of": "public data",
         "note": NOTE,
         "settings": settings.model_dump(mode="json"),
         **_pooled(rows),

@@ -44,7 +44,6 @@ _MEMORY = "optimizer/"  # prefix of the names of the algorithm's arrays
 _CLIENT_MEMORY = "clients/"  # prefix of its arrays that have a row for each client
 _AVERAGE = "average/"  # prefix of the average of the global models
 _VERSION = "version/"  # prefix of the number and names of an older global model
-_FILE = "model.safetensors"
 _CONTENT, _DIGEST, _SCHEMA = "content", "digest", "schema"  # keys of the metadata
 
 
@@ -105,7 +104,7 @@ class RunCheckpoint:
         for prefix, values in groups.items():
             tensors |= {f"{prefix}{name}": value for name, value in values.items()}
         digest = _digest(content, tensors)
-        metadata = {_SCHEMA: str(SCHEMAS[_FILE]), _CONTENT: content, _DIGEST: digest}
+        metadata = {_SCHEMA: str(SCHEMAS["model.safetensors"]), _CONTENT: content, _DIGEST: digest}
         return arrays_bytes(tensors, metadata)
 
     @classmethod

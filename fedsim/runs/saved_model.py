@@ -28,12 +28,11 @@ from fedsim.models.scores.metrics import class_names, summarise_scores
 from fedsim.models.scores.predictions import ClassPredictions, LabelPredictions, predictions_of
 from fedsim.models.settings import ModelSettings
 from fedsim.models.tasks import Targets, eval_mode, task_for
-from fedsim.runs.directory import RunDirectory
+from fedsim.runs.directory import MODEL, RunDirectory
 from fedsim.runs.files import DamagedRunError, RunDirectoryError
 from fedsim.runs.records import ModelCard
 
 ModelBuilder = Callable[..., nn.Module]
-_FILE = "model.safetensors"
 _OF_WHOLE_MODELS = {"init": None, "train": [], "lora": None}
 
 
@@ -159,7 +158,7 @@ def _load(
         if plugin is None or not isinstance(plugin.__cause__, FileNotFoundError):
             raise
         raise ModelError(f"{error}, whose directory base (--base) names") from plugin
-    _load_values(model, values, directory.path / _FILE)
+    _load_values(model, values, directory.path / MODEL)
     return settings, model if is_whole else merge_adapters(model)
 
 
@@ -185,10 +184,10 @@ def _with_object(settings: ModelSettings, build: ModelBuilder | None) -> ModelSe
 
 
 def _read_model(directory: RunDirectory) -> tuple[ModelCard, dict[str, torch.Tensor]]:
-    path = directory.path / _FILE
+    path = directory.path / MODEL
     if not path.is_file():
         raise RunDirectoryError(
-            f"{directory.path} has no {_FILE}: finish the run with fedsim run FILE --out "
+            f"{directory.path} has no {MODEL}: finish the run with fedsim run FILE --out "
             f"{directory.path} --resume"
         )
     try:

@@ -13,7 +13,7 @@ or read, since a plug-in or a table may have any content.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from fedsim.runs.client_columns import clients_table
 from fedsim.runs.directory import KEPT, RunDirectory, RunFiles
@@ -28,6 +28,7 @@ from fedsim.runs.manifest import (
 from fedsim.runs.recorded_figures import FIGURES, is_scored, public_metrics
 from fedsim.runs.recorded_terms import recorded_terms
 from fedsim.runs.records import repeated_failures
+from fedsim.runs.run_result import Status
 from fedsim.runs.saved_model import read_model_card
 from fedsim.runs.verification.plans import (
     charge_problems,
@@ -52,7 +53,6 @@ from fedsim.statement.privacy_file import PrivacyFile, ledger_digest
 _METRICS = ("test_", "clients_")
 _SAME = 1e-6  # relative difference of a figure of the statement between machines
 _BETWEEN_METHODS = 1e-3  # excess of ε by the server's accountant over a client's accountant
-_EARLY_ENDS = ("stopped", "interrupted", "failed")
 
 
 def spend_figure_problems(files: RunFiles) -> Iterator[str]:
@@ -130,7 +130,7 @@ def summary_problems(files: RunFiles) -> Iterator[str]:
     status, rounds = summary["status"], summary["rounds"]
     if summary["name"] != files.experiment.name:
         yield f"summary.json names {summary['name']!r}, experiment.yaml {files.experiment.name!r}"
-    if status not in ("completed", *_EARLY_ENDS):
+    if status not in get_args(Status):
         yield f"summary.json has the status {status!r}"
     if (summary["reason"] is None) != (status == "completed"):
         yield f"a run that {status} has the reason {summary['reason']!r}"

@@ -22,7 +22,6 @@ from fedsim.tools.totals.totals import Totals
 from fedsim.tools.totals.training import TrainingReport
 
 _OF_ONE_RUN = frozenset(("guarantee", "result", "delta", "budget", "limit", "mechanism"))
-_UNITS = {"example": "Example-level", "client": "Client-level"}
 _MODELS = {observer: trust.title() for trust, observer in CLAIMED_AGAINST.items()}
 
 
@@ -150,7 +149,7 @@ def _facts(account: Totals, run: RunFiles) -> dict[str, dict[str, Any]]:
         "basic": {"name": run.experiment.name},
         "dp_variant": {"unprotected_quantities": text("adjacency", "data access")},
         "privacy_loss": {
-            "privacy_unit": _UNITS.get(unit, unit),
+            "privacy_unit": f"{unit.title()}-level",
             "privacy_unit_details": text("unit", "adjacency"),
             "privacy_parameters": {
                 "epsilon": float(epsilon_text(largest.epsilon)),

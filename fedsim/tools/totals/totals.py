@@ -332,7 +332,8 @@ def _matched(sources: Sequence[Source]) -> tuple[list[Source], bool]:
     runs = [source for source in sources if source.is_run]
     if len(runs) < 2:
         return list(sources), True
-    if all(_has_names(run) for run in runs):
+    names = [[record.name for record in run.clients.values()] for run in runs]
+    if all(None not in own and len(set(own)) == len(own) for own in names):
         return [
             renamed(s, {c.name or "": key for key, c in s.clients.items()}) if s.is_run else s
             for s in sources
@@ -340,12 +341,6 @@ def _matched(sources: Sequence[Source]) -> tuple[list[Source], bool]:
     if len({run.assignment for run in runs}) == 1:
         return list(sources), True
     return _every_choice(sources), False
-
-
-def _has_names(run: Source) -> bool:
-    """Whether every client of a run has a name that no other client of the run has."""
-    names = {record.name for record in run.clients.values()}
-    return None not in names and len(names) == len(run.clients)
 
 
 def _every_choice(sources: Sequence[Source]) -> list[Source]:
