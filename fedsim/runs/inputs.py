@@ -209,15 +209,10 @@ def _commit(directory: Path) -> str | None:
     """Return the commit of the checkout that fedsim runs from; None for an installed fedsim."""
     if not (directory / ".git").exists():
         return None
+    options = ("--always", "--abbrev=40", "--exclude=*", "--dirty=+changes")
+    command = ("git", "-C", str(directory), "describe", *options)
     try:
-        head = _git(directory, "rev-parse", "HEAD")
-        changed = _git(directory, "status", "--porcelain", "--untracked-files=no")
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
         return None
-    return head + ("+changes" if changed else "")
-
-
-def _git(directory: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(directory), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
     return done.stdout.strip()

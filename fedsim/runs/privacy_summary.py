@@ -291,19 +291,12 @@ def secure_facts(
             left out because of its values.
         one_operator: whether one simulation ran all parties.
     """
-    name, keys = settings.protocol.name, settings.keys
-    hidden, is_additive = name != "quantized", name == "additive"
-    if hidden:
-        seen = ["sum of weighted updates", "sum of weights"]
-        seen += [f"sum of weighted {metric}" for metric in settings.metrics]
-    else:
-        seen = ["every update", "every weight", *(f"every {metric}" for metric in settings.metrics)]
-    forged = "refused" if keys.client_fingerprints else "undetected"
+    hidden = settings.protocol.name != "quantized"
     # The uploads of an aborted round stay charged, as they were sent.
     aborted = {k: row["aborted"] for k, row in rounds.items() if row["aborted"] is not None}
     finished = sorted(k for k, row in rounds.items() if row["survivors"] and k not in aborted)
     return {
-        "protocol": name,
+        "protocol": settings.protocol.name,
         "implementation": "fedsim.secagg 1",
         "parties": {
             "leader": "server",
@@ -311,22 +304,9 @@ def secure_facts(
             "clients_sampled": clients_sampled,
             "survivors_per_round": [rounds[key]["survivors"] for key in finished],
         },
-        # docs/explain/secure_aggregation.md, "An active server", explains the conditions.
-        "trust": {
-            "privacy_requires": _TRUST[name],
-            "active_server": "pinned_helper_keys" if keys.helper_fingerprints else "not_covered",
-            "malicious_clients": "undetected",
-            "conditions": {
-                "pinned_keys": bool(keys.helper_fingerprints and keys.client_fingerprints),
-                "opened_once": is_additive and not repeats_noise,
-                "agreed_plan": is_additive and bool(plan_digest),
-                "fixed_set": is_additive
-                and (is_integer_sum or settings.encoding.range_policy == "clip"),
-            },
-            "forged_clients": forged if hidden else "not_needed",
-        },
+        "trust": _trust(settings, bool(plan_digest), repeats_noise, is_integer_sum),
         "simulated_non_collusion": one_operator,
-        "server_view": [*seen, "participant ids", "timings"],
+        "server_view": _server_view(hidden, list(settings.metrics)),
         "encoding": {name: getattr(encoder, name) for name in _ENCODING},
         "exactness": "equals quantised plain averaging bit for bit",
         **({"plan_digest": plan_digest} if plan_digest else {}),
@@ -340,3 +320,36 @@ def secure_facts(
         },
         "clipped": sum(row["clipped"] for row in rounds.values()),
     }
+
+
+def _trust(
+    settings: SecureAggregationSettings, has_plan: bool, repeats_noise: bool, is_integer_sum: bool
+) -> dict[str, Any]:
+    """Return who must be trusted, and which conditions hold against an active server, by name.
+
+    Reference: docs/explain/secure_aggregation.md, "An active server".
+    """
+    name, keys = settings.protocol.name, settings.keys
+    forged = "refused" if keys.client_fingerprints else "undetected"
+    is_fixed = is_integer_sum or settings.encoding.range_policy == "clip"
+    return {
+        "privacy_requires": _TRUST[name],
+        "active_server": "pinned_helper_keys" if keys.helper_fingerprints else "not_covered",
+        "malicious_clients": "undetected",
+        "conditions": {
+            "pinned_keys": bool(keys.helper_fingerprints and keys.client_fingerprints),
+            "opened_once": name == "additive" and not repeats_noise,
+            "agreed_plan": name == "additive" and has_plan,
+            "fixed_set": name == "additive" and is_fixed,
+        },
+        "forged_clients": "not_needed" if name == "quantized" else forged,
+    }
+
+
+def _server_view(hidden: bool, metrics: list[str]) -> list[str]:
+    if hidden:
+        seen = ["sum of weighted updates", "sum of weights"]
+        seen += [f"sum of weighted {name}" for name in metrics]
+    else:
+        seen = ["every update", "every weight", *(f"every {name}" for name in metrics)]
+    return [*seen, "participant ids", "timings"]

@@ -6,7 +6,7 @@ even if its hash chains were computed again.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -169,14 +169,13 @@ def _same_event(event: Event, planned: Event) -> bool:
 
 def _tables(settings: PrivacySettings, rows: list[PrivateClientRow]) -> Mapping[str, Table]:
     """Return the tables that the experiment names, with the values that `privacy.json` repeats."""
+
+    def own(row: PrivateClientRow, columns: Collection[str]) -> OwnPrivacySettings:
+        values = cast(Mapping[str, Any], row)
+        return OwnPrivacySettings.model_validate({name: values[name] for name in columns})
+
     return {
-        name: {
-            row["client"]: OwnPrivacySettings.model_validate(
-                {setting: row[setting] for setting in entry.columns}
-            )
-            for row in rows
-            if row["group"] == name
-        }
+        name: {row["client"]: own(row, entry.columns) for row in rows if row["group"] == name}
         for name, entry in settings.clients.items()
         if entry.csv is not None
     }
@@ -212,22 +211,19 @@ def charge_problems(files: RunFiles) -> Iterator[str]:
         return
     terms, steps_of = _schedule(files)
     unknown = {client for client, own in enumerate(terms) if _is_unreadable(files, own)}
-    schedule = steps_of.participation
     charges = {(c.client, c.round_number): c.steps for c in files.all_charges}
     for row in files.rounds:
         shortened = {entry["client"]: entry["steps"] for entry in row["shortened"]}
         for client in row["participants"]:
-            steps = charges.get((client, row["round"]))
-            if steps is None or client in unknown:
-                continue
             reported = shortened.get(client, steps_of.charged_steps(client, row["round"]))
-            if steps != reported:
+            steps = charges.get((client, row["round"]), reported)
+            if steps != reported and client not in unknown:
                 yield (
                     f"client {client}: {reported} steps in round {row['round']} by rounds.jsonl, "
                     f"{steps} by ledger.jsonl"
                 )
     last = len(files.rounds) + (files.summary["status"] in ("failed", "interrupted"))
-    asked = cache(lambda number: set(schedule.charged_in(number)))
+    asked = cache(lambda number: set(steps_of.participation.charged_in(number)))
     for client, number in charges:
         if not 1 <= number <= last or client not in asked(number):
             yield f"client {client}: has a record of round {number}, in which it was not asked"

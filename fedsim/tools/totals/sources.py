@@ -56,10 +56,9 @@ def ledger_of(records: object) -> PrivacyLedger:
     ledger = PrivacyLedger()
     for place, record in enumerate(records):
         try:
-            if isinstance(record, Mapping) and set(record) == {"event", "count"}:
-                ledger.record(event_of(record["event"]), record["count"])
-            else:
-                ledger.record(event_of(record))
+            is_counted = isinstance(record, Mapping) and set(record) == {"event", "count"}
+            event, count = (record["event"], record["count"]) if is_counted else (record, 1)
+            ledger.record(event_of(event), count)
         except (KeyError, TypeError, ValueError) as error:
             problem = f"key {error} is missing" if isinstance(error, KeyError) else error
             raise EventError(f"event {place}: {problem}") from error
@@ -105,12 +104,6 @@ def event_of(record: Any) -> Event:
     return read(record)
 
 
-def _fixed_size(record: Mapping[str, Any]) -> Event:
-    return FixedSizeSampled(
-        record["source_dataset_size"], record["sample_size"], event_of(record["event"])
-    )
-
-
 def _zcdp(record: Mapping[str, Any]) -> Event:
     if record.get("xi", 0.0):
         raise EventError(f"ZCDpEvent with xi={record['xi']!r} has no accounting rule here; only 0")
@@ -125,10 +118,10 @@ _DP_ACCOUNTING: Mapping[str, Callable[[Mapping[str, Any]], Event]] = {
     "Laplace": lambda record: EpsilonDelta(1.0 / record["noise_multiplier"], 0.0),
     "EpsilonDelta": lambda record: EpsilonDelta(record["epsilon"], record["delta"]),
     "ZC": _zcdp,
-    "PoissonSampled": lambda record: PoissonSampled(
-        record["sampling_probability"], event_of(record["event"])
+    "PoissonSampled": lambda r: PoissonSampled(r["sampling_probability"], event_of(r["event"])),
+    "SampledWithoutReplacement": lambda record: FixedSizeSampled(
+        record["source_dataset_size"], record["sample_size"], event_of(record["event"])
     ),
-    "SampledWithoutReplacement": _fixed_size,
     "SelfComposed": lambda record: SelfComposed(event_of(record["event"]), record["count"]),
     "Composed": lambda record: Composed(tuple(map(event_of, record["events"]))),
 }

@@ -193,12 +193,10 @@ class TrainingReport:
         if claimed is not None:
             because = "" if claimed.because is None else f": {claimed.because}"
             lines.append(f"the authors say ε = {claimed.epsilon:g}{because}")
-            spent = f"ε = {epsilon_text(self.spent)}"
-            lines.append(
-                f"it holds: the code spends at most {spent}"
-                if self.spent <= claimed.epsilon
-                else f"it is not proven: what is proven for the code is {spent}"
-            )
+            verdict = "it is not proven: what is proven for the code is"
+            if self.spent <= claimed.epsilon:
+                verdict = "it holds: the code spends at most"
+            lines.append(f"{verdict} ε = {epsilon_text(self.spent)}")
         if len(self.rows) > 2:
             lines.append("each row has the changes of the rows above it, too")
         if training.sampling == "shuffle":
