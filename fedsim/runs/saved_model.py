@@ -292,8 +292,9 @@ def predict(
             experiment.data, Path(inputs), columns=card.columns, class_names=card.class_names
         )
     else:
-        kind = np.int64 if experiment.data.features == "tokens" else np.float32
-        examples = Inputs(np.asarray(inputs, kind), None)
+        tokens = experiment.data.features == "tokens"
+        features = np.asarray(inputs, np.int64) if tokens else np.asarray(inputs, np.float32)
+        examples = Inputs(features, None)
     _check_shape(examples.features, card, inputs if isinstance(inputs, str | Path) else "inputs")
     return _predictions(card, _outputs(model, examples.features), examples)
 
