@@ -142,7 +142,7 @@ def _start(loaded: LoadedExperiment, path: Path, parts: RunParts) -> _Prepared:
     """Return the recorder of a new run, and a function that creates its directory."""
     directory = RunDirectory(path)
     directory.refuse_overwriting()
-    recorder = _recorder(loaded, directory, parts)
+    recorder = _recorder(loaded, directory, parts, None)
     federation = recorder.federation
     return recorder, lambda: directory.create(
         experiment=dump_experiment(federation.experiment),
@@ -196,21 +196,18 @@ def _resume(loaded: LoadedExperiment, path: Path, parts: RunParts) -> _Prepared:
 
 
 def _recorder(
-    loaded: LoadedExperiment,
-    directory: RunDirectory,
-    parts: RunParts,
-    inputs: Mapping[str, str] | None = None,
+    loaded: LoadedExperiment, run: RunDirectory, parts: RunParts, inputs: Mapping[str, str] | None
 ) -> "_Recorder":
     """Return the recorder of a federation, whose noise and clipping are checked.
 
     Args:
         loaded: the experiment.
-        directory: the run directory.
+        run: the run directory.
         parts: engine and functions of the run.
         inputs: digests of the inputs of the run to resume; None for a new run.
     """
     phases, here = parts.phases, parts.is_local
-    federation = assemble(loaded, ledger=directory.ledger, in_process=here, phases=phases)
+    federation = assemble(loaded, ledger=run.ledger, in_process=here, phases=phases)
     if inputs is not None:
         refuse_other_inputs(inputs, federation)
     refuse_overspending(federation)
@@ -219,7 +216,7 @@ def _recorder(
         federation.blocks.check_round(1)
     probe_mechanisms(federation)
     phases.end()
-    return _Recorder(federation, directory, parts)
+    return _Recorder(federation, run, parts)
 
 
 def one_line(error: Exception) -> str:

@@ -368,9 +368,7 @@ def _numbers(values: NDArray[np.float64]) -> Sequence[Any]:
     return values[:, 0].tolist() if values.shape[1] == 1 else values.tolist()
 
 
-def _spread(
-    name: str, values: Sequence[Any], names: Sequence[str] | None
-) -> dict[str, Sequence[Any]]:
+def _spread(name: str, values: Sequence[Any], names: Sequence[str] | None) -> dict[str, Any]:
     """Return values as one column, or lists as a column for each element, by column name."""
     if not isinstance(values[0], list):
         return {name: values}

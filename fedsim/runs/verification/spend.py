@@ -63,6 +63,7 @@ def ledger_problems(files: RunFiles) -> Iterator[str]:
         yield f"{path.name}, record {records + 1}: cut short or changed"
 
 
+_Epsilons = Mapping[AccountantChoice, float]
 _SAME = 1e-9  # relative difference of one method on one ledger between machines
 _BEYOND = 1e-3  # largest absolute excess of a tighter method's bound over a looser one's
 
@@ -152,7 +153,7 @@ def _recomputed(
         symbols["_against_server"] = "ε against the server"
     for ending, symbol in symbols.items():
         ledgers = [PrivacyLedger.from_list(row[f"ledger{ending}"] or []) for row in rows]
-        bounds = _bounds(files.clients, ledgers, accountant, adjacency)
+        bounds = _bounds([row["delta"] for row in rows], ledgers, accountant, adjacency)
         for row, by in zip(rows, bounds, strict=True):
             reported: dict[AccountantChoice, float] = {accountant: number(row[f"epsilon{ending}"])}
             if not ending:
@@ -195,18 +196,16 @@ def _against_ledger(
         yield f"{steps} steps in ledger.jsonl, which charges for {paid}"
 
 
-def _against_turns(
-    history: Sequence[Charge], correlation: Mapping[str, Any] | None
-) -> Iterator[str]:
+def _against_turns(history: Sequence[Charge], turns: Mapping[str, Any] | None) -> Iterator[str]:
     """Yield a problem where a client's charged rounds are closer, or more, than it is charged for.
 
     Args:
         history: the client's charges in the ledger.
-        correlation: recorded correlation of noise, with its participation if it is over rounds.
+        turns: recorded correlation of noise, with its participation if it is over rounds.
     """
-    if correlation is None or "rounds_apart" not in correlation:
+    if turns is None or "rounds_apart" not in turns:
         return
-    apart, most = correlation["rounds_apart"], correlation["max_rounds"]
+    apart, most = turns["rounds_apart"], turns["max_rounds"]
     rounds = [charge.round_number for charge in history]
     for earlier, later in pairwise(rounds):
         if later - earlier < apart:
@@ -214,50 +213,45 @@ def _against_turns(
                 f"charged in rounds {earlier} and {later}, and its noise is charged for rounds "
                 f"that are at least {apart} apart"
             )
-    if len(rounds) > most or max(rounds, default=0) > correlation["rounds"]:
+    if len(rounds) > most or max(rounds, default=0) > turns["rounds"]:
         yield (
             f"charged in {len(rounds)} rounds up to round {max(rounds)}, and its noise is charged "
-            f"for at most {most} of {correlation['rounds']} rounds"
+            f"for at most {most} of {turns['rounds']} rounds"
         )
 
 
 def _bounds(
-    rows: list[PrivateClientRow],
-    ledgers: list[PrivacyLedger],
-    accountant: AccountantChoice,
-    adjacency: Adjacency,
+    deltas: list[float], ledgers: list[PrivacyLedger], own: AccountantChoice, adjacency: Adjacency
 ) -> list[dict[AccountantChoice, float]]:
-    """Return ε of every row against one observer, by each method.
+    """Return ε of every client against one observer, by each method.
 
-    The run's method computes each row on its own, the other methods all rows together.
+    The run's method computes each client on its own, the other methods all clients together.
 
     Args:
-        rows: rows of the clients in `privacy.json`.
+        deltas: δ of each client.
         ledgers: ledger of each client against this observer.
-        accountant: accountant of the run.
+        own: accountant of the run.
         adjacency: adjacency of every ledger.
     """
-    bounds: list[dict[AccountantChoice, float]] = [{} for _ in rows]
-    for name in dict.fromkeys(("pld", renyi_choice(accountant), accountant)):
-        if name == accountant:
-            for row_bounds, row, ledger in zip(bounds, rows, ledgers, strict=True):
-                row_bounds[name] = ledger.epsilon_with_slack(row["delta"], name, adjacency)
+    bounds: list[dict[AccountantChoice, float]] = [{} for _ in deltas]
+    for name in dict.fromkeys(("pld", renyi_choice(own), own)):
+        if name == own:
+            for client, delta, ledger in zip(bounds, deltas, ledgers, strict=True):
+                client[name] = ledger.epsilon_with_slack(delta, name, adjacency)
             continue
         fleet = FleetAccountant(name, adjacency=adjacency)
         for place, ledger in enumerate(ledgers):
             for event, count in ledger.entries:
                 fleet.compose(place, event, count)
-        deltas = dict[Client, float](enumerate(row["delta"] * (1.0 - SHARE) for row in rows))
-        together = fleet.get_epsilon(deltas).values()
-        for row_bounds, row, epsilon in zip(bounds, rows, together, strict=True):
-            added = sampler_slack(epsilon, row["delta"]).epsilon if epsilon > 0.0 else 0.0
-            row_bounds[name] = epsilon + added
+        ideal = dict[Client, float](enumerate(delta * (1.0 - SHARE) for delta in deltas))
+        together = fleet.get_epsilon(ideal).values()
+        for client, delta, epsilon in zip(bounds, deltas, together, strict=True):
+            added = sampler_slack(epsilon, delta).epsilon if epsilon > 0.0 else 0.0
+            client[name] = epsilon + added
     return bounds
 
 
-def _differences(
-    reported: Mapping[AccountantChoice, float], by: Mapping[AccountantChoice, float], symbol: str
-) -> Iterator[str]:
+def _differences(reported: _Epsilons, by: _Epsilons, symbol: str) -> Iterator[str]:
     """Yield each contradiction of reported ε with ε recomputed by each method, tightest first."""
     for name, value in reported.items():
         if not same_number(value, by[name]):
