@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -183,7 +182,7 @@ def _read_recorded(directory: RunDirectory) -> Sequence[_RecordedRound]:
     files, charges = RunFiles(directory), defaultdict[int, dict[int, Charge]](dict)
     rows = {row["round"]: row for row in files.rounds}
     releases = {release.round: release for release in files.releases}
-    for charge in chain.from_iterable(files.charges.values()):
+    for charge in files.all_charges:
         charges[charge.round_number][charge.client] = charge
     last = max([0, *rows, *releases, *charges])
     return [_RecordedRound(n, rows.get(n), releases.get(n), charges[n]) for n in range(1, last + 1)]
@@ -394,9 +393,8 @@ class _Comparison:
         if recorded.releases is not None and report.model.digest != recorded.releases.model:
             secret = self.federation.plan.participation.is_secret
             because = ", or a client failed: the record names none" if secret else ""
-            yield (
-                f"{where}: the global model is not the mean of the uploads computed again{because}"
-            )
+            mean = "the mean of the uploads computed again"
+            yield f"{where}: the global model is not {mean}{because}"
 
     def _final_difference(self, state: ServerState) -> Iterator[str]:
         """Yield a message if the last finished round's model differs from the checkpoint's."""
