@@ -165,11 +165,9 @@ def _in_rounds(files: RunFiles) -> Iterator[str]:
             f"{finished}: one of them was lost or replaced"
         )
     elif files.checkpoint is not None:
-        sealed = {
-            files.directory.rounds: files.checkpoint.rounds_digest,
-            files.directory.releases: files.checkpoint.releases_digest,
-        }
-        for path, digest in sealed.items():
+        run, sealed = files.directory, files.checkpoint
+        digests = {run.rounds: sealed.rounds_digest, run.releases: sealed.releases_digest}
+        for path, digest in digests.items():
             if digest and digest_of_lines(path, finished) != digest:
                 yield f"{path.name} was changed up to round {finished}, which is in the checkpoint"
     yield from _in_schedule(files)

@@ -239,17 +239,15 @@ def verify_run(
     if not files.has_checkpoint:
         unchecked.append(f"{KEPT}, which was kept back: the final model is not compared with it")
     problems, found_root = _against_manifest(directory, root, pages=pages)
-    broken = attempt("ledger.jsonl", lambda: ledger_problems(files))
-    if broken:  # without a whole ledger, other problems mean nothing
-        return Verification((), (*problems, *broken), tuple(unchecked), found_root)
-    checked: list[Checked] = []
-    problems += attempt("privacy.json and ledger.jsonl", lambda: check_spend(files, checked))
-    unchecked += attempt("experiment.yaml", lambda: unread_tables(files))
-    for names, check in _CHECKS:
-        problems += attempt(names, lambda check=check: check(files))
-    return Verification(
-        tuple(checked), tuple(dict.fromkeys(problems)), tuple(unchecked), found_root
-    )
+    broken, checked = attempt("ledger.jsonl", lambda: ledger_problems(files)), list[Checked]()
+    problems += broken
+    if not broken:  # without a whole ledger, other problems mean nothing
+        problems += attempt("privacy.json and ledger.jsonl", lambda: check_spend(files, checked))
+        unchecked += attempt("experiment.yaml", lambda: unread_tables(files))
+        for names, check in _CHECKS:
+            problems += attempt(names, lambda check=check: check(files))
+    found = tuple(dict.fromkeys(problems))
+    return Verification(tuple(checked), found, tuple(unchecked), found_root)
 
 
 def _against_manifest(
