@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fedsim.comparison.results import Results, VariantResult
+from fedsim.comparison.statistics import Estimate
 from fedsim.core.formatting import epsilon_text
 from fedsim.core.metrics import metric_entry
 from fedsim.core.text_formats import csv_text
@@ -83,12 +84,12 @@ def figure_name(results: Results, name: str) -> str:
     return f"{name}-{results.groups[0].unit}" if results.has_sibling else name
 
 
-def ends_of(metric: str, variant: VariantResult) -> Point | None:
-    """Return the interval (low, high) of a variant's mean metric; None for a single seed.
+def ends_of(metric: str, estimate: Estimate) -> Point | None:
+    """Return the interval (low, high) of a mean metric; None for a single seed.
 
     Both ends are clipped to the metric's range.
     """
-    estimate, (least, most) = variant.metrics[metric], metric_entry(metric).bounds
+    least, most = metric_entry(metric).bounds
     if estimate.low is None or estimate.high is None:
         return None
     return max(estimate.low, least), min(estimate.high, most)
@@ -96,8 +97,9 @@ def ends_of(metric: str, variant: VariantResult) -> Point | None:
 
 def values_of(metric: str, variants: Sequence[VariantResult]) -> list[float]:
     """Return the means of a metric in all variants, then both ends of the means' intervals."""
-    means = [variant.metrics[metric].mean for variant in variants]
-    return means + [end for variant in variants for end in ends_of(metric, variant) or ()]
+    estimates = [variant.metrics[metric] for variant in variants]
+    ends = [end for estimate in estimates for end in ends_of(metric, estimate) or ()]
+    return [estimate.mean for estimate in estimates] + ends
 
 
 def numbers_of(metric: str, variant: VariantResult) -> tuple[float | None, ...]:
@@ -116,10 +118,10 @@ def estimate(variant: VariantResult, metric: str, place: float, look: Look, tip:
         look: colour and symbol of the dot.
         tip: tooltip of the dot.
     """
-    ends = ends_of(metric, variant)
+    mean = variant.metrics[metric]
+    ends = ends_of(metric, mean)
     marks = [] if ends is None else interval(place, ends, look.ink)
-    point = (place, variant.metrics[metric].mean)
-    return [*marks, Dots([point], look.ink, look.symbol, 3.0, tips=[tip])]
+    return [*marks, Dots([(place, mean.mean)], look.ink, look.symbol, 3.0, tips=[tip])]
 
 
 def metric_axis(metric: str, values: Sequence[float], label: str, *, most: int = 6) -> Axis:

@@ -4,12 +4,11 @@ Curves have a confidence band over seeds, and points have an interval.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import stdtrit
 
 from fedsim.comparison.figures import (
     ESTIMATE,
@@ -25,10 +24,10 @@ from fedsim.comparison.figures import (
     values_of,
 )
 from fedsim.comparison.results import Results, VariantResult
-from fedsim.comparison.statistics import CONFIDENCE
+from fedsim.comparison.statistics import CONFIDENCE, t_interval
 from fedsim.comparison.text import common_words, interval_text, metric_words
 from fedsim.core.formatting import epsilon_text, metric_text, percent_text, shortened
-from fedsim.core.metrics import metric_entry, metric_name
+from fedsim.core.metrics import metric_name
 from fedsim.report.chart import (
     Area,
     Axis,
@@ -75,116 +74,89 @@ def _client_metric(results: Results) -> str:
     return wanted if wanted in next(rows, ()) else "client_loss"
 
 
-@dataclass(frozen=True)
-class _Curve:
-    """The mean of a variant's metric over seeds, along the x axis.
+class _CurvePoint(NamedTuple):
+    """The mean of a metric over `n` seeds at `x`; `ends` of its interval, None for one seed."""
 
-    Attributes:
-        variant: name of the variant.
-        n: number of seeds.
-        points: (x, mean, low, high) of each point, with interval ends clipped to the metric's
-            range; for a single seed low and high are the mean.
-    """
-
-    variant: str
+    x: float
     n: int
-    points: Sequence[tuple[float, float, float, float]]
+    mean: float
+    ends: Point | None
 
 
 def over_rounds(results: Results) -> Picture | None:
     """Return the figure of each variant's mean metric over rounds; None if no value is finite."""
-    curves = [_curve(variant, results.metric, None) for variant in results.variants]
-    return _curves(results, "rounds", "round", curves)
+    return _curves(results, "rounds", "over the rounds", "round", "round")
 
 
 def over_epsilon(results: Results) -> Picture | None:
     """Return the figure of the mean metric against the ε spent so far; None if no ε is finite."""
-    curves = [
-        _curve(variant, results.metric, "epsilon_max")
-        for variant in results.variants
-        if variant.is_private and variant.epsilon is not None
-    ]
-    return _curves(results, "over-epsilon", "largest ε of any client so far", curves)
+    label = "largest ε of any client so far"
+    return _curves(results, "over-epsilon", "against the spent ε", label, "epsilon_max")
 
 
-def _curves(
-    results: Results, name: str, x_label: str, all_curves: Sequence[_Curve]
-) -> Picture | None:
-    metric, words, is_rounds = results.metric, metric_words(results.metric), x_label == "round"
-    curves = [curve for curve in all_curves if curve.points]
+def _curves(results: Results, name: str, against: str, x_label: str, x: str) -> Picture | None:
+    """Return the figure of the mean metric against `x`, a key of `rounds.jsonl`."""
+    metric, words, is_rounds = results.metric, metric_words(results.metric), x == "round"
+    shown = [v for v in results.variants if is_rounds or v.epsilon is not None]
+    curves = {v.name: points for v in shown if (points := _curve(v, metric, x))}
     if not curves:
         return None
-    looks = {
-        curve.variant: replace(looks_of(results)[curve.variant], symbol="") for curve in curves
-    }
-    last = {curve.variant: metric_text(metric, curve.points[-1][1]) for curve in curves}
-    marks: list[Mark] = [_band(curve, looks[curve.variant]) for curve in curves if curve.n > 1]
-    marks += [_path(curve, looks[curve.variant], last[curve.variant]) for curve in curves]
-    points = [point for curve in curves for point in curve.points]
-    places = [place for place, *_ in points]
-    x = number_axis((min(places), max(places)), x_label, whole=is_rounds, most=5)
-    y = metric_axis(metric, [value for _, *values in points for value in values], words)
+    looks = {variant: replace(looks_of(results)[variant], symbol="") for variant in curves}
+    last = {variant: metric_text(metric, points[-1].mean) for variant, points in curves.items()}
+    banded = {variant: points for variant, points in curves.items() if points[0].n > 1}
+    marks: list[Mark] = [_band(points, looks[variant]) for variant, points in banded.items()]
+    for variant, points in curves.items():
+        marks.append(_path(points, looks[variant], f"{variant}: {last[variant]} at the end"))
+    every = [point for points in curves.values() for point in points]
+    places = [point.x for point in every]
+    x_axis = number_axis((min(places), max(places)), x_label, whole=is_rounds, most=5)
+    values = [value for point in every for value in (point.mean, *(point.ends or ()))]
     ends = "; ".join(f"{variant} ends at {text}" for variant, text in last.items())
     label = f"{words} against {x_label}, means over the seeds: {ends}"
-    against = "over the rounds" if is_rounds else "against the spent ε"
-    band = f", {CONFIDENCE:.0%} bands over seeds" if any(curve.n > 1 for curve in curves) else ""
+    band = f", {CONFIDENCE:.0%} bands over seeds" if banded else ""
     return Picture(
         figure_name(results, name),
         f"{capital(words)} {against}{band}",
-        Chart(label, x, y, marks, right=14, legend=looks),
+        Chart(label, x_axis, metric_axis(metric, values, words), marks, right=14, legend=looks),
         ("variant", "round", *(() if is_rounds else ("epsilon",)), *ESTIMATE),
-        [row for curve in curves for row in _rows(curve, with_x=not is_rounds)],
+        [
+            (variant, number, *(() if is_rounds else (x,)), n, mean, *(ends or (None, None)))
+            for variant, points in curves.items()
+            for number, (x, n, mean, ends) in enumerate(points, start=1)
+        ],
     )
 
 
-def _band(curve: _Curve, look: Look) -> Area:
-    shown = thinned(curve.points)
-    ends = [(x, low) for x, _, low, _ in shown], [(x, high) for x, *_, high in reversed(shown)]
-    return Area([*ends[0], *ends[1]], look.ink, 0.14)
+def _band(points: Sequence[_CurvePoint], look: Look) -> Area:
+    shown = thinned([(point.x, *point.ends) for point in points if point.ends is not None])
+    border = [(x, low) for x, low, _ in shown] + [(x, high) for x, _, high in reversed(shown)]
+    return Area(border, look.ink, 0.14)
 
 
-def _path(curve: _Curve, look: Look, last: str) -> Line | Dots:
-    points = [(x, mean) for x, mean, *_ in thinned(curve.points)]
-    tip = f"{curve.variant}: {last} at the end"
-    if len(points) == 1:
-        return Dots(points, look.ink, radius=3.0, tips=[tip])
-    return Line(points, look.ink, dash=look.dash, tip=tip)
+def _path(points: Sequence[_CurvePoint], look: Look, tip: str) -> Line | Dots:
+    shown = [(point.x, point.mean) for point in thinned(points)]
+    if len(shown) == 1:
+        return Dots(shown, look.ink, radius=3.0, tips=[tip])
+    return Line(shown, look.ink, dash=look.dash, tip=tip)
 
 
-def _rows(curve: _Curve, *, with_x: bool) -> Iterator[tuple[object, ...]]:
-    """Yield a CSV row for each round; for a single seed the interval is empty."""
-    for number, (x, mean, *ends) in enumerate(curve.points, start=1):
-        place, interval = (x,) if with_x else (), ends if curve.n > 1 else (None, None)
-        yield (curve.variant, number, *place, curve.n, mean, *interval)
-
-
-def _curve(variant: VariantResult, metric: str, x: str | None) -> _Curve:
-    """Return a variant's curve over the rounds that all finished seeds have.
+def _curve(variant: VariantResult, metric: str, x: str) -> list[_CurvePoint]:
+    """Return the means over the rounds that all finished seeds have, up to one not finite.
 
     Args:
         variant: the variant.
         metric: key of the metric in `rounds.jsonl`.
-        x: key in `rounds.jsonl` of the x value; None for the round's number.
+        x: key of the x value there.
     """
-    runs, names = variant.finished_runs, [metric, *([] if x is None else [x])]
-    if not runs:
-        return _Curve(variant.name, 0, ())
-    length = min(len(run.rounds) for run in runs)
-    values = np.array(  # (names, runs, rounds)
-        [[[row.get(name) for row in run.rounds[:length]] for run in runs] for name in names],
-        dtype=float,
-    )
-    finite = np.isfinite(values).all(axis=(0, 1))
-    values = values[:, :, : length if finite.all() else int(np.argmin(finite))]
-    table, n = values[0], len(runs)
-    mean, half = table.mean(axis=0), np.zeros(table.shape[1])
-    if n > 1:
-        quantile = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2))
-        half = quantile * table.std(axis=0, ddof=1) / np.sqrt(n)
-    ends = np.clip([mean - half, mean + half], *metric_entry(metric).bounds)
-    places = np.arange(1.0, len(mean) + 1) if x is None else values[1].mean(axis=0)
-    columns = [column.tolist() for column in (places, mean, *ends)]
-    return _Curve(variant.name, n, list(zip(*columns, strict=True)))
+    points = list[_CurvePoint]()
+    for rows in zip(*(run.rounds for run in variant.finished_runs), strict=False):
+        values = np.array([[row.get(key) for row in rows] for key in (x, metric)], dtype=float)
+        if not np.isfinite(values).all():
+            break
+        mean = t_interval(values[1].tolist())
+        ends = ends_of(metric, mean)
+        points.append(_CurvePoint(float(values[0].mean()), mean.n, mean.mean, ends))
+    return points
 
 
 def tradeoff(results: Results) -> Picture | None:
@@ -198,27 +170,23 @@ def tradeoff(results: Results) -> Picture | None:
     if not private:
         return None
     looks = {variant.name: looks_of(results)[variant.name] for variant in shown}
-    texts = {variant.name: interval_text(metric, variant.metrics[metric]) for variant in shown}
+    texts = {v.name: f"{v.name}: {interval_text(metric, v.metrics[metric])}" for v in shown}
     marks, names = list[Mark](), list[tuple[str, Point, Ink]]()
     for variant in shown:
         if not variant.is_private:
             ink, mean = looks[variant.name].ink, variant.metrics[metric].mean
-            (low, high), edge = ends_of(metric, variant) or (mean, mean), math.inf
+            (low, high), edge = ends_of(metric, variant.metrics[metric]) or (mean, mean), math.inf
             marks.append(Area([(-edge, low), (edge, low), (edge, high), (-edge, high)], ink, 0.13))
-            marks.append(
-                level(mean, ink, 1.8, f"{variant.name}: {texts[variant.name]}, no privacy")
-            )
+            marks.append(level(mean, ink, 1.8, f"{texts[variant.name]}, no privacy"))
             names.append((metric_text(metric, mean), (edge, mean), ink))
     for place, variant in _apart(private):
         against = "" if variant.observer in (None, "server") else f" against {variant.observer}"
-        tip = (
-            f"{variant.name}: {texts[variant.name]} at ε ≤ {epsilon_text(variant.epsilon)}{against}"
-        )
+        tip = f"{texts[variant.name]} at ε ≤ {epsilon_text(variant.epsilon)}{against}"
         marks += estimate(variant, metric, place, looks[variant.name], tip)
     x = epsilon_axis([epsilon for epsilon, _ in private], "ε of a run (its largest of any client)")
     y = metric_axis(metric, values_of(metric, shown), words)
     said = "; ".join(
-        f"{variant.name} {texts[variant.name]} at {_bound(variant)}" for variant in shown
+        f"{v.name} {interval_text(metric, v.metrics[metric])} at {_bound(v)}" for v in shown
     )
     label = f"{words} against ε with 95 % intervals: {said}"
     return Picture(
@@ -236,9 +204,7 @@ def _bound(variant: VariantResult) -> str:
     return f"ε = {epsilon_text(variant.epsilon)} ({variant.observer})"
 
 
-def _apart(
-    points: Sequence[tuple[float, VariantResult]],
-) -> list[tuple[float, VariantResult]]:
+def _apart(points: Sequence[tuple[float, VariantResult]]) -> list[tuple[float, VariantResult]]:
     """Return the points with positions on the ε axis; points with equal ε stand side by side."""
     placed: list[tuple[float, VariantResult]] = []
     for epsilon, variant in sorted(points, key=lambda point: point[0]):
@@ -273,18 +239,18 @@ def fairness(results: Results, metric: str) -> Picture | None:
     beyond = 1.9 * max(epsilons, default=1.0)  # where clients without privacy stand
     marks = list[Mark]()
     for name, members in clients.items():
-        shown = members[:: max(1, -(-len(every) // _MAX_CLIENTS))]
+        shown = members[:: -(-len(every) // _MAX_CLIENTS)]
         # An ε of 0 has no place on a logarithmic axis: it stands at the edge.
-        places = [
-            beyond if client.epsilon is None else client.epsilon or -math.inf for client in shown
+        points = [
+            (beyond if client.epsilon is None else client.epsilon or -math.inf, client.value)
+            for client in shown
         ]
-        points = [(place, client.value) for place, client in zip(places, shown, strict=True)]
         tips = [client.text for client in shown] if len(every) <= _MAX_TIPS else ()
         marks.append(Dots(points, looks[name].ink, looks[name].symbol, 2.5, 0.5, tips=tips))
     plain = beyond if any(client.epsilon is None for client in every) else None
     x = epsilon_axis(epsilons or [1.0], "ε of the client", plain)
-    values, words = [client.value for client in every], metric_name(metric)
-    y = metric_axis(metric, values, f"{words} on its own data")
+    words = metric_name(metric)
+    y = metric_axis(metric, [client.value for client in every], f"{words} on its own data")
     title = f"{words} of every client against its ε"
     return Picture(
         figure_name(results, "private-clients"),
@@ -335,7 +301,7 @@ def spend_boxes(results: Results) -> Picture | None:
     values = _spends(results)
     if _spread(values) < _LEAST_SPREAD:
         return None
-    return _boxes(results, "spend", "ε of the clients", values, None)
+    return _boxes(results, "spend", "ε of the clients", values)
 
 
 def spend_sentence(results: Results) -> str | None:
@@ -343,43 +309,32 @@ def spend_sentence(results: Results) -> str | None:
     values = _spends(results)
     if not values:
         return None
-    spread = _spread(values)
-    if all(
-        epsilon_text(max(epsilons)) == epsilon_text(min(epsilons)) for epsilons in values.values()
-    ):
+    if all(epsilon_text(max(spent)) == epsilon_text(min(spent)) for spent in values.values()):
         return "In each variant all clients have the same ε."
-    return f"In each variant the ε of the clients differ by at most {percent_text(spread)}."
+    return (
+        f"In each variant the ε of the clients differ by at most {percent_text(_spread(values))}."
+    )
 
 
 def _spends(results: Results) -> dict[str, list[float]]:
     """Return the finite ε of all clients, by variant."""
-    epsilons = {
-        variant.name: [
-            row["epsilon"]
-            for run in variant.finished_runs
-            for row in run.clients
-            if row["epsilon"] is not None
-        ]
-        for variant in results.variants
-        if variant.is_private
-    }
-    return {name: members for name, members in epsilons.items() if members}
+    epsilons: dict[str, list[float]] = {}
+    for variant in results.variants:
+        rows = [row for run in variant.finished_runs if run.is_private for row in run.clients]
+        if spent := [row["epsilon"] for row in rows if row["epsilon"] is not None]:
+            epsilons[variant.name] = spent
+    return epsilons
 
 
 def _spread(values: Mapping[str, Sequence[float]]) -> float:
     """Return the largest relative difference between the ε of one variant's clients."""
     return max(
-        (1 - min(epsilons) / max(epsilons) for epsilons in values.values() if max(epsilons) > 0),
-        default=0.0,
+        (1 - min(spent) / max(spent) for spent in values.values() if max(spent)), default=0.0
     )
 
 
 def _boxes(
-    results: Results,
-    name: str,
-    title: str,
-    values: Mapping[str, Sequence[float]],
-    metric: str | None,
+    results: Results, name: str, title: str, values: Mapping[str, Sequence[float]], metric: str = ""
 ) -> Picture | None:
     """Return box plots of quartiles, with whiskers to the smallest and largest value."""
     looks = looks_of(results)
@@ -393,22 +348,20 @@ def _boxes(
     marks, words = list[Mark](), list[str]()
     for row, (variant, (n, *quartiles)) in enumerate(rows.items()):
         low, _, middle, _, high = (
-            epsilon_text(quartile) if metric is None else metric_text(metric, quartile)
+            metric_text(metric, quartile) if metric else epsilon_text(quartile)
             for quartile in quartiles
         )
         tip = f"{variant}: median {middle}, {low} to {high}, {n:,} clients"
         marks += _box(row, quartiles, looks[variant].ink, tip)
         words.append(f"{variant} from {low} to {high}, median {middle}")
-    variants, prefix = list(rows), common_words(list(rows))
-    every = [end for _, *ends in rows.values() for end in ends]
+    prefix, every = common_words(list(rows)), [end for _, *ends in rows.values() for end in ends]
     x = number_axis((0.0, 1.05 * max(every)), title, grid=True)
-    if metric is not None:
+    if metric:
         x = metric_axis(metric, every, title, most=5)
-    shown = [shortened(name.removeprefix(prefix), _MAX_NAME_CHARACTERS) for name in variants]
-    names = {float(row): text for row, text in enumerate(shown)}
-    y = Axis(len(variants) - 0.5, -0.5, names, prefix.removesuffix("="))
+    shown = [shortened(name.removeprefix(prefix), _MAX_NAME_CHARACTERS) for name in rows]
+    y = Axis(len(rows) - 0.5, -0.5, dict(enumerate(shown)), prefix.removesuffix("="))
     heading, label = _PRIVATE if metric else "", f"{title} of all runs: {'; '.join(words)}"
-    height = _ROW_PIXELS * len(variants)
+    height = _ROW_PIXELS * len(rows)
     return Picture(
         figure_name(results, name),
         f"{capital(title)}: quartiles and extremes",
