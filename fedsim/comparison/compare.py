@@ -30,8 +30,8 @@ from fedsim.comparison.jobs import (
     plan_jobs,
 )
 from fedsim.comparison.load import LoadedComparison, load_comparison
-from fedsim.comparison.outcomes import RunOutcome, read_outcome, read_run
-from fedsim.comparison.page import write_page
+from fedsim.comparison.outcomes import read_outcome, read_run
+from fedsim.comparison.page import render_comparison
 from fedsim.comparison.results import ComparisonError, Results, summarise
 from fedsim.comparison.runs_cost import TUNING, cost_of_tuned, tuning_cost, tuning_of_runs
 from fedsim.comparison.terminal import notebook_comparison
@@ -44,8 +44,7 @@ from fedsim.runs.directory import RunDirectory
 
 _RATE = "local.optimizer.lr"
 
-DEFAULT_SEEDS = 5
-"""Default seeds of a comparison made by `--vary`."""
+DEFAULT_SEEDS = 5  # of a comparison made by `--vary`
 
 
 class ComparisonCallback(Protocol):
@@ -199,36 +198,39 @@ def _conclude(
     outcomes = [read_outcome(job, directory, failures.get(job.directory)) for job in jobs]
     if interrupted and not any(outcome.is_finished for outcome in outcomes):
         raise KeyboardInterrupt
+    settings, variants = comparison.settings, comparison.variants
     results = summarise(
         comparison.name,
         outcomes,
-        metric=comparison.settings.metric,
+        metric=settings.metric,
         baseline=comparison.baseline,
         seeds=comparison.seeds,
-        settings={variant.name: variant.settings for variant in comparison.variants},
-        changes={variant.name: variant.changes for variant in comparison.variants},
+        settings={variant.name: variant.settings for variant in variants},
+        changes={variant.name: variant.changes for variant in variants},
     )
-    arms = {variant.name: variant.arm for variant in comparison.variants if variant.arm is not None}
     results = replace(
         results,
-        remarks=(*results.remarks, *arm_notes(arms)),
+        remarks=tuple(arm_notes({v.name: v.arm for v in variants if v.arm is not None})),
         remedy=_remedy(comparison, results, directory) if chosen is None else None,
     )
-    tune = comparison.settings.tune
-    if tune is not None and chosen:
-        tuning = cost_of_tuned(results, directory, tune, chosen)
+    if settings.tune is not None and chosen:
+        tuning = cost_of_tuned(results, directory, settings.tune, chosen)
     else:
-        tuning = tuning_cost(results, directory, comparison.settings.select)
-    result = ComparisonResult(directory, results, tuning, interrupted)
+        tuning = tuning_cost(results, directory, settings.select)
+    return _written(ComparisonResult(directory, results, tuning, interrupted))
+
+
+def _written(result: ComparisonResult) -> ComparisonResult:
+    """Write all files of a comparison but its settings, and return the result."""
     write_comparison(result)
-    write_page(result)
+    RunDirectory(result.path).write_text("comparison.html", render_comparison(result))
     return result
 
 
 def _remedy(comparison: LoadedComparison, results: Results, directory: Path) -> str | None:
     """Return the command that tunes every variant; None if none is unfit, or it does not apply."""
-    rates = [_RATE in variant.settings for variant in comparison.variants]
-    if not results.unfit or not all(rates) or comparison.settings.select is not None:
+    has_rates = all(_RATE in variant.settings for variant in comparison.variants)
+    if not results.unfit or not has_rates or comparison.settings.select is not None:
         return None
     if isinstance(comparison.base, Node):  # no file can be named
         return f"fedsim.compare(..., tune={{{_RATE!r}: None}})"
@@ -308,42 +310,27 @@ def compare_runs(
     if len(given) < 2:
         raise ComparisonError("\n".join([*left_out, "name at least two finished runs to compare"]))
     variants, repeated = group_runs(given)
-    problems = list(test_set_problems(variants))
-    if problems:
+    if problems := list(test_set_problems(variants)):
         raise ComparisonError("\n".join(problems))
     directory = Path(out) if out is not None else Path("runs") / _directory_name(list(variants))
     check_directory(directory, of_runs=True)
-    compared = [run for runs in variants.values() for run in runs]
+    compared = [(name, run) for name, runs in variants.items() for run in runs]
     results = summarise(
         directory.name,
-        _outcomes(variants, directory),
+        [
+            read_run(run.path, directory, run.experiment, variant, shared_digests(run))
+            for variant, run in compared
+        ],
         metric=metric,
         baseline=_baseline(variants, baseline),
-        seeds=tuple(sorted({run.seed for run in compared})),
+        seeds=tuple(sorted({run.seed for _, run in compared})),
         settings={name: runs[0].settings for name, runs in variants.items()},
     )
     results = replace(results, remarks=(*left_out, *repeated))
-    tuning = tuning_of_runs(results, [run.path for run in compared])
-    result = ComparisonResult(directory, results, tuning, False)
+    tuning = tuning_of_runs(results, [run.path for _, run in compared])
     directory.mkdir(parents=True, exist_ok=True)
     _write_settings(results, metric, variants, directory)
-    write_comparison(result)
-    write_page(result)
-    return result
-
-
-def _outcomes(variants: GivenVariants, directory: Path) -> Sequence[RunOutcome]:
-    return [
-        read_run(
-            run.path,
-            directory,
-            experiment=run.experiment,
-            variant=name,
-            pair_digests=shared_digests(run),
-        )
-        for name, runs in variants.items()
-        for run in runs
-    ]
+    return _written(ComparisonResult(directory, results, tuning, interrupted=False))
 
 
 def _baseline(variants: GivenVariants, asked: str | None) -> Baseline:
@@ -373,9 +360,9 @@ def _baseline(variants: GivenVariants, asked: str | None) -> Baseline:
 
 
 def _directory_name(names: Sequence[str]) -> str:
-    shown = [_NOT_IN_NAMES.sub("_", name) for name in names[:_NAMED]]
-    more = len(names) - len(shown)
-    text = "-vs-".join(shown) + (f"-and-{more}-more" if more else "")
+    text = "-vs-".join(_NOT_IN_NAMES.sub("_", name) for name in names[:_NAMED])
+    if len(names) > _NAMED:
+        return f"{text}-and-{len(names) - _NAMED}-more"
     return text if len(names) > 1 else f"{text}-seeds"
 
 

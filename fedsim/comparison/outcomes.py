@@ -111,13 +111,8 @@ def read_outcome(job: Job, out: Path, failure: str | None) -> RunOutcome:
         out: directory of the comparison.
         failure: reason why the worker failed; None if it did not fail.
     """
-    outcome = read_run(
-        job.directory,
-        out,
-        experiment=job.loaded.experiment,
-        variant=job.variant,
-        pair_digests=_read(RunDirectory(job.directory), RECORD, {}).get("pairing", {}),
-    )
+    digests = _read(RunDirectory(job.directory), RECORD).get("pairing", {})
+    outcome = read_run(job.directory, out, job.loaded.experiment, job.variant, digests)
     outcome = replace(outcome, reused=job.action == "reuse")
     if failure is None:
         return outcome
@@ -125,12 +120,7 @@ def read_outcome(job: Job, out: Path, failure: str | None) -> RunOutcome:
 
 
 def read_run(
-    path: Path,
-    out: Path,
-    *,
-    experiment: Experiment,
-    variant: str,
-    pair_digests: Mapping[str, str],
+    path: Path, out: Path, experiment: Experiment, variant: str, pair_digests: Mapping[str, str]
 ) -> RunOutcome:
     """Return the result of a run, read from its files.
 
@@ -143,12 +133,13 @@ def read_run(
             share.
     """
     directory = RunDirectory(path)
-    summary = _read(directory, "summary.json", {})
-    privacy = _read(directory, "privacy.json", {"clients": []})
+    summary, privacy = _read(directory, "summary.json"), _read(directory, "privacy.json")
     settings = experiment.privacy
     scores = read_scores(directory)
     constant = {} if scores is None else scores.constant_metrics(experiment.model.loss)
     private = settings if settings is not None and settings.adds_noise else None
+    certificates = privacy.get("certificates", ()) if private else ()
+    computed = computed_metrics(experiment.model.loss, experiment.metrics)
     return RunOutcome(
         variant=variant,
         seed=experiment.seed,
@@ -162,15 +153,15 @@ def read_run(
         delta=summary.get("delta") if private else None,
         seconds=summary.get("seconds", 0.0),
         rounds=tuple(directory.read_rounds() if directory.rounds.is_file() else ()),
-        clients=tuple(privacy["clients"]),
-        client_metrics=tuple(_read(directory, CLIENT_METRICS, {"clients": []})["clients"]),
+        clients=tuple(privacy.get("clients", ())),
+        client_metrics=tuple(_read(directory, CLIENT_METRICS).get("clients", ())),
         pair_digests=pair_digests,
         trust=None if private is None else private.trust.name,
         unit=None if settings is None else settings.unit,
-        certificates=_certificates(privacy) if private else {},
+        certificates={entry["against"]: entry["epsilon"] for entry in certificates},
         adjacency=None if private is None else private.adjacency.name,
         scores=scores,
-        main_metric=_main_metric(experiment),
+        main_metric=f"test_{computed[1]}" if len(computed) > 1 else None,
         constant_metrics={f"test_{name}": value for name, value in constant.items()},
     )
 
@@ -184,34 +175,17 @@ def _test_metrics(summary: Mapping[str, Any]) -> dict[str, float | None]:
     }
 
 
-def _certificates(privacy: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return ε by observer; empty for a run that did not write `privacy.json`."""
-    return {
-        certificate["against"]: certificate["epsilon"]
-        for certificate in privacy.get("certificates", ())
-    }
-
-
-def _main_metric(experiment: Experiment) -> str | None:
-    """Return the name of a run's main metric; None for a plug-in loss without chosen metrics."""
-    computed = computed_metrics(experiment.model.loss, experiment.metrics)
-    return f"test_{computed[1]}" if len(computed) > 1 else None
-
-
-def _read(directory: RunDirectory, name: str, default: dict[str, Any]) -> dict[str, Any]:
+def _read(directory: RunDirectory, name: str) -> dict[str, Any]:
     try:
         return directory.read_json(name)
     except RunDirectoryError:  # the run did not get that far
-        return default
+        return {}
 
 
 def finite_values(outcomes: Sequence[RunOutcome], metric: str) -> dict[int, float]:
     """Return the finite values of a metric in the finished runs, by the seed of the run."""
-    return {
-        outcome.seed: value
-        for outcome in outcomes
-        if outcome.is_finished and (value := outcome.metrics.get(metric)) is not None
-    }
+    values = {run.seed: run.metrics.get(metric) for run in outcomes if run.is_finished}
+    return {seed: value for seed, value in values.items() if value is not None}
 
 
 def shared_values(

@@ -93,11 +93,8 @@ def _cells(results: Results, variant: VariantResult) -> Iterator[_Cell]:
     estimates = group_estimates(variant)
     for name in group_names(results)[1][:_MAX_GROUPS]:
         group = estimates.get(name)
-        text = NOTHING if group is None else interval_text("accuracy", group)
-        yield f"accuracy, {name}", text, group and group.mean
-    minus = minus_text(results, variant)
-    if difference is None and variant.name == results.baseline:
-        minus = "baseline"
+        yield f"accuracy, {name}", interval_text("accuracy", group), group and group.mean
+    minus = "baseline" if variant.name == results.baseline else minus_text(results, variant)
     yield f"minus {results.baseline}", minus, difference and difference.estimate.mean
     p, sign_flip_p = (difference.holm_p, difference.sign_flip_p) if difference else (None, None)
     yield "p (t test)", p_text(p), p
@@ -120,10 +117,8 @@ def differences_table(results: Results) -> dict[str, Any] | None:
         return None
     cells: dict[str, list[_Cell]] = {}
     for name, values in settings.values.items():
-        for key in settings.keys:
-            text, value = settings.texts[name][key], values.get(key)
-            place = value if isinstance(value, int | float) else text
-            cells.setdefault(name, []).append((key, text, place))
+        texts = [(key, settings.texts[name][key], values.get(key)) for key in settings.keys]
+        cells[name] = [(k, t, v if isinstance(v, int | float) else t) for k, t, v in texts]
     return _table(cells)
 
 
@@ -133,11 +128,8 @@ def runs_table(results: Results) -> dict[str, Any]:
     Args:
         results: the results of all variants.
     """
-    series = {
-        variant.name: number
-        for part in results.by_unit
-        for number, variant in enumerate(part.variants, start=1)
-    }
+    units = [enumerate(part.variants, start=1) for part in results.by_unit]
+    series = {variant.name: number for unit in units for number, variant in unit}
     rows = [
         {
             "name": run.variant,
@@ -168,11 +160,6 @@ _HERE = Path(__file__).parent
 _MAX_SETTINGS_CHARACTERS = 30_000
 
 
-def write_page(result: ComparisonResult) -> None:
-    """Write the HTML report of a comparison to `comparison.html`."""
-    RunDirectory(result.path).write_text("comparison.html", render_comparison(result))
-
-
 def render_comparison(result: ComparisonResult) -> str:
     """Return the report of a comparison as HTML; all text from files is escaped."""
     page = {**script_context(_HERE / "sort.js"), **_context(result)}
@@ -186,7 +173,6 @@ def _context(result: ComparisonResult) -> dict[str, Any]:
     return {
         "name": results.name,
         "version": fedsim.__version__,
-        "metric": metric_words(results.metric),
         "unfit": unfit_sentences(results),
         "command": results.remedy,
         "other_values": OTHER_VALUES,
@@ -244,21 +230,13 @@ def _cards(results: Results) -> list[Card]:
     baseline = next(variant for variant in results.variants if variant.name == results.baseline)
     majority = majority_of(baseline) if metric == "test_accuracy" else None
     share = "" if majority is None else f"; always one class: {metric_text(metric, majority)}"
-    cards = [
-        Card(
-            f"{results.baseline}: {metric_words(metric)}",
-            mean_text(results, baseline),
-            f"the baseline; {guarantee_text(baseline)} ({baseline.observer}){share}"
-            if baseline.is_private
-            else f"the baseline, without privacy{share}",
-        )
-    ]
-    private = [
-        variant
-        for variant in results.variants
-        if variant.epsilon is not None and variant.name != results.baseline
-    ]
-    strongest = min(private, key=lambda variant: variant.epsilon or 0.0, default=None)
+    guarantee = ", without privacy"
+    if baseline.is_private:
+        guarantee = f"; {guarantee_text(baseline)} ({baseline.observer})"
+    label, mean = f"{results.baseline}: {metric_words(metric)}", mean_text(results, baseline)
+    cards = [Card(label, mean, f"the baseline{guarantee}{share}")]
+    others = [v for v in results.variants if v.epsilon is not None and v is not baseline]
+    strongest = min(others, key=lambda variant: variant.epsilon or 0.0, default=None)
     if strongest is None:
         return cards
     label = f"{strongest.name} minus {results.baseline}"
@@ -271,21 +249,17 @@ def _cards(results: Results) -> list[Card]:
             f"the smallest ε, {epsilon_text(strongest.epsilon)} ({strongest.observer}, unit "
             f"{strongest.unit}); ± is half a 95 % interval"
         )
-        value = difference_text(metric, strongest.difference.estimate)
-        cards.append(Card(label, value, detail))
+        cards.append(Card(label, difference_text(metric, strongest.difference.estimate), detail))
     return cards
 
 
 def _run_cards(results: Results) -> list[Card]:
     seconds = sum(run.seconds for run in results.outcomes)
     finished = sum(run.is_finished for run in results.outcomes)
+    paired = "yes" if results.pair_check.is_paired else "in part"
     return [
         Card("Runs", f"{finished} of {len(results.outcomes)}", seeds_text(results)),
-        Card(
-            "Paired",
-            "yes" if results.pair_check.is_paired else "in part",
-            "data, model, participants",
-        ),
+        Card("Paired", paired, "data, model, participants"),
         Card("Time", duration_text(seconds) if seconds else NOTHING, "total of all runs"),
     ]
 
@@ -294,11 +268,9 @@ def _guarantees(result: ComparisonResult) -> list[tuple[str, str]]:
     """Return (name, privacy statement of the run with the largest ε) of each private variant."""
     statements = []
     for variant in result.results.variants:
-        if variant.is_private and variant.finished_runs:
-            worst = max(
-                variant.finished_runs,
-                key=lambda run: math.inf if run.epsilon is None else run.epsilon,
-            )
+        runs = variant.finished_runs
+        if variant.is_private and runs:
+            worst = max(runs, key=lambda run: math.inf if run.epsilon is None else run.epsilon)
             privacy = RunDirectory(result.path / worst.path).read_json("privacy.json")
             statements.append((variant.name, privacy["statement"]))
     return statements

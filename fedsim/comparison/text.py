@@ -7,6 +7,7 @@ Shmatikov 2019), and a mean accuracy hides this cost. All numbers are means over
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from statistics import fmean
 from typing import Any
 
@@ -54,15 +55,16 @@ def observer_text(variant: VariantResult) -> str:
     return f"{variant.observer} (server: ε ≤ {epsilon_text(variant.certificates['server'])})"
 
 
-def interval_text(metric: str, estimate: Estimate) -> str:
+def interval_text(metric: str, estimate: Estimate | None) -> str:
     """Return a mean as text, with ± half of its interval's width if there are several seeds."""
+    if estimate is None:
+        return NOTHING
     return metric_text(metric, estimate.mean) + _half(metric, estimate)
 
 
 def mean_text(results: Results, variant: VariantResult) -> str:
     """Return a variant's mean of the compared metric as text, with ± half of its interval."""
-    estimate = variant.metrics.get(results.metric)
-    return NOTHING if estimate is None else interval_text(results.metric, estimate)
+    return interval_text(results.metric, variant.metrics.get(results.metric))
 
 
 def minus_text(results: Results, variant: VariantResult) -> str:
@@ -112,20 +114,16 @@ def _reasons(entry: UnfitVariant, variant: VariantResult, metric: str) -> Iterat
             answer = f"always answering {quoted(entry.answer)}"
         figures = ""
         if entry.constant is not None and estimate is not None:
-            figures = (
-                f" ({words} {metric_text(metric, estimate.mean)}, "
-                f"{metric_text(metric, entry.constant)} by that answer)"
-            )
+            mean, constant = (metric_text(metric, v) for v in (estimate.mean, entry.constant))
+            figures = f" ({words} {mean}, {constant} by that answer)"
         yield f"is no better than {answer}{figures}"
     if entry.has_useless_loss:
         loss, other = variant.metrics.get("test_loss"), entry.constant_loss
         if loss is None or loss.n < len(variant.finished_runs) or other is None:
             yield "has a test loss that is not finite"
         else:
-            yield (
-                f"has a test loss of {metric_text('test_loss', loss.mean)}, above "
-                f"{metric_text('test_loss', other)} of a constant answer"
-            )
+            mean, constant = (metric_text("test_loss", value) for value in (loss.mean, other))
+            yield f"has a test loss of {mean}, above {constant} of a constant answer"
     if entry.worse_than and not (entry.is_constant or entry.has_useless_loss):
         more = len(entry.worse_than) - 1
         others = f" and {more} more" if more else ""
@@ -135,8 +133,8 @@ def _reasons(entry: UnfitVariant, variant: VariantResult, metric: str) -> Iterat
         )
 
 
+# What to try about unfit variants that no command tunes.
 OTHER_VALUES = "other values of local.optimizer.lr, or more rounds, for these variants"
-"""What to try about unfit variants that no command tunes."""
 
 
 def difference_mark(results: Results, variant: VariantResult) -> str:
@@ -146,9 +144,8 @@ def difference_mark(results: Results, variant: VariantResult) -> str:
 
 def common_prefix(names: Sequence[str]) -> str:
     """Return the longest text with which all names begin."""
-    first, last = min(names), max(names)
-    same = [a == b for a, b in zip(first, last, strict=False)]
-    return first[: [*same, False].index(False)]
+    same = takewhile(lambda letters: len({*letters}) == 1, zip(*names, strict=False))
+    return "".join(letter for letter, *_ in same)
 
 
 def common_words(names: Sequence[str]) -> str:
@@ -172,7 +169,6 @@ def notes_of(results: Results) -> list[str]:
         *_on_unfit(results),
         *_on_guarantees(results),
         *_on_seeds(results),
-        *_on_tests(results),
         *_on_missing_seeds(results),
     ]
 
@@ -188,9 +184,7 @@ def _on_unfit(results: Results) -> Iterator[str]:
     bases = [group.baseline for group in results.groups if group.baseline in results.unfit_names]
     if bases:
         yield f"There are no differences from {', '.join(bases)}: a difference would say nothing."
-    if any(
-        variant.difference and difference_mark(results, variant) for variant in results.variants
-    ):
+    if any(v.difference and difference_mark(results, v) for v in results.variants):
         yield "† marks a difference of a variant that the first warning names."
 
 
@@ -225,15 +219,13 @@ def _on_seeds(results: Results) -> Iterator[str]:
         "partition, initial model, participants, batches and noise, so an interval covers the "
         "variation of all of these, but not that of another dataset."
     )
-    pairs = {
-        variant.name: len(variant.difference.seeds)
-        for variant in results.variants
-        if variant.difference
-    }
+    differences = {v.name: v.difference for v in results.variants if v.difference}
+    pairs = {name: len(difference.seeds) for name, difference in differences.items()}
     finished = {variant.name: len(variant.finished_runs) for variant in results.variants}
     fewer = [
         f"{name} {pairs[name]} of {most}"
-        for name, base in (pair for group in results.groups for pair in group.pairs)
+        for group in results.groups
+        for name, base in group.pairs
         if name in pairs and pairs[name] < (most := max(finished[name], finished[base]))
     ]
     if fewer:
@@ -248,11 +240,7 @@ def _on_seeds(results: Results) -> Iterator[str]:
             f"With {largest} seeds, the sign-flip test cannot give a p value below {floor:.3g}, "
             "however large the difference."
         )
-
-
-def _on_tests(results: Results) -> Iterator[str]:
-    differences = [variant.difference for variant in results.variants if variant.difference]
-    tested = sum(difference.holm_p is not None for difference in differences)
+    tested = sum(difference.holm_p is not None for difference in differences.values())
     if tested > 1:
         yield (
             f"p values are of paired t tests, adjusted for {tested} comparisons with the baseline "
@@ -263,12 +251,12 @@ def _on_tests(results: Results) -> Iterator[str]:
 def _on_missing_seeds(results: Results) -> Iterator[str]:
     for variant in results.variants:
         values = finite_values(variant.outcomes, results.metric)
-        missing = [outcome for outcome in variant.outcomes if outcome.seed not in values]
-        if missing:
-            shown = ", ".join(
-                f"{run.seed} ({'its value is not finite' if run.is_finished else run.status})"
-                for run in missing
-            )
+        shown = ", ".join(
+            f"{run.seed} ({'its value is not finite' if run.is_finished else run.status})"
+            for run in variant.outcomes
+            if run.seed not in values
+        )
+        if shown:
             yield (
                 f"{variant.name}: left out seed {shown}, which may bias the mean: the remaining "
                 "seeds may be the better ones."
@@ -301,9 +289,8 @@ def recall_by_class(results: Results) -> list[ClassRecall]:
     """Return the recall of each class in each variant, in the order of the classes."""
     by_variant = [_recalls(variant) for variant in results.variants]
     examples: dict[str, list[int]] = {}
-    for variant in results.variants:
-        for label in (label for run in _scores_of(variant) for label in run.classes):
-            examples.setdefault(label.name, []).append(label.examples)
+    for label in (c for v in results.variants for run in _scores_of(v) for c in run.classes):
+        examples.setdefault(label.name, []).append(label.examples)
     return [
         ClassRecall(name, fmean(numbers), tuple(recalls.get(name) for recalls in by_variant))
         for name, numbers in examples.items()
@@ -333,10 +320,9 @@ def score_warnings(results: Results) -> list[str]:
     The list has at most `_MAX_WARNINGS` warnings; if there are others, a last line says how many.
     """
     warnings = list(_warnings(results))
-    if len(warnings) <= _MAX_WARNINGS:
-        return warnings
     more = len(warnings) - _MAX_WARNINGS
-    return [*warnings[:_MAX_WARNINGS], f"{more} more such findings are in the table of classes."]
+    last = [f"{more} more such findings are in the table of classes."] if more > 0 else []
+    return warnings[:_MAX_WARNINGS] + last
 
 
 def _warnings(results: Results) -> Iterator[str]:
@@ -350,12 +336,9 @@ def _warnings(results: Results) -> Iterator[str]:
             )
         if len(missed) > _MAX_NAMED:
             yield f"{variant.name} has recall 0% in {len(missed)} classes of some run."
-        useless = [run for run in runs if run.is_constant]
-        if useless and variant.name not in results.unfit_names:
-            yield (
-                f"{variant.name} is no better than a constant answer in "
-                f"{len(useless)} of {len(runs)} runs."
-            )
+        if (bad := sum(run.is_constant for run in runs)) and not difference_mark(results, variant):
+            of = f"{bad} of {len(runs)} runs"
+            yield f"{variant.name} is no better than a constant answer in {of}."
 
 
 def scores_table(results: Results) -> Table | None:
@@ -376,11 +359,10 @@ def scores_table(results: Results) -> Table | None:
         if row in shown:
             recalls = row.recalls[:_MAX_COLUMNS]
             table.add_row(row.name, f"{row.examples:,.0f}", *map(recall_text, recalls))
-    notes = []
+    notes, every = [], len(results.variants)
     if len(rows) > len(shown):
         notes.append(f"the {len(shown)} of {len(rows)} classes that differ most")
-    if len(results.variants) > len(variants):
-        every = len(results.variants)
+    if every > len(variants):
         notes.append(f"{len(variants)} of {every} variants; comparison.html has all")
     table.caption = "\n".join(notes) or None
     return table
@@ -420,9 +402,7 @@ def groups_table(results: Results) -> Table | None:
     table = figure_table(title, shown, texts=[prefix or "variant"])
     for variant in results.variants:
         cells = group_estimates(variant)
-        texts = (
-            interval_text("accuracy", cells[name]) if name in cells else NOTHING for name in shown
-        )
+        texts = (interval_text("accuracy", cells.get(name)) for name in shown)
         table.add_row(variant.name.removeprefix(prefix), *texts)
     if len(names) > len(shown):
         table.caption = f"{len(shown)} of {len(names)} groups; comparison.json has all"
@@ -436,9 +416,7 @@ def scores_json(variant: VariantResult) -> dict[str, Any]:
     accuracy of each group of test examples.
     """
     rows = [{"class": name, "recall": recall} for name, recall in _recalls(variant).items()]
-    groups = [
-        {"group": name, **vars(estimate)} for name, estimate in group_estimates(variant).items()
-    ]
+    groups = [{"group": name, **vars(mean)} for name, mean in group_estimates(variant).items()]
     return {"majority": majority_of(variant), "by_class": rows, "by_group": groups}
 
 

@@ -93,16 +93,10 @@ def find_sweeps(results: Results) -> tuple[Sweep, ...]:
     Args:
         results: the results of the variants of one privacy unit.
     """
-    variants = {
-        variant.name: variant for variant in results.variants if results.metric in variant.metrics
-    }
+    variants = {v.name: v for v in results.variants if results.metric in v.metrics}
     table = results.settings.among(variants)
-    return tuple(
-        sweep
-        for key in table.keys
-        if key not in _ON_OTHER_AXIS
-        for sweep in _sweep_of(key, table, variants)
-    )
+    keys = [key for key in table.keys if key not in _ON_OTHER_AXIS]
+    return tuple(sweep for key in keys for sweep in _sweep_of(key, table, variants))
 
 
 def number_of(value: object) -> float | None:
@@ -202,68 +196,47 @@ def against_settings(results: Results) -> tuple[Picture, ...]:
     values = values_of(metric, shown) or [0.0]
     below = min(values) - _SHARE_BELOW * (max(values) - min(values))
     y = metric_axis(metric, [below, *values], metric_words(metric))
-    return tuple(
-        _picture(results, sweep, label, y) for sweep, label in zip(sweeps, labels, strict=True)
-    )
+    return tuple(_picture(results, *pair, y) for pair in zip(sweeps, labels, strict=True))
 
 
 def _picture(results: Results, sweep: Sweep, label: str, y: Axis) -> Picture:
     metric, words, lines = results.metric, y.label, sweep.lines[: len(SERIES)]
     marks, names, x = list[Mark](), list[tuple[str, Point, Ink]](), _value_axis(sweep)
-    for number, line in enumerate(lines):
+    for number, (line, ink) in enumerate(zip(lines, SERIES, strict=False)):
         shift = _SHARE_APART * (number - (len(lines) - 1) / 2)
-        points = [
-            (_place(sweep, value, shift), variant.metrics[metric].mean)
-            for value, variant in line.points
-        ]
-        marks += _line(results, sweep, line, points, SERIES[number])
-        names.append((shortened(line.name, _MAX_CHARACTERS), points[-1], SERIES[number]))
+        points = [(_place(sweep, value, shift), v.metrics[metric].mean) for value, v in line.points]
+        marks += _line(results, sweep, line, points, ink)
+        names.append((shortened(line.name, _MAX_CHARACTERS), points[-1], ink))
     for variant in _levels(results, sweep):
         marks += _level(variant, metric)
     if len(lines) == 1:
         marks += _epsilons(sweep, lines[0])
-    shown = [point for line in lines for point in line.points]
-    texts = [
-        f"{value}: {interval_text(metric, variant.metrics[metric])}" for value, variant in shown
-    ]
-    several = any(variant.metrics[metric].n > 1 for _, variant in shown)
+    shown = [(value, v.metrics[metric]) for line in lines for value, v in line.points]
+    texts = "; ".join(f"{value}: {interval_text(metric, mean)}" for value, mean in shown)
+    several = any(mean.n > 1 for _, mean in shown)
     intervals = f", with {CONFIDENCE:.0%} intervals" if several else ""
     left_out = len(sweep.lines) - len(lines)
     missing = f" ({left_out} more lines in the CSV file)" if left_out else ""
-    said = f"{words} against {sweep.key}{intervals}: {'; '.join(texts)}"
+    said = f"{words} against {sweep.key}{intervals}: {texts}"
     return Picture(
         figure_name(results, f"against-{re.sub(r'[^A-Za-z0-9_-]+', '-', label)}"),
         f"{capital(words)} against {label}{intervals}{missing}",
         Chart(said, x, y, marks, names=names if len(lines) > 1 else ()),
         ("key", "line", "value", "variant", "epsilon", *ESTIMATE),
         [
-            (
-                sweep.key,
-                line.name,
-                value,
-                variant.name,
-                variant.epsilon,
-                *numbers_of(metric, variant),
-            )
+            (sweep.key, line.name, value, v.name, v.epsilon, *numbers_of(metric, v))
             for line in sweep.lines
-            for value, variant in line.points
+            for value, v in line.points
         ],
     )
 
 
 def _levels(results: Results, sweep: Sweep) -> list[VariantResult]:
     """Return variants without privacy that are drawn as levels beside lines with privacy."""
-    drawn = [variant for line in sweep.lines for _, variant in line.points]
-    names = {variant.name for variant in drawn}
-    without = [
-        variant
-        for variant in results.variants
-        if not variant.is_private
-        and variant.name not in names
-        and results.metric in variant.metrics
-    ]
-    is_private = all(variant.is_private for variant in drawn)
-    return without if is_private and len(without) <= _MAX_LEVELS else []
+    if not all(variant.is_private for line in sweep.lines for _, variant in line.points):
+        return []
+    without = [v for v in results.variants if not v.is_private and results.metric in v.metrics]
+    return without if len(without) <= _MAX_LEVELS else []
 
 
 def _value_axis(sweep: Sweep) -> Axis:
@@ -307,9 +280,7 @@ def _level(variant: VariantResult, metric: str) -> Iterator[Mark]:
 
 def _epsilons(sweep: Sweep, line: SweepLine) -> Iterator[Note]:
     """Yield a note with ε below each point of a line, if the setting changes ε."""
-    known = [
-        (sweep.places[value], variant.epsilon) for value, variant in line.points if variant.epsilon
-    ]
+    known = [(sweep.places[value], v.epsilon) for value, v in line.points if v.epsilon]
     epsilons = [epsilon for _, epsilon in known]
     if len(known) > 1 and min(epsilons) < (1 - _LEAST_SPREAD) * max(epsilons):
         for place, epsilon in known:
