@@ -97,12 +97,9 @@ class ComparisonResult:
 
     def __repr__(self) -> str:
         results = self.results
-        means = [f"{variant.name} {mean_text(results, variant)}" for variant in results.variants]
-        seeds = seeds_text(results)
-        return (
-            f"ComparisonResult({str(self.path)!r}: {metric_words(results.metric)}, {seeds}: "
-            f"{', '.join(means)})"
-        )
+        means = ", ".join(f"{v.name} {mean_text(results, v)}" for v in results.variants)
+        words, seeds = metric_words(results.metric), seeds_text(results)
+        return f"ComparisonResult({str(self.path)!r}: {words}, {seeds}: {means})"
 
     def _repr_html_(self) -> str:
         """Return the table of the variants as HTML, for notebooks."""
@@ -112,14 +109,12 @@ class ComparisonResult:
             (v.name, guarantee_text(v), mean_text(results, v), minus_text(results, v))
             for v in results.variants
         ]
+        sentences = unfit_sentences(results).values()
+        unfit = "".join(f"<p><b>{escape(text)}</b></p>" for text in sentences)
         cells = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-        body = "".join(
-            f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows
-        )
+        lines = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows]
+        body = "".join(f"<tr>{line}</tr>" for line in lines)
         page = f"<code>{escape(str(self.path / 'comparison.html'))}</code>"
-        unfit = "".join(
-            f"<p><b>{escape(text)}</b></p>" for text in unfit_sentences(results).values()
-        )
         return (
             f"{unfit}<p><b>{escape(results.name)}</b>: {seeds_text(results)}; the whole report: "
             f"{page}</p><table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>"
@@ -161,7 +156,7 @@ def _comments(results: Results) -> list[str]:
         f"{results.name}: {seeds_text(results)}; +- is half a 95 % t interval over the seeds",
         "p: paired t test against the baseline, adjusted by Holm's method",
         f"epsilon: the largest of any client in one run, unit {unit}" if unit else "",
-        f"delta = {delta_text(next(iter(deltas)))}" if len(deltas) == 1 else "",
+        f"delta = {delta_text(*deltas)}" if len(deltas) == 1 else "",
         *unfit_sentences(results).values(),
         f"written by fedsim {fedsim.__version__}; needs \\usepackage{{booktabs}}",
     ]
@@ -172,10 +167,9 @@ def _cells(results: Results, variant: VariantResult) -> dict[str, str]:
     """Return the cells of a variant by the headings of their columns."""
     metric, delta, difference = results.metric, variant.delta, variant.difference
     percent = metric_entry(metric).in_percent
-    epsilon = _NOTHING
-    if variant.is_private and delta is not None:
-        finite = variant.epsilon is not None
-        epsilon = rf"$\le {epsilon_text(variant.epsilon)}$" if finite else r"$\infty$"
+    epsilon = r"$\infty$" if variant.is_private and delta is not None else _NOTHING
+    if variant.epsilon is not None:
+        epsilon = rf"$\le {epsilon_text(variant.epsilon)}$"
     cells = {"variant": escape_latex(variant.name), r"$\varepsilon$": epsilon}
     if len(results.deltas) > 1:
         cells[r"$\delta$"] = _NOTHING if delta is None else f"${_mantissa(delta_text(delta))}$"
@@ -186,7 +180,7 @@ def _cells(results: Results, variant: VariantResult) -> dict[str, str]:
         mark = r"$^\dagger$" if difference and difference_mark(results, variant) else ""
         estimate = difference and difference.estimate
         cells[minus] = _estimate(estimate, metric, sign=True) + mark
-        p = None if difference is None else difference.holm_p
+        p = difference and difference.holm_p
         cells["$p$"] = _NOTHING if p is None else f"${p_text(p)}$"
     return cells
 
@@ -234,23 +228,17 @@ def write_settings(comparison: LoadedComparison, path: Path) -> None:
         comparison: the checked comparison.
         path: path of the file to write.
     """
-    settings = comparison.settings
     content = {
         "name": comparison.name,
         "base": comparison.written_base,
         "seeds": list(comparison.seeds),
-        "baseline": settings.baseline,
-        "metric": settings.metric,
-        "client_metrics": settings.client_metrics,
-        "select": None if settings.select is None else settings.select.model_dump(),
-        "tune": None if settings.tune is None else settings.tune.model_dump(),
+        **comparison.settings.model_dump(exclude={"name", "base", "seeds", "variants"}),
         "variants": {
             variant.name: {**({"arm": variant.arm} if variant.arm else {}), **variant.changes}
             for variant in comparison.variants
         },
     }
-    text = yaml_text(content)
-    RunDirectory(path.parent).write_text(path.name, text)
+    RunDirectory(path.parent).write_text(path.name, yaml_text(content))
 
 
 def write_comparison(result: ComparisonResult) -> None:
@@ -284,18 +272,17 @@ def write_figures(results: Results, directory: Path) -> None:
 
 def _pictures(results: Results) -> list[Picture]:
     drawn = [picture for part in results.by_unit for picture in pictures_of(part).values()]
-    pictures = [picture for picture in drawn if picture is not None]
-    return pictures + [picture for part in results.by_unit for picture in against_settings(part)]
+    settings = [picture for part in results.by_unit for picture in against_settings(part)]
+    return [picture for picture in (*drawn, *settings) if picture is not None]
 
 
 def _table_of_runs(results: Results) -> tuple[list[str], list[list[object]]]:
     """Return columns and rows, a row for each run, from which all results can be recomputed."""
     metrics = dict.fromkeys(name for outcome in results.outcomes for name in outcome.metrics)
     columns = [*_FACTS, *metrics, *_SPENT]
-    rows: list[list[object]] = []
-    for outcome in results.outcomes:
-        against_server = outcome.certificates.get("server")
-        more = {"private": outcome.is_private, "epsilon_against_server": against_server}
-        row = {**outcome.to_json(), **more}
-        rows.append([row.get(name) for name in columns])
-    return columns, rows
+    rows = [
+        {**run.to_json(), "private": run.is_private, "epsilon_against_server": server}
+        for run in results.outcomes
+        for server in (run.certificates.get("server"),)
+    ]
+    return columns, [[row.get(name) for name in columns] for row in rows]

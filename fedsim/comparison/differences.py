@@ -8,7 +8,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -54,10 +54,6 @@ class SettingsTable:
         keys = (key for key in self.keys if len({self.texts[name][key] for name in values}) > 1)
         return SettingsTable(tuple(keys), values, self.texts)
 
-    def to_json(self) -> dict[str, dict[str, object]]:
-        """Return the entry `settings` of `comparison.json`: values by variant and key."""
-        return {name: dict(settings) for name, settings in self.values.items()}
-
 
 def compared_settings(experiment: Experiment) -> dict[str, object]:
     """Return an experiment's settings except name and seed, as `{"key.path": value}`.
@@ -78,20 +74,15 @@ def settings_table(variants: Mapping[str, Mapping[str, object]]) -> SettingsTabl
         variants: for each variant by name, its settings as `compared_settings` returns them.
     """
     names = list(dict.fromkeys(key for settings in variants.values() for key in settings))
-    tops = list(dict.fromkeys(key.partition(".")[0] for key in names))
+    tops = [key.partition(".")[0] for key in names]
     # A section before its keys, which another variant has.
     every = sorted(names, key=lambda key: (tops.index(key.partition(".")[0]), "." in key))
     keys = tuple(key for key in every if _differs(key, variants.values()))
-    return SettingsTable(
-        keys=keys,
-        values={
-            name: {key: settings[key] for key in keys if key in settings}
-            for name, settings in variants.items()
-        },
-        texts={
-            name: {key: _text(key, settings) for key in keys} for name, settings in variants.items()
-        },
-    )
+    values, texts = dict[str, dict[str, object]](), dict[str, dict[str, str]]()
+    for name, settings in variants.items():
+        values[name] = {key: settings[key] for key in keys if key in settings}
+        texts[name] = {key: _text(key, settings) for key in keys}
+    return SettingsTable(keys, values, texts)
 
 
 def _text(key: str, settings: Mapping[str, object]) -> str:
@@ -102,17 +93,13 @@ def _text(key: str, settings: Mapping[str, object]) -> str:
 
 def _differs(key: str, variants: Iterable[Mapping[str, object]]) -> bool:
     """Return whether variants differ in a key; where a section is null, its keys do not count."""
+    parents = list(accumulate(key.split(".")[:-1], "{}.{}".format))
     forms = {
         repr(settings[key]) if key in settings else _text(key, settings)
         for settings in variants
-        if not any(settings.get(parent, "") is None for parent in _parents(key))
+        if not any(settings.get(parent, "") is None for parent in parents)
     }
     return len(forms) > 1
-
-
-def _parents(key: str) -> list[str]:
-    parts = key.split(".")
-    return [".".join(parts[:end]) for end in range(1, len(parts))]
 
 
 def setting_text(value: object) -> str:
@@ -155,18 +142,16 @@ def shared_text(texts: Sequence[tuple[str, str]]) -> SharedText:
     common = _common_form([text.split() for _, text in texts])
     if common is not None:
         form, columns = common
-        rows = zip(*columns, strict=True)
-        words = [(name, row) for (name, _), row in zip(texts, rows, strict=False)]
-        return SharedText(form, tuple(_LETTERS[: len(columns)]), tuple(words))
+        names = (name for name, _ in texts)
+        words = tuple(zip(names, zip(*columns, strict=True), strict=False))
+        return SharedText(form, tuple(_LETTERS[: len(columns)]), words)
     split = [(name, _SENTENCE_END.split(text)) for name, text in texts]
     shared = [word for word in split[0][1] if all(word in words for _, words in split)]
     rest = [(name, " ".join(word for word in words if word not in shared)) for name, words in split]
     return SharedText(" ".join(shared), rest=tuple(rest))
 
 
-def _common_form(
-    texts: Sequence[Sequence[str]],
-) -> tuple[str, list[tuple[str, ...]]] | None:
+def _common_form(texts: Sequence[Sequence[str]]) -> tuple[str, list[tuple[str, ...]]] | None:
     """Return (common form with letters where words differ, the words at each letter).
 
     None if the numbers of words differ, or too many words do.
@@ -289,14 +274,9 @@ def check_pairs(
     checked = 0
     for name, baseline in pairs:
         seeds, reference = digests.get(name, {}), digests.get(baseline, {})
-        shared = [seed for seed in seeds if seed in reference]
+        shared = [(seeds[seed], reference[seed]) for seed in seeds if seed in reference]
         checked += len(shared)
-        parts = tuple(
-            part
-            for part in SHARED_PARTS
-            if any(seeds[seed][part] != reference[seed][part] for seed in shared)
-        )
-        if parts:
+        if parts := tuple(p for p in SHARED_PARTS if any(a[p] != b[p] for a, b in shared)):
             differences[name] = parts
     return PairCheck(differences, checked)
 
@@ -305,8 +285,8 @@ def _listed(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
+# The name of the baseline of all variants, or the name by privacy unit.
 Baseline = str | Mapping[str, str]
-"""The name of the baseline of all variants, or the name by privacy unit."""
 
 
 @dataclass(frozen=True)
@@ -344,11 +324,7 @@ def group_by_unit(units: Mapping[str, str | None], baseline: Baseline) -> tuple[
     groups = []
     for unit in kinds or [None]:
         base = baseline if isinstance(baseline, str) else baseline[unit or next(iter(baseline))]
-        names = (
-            name
-            for name, other in units.items()
-            if len(kinds) < 2 or other == unit or (other is None and name == base)
-        )
+        names = (n for n, other in units.items() if len(kinds) < 2 or other == unit or n == base)
         groups.append(UnitGroup(unit, base, tuple(names)))
     return tuple(groups)
 
@@ -367,7 +343,7 @@ def unit_problems(units: Mapping[str, str | None], baseline: Baseline) -> Iterat
             All these names are names of variants.
     """
     kinds = units_of(units)
-    named = {unit: baseline for unit in kinds} if isinstance(baseline, str) else dict(baseline)
+    named = dict.fromkeys(kinds, baseline) if isinstance(baseline, str) else dict(baseline)
     missing = [unit for unit in kinds if unit not in named]
     if missing:
         yield ("baseline",), f"names no variant for unit {missing[0]}; add {missing[0]}: NAME"
@@ -375,7 +351,7 @@ def unit_problems(units: Mapping[str, str | None], baseline: Baseline) -> Iterat
     for unit, name in named.items():
         path: KeyPath = ("baseline",) if isinstance(baseline, str) else ("baseline", unit)
         kind = units[name]
-        if not isinstance(baseline, str) and unit not in kinds:
+        if unit not in kinds:
             yield path, f"no variant has unit {unit}; leave it out"
         elif kind is not None and kind != unit:
             yield (

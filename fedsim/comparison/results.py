@@ -91,8 +91,7 @@ class VariantResult:
     @property
     def delta(self) -> float | None:
         """The largest δ of any run; None if not private."""
-        deltas = (run.delta for run in self.finished_runs if run.delta is not None)
-        return max(deltas, default=None)
+        return max((run.delta for run in self.finished_runs if run.delta is not None), default=None)
 
     @property
     def seconds(self) -> Estimate | None:
@@ -176,9 +175,8 @@ class Results:
     @property
     def groups(self) -> tuple[UnitGroup, ...]:
         """The variants grouped by privacy unit; only variants of one unit are compared."""
-        return group_by_unit(
-            {variant.name: variant.unit for variant in self.variants}, self.baseline
-        )
+        units = {variant.name: variant.unit for variant in self.variants}
+        return group_by_unit(units, self.baseline)
 
     @property
     def unfit_names(self) -> tuple[str, ...]:
@@ -210,13 +208,13 @@ class Results:
             "schema": SCHEMAS["comparison.json"],
             "name": self.name,
             "metric": self.metric,
-            "baseline": self.baseline if isinstance(self.baseline, str) else dict(self.baseline),
-            "seeds": list(self.seeds),
+            "baseline": self.baseline,
+            "seeds": self.seeds,
             "confidence": CONFIDENCE,
             "pairing": self.pair_check.to_json(),
             "variants": [variant.to_json() for variant in self.variants],
-            "settings": self.settings.to_json(),
-            "unfit": [entry.to_json() for entry in self.unfit],
+            "settings": self.settings.values,
+            "unfit": [dict(vars(entry)) for entry in self.unfit],
             "remedy": self.remedy,
         }
 
@@ -268,9 +266,8 @@ def summarise(
     }
     adjusted = holm([pair and pair.t_p for pair in pairs.values()])
     differences = {
-        variant: replace(pair, holm_p=holm_p)
+        variant: pair and replace(pair, holm_p=holm_p)
         for (variant, pair), holm_p in zip(pairs.items(), adjusted, strict=True)
-        if pair is not None
     }
     digests = {
         variant: {run.seed: run.pair_digests for run in runs if run.is_finished}
@@ -311,9 +308,7 @@ def _metric(asked: str | None, finished: Sequence[RunOutcome]) -> str:
 
 
 def _nothing_finished(outcomes: Sequence[RunOutcome]) -> str:
-    lines = [
-        f"{outcome.path}: {outcome.reason}" for outcome in outcomes if outcome.reason is not None
-    ]
+    lines = [f"{run.path}: {run.reason}" for run in outcomes if run.reason is not None]
     more = [f"and {len(lines) - _MAX_REASONS} more"] if len(lines) > _MAX_REASONS else []
     head = "no run was finished, so there is nothing to compare"
     return "\n".join([head, *lines[:_MAX_REASONS], *more])

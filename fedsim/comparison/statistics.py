@@ -85,15 +85,10 @@ def t_interval(values: Sequence[float], *, confidence: float = CONFIDENCE) -> Es
     `confidence`, whatever their variance.
 
     Args:
-        values: one finite number for each seed.
+        values: one finite number for each seed, at least one.
         confidence: coverage probability, in (0, 1).
-
-    Raises:
-        ValueError: there is no value, one is not finite, or `confidence` is not in (0, 1).
     """
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be in (0, 1), got {confidence}")
-    array = _finite(values)
+    array = np.asarray(values, dtype=np.float64)
     mean = float(array.mean())
     if len(array) == 1:
         return Estimate(1, mean, None, None, None)
@@ -112,15 +107,8 @@ def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> Pai
     Args:
         values: one finite number for each seed.
         baseline: the baseline's numbers for the same seeds, in the same order.
-
-    Raises:
-        ValueError: the lengths differ, there is no value, or one is not finite.
     """
-    if len(values) != len(baseline):
-        raise ValueError(
-            f"values and baseline must be pairs, got {len(values)} and {len(baseline)} numbers"
-        )
-    differences = _finite(values) - _finite(baseline)
+    differences = np.subtract(values, baseline, dtype=np.float64)
     estimate = t_interval(differences.tolist())
     return PairedDifference(
         estimate=estimate,
@@ -180,12 +168,3 @@ def _t_test(estimate: Estimate) -> float | None:
         return 1.0 if estimate.mean == 0 else None
     statistic = estimate.mean / (estimate.sd / math.sqrt(estimate.n))
     return float(2 * stdtr(estimate.n - 1, -abs(statistic)))
-
-
-def _finite(values: Sequence[float]) -> NDArray[np.float64]:
-    array = np.asarray(values, dtype=np.float64)
-    if array.ndim != 1 or array.size == 0:
-        raise ValueError(f"there must be at least one value, got {values!r}")
-    if not np.isfinite(array).all():
-        raise ValueError(f"values must be finite, got {values!r}")
-    return array

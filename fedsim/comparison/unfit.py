@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from statistics import fmean
-from typing import Any
 
 from fedsim.comparison.outcomes import RunOutcome, shared_values
 from fedsim.comparison.statistics import CONFIDENCE, largest_of, t_interval
@@ -72,10 +71,6 @@ class UnfitVariant:
     constant_loss: float | None
     worse_than: tuple[str, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the variant's entry in `unfit` of `comparison.json`."""
-        return {**vars(self), "worse_than": list(self.worse_than)}
-
 
 def unfit_variants(
     metric: str,
@@ -98,11 +93,7 @@ def unfit_variants(
         _unfit(name, metric, [run for run in outcomes if run.is_finished], worse.get(name, ()))
         for name, outcomes in runs.items()
     )
-    return tuple(
-        variant
-        for variant in every
-        if variant.is_constant or variant.has_useless_loss or variant.worse_than
-    )
+    return tuple(v for v in every if v.is_constant or v.has_useless_loss or v.worse_than)
 
 
 def _unfit(
@@ -133,12 +124,9 @@ def _has_useless_loss(metric: str, finished: Sequence[RunOutcome]) -> bool:
     if any(run.metrics.get(loss, 0.0) is None for run in finished):
         return True
     losses = _against_constant(loss, finished)
-    if (
-        not losses
-        or not metric.startswith("test_")
-        or len(losses) < len(finished)
-        or max(_gains(loss, losses)) >= 0.0
-    ):
+    if not (losses and metric.startswith("test_") and len(losses) == len(finished)):
+        return False
+    if max(_gains(loss, losses)) >= 0.0:
         return False
     pairs = _against_constant(metric, finished) or _against_constant("test_accuracy", finished)
     gain = t_interval(_gains(metric, pairs)) if pairs else None
@@ -170,15 +158,13 @@ def _worse_than(
         if _has_more(levels[more], levels[less], settings[more], settings[less])
         and not (metric.endswith(GROUP_ACCURACY) and _knows_group(settings[less], settings[more]))
     ]
-    smaller_is_better = metric_entry(metric).smaller_is_better
     better: dict[str, list[tuple[float, str]]] = {}
     for more, less in pairs:
-        first, second = (more, less) if smaller_is_better else (less, more)
-        shared = shared_values(runs[first], runs[second], metric).values()
-        if len(shared) < 2:
+        shared = list(shared_values(runs[less], runs[more], metric).values())
+        if not shared:
             continue
         confidence = 1.0 - (1.0 - CONFIDENCE) / len(pairs)
-        gain = t_interval([value - other for value, other in shared], confidence=confidence)
+        gain = t_interval(_gains(metric, shared), confidence=confidence)
         if gain.low is not None and gain.low > 0.0:
             better.setdefault(more, []).append((gain.mean, less))
     return {

@@ -75,7 +75,7 @@ def test_runs_that_differ_in_the_seed_alone_are_one_variant_and_the_numbers_are_
     assert dp.epsilon == before_dp.epsilon
     assert found.results.pair_check.is_paired
     assert found.tuning.everything == compared.tuning.everything
-    assert found.results.settings.to_json() == {
+    assert found.results.settings.values == {
         "plain": {"privacy": None},
         "dp": {},
     }
@@ -135,7 +135,7 @@ def test_a_repeated_run_is_no_new_seed_and_is_named(runs: Path) -> None:
 def test_other_settings_are_named_in_a_table(runs: Path) -> None:
     change_setting(runs / "plain-1", "runtime", "device", "cpu")
     found = compare_runs(of(runs, "plain-0", "plain-1"), out=runs / "out")
-    assert found.results.settings.to_json() == {
+    assert found.results.settings.values == {
         "plain-0": {"runtime.device": "auto"},
         "plain-1": {"runtime.device": "cpu"},
     }

@@ -14,7 +14,7 @@ DP = {
 def test_only_keys_that_differ_are_shown_and_equal_ones_are_not() -> None:
     found = settings_table({"a": DP, "b": {**DP, "local.steps": 2}})
     assert found.keys == ("local.steps",)
-    assert found.to_json() == {"a": {"local.steps": 1}, "b": {"local.steps": 2}}
+    assert found.values == {"a": {"local.steps": 1}, "b": {"local.steps": 2}}
 
 
 def test_a_section_that_one_lacks_is_one_key_and_its_keys_are_compared_among_the_others() -> None:

@@ -121,19 +121,3 @@ def test_holm_lies_between_the_p_value_and_bonferroni(p_values: list[float]) -> 
         assert adjusted is not None
         assert p <= adjusted <= 1
         assert adjusted >= min(1.0, min(p_values) * len(p_values)) or p == 1
-
-
-@pytest.mark.parametrize("values", [[], [float("nan")], [1.0, float("inf")]])
-def test_what_is_no_number_is_refused(values: list[float]) -> None:
-    with pytest.raises(ValueError, match="value"):
-        t_interval(values)
-
-
-def test_unequal_numbers_of_seeds_are_refused() -> None:
-    with pytest.raises(ValueError, match="must be pairs, got 2 and 1"):
-        paired_difference([1.0, 2.0], [1.0])
-
-
-def test_the_confidence_is_a_probability() -> None:
-    with pytest.raises(ValueError, match="confidence must be in"):
-        t_interval([1.0, 2.0], confidence=95)
