@@ -1,7 +1,7 @@
 """The result of a comparison, and functions that write it as JSON, CSV, LaTeX and figures."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,7 +93,7 @@ class ComparisonResult:
         sentences = unfit_sentences(self.results)
         for entry in content["unfit"]:
             entry["sentence"] = sentences.get(entry["variant"])
-        return {**content, "notes": notes_of(self.results), "tuning": self.tuning.to_json()}
+        return {**content, "notes": notes_of(self.results), "tuning": asdict(self.tuning)}
 
     def __repr__(self) -> str:
         results = self.results

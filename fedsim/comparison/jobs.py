@@ -19,6 +19,7 @@ from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -88,12 +89,12 @@ def _named_files(settings: object, base: Path) -> Iterator[tuple[str, Path]]:
 def _object_digests(loaded: LoadedExperiment) -> dict[str, str]:
     """Return keyed digests of Python objects: of given arrays, and of what other objects use."""
     data, digests = loaded.experiment.data, objects_digest(loaded.experiment)
-    if not (isinstance(data.dataset, PythonObject) and data.dataset.arrays is not None):
-        return digests
-    dataset = load_dataset(data, seed=loaded.experiment.seed, base=loaded.base)
-    parts = [part for part in (dataset.train, dataset.test) if part is not None]
-    arrays = [array for part in parts for array in (part.features, part.targets)]
-    return {**digests, "arrays": private_digest(arrays)}
+    if isinstance(data.dataset, PythonObject) and data.dataset.arrays is not None:
+        dataset = load_dataset(data, seed=loaded.experiment.seed, base=loaded.base)
+        parts = [part for part in (dataset.train, dataset.test) if part is not None]
+        arrays = (array for part in parts for array in (part.features, part.targets))
+        return {**digests, "arrays": private_digest(arrays)}
+    return digests
 
 
 @lru_cache(maxsize=256)
@@ -109,7 +110,7 @@ def _source_digest() -> str:
     roots = [package]
     for room in _ROOMS:
         spec = find_spec(room)
-        roots += [Path(location) for location in (spec and spec.submodule_search_locations) or ()]
+        roots += map(Path, (spec and spec.submodule_search_locations) or ())
     for root in roots:
         for path in sorted(root.rglob("*.py")):
             relative = path.relative_to(root)
@@ -227,30 +228,19 @@ def plan_jobs(comparison: LoadedComparison, out: Path) -> list[Job]:
         for variant in comparison.variants:
             loaded = variant.with_seed(seed)
             path = out / "runs" / variant.name / f"seed-{seed}"
-            digest = run_fingerprint(loaded)
-            action = _action(path, digest)
-            if action == "run" and path.exists():
-                _set_aside(path, out)
+            digest, action = run_fingerprint(loaded), "run"
+            if find_object(path / RECORD).get("fingerprint") == digest:
+                status = find_object(path / "summary.json").get("status")
+                action = "reuse" if status in FINISHED else "resume"
+            elif path.exists():
+                parent = out / "superseded" / variant.name
+                parent.mkdir(parents=True, exist_ok=True)
+                targets = (parent / f"{path.name}-{number}" for number in count(1))
+                os.replace(path, next(target for target in targets if not target.exists()))
             missing = action != "reuse" or not (path / CLIENT_METRICS).is_file()
             measure = comparison.settings.client_metrics and missing
             jobs.append(Job(variant.name, seed, loaded, path, digest, action, measure))
     return jobs
-
-
-def _action(path: Path, digest: str) -> Action:
-    record, summary = find_object(path / RECORD), find_object(path / "summary.json")
-    if record.get("fingerprint") != digest:
-        return "run"
-    return "reuse" if summary.get("status") in FINISHED else "resume"
-
-
-def _set_aside(path: Path, out: Path) -> None:
-    parent = out / "superseded" / path.parent.name
-    parent.mkdir(parents=True, exist_ok=True)
-    number = 1
-    while (target := parent / f"{path.name}-{number}").exists():
-        number += 1
-    os.replace(path, target)
 
 
 MessageHandler = Callable[[int, Mapping[str, Any]], None]
@@ -262,10 +252,8 @@ _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 def default_workers() -> int:
     """Return the default number of workers: one per usable processor, at most `MAX_WORKERS`."""
-    try:
-        available = len(os.sched_getaffinity(0))
-    except AttributeError:  # not on every platform
-        available = os.cpu_count() or 1
+    usable = getattr(os, "sched_getaffinity", None)  # not on every platform
+    available = (os.cpu_count() or 1) if usable is None else len(usable(0))
     return min(available, MAX_WORKERS)
 
 
@@ -350,32 +338,25 @@ class _WorkerPool:
             thread.start()
         try:
             self._tell(len(self._threads), None)
-        except KeyboardInterrupt:
-            self._interrupt()
+        except KeyboardInterrupt:  # wait for the files of all runs; a second one does not wait
+            for process in self._stop():
+                # Workers are not in the terminal's process group: only this signal reaches them.
+                process.send_signal(signal.SIGINT)
+            running = sum(thread.is_alive() for thread in self._threads)
+            self._tell(running, time.monotonic() + _GRACE_SECONDS)
             raise
         finally:
             for process in self._stop():
                 process.kill()
 
     def _tell(self, running: int, deadline: float | None) -> None:
-        while running:
-            wait = None if deadline is None else max(0.0, deadline - time.monotonic())
-            try:
-                message = self._inbox.get(timeout=wait)
-            except queue.Empty:
-                return
-            if message is None:
-                running -= 1
-            else:
-                self._on_message(*message)
-
-    def _interrupt(self) -> None:
-        """Interrupt all runs and wait for their files; a second interrupt does not wait."""
-        for process in self._stop():
-            # Workers are not in the terminal's process group: only this signal reaches them.
-            process.send_signal(signal.SIGINT)
-        deadline = time.monotonic() + _GRACE_SECONDS
-        self._tell(sum(thread.is_alive() for thread in self._threads), deadline)
+        with suppress(queue.Empty):
+            while running:
+                wait = None if deadline is None else max(0.0, deadline - time.monotonic())
+                if (message := self._inbox.get(timeout=wait)) is None:
+                    running -= 1
+                else:
+                    self._on_message(*message)
 
     def _stop(self) -> list[subprocess.Popen[str]]:
         """Start no more jobs and processes, and return the processes that are running."""
@@ -394,7 +375,10 @@ class _WorkerPool:
                 self._do(process, *job)
         finally:
             if process is not None:
-                _dismiss(process)
+                if process.stdin is not None:
+                    with suppress(OSError):  # the process is already gone
+                        process.stdin.close()  # which ends it
+                process.wait()
                 with self._lock:
                     self._processes.discard(process)
             self._inbox.put(None)
@@ -405,8 +389,7 @@ class _WorkerPool:
 
     def _start(self) -> subprocess.Popen[str] | None:
         """Start a worker process; return None if the pool is already stopping."""
-        paths = [path or os.getcwd() for path in sys.path]
-        one_thread = dict.fromkeys(_ONE_THREAD, "1")
+        paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
         with self._lock:
             if self._stopping:
                 return None
@@ -419,7 +402,7 @@ class _WorkerPool:
                 encoding="utf-8",
                 start_new_session=True,
                 pass_fds=self._inherited,
-                env={**os.environ, **one_thread, "PYTHONPATH": os.pathsep.join(paths)},
+                env={**os.environ, **dict.fromkeys(_ONE_THREAD, "1"), "PYTHONPATH": paths},
             )
             self._processes.add(process)
         return process
@@ -427,7 +410,7 @@ class _WorkerPool:
     def _do(self, process: subprocess.Popen[str], index: int, job: Mapping[str, Any]) -> None:
         if process.stdin is None or process.stdout is None:
             raise TypeError("a worker needs pipes")
-        try:
+        with suppress(OSError):  # the pipe broke: the process is gone
             process.stdin.write(json.dumps(job) + "\n")
             process.stdin.flush()
             for line in process.stdout:
@@ -435,8 +418,6 @@ class _WorkerPool:
                 self._inbox.put((index, message))
                 if message["event"] in ("finished", "failed"):
                     return
-        except OSError:  # the pipe broke: the process is gone
-            pass
         code = process.wait()
         ending = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         with self._lock:
@@ -445,11 +426,3 @@ class _WorkerPool:
         ended = {"event": "finished", "status": "interrupted"}
         died = {"event": "failed", "reason": f"its process died ({ending}); the log has more"}
         self._inbox.put((index, ended if stopping else died))
-
-
-def _dismiss(process: subprocess.Popen[str]) -> None:
-    """Close the worker's input, which ends the worker, and wait for it."""
-    if process.stdin is not None:
-        with suppress(OSError):  # the process is already gone
-            process.stdin.close()
-    process.wait()

@@ -163,8 +163,7 @@ def load_comparison(
 
 
 _NAME = "comparison"  # of one that is given as a mapping
-BASE = "base"
-"""Source of the mistakes in a base that is given as a mapping."""
+BASE = "base"  # source of the mistakes in a base that is given as a mapping
 
 
 def load_tree(
@@ -194,8 +193,7 @@ def load_tree(
         ExperimentError: there are mistakes; the error lists all, including `problems`.
     """
     settings = validated(tree, ComparisonSettings, problems)
-    base = given or _base(tree, place.parent, problems)
-    base_tree = _read_base(base, problems) if isinstance(base, Path) else base
+    base, base_tree = (given, given) if given else _read_base(tree, place.parent, problems)
     if base_tree is not None:  # mistakes are reported later, when a variant is loaded
         overrides = merged(overrides, base_tree)
         base_tree = apply_overrides(base_tree, overrides, Experiment, [])
@@ -208,8 +206,7 @@ def load_tree(
     if first_is_centre:
         variants = [replace(variant, origin=variants[0].name) for variant in variants]
     mistakes: list[Problem] = []
-    readable = base if base_tree is not None else None
-    loaded = _load_variants(readable, variants, tree.location.source, mistakes)
+    loaded = _load_variants(base, variants, mistakes)
     repeated = _repeated(variants, loaded)
     loaded = tuple(variant for variant in loaded if variant.name not in repeated)
     if settings is not None:
@@ -232,41 +229,34 @@ def _refuse_experiment(tree: Node, problems: list[Problem], fix: str, run: str) 
     Raises:
         ExperimentError: the content is that of an experiment; the message says what to do.
     """
-    if (
-        tree.entries.get("model")
-        and not tree.entries.get("base")
-        and not tree.entries.get("variants")
-    ):
-        message = (
-            f"this is an experiment, not a comparison: {fix} to compare variants of it, or run it "
-            f"with {run}"
-        )
-        raise ExperimentError([*problems, tree.location.problem((), message)])
+    if "model" in tree.entries and not {"base", "variants"} & tree.entries.keys():
+        what = "this is an experiment, not a comparison"
+        message = f"{what}: {fix} to compare variants of it, or run it with {run}"
+        raise tree.location.error(problems, message)
 
 
-def _base(tree: Node, directory: Path, problems: list[Problem]) -> Path | None:
-    """Return the path of the base experiment; None if it is no string or does not exist."""
+def _read_base(
+    tree: Node, directory: Path, problems: list[Problem]
+) -> tuple[Path, Node] | tuple[None, None]:
+    """Return the path and the tree of the base experiment; None twice if it cannot be read.
+
+    Mistakes in its keys are reported later, when a variant is loaded.
+    """
     entry = tree.entries.get("base")
     if entry is None or not isinstance(entry.node.value, str):
-        return None  # reported already
-    if "\0" in entry.node.value or not (directory / entry.node.value).is_file():
-        full = str((directory / entry.node.value).absolute())
-        problems.append(entry.key.problem(("base",), f"no such file: {full!r}"))
-        return None
-    return directory / entry.node.value
-
-
-def _read_base(base: Path, problems: list[Problem]) -> Node | None:
-    """Return the tree of the base; mistakes in its keys are reported later, when it is loaded."""
+        return None, None  # reported already
+    path = directory / entry.node.value
     try:
-        return read_yaml(base, [])
+        if "\0" in entry.node.value or not path.is_file():
+            raise entry.key.error([], f"no such file: {str(path.absolute())!r}", ("base",))
+        return path, read_yaml(path, [])
     except ExperimentError as error:
         problems += error.problems
-        return None
+        return None, None
 
 
 def _load_variants(
-    base: Path | Node | None, variants: list[Variant], source: str, problems: list[Problem]
+    base: Path | Node | None, variants: list[Variant], problems: list[Problem]
 ) -> tuple[LoadedVariant, ...]:
     """Return the variants that have no mistakes; none where the base cannot be read."""
     if base is None:
@@ -281,24 +271,19 @@ def _load_variants(
         else:
             loaded.append(LoadedVariant(variant.name, variant.changes, experiment, variant.arm))
     of_base = base.location.source if isinstance(base, Node) else str(base)
-    problems += _in_words(mistakes, len(variants), of_base, source)
+    problems += _in_words(mistakes, len(variants), of_base)
     return tuple(loaded)
 
 
 def _repeated(variants: list[Variant], loaded: tuple[LoadedVariant, ...]) -> set[str]:
     """Return the names of variants with the settings of the variant that they were made from."""
     settings = {variant.name: variant.settings for variant in loaded}
-    return {
-        variant.name
-        for variant in variants
-        if variant.name in settings
-        and variant.name != variant.origin
-        and settings[variant.name] == settings.get(variant.origin)
-    }
+    made = {v.name: v.origin for v in variants if v.name in settings and v.name != v.origin}
+    return {name for name, origin in made.items() if settings[name] == settings.get(origin)}
 
 
 def _in_words(
-    mistakes: list[tuple[Variant, Problem]], num_variants: int, base: str, source: str
+    mistakes: list[tuple[Variant, Problem]], num_variants: int, base: str
 ) -> Iterator[Problem]:
     """Yield the problems of all variants; name the variant if the location does not show it."""
     counts = Counter(problem for _, problem in mistakes)
@@ -306,8 +291,7 @@ def _in_words(
         if problem.source == COMMAND_LINE.source:  # the key is as it was given
             yield problem
         elif problem.source != base:  # written in the variant
-            path = ("variants", variant.origin, *problem.path)
-            yield replace(problem, path=path)
+            yield replace(problem, path=("variants", variant.origin, *problem.path))
         elif counts[problem] == num_variants:  # the base experiment's own
             yield problem
         else:
@@ -325,20 +309,15 @@ def _rules(
     seeds = len(settings.seeds or (0,))
     runs = len(names) * seeds
     if runs > MAX_COMPARED_RUNS:
-        yield (
-            ("seeds",),
-            f"{len(names)} variants with {seeds} seeds are {runs:,} runs; a "
-            f"comparison has at most {MAX_COMPARED_RUNS:,}",
-        )
+        text = f"{len(names)} variants with {seeds} seeds are {runs:,} runs"
+        yield ("seeds",), f"{text}; a comparison has at most {MAX_COMPARED_RUNS:,}"
     select = settings.select
     if select is None:
         return
     for index, name in enumerate(select.among or ()):
         if name not in names:
             yield ("select", "among", index), _no_such_variant(name, names)
-    if search:
-        return
-    if select.metric.startswith("client_"):
+    if select.metric.startswith("client_") and not search:
         if not settings.client_metrics:
             yield ("select", "metric"), f"{select.metric!r} needs client_metrics: true"
         if select.on == "public_test":
@@ -353,9 +332,9 @@ def _loaded_rules(comparison: LoadedComparison, *, search: bool) -> Iterator[Pat
     """Yield (key path, message) for each mistake that only the loaded variants show."""
     if search:
         yield from candidate_problems({v.name: v.experiment for v in comparison.candidates})
-        return
-    yield from _unit_rules(comparison)
-    yield from _metric_rules(comparison)
+    else:
+        yield from _unit_rules(comparison)
+        yield from _metric_rules(comparison)
 
 
 def _unit_rules(comparison: LoadedComparison) -> Iterator[PathMessage]:
@@ -379,17 +358,17 @@ def _unit_rules(comparison: LoadedComparison) -> Iterator[PathMessage]:
 def _metric_rules(comparison: LoadedComparison) -> Iterator[PathMessage]:
     """Yield (key path, message) if no run computes the test metric to compare or select by."""
     settings = comparison.settings
-    select = None if settings.select is None else settings.select.metric
-    for path, metric in ((("metric",), settings.metric), (("select", "metric"), select)):
-        if metric is None or not metric.startswith("test_"):
-            continue
-        for variant in comparison.variants:
-            computed = computed_metrics(variant.experiment.model.loss, variant.experiment.metrics)
-            known = [f"test_{name}" for name in computed]
-            if computed and metric not in known:
-                hint = f"it has {', '.join(known)} (evaluation.metrics adds others)"
-                yield path, f"variant {variant.name!r} has no {metric}; {hint}"
-                break
+    select = "" if settings.select is None else settings.select.metric
+    computed = [
+        (v.name, computed_metrics(v.experiment.model.loss, v.experiment.metrics))
+        for v in comparison.variants
+    ]
+    for path, metric in ((("metric",), settings.metric or ""), (("select", "metric"), select)):
+        name = metric.removeprefix("test_")
+        lacking = [(variant, has) for variant, has in computed if has and name not in has]
+        for variant, has in lacking[:1] if metric.startswith("test_") else ():
+            hint = f"it has test_{', test_'.join(has)} (evaluation.metrics adds others)"
+            yield path, f"variant {variant!r} has no {metric}; {hint}"
 
 
 def _unknown_baselines(baseline: Baseline, names: list[str]) -> Iterator[PathMessage]:
@@ -403,8 +382,8 @@ def _unknown_baselines(baseline: Baseline, names: list[str]) -> Iterator[PathMes
 
 
 def _no_such_variant(name: str, names: list[str]) -> str:
-    hint = did_you_mean(name, names)
+    hint = did_you_mean(name, names) or f"; there are {any_of(names[:10])}"
     members = [member for member in names if member.startswith(f"{name}-")]
     if members:
         hint = f"; {name!r} is a grid: name one of its variants, such as {members[0]!r}"
-    return f"there is no variant {name!r}{hint or '; there are ' + any_of(names[:10])}"
+    return f"there is no variant {name!r}{hint}"

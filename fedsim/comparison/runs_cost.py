@@ -24,6 +24,7 @@ from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS
 from fedsim.accountant.rdp.selection import rdp_repeat_and_select
 from fedsim.accountant.sampler_slack import SHARE, sampler_slack
 from fedsim.accountant.trust import CLAIMED_AGAINST, Observer
+from fedsim.comparison.outcomes import RunOutcome
 from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.settings import SelectSettings, TuneSettings
 from fedsim.core.formatting import epsilon_text
@@ -80,35 +81,27 @@ class Composition:
     shares_noise: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Tuning:
     """The privacy cost of all runs of a comparison together, and of selecting a variant.
 
+    These are the keys of the entry `tuning` of `comparison.json`.
+
     Attributes:
-        everything: cost of all runs of the directory, including interrupted and superseded ones.
-        candidates: cost of the runs of all candidate variants; None without a selection.
         selected: name of the selected variant; None without a selection, or if no candidate
             finished all of its runs.
         on: the data that the selection, or the tuning before the comparison, uses: `public_test` or
             `public_data`, as the file declares. None without selection and tuning.
+        everything: cost of all runs of the directory, including interrupted and superseded ones.
+        candidates: cost of the runs of all candidate variants; None without a selection.
         statement: the cost as a sentence.
     """
 
-    everything: Composition
-    statement: str
-    candidates: Composition | None = None
     selected: str | None = None
     on: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the entry `tuning` of `comparison.json`."""
-        return {
-            "selected": self.selected,
-            "on": self.on,
-            "everything": vars(self.everything),
-            "candidates": None if self.candidates is None else vars(self.candidates),
-            "statement": self.statement,
-        }
+    everything: Composition
+    candidates: Composition | None = None
+    statement: str
 
 
 def tuning_cost(results: Results, out: Path, select: SelectSettings | None) -> Tuning:
@@ -126,14 +119,20 @@ def tuning_cost(results: Results, out: Path, select: SelectSettings | None) -> T
     """
     everything = _cost_of(results, _all_runs(out))
     if select is None:
-        return Tuning(everything, _without_selection(everything))
+        return Tuning(everything=everything, statement=_without_selection(everything))
     names = select.among or [variant.name for variant in results.variants if variant.is_private]
     candidates = [variant for variant in results.variants if variant.name in names]
     paths = [out / run.path for variant in candidates for run in variant.outcomes]
     composed = _cost_of(results, paths)
     best = best_variant(candidates, select.metric)
     statement = _selection_statement(select, best, candidates, composed, everything)
-    return Tuning(everything, statement, composed, best and best.name, select.on)
+    return Tuning(
+        selected=best and best.name,
+        on=select.on,
+        everything=everything,
+        candidates=composed,
+        statement=statement,
+    )
 
 
 def cost_of_tuned(
@@ -149,16 +148,15 @@ def cost_of_tuned(
     """
     everything = _cost_of(results, _all_runs(out))
     listed = "; ".join(f"{name}: {text}" for name, text in chosen.items())
-    cost = {
-        "public_data": f"On public data: {_DECLARED_PUBLIC}",
-        "public_test": f"On charged data: {_PRIVATE_MODELS} {_together(everything)}",
-    }
+    cost = f"On charged data: {_PRIVATE_MODELS} {_together(everything)}"
+    if tune.on == "public_data":
+        cost = f"On public data: {_DECLARED_PUBLIC}"
     statement = (
         f"Tuned before the comparison, each variant by itself: {', '.join(tune.keys)}, by mean "
         f"{_words(results.metric)} over {tune.seeds} seeds that are not compared. Chosen: "
-        f"{listed}. Each ε of a variant covers one run. {cost[tune.on]}"
+        f"{listed}. Each ε of a variant covers one run. {cost}"
     )
-    return Tuning(everything, statement, on=tune.on)
+    return Tuning(on=tune.on, everything=everything, statement=statement)
 
 
 def tuning_of_runs(results: Results, paths: Sequence[Path]) -> Tuning:
@@ -170,34 +168,33 @@ def tuning_of_runs(results: Results, paths: Sequence[Path]) -> Tuning:
     """
     everything = _cost_of(results, paths, are_verified=True)
     statement = _without_selection(everything).replace(" in this directory", "")
-    return Tuning(everything, statement)
+    return Tuning(everything=everything, statement=statement)
 
 
 def _cost_of(results: Results, paths: Sequence[Path], *, are_verified: bool = False) -> Composition:
     """Return the privacy cost of runs together, at the largest δ of the variants."""
     delta = max(results.deltas, default=None)
     # Without this file, a run failed before it read any data.
-    begun = [path for path in paths if (path / "experiment.yaml").is_file()]
-    experiments = {path: read_yaml_object(path / "experiment.yaml") for path in begun}
-    private = {path: run["privacy"] for path, run in experiments.items() if _is_private(run)}
+    files = [path / "experiment.yaml" for path in paths if (path / "experiment.yaml").is_file()]
+    begun = {file.parent: read_yaml_object(file) for file in files}
+    private = {path: run["privacy"] for path, run in begun.items() if _is_private(run)}
     terms = {(written_name(entry["adjacency"]), entry["unit"]) for entry in private.values()}
-    trusts = {written_name(privacy["trust"]) for privacy in private.values()}
-    seen: set[Observer] = {CLAIMED_AGAINST[trust] for trust in trusts}
+    trusts = [written_name(privacy["trust"]) for privacy in private.values()]
+    seen: list[Observer] = [CLAIMED_AGAINST[trust] for trust in trusts]
     against = min(seen, key=_SEES_LEAST_FIRST.index) if len(terms) == 1 else None
     curves = [
         _largest_rdp(path, written_name(privacy["adjacency"]), is_verified=are_verified)
         for path, privacy in private.items()
     ]
-    unbounded = len(begun) - len(private)
+    counts = len(begun), len(begun) - len(private)
     if delta is None or len(terms) != 1 or any(np.isinf(curve).all() for curve in curves):
-        return Composition(len(begun), unbounded, None, delta, None, against)
-    seeds = [experiments[path]["seed"] for path in private if private[path]["noise"] == "seeded"]
-    largest = np.max(curves, axis=0)
+        return Composition(*counts, None, delta, None, against)
+    seeds = [begun[path]["seed"] for path in private if private[path]["noise"] == "seeded"]
+    largest, sums = np.max(curves, axis=0), np.sum(curves, axis=0)
     selected = rdp_repeat_and_select(DEFAULT_ORDERS, largest, float(len(curves)), None)
     return Composition(
-        runs=len(begun),
-        not_private=unbounded,
-        epsilon=_epsilon(np.sum(curves, axis=0), delta, len(curves)),
+        *counts,
+        epsilon=_epsilon(sums, delta, len(curves)),
         delta=delta,
         selected_epsilon=_epsilon(selected, delta, len(curves)),
         against=against,
@@ -263,33 +260,29 @@ def best_variant(candidates: Sequence[VariantResult], metric: str) -> VariantRes
     no variant has the metric for all its seeds.
     """
     sign = -1.0 if metric_entry(metric).smaller_is_better else 1.0
-    scored = [
-        ((sign * score, -math.inf if loss is None else -loss), candidate)
-        for candidate in candidates
-        if (score := _score(candidate, metric)) is not None
-        for loss in (_score(candidate, f"test_{LOSS}"),)
-    ]
-    return max(scored, key=lambda pair: pair[0])[1] if scored else None
+    scored = list[tuple[float, float, VariantResult]]()
+    for candidate in candidates:
+        score, loss = _score(candidate, metric), _score(candidate, f"test_{LOSS}")
+        if score is not None:
+            scored.append((sign * score, -math.inf if loss is None else -loss, candidate))
+    return max(scored, key=lambda entry: entry[:2])[2] if scored else None
 
 
 def _score(variant: VariantResult, metric: str) -> float | None:
     """Return a variant's mean metric over the seeds; None if a seed is missing."""
-    values = [
-        _client_mean(run.client_metrics, metric)
-        if metric.startswith("client_")
-        else run.metrics.get(metric)
-        for run in variant.finished_runs
-    ]
+    values = [_value(run, metric) for run in variant.finished_runs]
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if len(known) == len(variant.outcomes) else None
 
 
-def _client_mean(rows: Sequence[Any], metric: str) -> float | None:
-    """Return the mean of a client metric, weighted by the clients' numbers of examples."""
-    values = [row.get(metric) for row in rows]
-    if not values or any(value is None for value in values):
+def _value(run: RunOutcome, metric: str) -> float | None:
+    """Return a run's metric; that of clients is the mean, weighted by their numbers of examples."""
+    if not metric.startswith("client_"):
+        return run.metrics.get(metric)
+    values = [row[metric] for row in run.client_metrics if row.get(metric) is not None]
+    if len(values) < max(1, len(run.client_metrics)):
         return None
-    return float(np.average(values, weights=[row["examples"] for row in rows]))
+    return float(np.average(values, weights=[row["examples"] for row in run.client_metrics]))
 
 
 def _without_selection(everything: Composition) -> str:
@@ -307,15 +300,11 @@ def _selection_statement(
     composed: Composition,
     everything: Composition,
 ) -> str:
+    words = _words(select.metric)
     if best is None:
-        return (
-            f"Nothing was selected: no candidate has a {_words(select.metric)} for every seed. "
-            f"{_together(everything)}"
-        )
-    chosen = (
-        f"Selected: {best.name}, the best of {len(candidates)} variants by mean "
-        f"{_words(select.metric)}. "
-    )
+        nothing = f"Nothing was selected: no candidate has a {words} for every seed."
+        return f"{nothing} {_together(everything)}"
+    chosen = f"Selected: {best.name}, the best of {len(candidates)} variants by mean {words}. "
     if select.on == "public_data":
         return f"{chosen}{_DECLARED_PUBLIC} "
     if select.metric.startswith("client_"):
@@ -334,21 +323,19 @@ def _selection_statement(
 
 def _cost(composed: Composition) -> str:
     if composed.not_private:
-        return (
-            f"{composed.not_private} of the {composed.runs} candidate runs had no privacy, so the "
-            "choice has no privacy guarantee."
-        )
+        without = f"{composed.not_private} of the {composed.runs} candidate runs had no privacy"
+        return f"{without}, so the choice has no privacy guarantee."
     if composed.epsilon is None or composed.selected_epsilon is None:
         return "No finite ε covers the choice."
     return (
         f"The results of all {composed.runs} candidate runs were seen, so their composition "
-        f"counts: ε ≤ {epsilon_text(composed.epsilon)} at δ = {composed.delta:g}{_view(composed)} "
-        "for the chosen model with all results; no smaller ε is claimed for the choice alone. (Had "
-        "the number of runs been "
-        f"drawn from a Poisson distribution of mean {composed.runs} and kept secret, and only the "
-        "best model been released, random selection (Papernot, Steinke 2022) would cost ε ≤ "
+        f"counts: {_bound(composed)} for the chosen model with all results; no smaller ε is "
+        "claimed for the choice alone. (Had the number of runs been drawn from a Poisson "
+        f"distribution of mean {composed.runs} and kept secret, and only the best model been "
+        "released, random selection (Papernot, Steinke 2022) would cost ε ≤ "
         f"{epsilon_text(composed.selected_epsilon)}. This comparison did neither; a charged "
-        f"search, `fedsim compare FILE --select`, does both.){_shared(composed)}"
+        "search, `fedsim compare FILE --select`, does both.)"
+        f"{_SHARED if composed.shares_noise else ''}"
     )
 
 
@@ -359,35 +346,27 @@ def _together(everything: Composition) -> str:
     runs, cost, have = f"{private} runs", "together cost", "together have"
     if private == 1:
         runs, cost, have = "run", "costs", "has"
-    without = (
-        f"; the other {everything.not_private} had no privacy, so there is no finite ε for all"
-        if everything.not_private
-        else ""
-    )
+    without = ""
+    if everything.not_private:
+        others = f"the other {everything.not_private} had no privacy"
+        without = f"; {others}, so there is no finite ε for all"
     if everything.epsilon is None and everything.against is None:
-        return (
-            f"The {runs} with privacy have two units or adjacencies, which do not compose "
-            f"to one ε{without}."
-        )
+        terms = "have two units or adjacencies, which do not compose to one ε"
+        return f"The {runs} with privacy {terms}{without}."
     if everything.epsilon is None:
         return f"The {runs} with privacy {have} no finite ε{without}."
     return (
-        f"The {runs} with privacy in this directory {cost} ε ≤ "
-        f"{epsilon_text(everything.epsilon)} at δ = {everything.delta:g}{_view(everything)} "
-        "(Rényi composition; in "
-        f"each run the client with the largest spend){without}.{_shared(everything)}"
+        f"The {runs} with privacy in this directory {cost} {_bound(everything)} (Rényi "
+        f"composition; in each run the client with the largest spend){without}."
+        f"{_SHARED if everything.shares_noise else ''}"
     )
 
 
-def _shared(composed: Composition) -> str:
-    """Return what shared noise means for the cost as text; "" if each run has its own noise."""
-    return _SHARED if composed.shares_noise else ""
-
-
-def _view(composed: Composition) -> str:
-    """Return the observer as text; "" if it is the server."""
+def _bound(composed: Composition) -> str:
+    """Return ε and δ as text, with the observer if it is not the server."""
     against = composed.against
-    return "" if against in (None, "server") else f" for {OBSERVER_NAMES[against]}"
+    view = "" if against in (None, "server") else f" for {OBSERVER_NAMES[against]}"
+    return f"ε ≤ {epsilon_text(composed.epsilon)} at δ = {composed.delta:g}{view}"
 
 
 def _words(metric: str) -> str:

@@ -10,6 +10,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from fedsim.algorithms.algorithm import algorithms
@@ -22,8 +23,7 @@ from fedsim.experiment.tree import Entry, Node, from_python, to_python
 
 ARM = "arm"
 
-Changes = dict[str, object]
-"""Overrides of an experiment, as `{"key.path": value}`."""
+Changes = dict[str, object]  # overrides of an experiment, as `{"key.path": value}`
 
 _DRAWN_SCHEMES = ("iid", "dirichlet", "shards", "quantity")
 
@@ -70,17 +70,19 @@ def _clipping_only(base: Mapping[str, Any]) -> Changes:
     without = {"target_epsilon": None, "on_exhausted": "refuse", "noise_correlation": "none"}
     return {
         "privacy.noise_multiplier": 0.0,
-        **_replaced_privacy(base, without),
+        **_replaced(base, "privacy", without),
         **_local_trust(base),
         **_without_noise_weights(base),
     }
 
 
 def _local_only(base: Mapping[str, Any]) -> Changes:
-    changes: Changes = {"federation.strategy": "local_only", "federation.weighting": "uniform"}
-    if "ema_decay" in _section(base, "federation"):
-        changes["federation.ema_decay"] = None
-    return {**changes, **_alone(base)}
+    return {
+        "federation.strategy": "local_only",
+        "federation.weighting": "uniform",
+        **_replaced(base, "federation", {"ema_decay": None}),
+        **_alone(base),
+    }
 
 
 def _pooled(base: Mapping[str, Any]) -> Changes:
@@ -109,11 +111,9 @@ def _pooled(base: Mapping[str, Any]) -> Changes:
         "federation.clients_per_round": 1,
         "federation.weighting": "uniform",
         **_alone(base),
+        **_replaced(base, "federation", {"participation": {"scheme": "uniform"}}),
     }
-    if "participation" in federation:
-        changes["federation.participation"] = {"scheme": "uniform"}
-    name = written_name(federation.get("strategy"))
-    kind = algorithms().get(name)
+    kind = algorithms().get(written_name(federation.get("strategy")))
     if kind is not None and (kind.uses_each_update or kind.weighs_steps):
         changes["federation.strategy"] = "fedavg"
     if base.get("faults"):
@@ -125,27 +125,19 @@ def _pooled(base: Mapping[str, Any]) -> Changes:
     return changes
 
 
-def _perturbed(kind: str) -> Callable[[Mapping[str, Any]], Changes]:
-    def changes(base: Mapping[str, Any]) -> Changes:
-        without = {
-            "max_grad_norm": None,
-            "sampling": "poisson",
-            "clipping": "flat",
-            "noise_correlation": "none",
-        }
-        return {
-            "privacy.mechanism": {"name": kind},
-            **_alone(base),
-            **_replaced_privacy(base, without),
-        }
-
-    return changes
+def _perturbed(base: Mapping[str, Any], *, kind: str) -> Changes:
+    of_gradients = {"max_grad_norm": None, "sampling": "poisson", "clipping": "flat"}
+    return {
+        "privacy.mechanism": {"name": kind},
+        **_alone(base),
+        **_replaced(base, "privacy", {**of_gradients, "noise_correlation": "none"}),
+    }
 
 
-def _replaced_privacy(base: Mapping[str, Any], values: Mapping[str, object]) -> Changes:
-    """Return new values of those keys of `privacy` that the base has."""
-    privacy = _section(base, "privacy")
-    return {f"privacy.{key}": value for key, value in values.items() if key in privacy}
+def _replaced(base: Mapping[str, Any], name: str, values: Mapping[str, object]) -> Changes:
+    """Return new values of those keys of a section that the base has."""
+    section = _section(base, name)
+    return {f"{name}.{key}": value for key, value in values.items() if key in section}
 
 
 def _alone(base: Mapping[str, Any]) -> Changes:
@@ -192,12 +184,12 @@ ARMS: dict[str, Arm] = {
     "output_perturbation": Arm(
         "as with noise on gradients, a server is not trusted; one release of a trained model has "
         "noise for the sensitivity of its training.",
-        _perturbed("output_perturbation"),
+        partial(_perturbed, kind="output_perturbation"),
     ),
     "input_perturbation": Arm(
         "nobody is trusted: the noisy examples themselves may be published, which is more than the "
         "other arms release.",
-        _perturbed("input_perturbation"),
+        partial(_perturbed, kind="input_perturbation"),
     ),
 }
 
@@ -209,8 +201,7 @@ def arm_notes(arms: Mapping[str, str]) -> Iterator[str]:
         arms: name of the baseline (`arm`) by variant, for the variants that have one.
     """
     for arm, entry in ARMS.items():
-        names = [variant for variant, other in arms.items() if other == arm]
-        if names:
+        if names := [variant for variant, other in arms.items() if other == arm]:
             yield f"{', '.join(names)} (arm {arm}): {entry.note}"
 
 
@@ -348,8 +339,8 @@ def changes_of(overrides: Iterable[Override]) -> dict[str, object]:
     return {".".join(override.path): to_python(override.node) for override in overrides}
 
 
+# Values of varied keys, each with its label in the names of variants, such as `steps=1`.
 Point = tuple[tuple[str, Override], ...]
-"""Values of varied keys, each with its label in the names of variants, such as `steps=1`."""
 
 
 def points(axes: Sequence[Sequence[Override]], *, one_at_a_time: bool = False) -> Iterator[Point]:
@@ -374,12 +365,11 @@ def point_name(*names: str, point: Point) -> str:
 
 def _flatten(node: Node, path: tuple[str, ...], base: Node | None) -> Iterator[Override]:
     """Yield an override for each value of a variant; mappings are merged into those of the base."""
-    entries = node.value if isinstance(node.value, dict) else {}
-    for key, entry in entries.items():
+    for key, entry in node.entries.items():
         inner = (*path, *key.split("."))
         below = _at(base, inner)
         single = below is not None and below.value is not None and not isinstance(below.value, dict)
-        if isinstance(entry.node.value, dict) and entry.node.value and not single:
+        if entry.node.entries and not single:
             yield from _flatten(entry.node, inner, base)
         else:
             yield Override(inner, replace(entry.node, location=entry.key))
@@ -392,31 +382,29 @@ def merged(overrides: Iterable[Override], base: Node) -> list[Override]:
 
 
 def _at(root: Node | None, path: tuple[str, ...]) -> Node | None:
-    node = root
     for key in path:
-        if node is None or not isinstance(node.value, dict) or key not in node.value:
+        if root is None or key not in root.entries:
             return None
-        node = node.value[key].node
-    return node
+        root = root.entries[key].node
+    return root
 
 
 def _axes(grid: Entry, path: KeyPath, problems: list[Problem]) -> list[list[Override]]:
     """Return the overrides of a grid, one list for each axis."""
-    if not isinstance(grid.node.value, dict) or not grid.node.value:
+    if not grid.node.entries:
         given = value_text(to_python(grid.node))
         message = f"must map keys to lists of values, such as {{local.steps: [1, 5]}}, got {given}"
         problems.append(grid.key.problem(path, message))
-        return []
     axes = []
-    for key, entry in grid.node.value.items():
-        if not isinstance(entry.node.value, list) or not entry.node.value:
-            given = value_text(to_python(entry.node))
-            message = f"must be a list of values, got {given}"
-            if isinstance(entry.node.value, dict):
+    for key, entry in grid.node.entries.items():
+        values = entry.node.value
+        if isinstance(values, list) and values:
+            axes.append([Override(tuple(key.split(".")), item) for item in values])
+        else:
+            message = f"must be a list of values, got {value_text(to_python(entry.node))}"
+            if isinstance(values, dict):
                 message += "; write the whole key on one line: section.key: [...]"
             problems.append(entry.key.problem((*path, key), message))
-            continue
-        axes.append([Override(tuple(key.split(".")), item) for item in entry.node.value])
     return axes
 
 
@@ -455,13 +443,9 @@ def value_label(number: int, node: Node) -> str:
     parts = value if isinstance(value, list) else [value]
     if any(isinstance(part, dict | list) for part in parts):
         return str(number)
-    return "x".join(_NOT_IN_NAMES.sub("_", _name_of(part)) for part in parts)
-
-
-def _name_of(value: object) -> str:
-    if isinstance(value, PythonObject):
-        return value.name
-    return value if isinstance(value, str) else value_text(value)
+    names = [p.name if isinstance(p, PythonObject) else p for p in parts]
+    texts = [name if isinstance(name, str) else value_text(name) for name in names]
+    return "x".join(_NOT_IN_NAMES.sub("_", text) for text in texts)
 
 
 def _ambiguous_names(expanded: list[Variant], entries: Mapping[str, Entry]) -> Iterator[Problem]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedsim.comparison.differences import Baseline, setting_text
+from fedsim.comparison.differences import setting_text
 from fedsim.comparison.load import BASE, LoadedComparison, LoadedVariant, load_comparison, load_tree
 from fedsim.comparison.results import ComparisonError, Results
 from fedsim.comparison.runs_cost import best_variant
@@ -44,8 +44,8 @@ _PRIVACY = ("privacy",)
 # Either of the two sets the noise: a value of one replaces the other, and null is no privacy.
 _NOISE_KEYS = (("privacy", "target_epsilon"), ("privacy", "noise_multiplier"))
 
+# Factors of a variant's own value that are tried where `tune:` gives no values.
 FACTORS = (1 / 16, 1 / 4, 1, 4, 16)
-"""Factors of a variant's own value that are tried where `tune:` gives no values."""
 
 Vary = Mapping[str, Sequence[object]]
 
@@ -119,15 +119,17 @@ def load_varied(
         ExperimentError: the experiment or a variant has mistakes; the error lists all.
     """
     problems: list[Problem] = []
-    given, path = None, Path(BASE)
+    given = None
     if isinstance(source, Mapping):
-        base = given = from_python(source, Location(BASE), problems)
+        path, base = Path(BASE), from_python(source, Location(BASE), problems)
+        given = base
     else:
-        path = Path(source)
-        base = read_yaml(path, problems)
+        path, base = Path(source), read_yaml(source, problems)
     fixed = parse_overrides(overrides, problems)
     axes = _axes(vary, problems)
-    _refuse_comparison(base, problems)
+    if {"base", "variants"} <= base.entries.keys():
+        message = "this is a comparison, which has variants of its own; leave --vary out"
+        problems.append(base.location.problem((), message))
     _refuse_many(axes, one_at_a_time, problems)
     variants: dict[str, dict[str, object]] = {}  # equal ones appear once
     for point in map(_without_privacy, points(axes, one_at_a_time=one_at_a_time)):
@@ -178,13 +180,10 @@ def _axes_of(
         for number, override in enumerate(axis):
             value, label = to_python(override.node), value_label(number, override.node)
             if label in named:
-                same = named[label] == value
-                message = (
-                    f"{value_text(value)} is given twice"
-                    if same
-                    else f"{value_text(named[label])} and {value_text(value)} have one name in "
-                    f"results, {label!r}; leave one of them out"
-                )
+                message = f"{value_text(value)} is given twice"
+                if (former := named[label]) != value:
+                    both = f"{value_text(former)} and {value_text(value)} have one name in results"
+                    message = f"{both}, {label!r}; leave one of them out"
                 problems.append(COMMAND_LINE.problem(override.path, message))
             named.setdefault(label, value)
         if axis:  # a key with mistakes has none
@@ -221,33 +220,24 @@ def _without_privacy(point: Point) -> Point:
         and not override.node.broken
         and override.path in (*_NOISE_KEYS, _PRIVACY)
     ]
-    if not without:
-        return point
-    return (*without, *(pair for pair in point if pair[1].path[:1] != _PRIVACY))
+    others = [pair for pair in point if not without or pair[1].path[:1] != _PRIVACY]
+    return (*without, *others)
 
 
 def _with_other_noise(override: Override, base: Node, fixed: Sequence[Override]) -> list[Override]:
     """Return the override, preceded by one that removes the other noise key if that is set."""
+    section = base.entries.get("privacy")
+    given = {(*_PRIVACY, key) for key in (section.node.entries if section else ())}
+    given |= {override.path for override in fixed}
     if override.path not in _NOISE_KEYS:
         return [override]
-    (other,) = (path for path in _NOISE_KEYS if path != override.path)
-    section = base.entries.get("privacy")
-    given = section is not None and other[1] in section.node.entries
-    if not given and other not in [override.path for override in fixed]:
-        return [override]
-    return [Override(other, Node(None, COMMAND_LINE)), override]
-
-
-def _refuse_comparison(base: Node, problems: list[Problem]) -> None:
-    if {"base", "variants"} <= base.entries.keys():
-        message = "this is a comparison, which has variants of its own; leave --vary out"
-        problems.append(base.location.problem((), message))
+    others = given & {*_NOISE_KEYS} - {override.path}
+    return [*(Override(other, Node(None, COMMAND_LINE)) for other in others), override]
 
 
 def _name(base: Node, path: Path, axes: Sequence[Sequence[Override]]) -> str:
     """Return the comparison's name: the experiment's name and the varied keys."""
-    entry = base.entries.get("name")
-    name = None if entry is None else entry.node.value
+    name = to_python(base.entries["name"].node) if "name" in base.entries else None
     title = name if isinstance(name, str) else path.stem
     labels = axis_labels([axis[0].path for axis in axes])
     return f"{title}-by-{'-'.join(labels)}"[:_MAX_NAME_CHARACTERS]
@@ -281,20 +271,21 @@ def load_candidates(comparison: LoadedComparison, tune: TuneSettings) -> Candida
     """
     values = {variant.name: _candidates(variant, tune) for variant in comparison.variants}
     variants = {
-        candidate: {
-            **{key: value for key, value in variant.changes.items() if key not in chosen},
-            **chosen,
-        }
+        candidate: {k: v for k, v in variant.changes.items() if k not in chosen} | chosen
         for variant in comparison.variants
         for candidate, chosen in values[variant.name].items()
     }
     first = {name: next(iter(candidates)) for name, candidates in values.items()}
+    base, compared = comparison.baseline, comparison.seeds
+    other_seeds = (seed for seed in itertools.count() if seed not in compared)
     loaded = load_comparison(
         {
             "name": f"{comparison.name}-tuning"[-100:].lstrip(".-_"),
             "base": comparison.written_base,
-            "seeds": _other_seeds(comparison.seeds, tune.seeds),
-            "baseline": _renamed(comparison.baseline, first),
+            "seeds": list(itertools.islice(other_seeds, tune.seeds)),
+            "baseline": first[base]
+            if isinstance(base, str)
+            else {unit: first[name] for unit, name in base.items()},
             "metric": comparison.settings.metric,
             "variants": variants,
         }
@@ -370,17 +361,6 @@ def _around(variant: LoadedVariant, key: str) -> list[object]:
     return [float(f"{value * factor:.3g}") for factor in FACTORS]
 
 
-def _other_seeds(seeds: Sequence[int], count: int) -> list[int]:
-    """Return the smallest numbers that are no compared seeds."""
-    return list(itertools.islice((n for n in itertools.count() if n not in seeds), count))
-
-
-def _renamed(baseline: Baseline, first: Mapping[str, str]) -> Baseline:
-    if isinstance(baseline, str):
-        return first[baseline]
-    return {unit: first[name] for unit, name in baseline.items()}
-
-
 def _chosen_text(chosen: Mapping[str, object], candidates: Sequence[Mapping[str, object]]) -> str:
     """Return the chosen values as text, and say where a value is the first or last of several."""
     texts = []
@@ -389,9 +369,7 @@ def _chosen_text(chosen: Mapping[str, object], candidates: Sequence[Mapping[str,
         numbers = [number for number in tried if isinstance(number, int | float)]
         text = setting_text(value) if isinstance(value, list) else value_text(value)
         if len(numbers) == len(tried) and min(numbers) < max(numbers):
-            if value == min(numbers):
-                text += " (the smallest tried)"
-            elif value == max(numbers):
-                text += " (the largest tried)"
+            ends = {max(numbers): " (the largest tried)", min(numbers): " (the smallest tried)"}
+            text += next((words for end, words in ends.items() if value == end), "")
         texts.append(f"{key.rpartition('.')[2]} {text}")
     return ", ".join(texts) or "nothing to tune"

@@ -147,7 +147,7 @@ def test_nothing_shows_a_difference_from_it(tmp_path: Path) -> None:
     (tmp_path / MARKER).write_text("name: given\n")
     (tmp_path / "runs/eps/seed-0").mkdir(parents=True)
     (tmp_path / "runs/eps/seed-0/privacy.json").write_text('{"schema": 3, "statement": "s"}')
-    tuning = Tuning(Composition(6, 3, 1.0, 1e-4, 1.0), "nothing chosen")
+    tuning = Tuning(everything=Composition(6, 3, 1.0, 1e-4, 1.0), statement="nothing chosen")
     result = ComparisonResult(tmp_path, results, tuning, False)
     text = StringIO()
     print_comparison(result, Console(file=text, width=200))
