@@ -65,9 +65,8 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
         RunDirectoryError: a path is not a directory of a run or of a comparison.
     """
     runs: dict[Path, Path] = {}
-    for path in paths:
-        for run in _runs_of(path):
-            runs.setdefault(run.resolve(), run)
+    for run in (run for path in paths for run in _runs_of(path)):
+        runs.setdefault(run.resolve(), run)
     return list(runs.values())
 
 
@@ -113,9 +112,7 @@ def read_given(paths: Sequence[Path]) -> tuple[list[GivenRun], list[str]]:
         status = find_object(path / "summary.json").get("status", "unfinished")
         if status not in FINISHED:
             left_out.append(f"{path} is left out: the run is {status}.")
-            continue
-        problems = list(verify_run(directory, pages=False).problems)
-        if problems:
+        elif problems := list(verify_run(directory, pages=False).problems):
             more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
             unsound.append(f"{path}: {problems[0]}{more}")
         else:
@@ -141,8 +138,8 @@ _SEED_ENDING = re.compile(r"[-_.=]*(seed|s)?[-_.=]*\Z")
 _SEED_DIRECTORY = re.compile(r"(seed|s)?[-_.=]*\d+\Z")
 
 
+# Variants by name: the runs of a variant differ only in the seed.
 GivenVariants = Mapping[str, tuple[GivenRun, ...]]
-"""Variants by name: the runs of a variant differ only in the seed."""
 
 
 def group_runs(runs: Sequence[GivenRun]) -> tuple[GivenVariants, list[str]]:
@@ -167,10 +164,8 @@ def group_runs(runs: Sequence[GivenRun]) -> tuple[GivenVariants, list[str]]:
                 "the data set was changed between them, so they are not of one experiment; "
                 "leave one of them out"
             )
-        repeated.append(
-            f"{run.path} is left out: it has the settings and the seed of {first.path}, and a "
-            "repeated run is no new seed."
-        )
+        same = f"it has the settings and the seed of {first.path}"
+        repeated.append(f"{run.path} is left out: {same}, and a repeated run is no new seed.")
     variants = [tuple(group[seed] for seed in sorted(group)) for group in groups.values()]
     return dict(zip(_names(variants), variants, strict=True)), repeated
 
@@ -191,22 +186,16 @@ def _names(variants: Sequence[Sequence[GivenRun]]) -> list[str]:
 def _directory_name(runs: Sequence[GivenRun]) -> str:
     """Return the common name of run directories without the seeds; "" if there is none."""
     paths = [run.path.resolve() for run in runs]
-    if len({path.parent for path in paths}) == 1 and all(
-        _SEED_DIRECTORY.fullmatch(path.name) for path in paths
-    ):
+    names, parents = [path.name for path in paths], {path.parent for path in paths}
+    if len(parents) == 1 and all(map(_SEED_DIRECTORY.fullmatch, names)):
         return paths[0].parent.name
-    if len(paths) == 1:
-        return paths[0].name
-    return _SEED_ENDING.sub("", common_prefix([path.name for path in paths]))
+    return names[0] if len(names) == 1 else _SEED_ENDING.sub("", common_prefix(names))
 
 
 def _settings_name(table: SettingsTable, name: str) -> str:
     """Return a variant's differing settings as a name, `target_epsilon=8`; "" if it is too long."""
-    parts = [
-        f"{key.rpartition('.')[2]}={setting_text(value)}"
-        for key, value in table.values[name].items()
-    ]
-    text = ", ".join(parts)
+    values = table.values[name].items()
+    text = ", ".join(f"{key.rpartition('.')[2]}={setting_text(value)}" for key, value in values)
     return text if len(text) <= _MAX_NAME_CHARACTERS else ""
 
 
@@ -231,21 +220,17 @@ def test_set_problems(variants: GivenVariants) -> Iterator[str]:
     """
     (first, runs), *others = variants.items()
     for name, other in others:
-        problem = _problem(runs, other)
-        if problem is not None:
+        pairs = [(a, b) for a in runs for b in other if a.seed == b.seed]
+        unequal = [
+            f" ({a.path} and {b.path})" for a, b in pairs if a.inputs["test"] != b.inputs["test"]
+        ]
+        settings = _differing(runs[0].settings, other[0].settings)
+        if unequal or (settings and not pairs):
+            problem = f"have different test sets{''.join(unequal[:1])}{settings}"
             yield (
                 f"{first} and {name} {problem}, so their scores cannot be compared; "
                 "compare runs with one test set"
             )
-
-
-def _problem(first: Sequence[GivenRun], other: Sequence[GivenRun]) -> str | None:
-    pairs = [(a, b) for a in first for b in other if a.seed == b.seed]
-    differing = _differing(first[0].settings, other[0].settings)
-    for a, b in pairs:
-        if a.inputs["test"] != b.inputs["test"]:
-            return f"have different test sets ({a.path} and {b.path}){differing}"
-    return f"have different test sets{differing}" if differing and not pairs else None
 
 
 def _differing(first: Mapping[str, object], other: Mapping[str, object]) -> str:

@@ -27,11 +27,7 @@ CLIENT_METRICS = ("client_accuracy", "client_loss", "client_mse", "client_r2")
 MOST_EXPECTED_RUNS = 100
 
 DistributionName = Literal["geometric", "logarithmic", "negative_binomial", "poisson"]
-_SHAPES: dict[DistributionName, float | None] = {
-    "geometric": 1.0,
-    "logarithmic": 0.0,
-    "poisson": None,
-}
+_SHAPES: dict[DistributionName, float] = {"geometric": 1.0, "logarithmic": 0.0}
 
 
 class SearchSettings(Settings):
@@ -54,13 +50,12 @@ class SearchSettings(Settings):
 
     @model_validator(mode="after")
     def _shape_of_the_distribution(self) -> Self:
-        if self.distribution == "negative_binomial" and self.shape is None:
+        has_shape = self.distribution == "negative_binomial"
+        if has_shape and self.shape is None:
             raise ValueError("negative_binomial needs a shape, for example shape: 0.5")
-        if self.distribution != "negative_binomial" and self.shape is not None:
-            raise ValueError(
-                "shape belongs to distribution: negative_binomial, got distribution: "
-                f"{self.distribution}; leave shape out"
-            )
+        if not has_shape and self.shape is not None:
+            got = f"got distribution: {self.distribution}; leave shape out"
+            raise ValueError(f"shape belongs to distribution: negative_binomial, {got}")
         return self
 
 
@@ -90,16 +85,11 @@ class SelectSettings(Settings):
         return _checked(metric, (*TEST_METRICS, *CLIENT_METRICS))
 
 
-_GUARANTEE = (
-    "target_epsilon",
-    "noise_multiplier",
-    "delta",
-    "unit",
-    "trust",
-    "adjacency",
-    "clients",
+_GUARANTEE = ("target_epsilon", "noise_multiplier", "delta", "unit", "trust", "adjacency")
+_NOT_TUNED = (
+    *("seed", "data", "evaluation", "task", "privacy.clients"),
+    *(f"privacy.{key}" for key in _GUARANTEE),
 )
-_NOT_TUNED = ("seed", "data", "evaluation", "task", *(f"privacy.{key}" for key in _GUARANTEE))
 
 
 class TuneSettings(Settings):
@@ -126,10 +116,8 @@ class TuneSettings(Settings):
             if values is not None and len(set(map(repr, values))) < max(len(values), 1):
                 raise ValueError(f"{key}: there must be one value or more, each once")
             if key == "privacy" or any(f"{key}.".startswith(f"{name}.") for name in _NOT_TUNED):
-                raise ValueError(
-                    f"{key}: tuning must change neither data nor guarantee; tune another key, such "
-                    "as local.optimizer.lr"
-                )
+                rule = "tuning must change neither data nor guarantee"
+                raise ValueError(f"{key}: {rule}; tune another key, such as local.optimizer.lr")
         return keys
 
 
@@ -193,17 +181,15 @@ class ComparisonSettings(Settings):
         """Return a tuple of seeds from a list of seeds, or from their number."""
         if isinstance(seeds, bool) or not isinstance(seeds, int | list):
             raise ValueError(f"must be a whole number or a list of them, got {value_text(seeds)}")
+        if not 1 <= (len(seeds) if isinstance(seeds, list) else seeds) <= MAX_SEEDS:
+            got = f"a list of {len(seeds)}" if isinstance(seeds, list) else value_text(seeds)
+            raise ValueError(f"must be 1 to {MAX_SEEDS} seeds, got {got}")
         if isinstance(seeds, int):
-            if not 1 <= seeds <= MAX_SEEDS:
-                raise ValueError(f"must be 1 to {MAX_SEEDS} seeds, got {value_text(seeds)}")
             return tuple(range(seeds))
-        if not 1 <= len(seeds) <= MAX_SEEDS:
-            raise ValueError(f"must be 1 to {MAX_SEEDS} seeds, got a list of {len(seeds)}")
         for seed in seeds:
             if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
-                raise ValueError(
-                    f"a seed must be a whole number from 0 to 2^63 - 1, got {value_text(seed)}"
-                )
+                rule = "a seed must be a whole number from 0 to 2^63 - 1"
+                raise ValueError(f"{rule}, got {value_text(seed)}")
             if seeds.count(seed) > 1:
                 raise ValueError(f"seed {seed} occurs twice: it would be the same run again")
         return tuple(seeds)
@@ -252,17 +238,11 @@ def file_problems(settings: ComparisonSettings) -> Iterator[PathMessage]:
         )
         return
     if select.on != "public_test":
-        yield (
-            ("select", "on"),
-            f"a search scores its runs on the public test set, got {select.on}; write on: "
-            "public_test, or remove select.search",
-        )
+        rule = f"a search scores its runs on the public test set, got {select.on}"
+        yield ("select", "on"), f"{rule}; write on: public_test, or remove select.search"
     if select.metric.startswith("client_"):
-        yield (
-            ("select", "metric"),
-            f"{select.metric!r} is measured on private data outside of the charged runs; use a "
-            "test_ metric",
-        )
+        private = f"{select.metric!r} is measured on private data outside of the charged runs"
+        yield ("select", "metric"), f"{private}; use a test_ metric"
 
 
 def candidate_problems(candidates: Mapping[str, Experiment]) -> Iterator[PathMessage]:
@@ -285,10 +265,8 @@ def candidate_problems(candidates: Mapping[str, Experiment]) -> Iterator[PathMes
 
 def _problems(experiment: Experiment) -> Iterator[PathMessage]:
     if experiment.privacy is None:
-        yield (
-            ("privacy",),
-            "without privacy its runs cannot be charged; leave it out of select.among",
-        )
+        advice = "leave it out of select.among"
+        yield ("privacy",), f"without privacy its runs cannot be charged; {advice}"
     elif experiment.privacy.noise != "secure":
         yield (
             ("privacy", "noise"),
@@ -302,11 +280,8 @@ def _problems(experiment: Experiment) -> Iterator[PathMessage]:
             f"{experiment.privacy.unit}: it charges every run to the server; use trust: local and "
             "unit: example, or run each candidate by fedsim compare",
         )
-    if experiment.runtime.engine != "local":
-        yield (
-            ("runtime", "engine"),
-            f"engine {experiment.runtime.engine} leaves logs of every run; use engine: local",
-        )
+    if (engine := experiment.runtime.engine) != "local":
+        yield ("runtime", "engine"), f"engine {engine} leaves logs of every run; use engine: local"
     if experiment.objects:
         named = ", ".join(experiment.objects)
         yield (), f"a search runs in other processes, which do not have {named}; use files"

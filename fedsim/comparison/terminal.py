@@ -58,23 +58,20 @@ class ComparisonProgress:
         )
         self._tasks: dict[str, TaskID] = {}
         self._all: TaskID | None = None
-        self._pending = 0
-        self._done = 0
+        self._pending = self._done = 0
 
     def planned(self, comparison: LoadedComparison, jobs: list[Job], workers: int) -> None:
         """Print the numbers of planned and finished runs, and start the progress bars."""
         pending = [job for job in jobs if job.is_pending]
         self._pending, self._done = len(pending), 0
-        resumed = sum(job.action == "resume" for job in pending)
-        reused = len(jobs) - len(pending)
-        facts = [
-            f"{len(jobs)} runs of {len(comparison.variants)} variants",
-            f"{reused} already finished" if reused else "",
-            f"{resumed} to resume" if resumed else "",
-            f"{workers} in parallel" if pending else "",
-        ]
-        text = ", ".join(fact for fact in facts if fact)
-        self._console.print(Text.assemble((comparison.name, "bold"), f": {text}"))
+        facts = {
+            "already finished": len(jobs) - len(pending),
+            "to resume": sum(job.action == "resume" for job in pending),
+            "in parallel": workers if pending else 0,
+        }
+        text = f": {len(jobs)} runs of {len(comparison.variants)} variants"
+        text += "".join(f", {number} {words}" for words, number in facts.items() if number)
+        self._console.print(Text.assemble((comparison.name, "bold"), text))
         if pending and self._console.is_terminal:
             self._all = self._progress.add_task("[bold]runs", total=len(pending))
             self._progress.start()
@@ -83,20 +80,15 @@ class ComparisonProgress:
         """Advance a run's progress bar, and print a line when the run has ended."""
         name, event = f"{job.variant}, seed {job.seed}", message["event"]
         if event in ("phase", "started") and self._all is not None:
-            self._begin(name, message)
+            if name not in self._tasks:
+                self._tasks[name] = self._progress.add_task(name, total=None)
+            phase, rounds = message.get("name"), message.get("rounds")
+            description = f"{name}: {phase}" if phase else name
+            self._progress.update(self._tasks[name], total=rounds, description=description)
         elif event == "round" and name in self._tasks:
             self._progress.update(self._tasks[name], completed=message["round"])
         elif event in ("finished", "failed"):
             self._finished(name, message)
-
-    def _begin(self, name: str, message: Mapping[str, Any]) -> None:
-        """Show a run's phase or its number of rounds in its bar."""
-        if name not in self._tasks:
-            self._tasks[name] = self._progress.add_task(name, total=None)
-        if message["event"] == "started":
-            self._progress.update(self._tasks[name], total=message["rounds"])
-        phase = message.get("name")
-        self._progress.update(self._tasks[name], description=f"{name}: {phase}" if phase else name)
 
     def ended(self) -> None:
         """Stop the progress bars."""
@@ -113,9 +105,8 @@ class ComparisonProgress:
         elif self._all is None:
             text = f"{self._done}/{self._pending}  {name}: {message['status']}"
             self._console.print(text, highlight=False, markup=False)
-        task = self._tasks.pop(name, None)
-        if task is not None:
-            self._progress.remove_task(task)
+        if name in self._tasks:
+            self._progress.remove_task(self._tasks.pop(name))
         if self._all is not None:
             self._progress.update(self._all, completed=self._done)
 
@@ -133,14 +124,13 @@ def print_comparison(result: ComparisonResult, console: Console | None = None) -
         result: the result of the comparison.
         console: console to print to; None means stdout.
     """
-    console = console or Console()
-    if result.results.unfit:
-        print_sentence(
-            console, f"warning: {' '.join(unfit_sentences(result.results).values())}", "yellow"
-        )
-        remedy = result.results.remedy or OTHER_VALUES
+    console, results = console or Console(), result.results
+    if results.unfit:
+        warning = f"warning: {' '.join(unfit_sentences(results).values())}"
+        print_sentence(console, warning, "yellow")
+        remedy = results.remedy or OTHER_VALUES
         console.print(f"try: {remedy}", highlight=False, markup=False, soft_wrap=True)
-    for part in result.results.by_unit:
+    for part in results.by_unit:
         console.print(_table(part), markup=False)
         settings = part.settings.among(variant.name for variant in part.variants)
         if settings.keys and not any(variant.changes for variant in part.variants):
@@ -152,8 +142,8 @@ def print_comparison(result: ComparisonResult, console: Console | None = None) -
             print_sentence(console, baseline)
         for warning in score_warnings(part):
             print_sentence(console, f"warning: {warning}", style="yellow")
-    notes = (result.results.pair_check.statement, *notes_of(result.results))
-    for note in (*notes, result.tuning.statement.strip()):
+    notes = (results.pair_check.statement, *notes_of(results), result.tuning.statement.strip())
+    for note in notes:
         print_sentence(console, note)
     report = result.path / "comparison.html"
     console.print(f"report: {report}", highlight=False, markup=False, soft_wrap=True)
@@ -162,15 +152,15 @@ def print_comparison(result: ComparisonResult, console: Console | None = None) -
 def _table(results: Results) -> Table:
     """Return the table of one privacy unit's variants, with the unit's name if there are two."""
     unit = f", unit {results.groups[0].unit}" if results.has_sibling else ""
+    facts = f"{metric_words(results.metric)}, {seeds_text(results)}, baseline {results.baseline}"
+    trusts = any(variant.trust not in (None, "local") for variant in results.variants)
     table = Table(
         box=box.SIMPLE_HEAD,
-        title=f"{results.name}: {metric_words(results.metric)}, {seeds_text(results)}, "
-        f"baseline {results.baseline}{unit}",
+        title=f"{results.name}: {facts}{unit}",
         title_justify="left",
+        collapse_padding=trusts,  # long names fit into 80 characters
+        pad_edge=not trusts,
     )
-    trusts = any(variant.trust not in (None, "local") for variant in results.variants)
-    table.collapse_padding = trusts  # long names fit into 80 characters
-    table.pad_edge = not trusts
     prefix = common_words([variant.name for variant in results.variants])
     rows = [_cells(results, variant, trusts=trusts) for variant in results.variants]
     table.add_column(prefix or "variant", overflow="fold")
@@ -186,18 +176,18 @@ def _cells(results: Results, variant: VariantResult, *, trusts: bool) -> dict[st
 
     With `trusts`, the adversary takes the place of the time: it tells the trust model.
     """
-    guarantee, seeds = guarantee_text(variant), {}
-    observed = f"{guarantee}, {variant.observer}" if variant.observer else guarantee
-    if not all(outcome.is_finished for outcome in results.outcomes):
-        seeds = {"seeds": f"{len(variant.finished_runs)}/{len(variant.outcomes)}"}
-    return {
-        **({"guarantee, against": observed} if trusts else {"guarantee": guarantee}),
+    against = f", {variant.observer}" if trusts and variant.observer else ""
+    cells = {
+        "guarantee, against" if trusts else "guarantee": guarantee_text(variant) + against,
         "mean": mean_text(results, variant),
         "minus baseline": minus_text(results, variant),
         "p": p_text(variant.difference and variant.difference.holm_p),
-        **({} if trusts else {"time": seconds_text(variant.seconds)}),
-        **seeds,
     }
+    if not trusts:
+        cells["time"] = seconds_text(variant.seconds)
+    if not all(outcome.is_finished for outcome in results.outcomes):
+        cells["seeds"] = f"{len(variant.finished_runs)}/{len(variant.outcomes)}"
+    return cells
 
 
 def _settings(settings: SettingsTable) -> Table:

@@ -14,7 +14,8 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +25,6 @@ from fedsim.core.python_objects import callable_of
 from fedsim.core.text_formats import finite_or_none
 
 if TYPE_CHECKING:
-    from flwr.app import ArrayRecord
-
     from fedsim.federation.federation import Federation
     from fedsim.runs.directory import RunDirectory
 
@@ -90,16 +89,11 @@ def _execute(job: Mapping[str, Any], send: SendMessage) -> str:
     torch.set_num_threads(1)
     path = Path(job["directory"])
     reporter = _RunReporter(job["record"], send)
-    status = "completed"
-    if job["action"] in ("run", "resume"):
+    status, action = "completed", job["action"]
+    if action in ("run", "resume"):
         execute = run if job.get("report", True) else run_experiment
-        status = execute(
-            job["experiment"],
-            base=job["base"],
-            out=path,
-            resume=job["action"] == "resume",
-            callback=reporter,
-        ).status
+        begin = partial(execute, base=job["base"], out=path, callback=reporter)
+        status = begin(job["experiment"], resume=action == "resume").status
     if job["measure"] and status not in ("interrupted", "failed"):
         loaded = load_experiment(job["experiment"], base=job["base"])
         federation = reporter.federation or assemble(loaded, ledger=None)
@@ -125,12 +119,8 @@ class _RunReporter:
         from fedsim.runs.directory import RunDirectory
         from fedsim.runs.files import SCHEMAS
 
-        self.federation = federation
-        content = {
-            "schema": SCHEMAS[RECORD],
-            **self._record,
-            "pairing": pair_digests(federation),
-        }
+        self.federation, pairing = federation, pair_digests(federation)
+        content = {"schema": SCHEMAS[RECORD], **self._record, "pairing": pairing}
         RunDirectory(path).write_json(RECORD, content)
         rounds = federation.experiment.federation.rounds
         self._send({"event": "started", "rounds": rounds})
@@ -159,6 +149,7 @@ def write_client_metrics(federation: "Federation", directory: "RunDirectory") ->
         federation: the federation of the run's experiment; its model's weights are overwritten.
         directory: the run directory with its `model.safetensors`.
     """
+    from flwr.app import ArrayRecord
     from safetensors.torch import load_file
 
     from fedsim.models.tasks import evaluate
@@ -174,34 +165,20 @@ def write_client_metrics(federation: "Federation", directory: "RunDirectory") ->
     else:
         path = directory.path / "model.safetensors"
         model.load_state_dict(load_file(str(path), device=str(trained.device)))
-    own = _own_models(federation, directory)
+    checkpoint = directory.read_checkpoint()
+    own = None if checkpoint is None else federation.scored_models(checkpoint.state)
     rows: list[dict[str, Any]] = []
     for client, examples in enumerate(federation.data.clients):
-        if own is not None:
+        if own is not None and not isinstance(own, ArrayRecord):
             model = trained.module
             model.load_state_dict(own[client].to_torch_state_dict())
         metrics = evaluate(model, trained.loss, trained.task, examples, device=trained.device)
         figures = {f"client_{name}": finite_or_none(value) for name, value in metrics.items()}
         rows.append({"client": client, "examples": len(examples), **figures})
-    content = {
-        "schema": SCHEMAS[CLIENT_METRICS],
-        "private": True,
-        "warning": WARNING,
-        "clients": rows,
-    }
+    schema = SCHEMAS[CLIENT_METRICS]
+    content = {"schema": schema, "private": True, "warning": WARNING, "clients": rows}
     directory.write_json(CLIENT_METRICS, content)
     list_again(directory, CLIENT_METRICS)
-
-
-def _own_models(
-    federation: "Federation", directory: "RunDirectory"
-) -> "Sequence[ArrayRecord] | None":
-    """Return the final model of each client; None if all have the global model."""
-    from flwr.app import ArrayRecord
-
-    checkpoint = directory.read_checkpoint()
-    models = None if checkpoint is None else federation.scored_models(checkpoint.state)
-    return None if isinstance(models, ArrayRecord) else models
 
 
 if __name__ == "__main__":
