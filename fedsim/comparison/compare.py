@@ -30,10 +30,10 @@ from fedsim.comparison.jobs import (
     plan_jobs,
 )
 from fedsim.comparison.load import LoadedComparison, load_comparison
-from fedsim.comparison.outcomes import read_outcome, read_run
+from fedsim.comparison.outcomes import RunOutcome, read_outcome, read_run
 from fedsim.comparison.page import render_comparison
 from fedsim.comparison.results import ComparisonError, Results, summarise
-from fedsim.comparison.runs_cost import TUNING, cost_of_tuned, tuning_cost, tuning_of_runs
+from fedsim.comparison.runs_cost import TUNING, Tuning, cost_of_tuned, tuning_cost, tuning_of_runs
 from fedsim.comparison.terminal import notebook_comparison
 from fedsim.comparison.variants import arm_notes
 from fedsim.comparison.vary import Vary, load_candidates, load_varied, tuned_comparison
@@ -58,15 +58,12 @@ class ComparisonCallback(Protocol):
             jobs: one job for each run.
             workers: number of worker processes.
         """
-        ...
 
     def worker_message(self, job: Job, message: Mapping[str, Any]) -> None:
         """Called with each message of a job: `started`, `round`, `finished` or `failed`."""
-        ...
 
     def ended(self) -> None:
         """Stop showing progress; called once, after the last run of the comparison."""
-        ...
 
 
 def compare(
@@ -179,25 +176,24 @@ def _perform(
             comparison, chosen = tuned_comparison(comparison, candidates, tried.results)
         jobs = plan_jobs(comparison, directory)
         failures, interrupted = _run(comparison, jobs, directory, workers, locks, callback)
-        return _conclude(comparison, jobs, directory, failures, interrupted, chosen)
+        outcomes = [read_outcome(job, directory, failures.get(job.directory)) for job in jobs]
+        if interrupted and not any(outcome.is_finished for outcome in outcomes):
+            raise KeyboardInterrupt
+        results, tuning = _summary(comparison, outcomes, directory, chosen)
+        return _written(ComparisonResult(directory, results, tuning, interrupted))
 
 
-def _conclude(
+def _summary(
     comparison: LoadedComparison,
-    jobs: list[Job],
+    outcomes: Sequence[RunOutcome],
     directory: Path,
-    failures: Mapping[Path, str],
-    interrupted: bool,
     chosen: Mapping[str, str] | None,
-) -> ComparisonResult:
-    """Summarise all runs, write the comparison's files and return the result.
+) -> tuple[Results, Tuning]:
+    """Return the results of all runs and their privacy cost.
 
-    `failures` has the reason of each failed run by its directory. `chosen` has the chosen
-    values of tuned variants; it is None without tuning, and empty for candidates.
+    `chosen` has the chosen values of tuned variants; it is None without tuning, and empty for
+    candidates.
     """
-    outcomes = [read_outcome(job, directory, failures.get(job.directory)) for job in jobs]
-    if interrupted and not any(outcome.is_finished for outcome in outcomes):
-        raise KeyboardInterrupt
     settings, variants = comparison.settings, comparison.variants
     results = summarise(
         comparison.name,
@@ -214,10 +210,8 @@ def _conclude(
         remedy=_remedy(comparison, results, directory) if chosen is None else None,
     )
     if settings.tune is not None and chosen:
-        tuning = cost_of_tuned(results, directory, settings.tune, chosen)
-    else:
-        tuning = tuning_cost(results, directory, settings.select)
-    return _written(ComparisonResult(directory, results, tuning, interrupted))
+        return results, cost_of_tuned(results, directory, settings.tune, chosen)
+    return results, tuning_cost(results, directory, settings.select)
 
 
 def _written(result: ComparisonResult) -> ComparisonResult:

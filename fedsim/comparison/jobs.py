@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from importlib.util import find_spec
 from itertools import count
@@ -280,7 +280,8 @@ def execute(
     """
     if jobs:
         with log.open("ab") as errors:
-            _WorkerPool(jobs, min(workers, len(jobs)), errors, on_message, inherited).work()
+            pool = _WorkerPool(deque(enumerate(jobs)), errors, on_message, inherited)
+            pool.work(min(workers, len(jobs)))
 
 
 def execute_here(
@@ -311,38 +312,34 @@ def execute_here(
         torch.set_num_threads(threads)
 
 
+_JobMessage = tuple[int, Mapping[str, Any]]  # index of the job, and its message
+
+
+@dataclass
 class _WorkerPool:
     """One thread per worker process feeds it jobs; the caller's thread handles the messages."""
 
-    def __init__(
-        self,
-        jobs: Sequence[Mapping[str, Any]],
-        workers: int,
-        errors: IO[bytes],
-        on_message: MessageHandler,
-        inherited: tuple[int, ...],
-    ) -> None:
-        self._jobs = deque(enumerate(jobs))
-        self._inbox: queue.Queue[tuple[int, Mapping[str, Any]] | None] = queue.Queue()
-        self._errors = errors
-        self._on_message = on_message
-        self._inherited = inherited
-        self._stopping = False
-        self._lock = threading.Lock()
-        self._processes: set[subprocess.Popen[str]] = set()
-        self._threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(workers)]
+    jobs: deque[_JobMessage]
+    errors: IO[bytes]
+    on_message: MessageHandler
+    inherited: tuple[int, ...]
+    _inbox: queue.Queue[_JobMessage | None] = field(default_factory=queue.Queue)
+    _stopping: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _processes: list[subprocess.Popen[str]] = field(default_factory=list)
 
-    def work(self) -> None:
-        """Run all jobs, and return when every job is done."""
-        for thread in self._threads:
+    def work(self, workers: int) -> None:
+        """Run all jobs in worker processes, and return when every job is done."""
+        threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(workers)]
+        for thread in threads:
             thread.start()
         try:
-            self._tell(len(self._threads), None)
+            self._tell(workers, None)
         except KeyboardInterrupt:  # wait for the files of all runs; a second one does not wait
             for process in self._stop():
                 # Workers are not in the terminal's process group: only this signal reaches them.
                 process.send_signal(signal.SIGINT)
-            running = sum(thread.is_alive() for thread in self._threads)
+            running = sum(thread.is_alive() for thread in threads)
             self._tell(running, time.monotonic() + _GRACE_SECONDS)
             raise
         finally:
@@ -356,13 +353,13 @@ class _WorkerPool:
                 if (message := self._inbox.get(timeout=wait)) is None:
                     running -= 1
                 else:
-                    self._on_message(*message)
+                    self.on_message(*message)
 
     def _stop(self) -> list[subprocess.Popen[str]]:
         """Start no more jobs and processes, and return the processes that are running."""
         with self._lock:
             self._stopping = True
-            return list(self._processes)
+            return [process for process in self._processes if process.poll() is None]
 
     def _serve(self) -> None:
         process: subprocess.Popen[str] | None = None
@@ -379,13 +376,11 @@ class _WorkerPool:
                     with suppress(OSError):  # the process is already gone
                         process.stdin.close()  # which ends it
                 process.wait()
-                with self._lock:
-                    self._processes.discard(process)
             self._inbox.put(None)
 
-    def _next(self) -> tuple[int, Mapping[str, Any]] | None:
+    def _next(self) -> _JobMessage | None:
         with self._lock:
-            return self._jobs.popleft() if self._jobs and not self._stopping else None
+            return self.jobs.popleft() if self.jobs and not self._stopping else None
 
     def _start(self) -> subprocess.Popen[str] | None:
         """Start a worker process; return None if the pool is already stopping."""
@@ -397,14 +392,14 @@ class _WorkerPool:
                 [sys.executable, "-P", "-m", "fedsim.comparison.worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=self._errors,
+                stderr=self.errors,
                 text=True,
                 encoding="utf-8",
                 start_new_session=True,
-                pass_fds=self._inherited,
+                pass_fds=self.inherited,
                 env={**os.environ, **dict.fromkeys(_ONE_THREAD, "1"), "PYTHONPATH": paths},
             )
-            self._processes.add(process)
+            self._processes.append(process)
         return process
 
     def _do(self, process: subprocess.Popen[str], index: int, job: Mapping[str, Any]) -> None:
@@ -420,9 +415,6 @@ class _WorkerPool:
                     return
         code = process.wait()
         ending = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        with self._lock:
-            self._processes.discard(process)
-            stopping = self._stopping
         ended = {"event": "finished", "status": "interrupted"}
         died = {"event": "failed", "reason": f"its process died ({ending}); the log has more"}
-        self._inbox.put((index, ended if stopping else died))
+        self._inbox.put((index, ended if self._stopping else died))

@@ -13,6 +13,7 @@ variant is unfit if one of three facts holds:
   counts as more than a single client.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
@@ -72,10 +73,12 @@ class UnfitVariant:
     worse_than: tuple[str, ...]
 
 
+_Runs = Mapping[str, Sequence[RunOutcome]]
+_Settings = Mapping[str, object]
+
+
 def unfit_variants(
-    metric: str,
-    runs: Mapping[str, Sequence[RunOutcome]],
-    settings: Mapping[str, Mapping[str, object]],
+    metric: str, runs: _Runs, settings: Mapping[str, _Settings]
 ) -> tuple[UnfitVariant, ...]:
     """Return the variants that no other one should be compared with.
 
@@ -146,17 +149,23 @@ def _gains(metric: str, pairs: Sequence[tuple[float, float]]) -> list[float]:
 
 
 def _worse_than(
-    metric: str,
-    runs: Mapping[str, Sequence[RunOutcome]],
-    settings: Mapping[str, Mapping[str, object]],
+    metric: str, runs: _Runs, settings: Mapping[str, _Settings]
 ) -> dict[str, tuple[str, ...]]:
-    """Return for each variant those with less information that are clearly better."""
+    """Return for each variant those with less information that are clearly better.
+
+    The accuracy of a group of examples is that of its own client's model, which was fitted to the
+    group, if every client has a model of its own. A common model cannot know which group an example
+    is of, so the two are not compared in this metric.
+    """
     levels = {name: _privacy_level(outcomes, settings[name]) for name, outcomes in runs.items()}
     pairs = [
         (more, less)
         for more, less in permutations(runs, 2)
         if _has_more(levels[more], levels[less], settings[more], settings[less])
-        and not (metric.endswith(GROUP_ACCURACY) and _knows_group(settings[less], settings[more]))
+        and not (
+            metric.endswith(GROUP_ACCURACY)
+            and _pooling(settings[less]) == 0 < _pooling(settings[more])
+        )
     ]
     better: dict[str, list[tuple[float, str]]] = {}
     for more, less in pairs:
@@ -167,21 +176,14 @@ def _worse_than(
         gain = t_interval(_gains(metric, shared), confidence=confidence)
         if gain.low is not None and gain.low > 0.0:
             better.setdefault(more, []).append((gain.mean, less))
-    return {
-        name: tuple(less for _, less in sorted(gains, reverse=True))
-        for name, gains in better.items()
-    }
+    ranked = {name: sorted(gains, reverse=True) for name, gains in better.items()}
+    return {name: tuple(less for _, less in gains) for name, gains in ranked.items()}
 
 
 _Level = tuple[int, float]  # (2, 0) without privacy, (1, 0) with clipping alone, (0, ε)
 
 
-def _has_more(
-    level: _Level | None,
-    less: _Level | None,
-    mine: Mapping[str, object],
-    other: Mapping[str, object],
-) -> bool:
+def _has_more(level: _Level | None, less: _Level | None, mine: _Settings, other: _Settings) -> bool:
     """Return whether the first variant has more information than the second, all else equal."""
     if level is None or less is None:
         return False
@@ -193,22 +195,21 @@ def _has_more(
         free.append("privacy")
     elif noise:
         free += [*_OF_NOISE, *(() if level[0] == 0 else _OF_CLIPPING_ALONE)]
-    differing = (
-        key for key in {**mine, **other} if mine.get(key, _MISSING) != other.get(key, _MISSING)
+    sections = tuple(f"{name}." for name in free)
+    return all(
+        f"{key}.".startswith(sections) or mine.get(key, _MISSING) == other.get(key, _MISSING)
+        for key in {**mine, **other}
     )
-    return all(any(f"{key}.".startswith(f"{name}.") for name in free) for key in differing)
 
 
 def _order(level: _Level, other: _Level) -> int:
     """Return 1, 0 or -1: whether the first has more, as much or less of its noise removed."""
-    (kind, epsilon), (kind_other, epsilon_other) = level, other
-    tolerance = _SAME_EPSILON * max(epsilon, epsilon_other)
-    if kind == kind_other and abs(epsilon - epsilon_other) <= tolerance:
+    if level[0] == other[0] and math.isclose(level[1], other[1], rel_tol=_SAME_EPSILON):
         return 0
     return 1 if level > other else -1
 
 
-def _privacy_level(outcomes: Sequence[RunOutcome], settings: Mapping[str, object]) -> _Level | None:
+def _privacy_level(outcomes: Sequence[RunOutcome], settings: _Settings) -> _Level | None:
     """Return how much of the noise a variant is without; None for an infinite ε."""
     if not outcomes[0].is_private:
         return (2, 0.0) if settings.get("privacy", _MISSING) is None else (1, 0.0)
@@ -216,17 +217,8 @@ def _privacy_level(outcomes: Sequence[RunOutcome], settings: Mapping[str, object
     return None if largest is None else (0, largest)
 
 
-def _pooling(settings: Mapping[str, object]) -> int:
+def _pooling(settings: _Settings) -> int:
     """Return 2 for one client with all examples, 1 for a federation, 0 for each client alone."""
     if settings.get("data.partition.num_clients") == 1:
         return 2
     return 0 if settings.get("federation.strategy") == "local_only" else 1
-
-
-def _knows_group(alone: Mapping[str, object], common: Mapping[str, object]) -> bool:
-    """Whether only the first variant has a model for each client.
-
-    The accuracy of a group of examples is that of its own client's model, which was fitted to the
-    group. A common model cannot know which group an example is of.
-    """
-    return _pooling(alone) == 0 < _pooling(common)
