@@ -146,8 +146,8 @@ def shared_text(texts: Sequence[tuple[str, str]]) -> SharedText:
         words = tuple(zip(names, zip(*columns, strict=True), strict=False))
         return SharedText(form, tuple(_LETTERS[: len(columns)]), words)
     split = [(name, _SENTENCE_END.split(text)) for name, text in texts]
-    shared = [word for word in split[0][1] if all(word in words for _, words in split)]
-    rest = [(name, " ".join(word for word in words if word not in shared)) for name, words in split]
+    shared = [part for part in split[0][1] if all(part in parts for _, parts in split)]
+    rest = [(name, " ".join(part for part in parts if part not in shared)) for name, parts in split]
     return SharedText(" ".join(shared), rest=tuple(rest))
 
 
@@ -238,12 +238,10 @@ class PairCheck:
             pairs = "the pair" if self.checked == 1 else f"all {self.checked} pairs"
             return (
                 f"Checked in {pairs} of runs: with the same seed, every variant "
-                f"shares {_listed(list(SHARED_PARTS.values()))} with the baseline."
+                f"shares {_listed(SHARED_PARTS)} with the baseline."
             )
-        listed = "; ".join(
-            f"{name} differs in its {_listed([SHARED_PARTS[part] for part in parts])}"
-            for name, parts in self.differences.items()
-        )
+        differences = self.differences.items()
+        listed = "; ".join(f"{name} differs in its {_listed(parts)}" for name, parts in differences)
         return (
             f"Not everything is shared with the baseline: {listed}. A part that a variant changes "
             "cannot be shared, and its difference to the baseline varies more between seeds."
@@ -251,12 +249,8 @@ class PairCheck:
 
     def to_json(self) -> dict[str, object]:
         """Return the entry `pairing` of `comparison.json`."""
-        return {
-            "paired": self.is_paired,
-            "checked": self.checked,
-            "differences": {name: list(parts) for name, parts in self.differences.items()},
-            "statement": self.statement,
-        }
+        facts = {"paired": self.is_paired, "checked": self.checked}
+        return {**facts, "differences": self.differences, "statement": self.statement}
 
 
 def check_pairs(
@@ -281,8 +275,9 @@ def check_pairs(
     return PairCheck(differences, checked)
 
 
-def _listed(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+def _listed(parts: Iterable[str]) -> str:
+    *words, last = (SHARED_PARTS[part] for part in parts)
+    return f"{', '.join(words)} and {last}" if words else last
 
 
 # The name of the baseline of all variants, or the name by privacy unit.
@@ -353,17 +348,13 @@ def unit_problems(units: Mapping[str, str | None], baseline: Baseline) -> Iterat
         kind = units[name]
         if unit not in kinds:
             yield path, f"no variant has unit {unit}; leave it out"
-        elif kind is not None and kind != unit:
-            yield (
-                path,
-                f"{name!r} has unit {kind}, and an ε of unit {unit} cannot be compared with it: "
-                f"write baseline: {{{kind}: {name}, {unit}: NAME}}",
-            )
-    if len(kinds) > 1:
-        for name, kind in units.items():
-            if kind is None and name not in named.values():
-                yield (
-                    ("variants", name),
-                    "has no privacy, hence no unit, and the comparison has two; name it as the "
-                    "baseline of one, or leave it out",
-                )
+        elif kind not in (None, unit):
+            rule = f"{name!r} has unit {kind}, and an ε of unit {unit} cannot be compared with it"
+            yield path, f"{rule}: write baseline: {{{kind}: {name}, {unit}: NAME}}"
+    unnamed = [name for name, kind in units.items() if kind is None and name not in named.values()]
+    for name in unnamed if len(kinds) > 1 else ():
+        yield (
+            ("variants", name),
+            "has no privacy, hence no unit, and the comparison has two; name it as the baseline of "
+            "one, or leave it out",
+        )

@@ -13,7 +13,7 @@ from fedsim.comparison.settings import (
     file_problems,
     required_problems,
 )
-from fedsim.comparison.variants import Variant, expand_variants, merged
+from fedsim.comparison.variants import Variant, changes_of, expand_variants, merged
 from fedsim.core.limits import MAX_COMPARED_RUNS
 from fedsim.core.metrics import computed_metrics
 from fedsim.experiment import (
@@ -269,7 +269,8 @@ def _load_variants(
         except ExperimentError as error:
             mistakes += [(variant, problem) for problem in error.problems]
         else:
-            loaded.append(LoadedVariant(variant.name, variant.changes, experiment, variant.arm))
+            changes = changes_of(variant.overrides)
+            loaded.append(LoadedVariant(variant.name, changes, experiment, variant.arm))
     of_base = base.location.source if isinstance(base, Node) else str(base)
     problems += _in_words(mistakes, len(variants), of_base)
     return tuple(loaded)

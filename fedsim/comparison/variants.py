@@ -231,11 +231,6 @@ class Variant:
     overrides: tuple[Override, ...]
     arm: str | None = None
 
-    @property
-    def changes(self) -> dict[str, object]:
-        """The variant's changes to the base experiment, as `{"key.path": value}`."""
-        return changes_of(self.overrides)
-
     def after(self, overrides: Iterable[Override]) -> "Variant":
         """Return this variant with more overrides; where both set a key, the variant's own wins."""
         paths = {override.path for override in self.overrides}
@@ -316,14 +311,12 @@ def _arm(
 ) -> list[Override]:
     """Return the overrides of a baseline, without keys that the variant sets itself."""
     name, content = to_python(arm.node), None if base is None else to_python(base)
-    if not isinstance(name, str) or name not in ARMS:
-        hint = did_you_mean(str(name), ARMS) or f"; choose from {any_of(list(ARMS))}"
-        problems.append(arm.key.problem((*path, ARM), f"no such arm: {value_text(name)}{hint}"))
-        return []
-    if not isinstance(content, dict):
-        return []  # reported already
     try:
-        changes = ARMS[name].changes(content)
+        if not isinstance(name, str) or name not in ARMS:
+            hint = did_you_mean(str(name), ARMS) or f"; choose from {any_of(list(ARMS))}"
+            raise ArmError(f"no such arm: {value_text(name)}{hint}")
+        # A base that is no mapping is reported already.
+        changes = ARMS[name].changes(content) if isinstance(content, dict) else {}
     except ArmError as error:
         problems.append(arm.key.problem((*path, ARM), str(error)))
         return []
