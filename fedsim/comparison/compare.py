@@ -170,7 +170,7 @@ def _perform(
     write_settings(comparison, directory / MARKER)
     with lock_directory(directory) as locks:
         if candidates is not None:
-            tried = _perform(candidates.comparison, directory / TUNING, workers, callback, {})
+            tried = _perform(candidates[0], directory / TUNING, workers, callback, {})
             if tried.interrupted:
                 raise KeyboardInterrupt
             comparison, chosen = tuned_comparison(comparison, candidates, tried.results)
@@ -317,7 +317,7 @@ def compare_runs(
         ],
         metric=metric,
         baseline=_baseline(variants, baseline),
-        seeds=tuple(sorted({run.seed for _, run in compared})),
+        seeds=tuple(sorted({run.experiment.seed for _, run in compared})),
         settings={name: runs[0].settings for name, runs in variants.items()},
     )
     results = replace(results, remarks=(*left_out, *repeated))
@@ -369,7 +369,8 @@ def _write_settings(
         "metric": metric,
         "baseline": results.baseline,
         "variants": {
-            name: {run.seed: str(run.path) for run in runs} for name, runs in variants.items()
+            name: {run.experiment.seed: str(run.path) for run in runs}
+            for name, runs in variants.items()
         },
         "runs": [str(run.path.resolve()) for runs in variants.values() for run in runs],
     }

@@ -259,15 +259,15 @@ def write_figures(results: Results, directory: Path) -> None:
     """
     folder = directory / FIGURES
     folder.mkdir(exist_ok=True)
-    pictures = _pictures(results)
-    files = {f"{picture.name}.{kind}" for picture in pictures for kind in ("svg", "csv")}
+    files: dict[str, str] = {}
+    for picture in _pictures(results):
+        files[f"{picture.name}.svg"] = file_svg(picture.chart)
+        files[f"{picture.name}.csv"] = picture.to_csv()
     for path in sorted(folder.iterdir()):
         if path.suffix in (".svg", ".csv") and path.name not in files:
             path.unlink()
-    writer = RunDirectory(folder)
-    for picture in pictures:
-        writer.write_text(f"{picture.name}.svg", file_svg(picture.chart))
-        writer.write_text(f"{picture.name}.csv", picture.to_csv())
+    for name, text in files.items():
+        RunDirectory(folder).write_text(name, text)
 
 
 def _pictures(results: Results) -> list[Picture]:

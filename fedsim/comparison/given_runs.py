@@ -49,11 +49,6 @@ class GivenRun:
     settings: dict[str, object]
     inputs: dict[str, str]
 
-    @property
-    def seed(self) -> int:
-        """The seed of the run's experiment."""
-        return self.experiment.seed
-
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
     """Return the run directories that the given paths name or contain.
@@ -154,7 +149,7 @@ def group_runs(runs: Sequence[GivenRun]) -> tuple[GivenVariants, list[str]]:
     repeated: list[str] = []
     for run in runs:
         group = groups.setdefault(json.dumps(run.settings, sort_keys=True), {})
-        first = group.setdefault(run.seed, run)
+        first = group.setdefault(run.experiment.seed, run)
         if first is run:
             continue
         digests = first.inputs.get("data", ""), run.inputs.get("data", "")
@@ -220,7 +215,8 @@ def test_set_problems(variants: GivenVariants) -> Iterator[str]:
     """
     (first, runs), *others = variants.items()
     for name, other in others:
-        pairs = [(a, b) for a in runs for b in other if a.seed == b.seed]
+        every = ((a, b) for a in runs for b in other)
+        pairs = [(a, b) for a, b in every if a.experiment.seed == b.experiment.seed]
         unequal = [
             f" ({a.path} and {b.path})" for a, b in pairs if a.inputs["test"] != b.inputs["test"]
         ]

@@ -14,6 +14,7 @@ from fedsim.experiment import Experiment
 from fedsim.report.contents import Scores, read_scores
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.recorded_figures import personal_metrics
+from fedsim.server.round_report import numbers_of
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ def read_run(
         status=summary.get("status", "interrupted"),
         reason=summary.get("reason"),
         reused=True,
-        metrics={**_test_metrics(summary), **personal_metrics(summary)},
+        metrics={**numbers_of(summary, ("test_",)), **personal_metrics(summary)},
         is_private=private is not None,
         epsilon=privacy.get("system_epsilon") if private else None,
         delta=summary.get("delta") if private else None,
@@ -164,15 +165,6 @@ def read_run(
         main_metric=f"test_{computed[1]}" if len(computed) > 1 else None,
         constant_metrics={f"test_{name}": value for name, value in constant.items()},
     )
-
-
-def _test_metrics(summary: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the test metrics that are one number, without the lists of values by class."""
-    return {
-        name: value
-        for name, value in summary.items()
-        if name.startswith("test_") and (value is None or isinstance(value, int | float))
-    }
 
 
 def _read(directory: RunDirectory, name: str) -> dict[str, Any]:

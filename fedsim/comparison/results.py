@@ -197,7 +197,6 @@ class Results:
                 baseline=group.baseline,
                 variants=tuple(variant for variant in self.variants if variant.name in group.names),
                 has_sibling=len(self.groups) > 1,
-                unfit=tuple(entry for entry in self.unfit if entry.variant in group.names),
             )
             for group in self.groups
         )

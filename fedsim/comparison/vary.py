@@ -11,7 +11,7 @@ follows.
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -216,9 +216,7 @@ def _without_privacy(point: Point) -> Point:
     without = [
         (name, Override(_PRIVACY, override.node))
         for name, override in point
-        if override.node.value is None
-        and not override.node.broken
-        and override.path in (*_NOISE_KEYS, _PRIVACY)
+        if override.node.value is None and override.path in (*_NOISE_KEYS, _PRIVACY)
     ]
     others = [pair for pair in point if not without or pair[1].path[:1] != _PRIVACY]
     return (*without, *others)
@@ -243,24 +241,18 @@ def _name(base: Node, path: Path, axes: Sequence[Sequence[Override]]) -> str:
     return f"{title}-by-{'-'.join(labels)}"[:_MAX_NAME_CHARACTERS]
 
 
-@dataclass(frozen=True)
-class Candidates:
-    """The candidates for tuning: copies of each variant with other values of the tuned keys.
-
-    Attributes:
-        comparison: a comparison in which each candidate is a variant, with the seeds to tune on.
-        values: values of the tuned keys, `{variant: {candidate: {key: value}}}`.
-    """
-
-    comparison: LoadedComparison
-    values: Mapping[str, Mapping[str, Mapping[str, object]]]
+# Values of the tuned keys, `{variant: {candidate: {key: value}}}`.
+TunedValues = Mapping[str, Mapping[str, Mapping[str, object]]]
 
 
-def load_candidates(comparison: LoadedComparison, tune: TuneSettings) -> Candidates:
-    """Load the candidates of every variant: all combinations of the values to try.
+def load_candidates(
+    comparison: LoadedComparison, tune: TuneSettings
+) -> tuple[LoadedComparison, TunedValues]:
+    """Load the candidates of every variant: copies with all combinations of the values to try.
 
     A variant is tuned only over the keys that it has; for example, a variant without privacy is not
-    tuned over any key of `privacy`.
+    tuned over any key of `privacy`. In the loaded comparison each candidate is a variant, with the
+    seeds to tune on.
 
     Args:
         comparison: the comparison to tune.
@@ -290,11 +282,13 @@ def load_candidates(comparison: LoadedComparison, tune: TuneSettings) -> Candida
             "variants": variants,
         }
     )
-    return Candidates(loaded, values)
+    return loaded, values
 
 
 def tuned_comparison(
-    comparison: LoadedComparison, candidates: Candidates, results: Results
+    comparison: LoadedComparison,
+    candidates: tuple[LoadedComparison, TunedValues],
+    results: Results,
 ) -> tuple[LoadedComparison, dict[str, str]]:
     """Return the comparison with tuned variants, and each variant's best values as text, by name.
 
@@ -306,20 +300,20 @@ def tuned_comparison(
     Raises:
         ComparisonError: no candidate of a variant has the metric for every seed.
     """
+    loaded = {candidate.name: candidate for candidate in candidates[0].variants}
     variants, texts = [], {}
     for variant in comparison.variants:
-        values = candidates.values[variant.name]
+        values = candidates[1][variant.name]
         runs = [result for result in results.variants if result.name in values]
         best = best_variant(runs, results.metric)
         if best is None:
+            lacks = f"has a {metric_name(results.metric)} for every seed, of {', '.join(values)}"
             raise ComparisonError(
-                f"tune: no candidate of {variant.name!r} has a {metric_name(results.metric)} for "
-                f"every seed, of {', '.join(values)}; try other values"
+                f"tune: no candidate of {variant.name!r} {lacks}; try other values"
             )
-        chosen = values[best.name]
-        loaded = next(v for v in candidates.comparison.variants if v.name == best.name)
-        variants.append(replace(variant, changes=loaded.changes, loaded=loaded.loaded))
-        texts[variant.name] = _chosen_text(chosen, list(values.values()))
+        tuned = loaded[best.name]
+        variants.append(replace(variant, changes=tuned.changes, loaded=tuned.loaded))
+        texts[variant.name] = _chosen_text(values[best.name], list(values.values()))
     return replace(comparison, variants=tuple(variants)), texts
 
 

@@ -15,6 +15,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,17 +102,17 @@ def _execute(job: Mapping[str, Any], send: SendMessage) -> str:
     return status
 
 
+@dataclass
 class _RunReporter:
     """Callback that records the origin of a run before round 1, and sends a message every round."""
 
-    def __init__(self, record: dict[str, Any], send: SendMessage) -> None:
-        self._record = record
-        self._send = send
-        self.federation: Any = None
+    record: Mapping[str, Any]
+    send: SendMessage
+    federation: Any = None
 
     def phase(self, name: str) -> None:
         """Send the name of the phase that starts."""
-        self._send({"event": "phase", "name": name})
+        self.send({"event": "phase", "name": name})
 
     def started(self, federation: Any, path: Path) -> None:
         """Write `comparison_run.json`, which names the variant, seed and fingerprint of the run."""
@@ -120,14 +121,14 @@ class _RunReporter:
         from fedsim.runs.files import SCHEMAS
 
         self.federation, pairing = federation, pair_digests(federation)
-        content = {"schema": SCHEMAS[RECORD], **self._record, "pairing": pairing}
+        content = {"schema": SCHEMAS[RECORD], **self.record, "pairing": pairing}
         RunDirectory(path).write_json(RECORD, content)
         rounds = federation.experiment.federation.rounds
-        self._send({"event": "started", "rounds": rounds})
+        self.send({"event": "started", "rounds": rounds})
 
     def round_finished(self, row: Mapping[str, Any]) -> None:
         """Send the number of the finished round."""
-        self._send({"event": "round", "round": row["round"]})
+        self.send({"event": "round", "round": row["round"]})
 
     def ended(self) -> None:
         """Do nothing: the end of the job is sent with its status."""

@@ -28,21 +28,21 @@ def test_candidates_are_around_each_variants_own_value_on_seeds_that_are_not_com
     directory: Path,
 ) -> None:
     tune = TuneSettings(keys={"local.optimizer.lr": None})
-    candidates = load_candidates(loaded(directory), tune)
+    comparison, tried = load_candidates(loaded(directory), tune)
     rates = {
         name: [chosen["local.optimizer.lr"] for chosen in values.values()]
-        for name, values in candidates.values.items()
+        for name, values in tried.items()
     }
     assert rates["plain"] == pytest.approx([0.5 * factor for factor in FACTORS], rel=1e-2)
     assert rates["dp"] == pytest.approx([2.0 * factor for factor in FACTORS], rel=1e-2)
-    assert candidates.comparison.seeds == (0, 2)
-    for variant in candidates.comparison.variants:
+    assert comparison.seeds == (0, 2)
+    for variant in comparison.variants:
         assert variant.is_private is variant.name.startswith("dp")
 
 
 def test_a_variant_without_a_key_does_not_tune_it(directory: Path) -> None:
     tune = TuneSettings(keys={"local.steps": [1, 2], "privacy.max_grad_norm": [0.5, 1.0]})
-    values = load_candidates(loaded(directory), tune).values
+    _, values = load_candidates(loaded(directory), tune)
     assert [len(values[name]) for name in ("plain", "dp")] == [2, 4]
     assert set(values["plain"]["plain-steps=2"]) == {"local.steps"}
 
