@@ -4,6 +4,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -255,12 +256,10 @@ def _run(
         if callback is not None:
             callback.worker_message(job, message)
 
-    messages, log = [job.to_message() for job in pending], directory / "workers.log"
+    perform = execute_here if here else partial(execute, workers=count, inherited=locks)
+    messages = [job.to_message() for job in pending]
     try:
-        if here:
-            execute_here(messages, log=log, on_message=on_message)
-        else:
-            execute(messages, workers=count, log=log, on_message=on_message, inherited=locks)
+        perform(messages, log=directory / "workers.log", on_message=on_message)
     except KeyboardInterrupt:
         return failures, True
     finally:
@@ -344,8 +343,7 @@ def _baseline(variants: GivenVariants, asked: str | None) -> Baseline:
     if len(kinds) > 1 and units[first] is not None:
         names = (first, *units)
         baseline = {kind: next(name for name in names if units[name] == kind) for kind in kinds}
-    problems = [message for _, message in unit_problems(units, baseline)]
-    if problems:
+    if problems := [message for _, message in unit_problems(units, baseline)]:
         raise ComparisonError(
             "the runs have two units of privacy, whose ε cannot be compared; compare the runs of "
             f"each unit apart ({problems[0]})"

@@ -166,11 +166,7 @@ class Job:
             "experiment": self.loaded.experiment.model_dump(mode=mode),
             "base": str(self.loaded.base),
             "directory": str(self.directory.absolute()),
-            "record": {
-                "variant": self.variant,
-                "seed": self.seed,
-                "fingerprint": self.digest,
-            },
+            "record": {"variant": self.variant, "seed": self.seed, "fingerprint": self.digest},
         }
 
 

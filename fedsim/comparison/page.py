@@ -176,13 +176,13 @@ def _context(result: ComparisonResult) -> dict[str, Any]:
         "unfit": unfit_sentences(results),
         "command": results.remedy,
         "other_values": OTHER_VALUES,
-        "warnings": _warnings(result),
+        "warnings": list(_warnings(result)),
         "cards": [*(card for part in parts for card in _cards(part)), *_run_cards(results)],
         "units": [_unit(part) for part in parts],
         "pairing": results.pair_check.statement,
         "notes": notes_of(results),
         "tuning": result.tuning.statement,
-        "guaranteed": shared_text(_guarantees(result)),
+        "guaranteed": shared_text(list(_guarantees(result))),
         "client_warning": WARNING,
         "runs": runs_table(results),
         "num_runs": len(results.outcomes),
@@ -213,19 +213,17 @@ def _figure(picture: Picture) -> dict[str, Any]:
     }
 
 
-def _warnings(result: ComparisonResult) -> list[tuple[str, str]]:
-    notices = []
+def _warnings(result: ComparisonResult) -> Iterator[tuple[str, str]]:
     if result.interrupted:
-        notices.append(("The comparison is not finished.", "Run the same command to continue it."))
+        yield "The comparison is not finished.", "Run the same command to continue it."
     if result.failed:
         names = ", ".join(f"{run.variant} with seed {run.seed}" for run in result.failed[:10])
-        notices.append((f"{len(result.failed)} runs failed:", f"{names}. They are left out."))
+        yield f"{len(result.failed)} runs failed:", f"{names}. They are left out."
     if max(len(variant.outcomes) for variant in result.results.variants) == 1:
-        notices.append(("There is one seed.", "It gives no intervals and no tests."))
-    return notices
+        yield "There is one seed.", "It gives no intervals and no tests."
 
 
-def _cards(results: Results) -> list[Card]:
+def _cards(results: Results) -> Iterator[Card]:
     metric = results.metric
     baseline = next(variant for variant in results.variants if variant.name == results.baseline)
     majority = majority_of(baseline) if metric == "test_accuracy" else None
@@ -234,23 +232,22 @@ def _cards(results: Results) -> list[Card]:
     if baseline.is_private:
         guarantee = f"; {guarantee_text(baseline)} ({baseline.observer})"
     label, mean = f"{results.baseline}: {metric_words(metric)}", mean_text(results, baseline)
-    cards = [Card(label, mean, f"the baseline{guarantee}{share}")]
+    yield Card(label, mean, f"the baseline{guarantee}{share}")
     others = [v for v in results.variants if v.epsilon is not None and v is not baseline]
     strongest = min(others, key=lambda variant: variant.epsilon or 0.0, default=None)
     if strongest is None:
-        return cards
+        return
     label = f"{strongest.name} minus {results.baseline}"
     names = [name for name in (results.baseline, strongest.name) if name in results.unfit_names]
     if names:
         why = f"compare nothing with {' or '.join(map(str, names))}: see the note above"
-        cards.append(Card(label, "no fair comparison", why, "unfair"))
+        yield Card(label, "no fair comparison", why, "unfair")
     elif strongest.difference is not None:
         detail = (
             f"the smallest ε, {epsilon_text(strongest.epsilon)} ({strongest.observer}, unit "
             f"{strongest.unit}); ± is half a 95 % interval"
         )
-        cards.append(Card(label, difference_text(metric, strongest.difference.estimate), detail))
-    return cards
+        yield Card(label, difference_text(metric, strongest.difference.estimate), detail)
 
 
 def _run_cards(results: Results) -> list[Card]:
@@ -264,13 +261,11 @@ def _run_cards(results: Results) -> list[Card]:
     ]
 
 
-def _guarantees(result: ComparisonResult) -> list[tuple[str, str]]:
-    """Return (name, privacy statement of the run with the largest ε) of each private variant."""
-    statements = []
+def _guarantees(result: ComparisonResult) -> Iterator[tuple[str, str]]:
+    """Yield (name, privacy statement of the run with the largest ε) of each private variant."""
     for variant in result.results.variants:
         runs = variant.finished_runs
         if variant.is_private and runs:
             worst = max(runs, key=lambda run: math.inf if run.epsilon is None else run.epsilon)
             privacy = RunDirectory(result.path / worst.path).read_json("privacy.json")
-            statements.append((variant.name, privacy["statement"]))
-    return statements
+            yield variant.name, privacy["statement"]

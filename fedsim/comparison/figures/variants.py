@@ -4,7 +4,7 @@ Curves have a confidence band over seeds, and points have an interval.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -231,7 +231,7 @@ def fairness(results: Results, metric: str) -> Picture | None:
         metric: a metric of `client_metrics.json`, such as `client_accuracy`.
     """
     looks = looks_of(results)
-    clients = {variant.name: _clients(variant, metric) for variant in results.variants}
+    clients = {variant.name: list(_clients(variant, metric)) for variant in results.variants}
     every = [client for members in clients.values() for client in members]
     if not every:
         return None
@@ -261,14 +261,11 @@ def fairness(results: Results, metric: str) -> Picture | None:
     )
 
 
-def _clients(variant: VariantResult, metric: str) -> list[_Client]:
-    """Return every client with the metric, over all finished runs."""
-    clients = []
+def _clients(variant: VariantResult, metric: str) -> Iterator[_Client]:
+    """Yield every client with the metric, over all finished runs."""
     for run in variant.finished_runs:
         spends = {row["client"]: row for row in run.clients}
-        for row in run.client_metrics:
-            if row.get(metric) is None:
-                continue
+        for row in (row for row in run.client_metrics if row.get(metric) is not None):
             spend = spends.get(row["client"], {})
             epsilon, name = spend.get("epsilon"), spend.get("name")
             who = f"client {row['client']}" + (f", {name}" if name else "")
@@ -277,8 +274,7 @@ def _clients(variant: VariantResult, metric: str) -> list[_Client]:
                 f"{variant.name}, seed {run.seed}, {who} ({row['examples']} examples): "
                 f"{metric_text(metric, row[metric])}, {bound}"
             )
-            clients.append(_Client(run.seed, row["client"], epsilon, row[metric], text))
-    return clients
+            yield _Client(run.seed, row["client"], epsilon, row[metric], text)
 
 
 def metric_boxes(results: Results, metric: str) -> Picture | None:
