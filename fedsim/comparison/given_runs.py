@@ -26,6 +26,7 @@ from fedsim.runs.files import find_object, read_yaml_object
 from fedsim.runs.inputs import have_one_key
 from fedsim.runs.verification import verify_run
 
+_EXPERIMENT = "experiment.yaml"  # of every run
 _MAX_UNSOUND = 10  # runs that are named
 # Digests in `checkpoint/inputs.json` that are not of plug-ins.
 _NO_PLUGIN = ("data", "test", "model", "privacy")
@@ -75,16 +76,13 @@ def _runs_of(path: Path) -> list[Path]:
         if isinstance(named, list):
             return [Path(str(run)) for run in named]
         return _below(path, "runs/*/*")
-    inside = [] if _holds_run(path) else _below(path, "*")
+    inside = [] if (path / _EXPERIMENT).is_file() else _below(path, "*")
     return inside or [path]
 
 
 def _below(path: Path, pattern: str) -> list[Path]:
-    return sorted(run for run in path.glob(pattern) if _holds_run(run))
-
-
-def _holds_run(path: Path) -> bool:
-    return (path / "experiment.yaml").is_file()
+    files = path.glob(f"{pattern}/{_EXPERIMENT}")
+    return sorted(file.parent for file in files if file.is_file())
 
 
 def read_given(paths: Sequence[Path]) -> tuple[list[GivenRun], list[str]]:
@@ -121,7 +119,7 @@ def read_given(paths: Sequence[Path]) -> tuple[list[GivenRun], list[str]]:
 
 
 def _read(path: Path, directory: RunDirectory) -> GivenRun:
-    experiment = read_settings(directory.path / "experiment.yaml")
+    experiment = read_settings(directory.path / _EXPERIMENT)
     inputs = directory.read_inputs()
     plugins = {name: digest[:12] for name, digest in inputs.items() if name not in _NO_PLUGIN}
     settings = {**compared_settings(experiment), "fedsim": directory.read_version(), **plugins}

@@ -46,6 +46,10 @@ _PRIVATE_MODELS = (
     "The scores come from the public test set, but the models that were scored come from the "
     "clients' private data, so the choice costs privacy."
 )
+_PRIVATE_SCORES = (
+    "The scores come from test examples that the file declares private: the choice gives these "
+    "test examples no protection. For the clients' training examples:"
+)
 _SHARED = (
     " That is the cost of deployed runs, each with noise of its own; the simulated runs of one "
     "seed share their noise."
@@ -308,17 +312,11 @@ def _selection_statement(
     if select.on == "public_data":
         return f"{chosen}{_DECLARED_PUBLIC} "
     if select.metric.startswith("client_"):
-        return chosen + (
-            "The scores were computed on the clients' training data without noise: no ε covers "
-            "them, and the choice has no privacy guarantee. " + _together(everything)
-        )
-    scores = (
-        f"{_PRIVATE_MODELS} "
-        if select.on == "public_test"
-        else "The scores come from test examples that the file declares private: the choice gives "
-        "these test examples no protection. For the clients' training examples: "
-    )
-    return chosen + scores + _cost(composed)
+        scores = "The scores were computed on the clients' training data without noise"
+        none = "no ε covers them, and the choice has no privacy guarantee"
+        return f"{chosen}{scores}: {none}. {_together(everything)}"
+    scores = _PRIVATE_MODELS if select.on == "public_test" else _PRIVATE_SCORES
+    return f"{chosen}{scores} {_cost(composed)}"
 
 
 def _cost(composed: Composition) -> str:

@@ -126,11 +126,9 @@ def _reasons(entry: UnfitVariant, variant: VariantResult, metric: str) -> Iterat
             yield f"has a test loss of {mean}, above {constant} of a constant answer"
     if entry.worse_than and not (entry.is_constant or entry.has_useless_loss):
         more = len(entry.worse_than) - 1
-        others = f" and {more} more" if more else ""
-        yield (
-            f"is worse than {entry.worse_than[0]}{others}, which had less information (beyond the "
-            "95 % interval of the difference)"
-        )
+        others = f"{entry.worse_than[0]} and {more} more" if more else entry.worse_than[0]
+        clearly = "beyond the 95 % interval of the difference"
+        yield f"is worse than {others}, which had less information ({clearly})"
 
 
 # What to try about unfit variants that no command tunes.
@@ -229,23 +227,17 @@ def _on_seeds(results: Results) -> Iterator[str]:
         if name in pairs and pairs[name] < (most := max(finished[name], finished[base]))
     ]
     if fewer:
-        yield (
-            "A difference is over the seeds that finished in the variant and in the baseline: "
-            f"{', '.join(fewer)}."
-        )
+        both = "the seeds that finished in the variant and in the baseline"
+        yield f"A difference is over {both}: {', '.join(fewer)}."
     largest = max(pairs.values(), default=0)
     floor = 2.0 ** (1 - largest)
     if largest > 1 and floor > 0.05:
-        yield (
-            f"With {largest} seeds, the sign-flip test cannot give a p value below {floor:.3g}, "
-            "however large the difference."
-        )
+        limit = f"With {largest} seeds, the sign-flip test cannot give a p value below {floor:.3g}"
+        yield f"{limit}, however large the difference."
     tested = sum(difference.holm_p is not None for difference in differences.values())
     if tested > 1:
-        yield (
-            f"p values are of paired t tests, adjusted for {tested} comparisons with the baseline "
-            "(Holm)."
-        )
+        adjusted = f"adjusted for {tested} comparisons with the baseline (Holm)"
+        yield f"p values are of paired t tests, {adjusted}."
 
 
 def _on_missing_seeds(results: Results) -> Iterator[str]:
@@ -257,10 +249,8 @@ def _on_missing_seeds(results: Results) -> Iterator[str]:
             if run.seed not in values
         )
         if shown:
-            yield (
-                f"{variant.name}: left out seed {shown}, which may bias the mean: the remaining "
-                "seeds may be the better ones."
-            )
+            bias = "may bias the mean: the remaining seeds may be the better ones"
+            yield f"{variant.name}: left out seed {shown}, which {bias}."
 
 
 _MAX_ROWS = 10  # classes in a terminal: those with the largest losses
@@ -308,10 +298,8 @@ def baseline_note(results: Results) -> str | None:
     shares = [share for variant in results.variants if (share := majority_of(variant)) is not None]
     if not shares:
         return None
-    return (
-        f"Majority baseline {metric_text('accuracy', fmean(shares))}: the accuracy of always "
-        "predicting the most frequent class of the test set."
-    )
+    always = "the accuracy of always predicting the most frequent class of the test set"
+    return f"Majority baseline {metric_text('accuracy', fmean(shares))}: {always}."
 
 
 def score_warnings(results: Results) -> list[str]:
@@ -330,10 +318,8 @@ def _warnings(results: Results) -> Iterator[str]:
         runs = _scores_of(variant)
         missed = Counter(label.name for run in runs for label in run.classes if label.is_missed)
         for name, count in missed.items() if len(missed) <= _MAX_NAMED else ():
-            yield (
-                f"{variant.name} finds no test example of class {quoted(name)} in {count} of "
-                f"{len(runs)} runs: its recall is 0% there."
-            )
+            none = f"{variant.name} finds no test example of class {quoted(name)}"
+            yield f"{none} in {count} of {len(runs)} runs: its recall is 0% there."
         if len(missed) > _MAX_NAMED:
             yield f"{variant.name} has recall 0% in {len(missed)} classes of some run."
         if (bad := sum(run.is_constant for run in runs)) and not difference_mark(results, variant):

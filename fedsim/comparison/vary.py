@@ -202,10 +202,8 @@ def _refuse_many(
     sizes = [len(axis) for axis in axes]
     total = 1 + sum(sizes) if one_at_a_time else math.prod(sizes)
     if total > MAX_VARIED:
-        message = (
-            f"--vary gives {total:,} variants, at most {MAX_VARIED} are allowed: vary fewer values,"
-            " or write a comparison file with a grid"
-        )
+        advice = "vary fewer values, or write a comparison file with a grid"
+        message = f"--vary gives {total:,} variants, at most {MAX_VARIED} are allowed: {advice}"
         problems.append(COMMAND_LINE.problem((), message))
     if problems:
         raise ExperimentError(problems)
@@ -269,15 +267,15 @@ def load_candidates(
     }
     first = {name: next(iter(candidates)) for name, candidates in values.items()}
     base, compared = comparison.baseline, comparison.seeds
+    single = isinstance(base, str)
+    baseline = first[base] if single else {unit: first[name] for unit, name in base.items()}
     other_seeds = (seed for seed in itertools.count() if seed not in compared)
     loaded = load_comparison(
         {
             "name": f"{comparison.name}-tuning"[-100:].lstrip(".-_"),
             "base": comparison.written_base,
             "seeds": list(itertools.islice(other_seeds, tune.seeds)),
-            "baseline": first[base]
-            if isinstance(base, str)
-            else {unit: first[name] for unit, name in base.items()},
+            "baseline": baseline,
             "metric": comparison.settings.metric,
             "variants": variants,
         }
