@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 
@@ -217,7 +218,11 @@ def load_tree(
         raise ExperimentError(problems)
     seeds = settings.seeds or (loaded[0].experiment.seed,)
     comparison = LoadedComparison(settings, settings.name or place.stem, base, seeds, loaded)
-    problems += located(tree, _loaded_rules(comparison, search=search))
+    if search:
+        rules = candidate_problems({v.name: v.experiment for v in comparison.candidates})
+    else:
+        rules = chain(_unit_rules(comparison), _metric_rules(comparison))
+    problems += located(tree, rules)
     if problems:
         raise ExperimentError(problems)
     return comparison
@@ -327,15 +332,6 @@ def _rules(
                 f"{select.metric!r} is measured on the clients' own data; write private, or "
                 "public_data where they are public",
             )
-
-
-def _loaded_rules(comparison: LoadedComparison, *, search: bool) -> Iterator[PathMessage]:
-    """Yield (key path, message) for each mistake that only the loaded variants show."""
-    if search:
-        yield from candidate_problems({v.name: v.experiment for v in comparison.candidates})
-    else:
-        yield from _unit_rules(comparison)
-        yield from _metric_rules(comparison)
 
 
 def _unit_rules(comparison: LoadedComparison) -> Iterator[PathMessage]:

@@ -17,7 +17,14 @@ from fedsim.comparison.outcomes import RunOutcome, finite_values
 from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.statistics import Estimate, t_interval
 from fedsim.comparison.unfit import UnfitVariant
-from fedsim.core.formatting import delta_text, duration_text, epsilon_text, metric_text
+from fedsim.core.formatting import (
+    delta_text,
+    duration_text,
+    epsilon_text,
+    metric_text,
+    range_text,
+    some_of,
+)
 from fedsim.core.metrics import metric_entry, metric_name
 from fedsim.report.contents import Scores, quoted, recall_text
 from fedsim.report.terminal import figure_table
@@ -125,9 +132,7 @@ def _reasons(entry: UnfitVariant, variant: VariantResult, metric: str) -> Iterat
             mean, constant = (metric_text("test_loss", value) for value in (loss.mean, other))
             yield f"has a test loss of {mean}, above {constant} of a constant answer"
     if entry.worse_than and not (entry.is_constant or entry.has_useless_loss):
-        more = len(entry.worse_than) - 1
-        others = f"{entry.worse_than[0]} and {more} more" if more else entry.worse_than[0]
-        clearly = "beyond the 95 % interval of the difference"
+        others, clearly = some_of(entry.worse_than, 1), "beyond the 95 % interval of the difference"
         yield f"is worse than {others}, which had less information ({clearly})"
 
 
@@ -173,9 +178,8 @@ def notes_of(results: Results) -> list[str]:
 
 def seeds_text(results: Results) -> str:
     """Return the number of seeds per variant as text: `5 seeds`, `1 seed`, `1 to 5 seeds`."""
-    counts = sorted({len(variant.outcomes) for variant in results.variants})
-    number = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return f"{number} {'seed' if counts[-1] == 1 else 'seeds'}"
+    counts = [len(variant.outcomes) for variant in results.variants]
+    return f"{range_text(counts)} {'seed' if max(counts) == 1 else 'seeds'}"
 
 
 def _on_unfit(results: Results) -> Iterator[str]:

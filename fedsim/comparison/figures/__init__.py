@@ -5,6 +5,7 @@ This module has what all figures share: the variants' colours, the axes, and mea
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.statistics import Estimate
@@ -104,8 +105,7 @@ def values_of(metric: str, variants: Sequence[VariantResult]) -> list[float]:
 
 def numbers_of(metric: str, variant: VariantResult) -> tuple[float | None, ...]:
     """Return (number of seeds, mean, low, high) of a metric; low and high bound the interval."""
-    estimate = variant.metrics[metric]
-    return estimate.n, estimate.mean, estimate.low, estimate.high
+    return attrgetter(*ESTIMATE)(variant.metrics[metric])
 
 
 def estimate(variant: VariantResult, metric: str, place: float, look: Look, tip: str) -> list[Mark]:
