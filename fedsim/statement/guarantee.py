@@ -19,6 +19,8 @@ from fedsim.statement.sentence import (
     StatementTable,
     core_text,
     is_private,
+    of_clients,
+    of_sums,
     view_of,
 )
 
@@ -104,14 +106,13 @@ def guarantee(facts: Facts) -> Said:
 
 
 def _is_shared(facts: Facts) -> bool:
-    return facts.is_private and facts.trust.trust == "distributed"
+    return facts.is_private and of_sums(facts)
 
 
 @claim(
     "Guarantee against the server",
-    holds=lambda facts: (
-        _is_shared(facts) and facts.against_server is not None and facts.against_server.is_bounded
-    ),
+    holds=_is_shared,
+    when=lambda facts: facts.against_server is not None and facts.against_server.is_bounded,
 )
 def against_server(facts: Facts) -> Said:
     """Return the sentence on the ε that a client's own noise gives against the server."""
@@ -130,9 +131,8 @@ def against_server(facts: Facts) -> Said:
 
 @warning(
     "No guarantee against the server",
-    holds=lambda facts: (
-        _is_shared(facts) and facts.has_charges and supported_epsilon(facts.against_server) is None
-    ),
+    holds=_is_shared,
+    when=lambda facts: facts.has_charges and supported_epsilon(facts.against_server) is None,
 )
 def no_server_guarantee(facts: Facts) -> str:
     """Return the warning that, in distributed trust, no ε against the server can be stated."""
@@ -144,7 +144,8 @@ def no_server_guarantee(facts: Facts) -> str:
 
 @warning(
     "Clients without any part in the model",
-    holds=lambda facts: facts.is_private and bool(facts.run.absent_clients),
+    holds=is_private,
+    when=lambda facts: bool(facts.run.absent_clients),
 )
 def absent_clients(facts: Facts) -> Said:
     """Return the sentence on clients that spent ε, but whose updates were all lost."""
@@ -154,7 +155,7 @@ def absent_clients(facts: Facts) -> Said:
         f"{clients_text(absent).capitalize()} never took part: every update of {whose} rounds was "
         f"lost. The model has learned nothing from {whose} examples, and {whose} ε is spent all "
         "the same."
-    ), {"clients": list(facts.run.absent_clients)}
+    ), {"clients": list(absent)}
 
 
 @TABLE.sentence("threat model", "claim", "Against whom")
@@ -241,7 +242,7 @@ def released(facts: Facts) -> str:
     "unit",
     "limit",
     "One training example, not one person",
-    holds=lambda facts: facts.is_bounded and not facts.protects_clients,
+    when=lambda facts: not facts.protects_clients,
 )
 def unit(facts: Facts) -> str:
     """Return the sentences on what one ε protects, for a run whose privacy unit is the example."""
@@ -252,12 +253,7 @@ def unit(facts: Facts) -> str:
     )
 
 
-@TABLE.sentence(
-    "unit",
-    "limit",
-    "Everything that one client has",
-    holds=lambda facts: facts.is_bounded and facts.protects_clients,
-)
+@TABLE.sentence("unit", "limit", "Everything that one client has", when=of_clients)
 def client_unit(facts: Facts) -> str:
     """Return the sentences on what one ε protects, for a run whose privacy unit is the client."""
     return (

@@ -7,16 +7,11 @@ from fedsim.accountant.sampler_slack import Slack
 from fedsim.clients.mechanisms.conditions import most_examples
 from fedsim.core.formatting import count_text
 from fedsim.statement.facts import Facts
-from fedsim.statement.sentence import Said, StatementTable
+from fedsim.statement.sentence import Said, StatementTable, is_charged, is_private, of_sums
 from fedsim.statement.trust_facts import UNMET_CONDITIONS, unmet_conditions
 
 TABLE = StatementTable()
 limit = partial(TABLE.sentence, "limit", "limit")
-
-
-def _is_of_sums(facts: Facts) -> bool:
-    """Whether the run has a guarantee against an observer of sums."""
-    return facts.is_bounded and facts.trust.trust == "distributed"
 
 
 @TABLE.sentence(
@@ -36,7 +31,8 @@ def constants_from_rows(facts: Facts) -> str:
 
 @limit(
     "No guarantee against the server",
-    holds=lambda facts: facts.is_private and facts.has_charges and facts.trust.trust == "central",
+    holds=is_charged,
+    when=lambda facts: facts.trust.trust == "central",
 )
 def trusted_server(facts: Facts) -> str:
     """Return the sentence saying that central trust has no guarantee against the server."""
@@ -48,7 +44,7 @@ def trusted_server(facts: Facts) -> str:
     )
 
 
-@limit("Colluding clients", holds=_is_of_sums)
+@limit("Colluding clients", when=of_sums)
 def collusion(facts: Facts) -> Said:
     """Return the sentences on how many clients may collude before a guarantee is lost."""
     trust = facts.trust
@@ -71,7 +67,7 @@ def collusion(facts: Facts) -> Said:
     ), {name: getattr(trust, name) for name in names}
 
 
-@limit("A server that departs from the protocol", holds=_is_of_sums)
+@limit("A server that departs from the protocol", when=of_sums)
 def active_server(facts: Facts) -> Said:
     """Return the sentence saying whether secure sums keep their guarantee if the server cheats."""
     unmet = unmet_conditions(facts.secure_aggregation)
@@ -91,7 +87,7 @@ def active_server(facts: Facts) -> Said:
 
 @limit(
     "Clients with far more examples than declared",
-    holds=lambda facts: facts.is_bounded and facts.sizes_are_declared and bool(facts.clients),
+    when=lambda facts: facts.sizes_are_declared,
 )
 def largest_clients(facts: Facts) -> Said:
     """Return the sentences saying up to which private size of a client ε holds."""
@@ -106,9 +102,7 @@ def largest_clients(facts: Facts) -> Said:
 
 @limit(
     "Sizes of clients are not covered",
-    holds=lambda facts: (
-        facts.is_bounded and facts.protects_clients and facts.trust.weighting == "examples"
-    ),
+    when=lambda facts: facts.protects_clients and facts.trust.weighting == "examples",
 )
 def sizes_excluded(facts: Facts) -> str:
     """Return the sentence saying that weights by size make the size of each client public."""
@@ -121,7 +115,7 @@ def sizes_excluded(facts: Facts) -> str:
 
 @limit(
     "No amplification is claimed",
-    holds=lambda facts: facts.is_bounded and facts.trust.participation_rate is None,
+    when=lambda facts: facts.trust.participation_rate is None,
 )
 def no_amplification(facts: Facts) -> str:
     """Return the sentence saying that ε uses no amplification by client selection or shuffling."""
@@ -180,9 +174,7 @@ def floating_point(facts: Facts) -> Said:
     ), slack._asdict()
 
 
-@limit(
-    "Failures are not covered", holds=lambda facts: facts.is_private and facts.run.lost_updates > 0
-)
+@limit("Failures are not covered", holds=is_private, when=lambda facts: facts.run.lost_updates > 0)
 def error_messages(facts: Facts) -> str:
     """Return the sentence saying that ε does not cover failures of clients and error messages."""
     return (
@@ -193,7 +185,8 @@ def error_messages(facts: Facts) -> str:
 
 @limit(
     "The run did not finish",
-    holds=lambda facts: facts.is_private and facts.run.status != "completed",
+    holds=is_private,
+    when=lambda facts: facts.run.status != "completed",
 )
 def unfinished(facts: Facts) -> Said:
     """Return the sentence saying that the run did not end as planned."""
@@ -207,7 +200,8 @@ def unfinished(facts: Facts) -> Said:
 
 @limit(
     "Personal models are not covered",
-    holds=lambda facts: facts.is_private and facts.personal_models is not None,
+    holds=is_private,
+    when=lambda facts: facts.personal_models is not None,
 )
 def personal_model(facts: Facts) -> str:
     """Return the sentence saying that personal models, made without noise, have no guarantee."""
@@ -221,10 +215,8 @@ def personal_model(facts: Facts) -> str:
 
 @limit(
     "Non-collusion is simulated",
-    holds=lambda facts: (
-        facts.hides_updates
-        and bool((facts.secure_aggregation or {}).get("simulated_non_collusion"))
-    ),
+    holds=lambda facts: facts.hides_updates,
+    when=lambda facts: bool((facts.secure_aggregation or {}).get("simulated_non_collusion")),
 )
 def parties_on_one_host(facts: Facts) -> str:
     """Return the sentence saying that all parties of secure aggregation ran in one simulation."""

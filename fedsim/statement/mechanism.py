@@ -8,7 +8,15 @@ from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
 from fedsim.core.formatting import count_text, range_text
 from fedsim.noise.correlated.settings import OF_ROUNDS
 from fedsim.statement.facts import Facts
-from fedsim.statement.sentence import Holds, Row, Said, StatementTable
+from fedsim.statement.sentence import (
+    Holds,
+    Row,
+    Said,
+    StatementTable,
+    is_charged,
+    is_private,
+    of_sums,
+)
 
 TABLE = StatementTable()
 mechanism = partial(TABLE.sentence, "mechanism", "fact")
@@ -47,7 +55,7 @@ _MAX_NAMED_ORDERS = 8
 
 def _charged(kind: str) -> Holds:
     """Return a condition on facts: a client was charged for releases of a kind."""
-    return lambda facts: facts.is_private and facts.has_charges and facts.kind.name == kind
+    return lambda facts: is_charged(facts) and facts.kind.name == kind
 
 
 def _ranges(facts: Facts, *names: str) -> dict[str, Any]:
@@ -156,10 +164,7 @@ def votes(facts: Facts) -> Said:
     ), values
 
 
-@mechanism(
-    "The noise of a sum",
-    holds=lambda facts: facts.is_bounded and facts.trust.trust == "distributed",
-)
+@mechanism("The noise of a sum", when=of_sums)
 def shared_noise(facts: Facts) -> Said:
     """Return the sentences saying that the noise of a sum comes from several clients."""
     honest, values = facts.trust.honest_clients, _ranges(facts, "noise_multiplier")
@@ -179,16 +184,14 @@ def _bands(facts: Facts) -> int:
     return bands if isinstance(bands, int) else 1
 
 
-def _correlated(*, clients: bool) -> Holds:
-    """Return a condition on facts: noise is correlated, over rounds of clients or over steps."""
-    return lambda facts: (
-        facts.is_bounded
-        and facts.mechanism.noise_correlation is not None
-        and facts.protects_clients is clients
-    )
+def _is_correlated(facts: Facts) -> bool:
+    return facts.mechanism.noise_correlation is not None
 
 
-@mechanism("Noise is correlated from step to step", holds=_correlated(clients=False))
+@mechanism(
+    "Noise is correlated from step to step",
+    when=lambda facts: _is_correlated(facts) and not facts.protects_clients,
+)
 def correlation(facts: Facts) -> Said:
     """Return the sentences on noise that is correlated over steps, and on how it is charged."""
     bands = _bands(facts)
@@ -204,13 +207,14 @@ def _largest_rho(facts: Facts) -> float:
     return max(client.rho for client in facts.clients if client.has_charges)
 
 
-@mechanism("Noise is correlated from round to round", holds=_correlated(clients=True))
+@mechanism(
+    "Noise is correlated from round to round",
+    when=lambda facts: _is_correlated(facts) and facts.protects_clients,
+)
 def round_correlation(facts: Facts) -> Said:
     """Return the sentences on noise correlated over rounds, and how often a client takes part."""
-    values: dict[str, Any] = {
-        **(facts.mechanism.noise_correlation or {}),
-        "zcdp": _largest_rho(facts),
-    }
+    values: dict[str, Any] = dict(facts.mechanism.noise_correlation or {})
+    values["zcdp"] = _largest_rho(facts)
     return (
         f"The noise of a round takes back a part of the noise of earlier rounds, by "
         f"{OF_ROUNDS[values['name']]}. The guarantee rests on this participation: a "
@@ -247,7 +251,7 @@ def public_constants(facts: Facts) -> Said:
 
 @sampling(
     "Sampling as it ran and as it was accounted for",
-    holds=lambda facts: facts.is_bounded and facts.kind.draws_batches,
+    when=lambda facts: facts.kind.draws_batches,
 )
 def sampler(facts: Facts) -> Said:
     """Return the sentence on how batches were sampled, which is also what ε accounts for."""
@@ -258,12 +262,8 @@ def sampler(facts: Facts) -> Said:
 
 @sampling(
     "Every round is charged in full",
-    holds=lambda facts: (
-        facts.is_bounded
-        and facts.protects_clients
-        and facts.trust.participation_rate is None
-        and not _correlated(clients=True)(facts)
-    ),
+    holds=lambda facts: facts.is_bounded and facts.protects_clients,
+    when=lambda facts: facts.trust.participation_rate is None and not _is_correlated(facts),
 )
 def every_round(facts: Facts) -> str:
     """Return the sentence saying that ε uses no amplification by the sampling of clients."""
@@ -274,8 +274,7 @@ def every_round(facts: Facts) -> str:
 
 
 @sampling(
-    "Clients are drawn in secret",
-    holds=lambda facts: facts.is_bounded and facts.trust.participation_rate is not None,
+    "Clients are drawn in secret", when=lambda facts: facts.trust.participation_rate is not None
 )
 def drawn_clients(facts: Facts) -> Said:
     """Return the sentences saying that clients are drawn in secret, and how rounds are charged."""
@@ -306,7 +305,7 @@ def accounting(facts: Facts) -> Said:
     "accounting",
     "claim",
     "Zero-concentrated differential privacy",
-    holds=lambda facts: facts.is_bounded and facts.mechanism.target_rho is not None,
+    when=lambda facts: facts.mechanism.target_rho is not None,
 )
 def concentrated(facts: Facts) -> Said:
     """Return the sentence on ρ, to which the noise was calibrated in place of an ε."""
@@ -325,19 +324,17 @@ def _orders(orders: tuple[float, ...]) -> str:
     return f"of the file, {len(orders)} from {min(orders):g} to {max(orders):g}"
 
 
-_CONSTANTS = "constants"  # the public part that belongs to the data
-
-
 def _model_parts(facts: Facts) -> dict[str, Any]:
-    parts = facts.public_parts or {}
-    return {name: part for name, part in parts.items() if name != _CONSTANTS}
+    """Return the public parts but for the constants of columns, which belong to the data."""
+    return {k: part for k, part in (facts.public_parts or {}).items() if k != "constants"}
 
 
 @TABLE.sentence(
     "mechanism",
     "limit",
     "Parts of the model that are public",
-    holds=lambda facts: facts.is_private and bool(_model_parts(facts)),
+    holds=is_private,
+    when=lambda facts: bool(_model_parts(facts)),
 )
 def public_parts(facts: Facts) -> Said:
     """Return the sentences on public parts of the model, which no ε covers."""
@@ -367,10 +364,10 @@ def public_parts(facts: Facts) -> Said:
             "get no noise, and are in no message."
         )
     if directions := parts.get("directions"):
-        number = "1 direction" if directions == 1 else f"{directions} directions"
+        number = f"{directions} direction{'' if directions == 1 else 's'}"
         sentences.append(
             f"A step releases the slopes of the loss along {number}, which are drawn from the "
             "seed and public: an upload is these numbers and nothing else, and the update "
             "along the directions is a function of them."
         )
-    return " ".join(sentences), _model_parts(facts)
+    return " ".join(sentences), parts

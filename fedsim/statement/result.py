@@ -31,7 +31,7 @@ def _largest_share(facts: Facts) -> float:
     "delta",
     "fact",
     "Why this δ",
-    holds=lambda facts: facts.is_bounded and not facts.clients_with_large_delta,
+    when=lambda facts: not facts.clients_with_large_delta,
 )
 def delta_below_one_in_n(facts: Facts) -> Said:
     """Return the sentences saying that every client's δ is below 1 / its number of examples."""
@@ -62,7 +62,7 @@ def delta_below_one_in_n(facts: Facts) -> Said:
     "delta",
     "warning",
     "δ is too large",
-    holds=lambda facts: facts.is_bounded and bool(facts.clients_with_large_delta),
+    when=lambda facts: bool(facts.clients_with_large_delta),
 )
 def delta_too_large(facts: Facts) -> Said:
     """Return the sentences saying that a client's δ is at least 1 / its number of examples."""
@@ -97,10 +97,7 @@ def spread(facts: Facts) -> Said:
     "attack",
     "claim",
     "What an attacker can gain",
-    holds=lambda facts: (
-        facts.is_bounded
-        and bool(facts.profile and facts.attack and facts.attack.covers(facts.profile))
-    ),
+    when=lambda facts: bool(facts.profile and facts.attack and facts.attack.covers(facts.profile)),
 )
 def attack_bound(facts: Facts) -> Said:
     """Return the sentences on the largest true-positive rate of membership inference."""
@@ -129,9 +126,7 @@ def attack_bound(facts: Facts) -> Said:
     "attack",
     "claim",
     "As one Gaussian",
-    holds=lambda facts: (
-        facts.is_bounded and facts.profile is not None and facts.profile.mu is not None
-    ),
+    when=lambda facts: facts.profile is not None and facts.profile.mu is not None,
 )
 def gaussian_bound(facts: Facts) -> Said:
     """Return the sentence on the Gaussian-DP parameter μ, which bounds every attack's rates."""
@@ -239,7 +234,8 @@ def _targets(facts: Facts) -> list[float]:
     "budget",
     "warning",
     "A budget was exceeded",
-    holds=lambda facts: facts.is_private and bool(facts.clients_over_target),
+    holds=is_private,
+    when=lambda facts: bool(facts.clients_over_target),
 )
 def targets_exceeded(facts: Facts) -> Said:
     """Return the sentence saying that some clients spent more than their target ε."""
@@ -248,12 +244,7 @@ def targets_exceeded(facts: Facts) -> Said:
     }
 
 
-@budget(
-    "Budgets",
-    holds=lambda facts: (
-        facts.is_bounded and bool(_targets(facts)) and not facts.clients_over_target
-    ),
-)
+@budget("Budgets", when=lambda facts: bool(_targets(facts)) and not facts.clients_over_target)
 def targets_kept(facts: Facts) -> Said:
     """Return the sentence saying that no client spent more than its target ε."""
     targets = _targets(facts)
@@ -266,16 +257,15 @@ def targets_kept(facts: Facts) -> Said:
 
 @budget(
     "Budgets",
-    holds=lambda facts: (
-        facts.is_private and not _targets(facts) and facts.mechanism.target_rho is None
-    ),
+    holds=is_private,
+    when=lambda facts: not _targets(facts) and facts.mechanism.target_rho is None,
 )
 def no_targets(facts: Facts) -> str:
     """Return the sentence saying that the experiment gave a noise multiplier and no target ε."""
     return "The noise multiplier was given without a target ε: no budget limited the spend."
 
 
-@budget("Withdrawals", holds=lambda facts: facts.is_private and bool(facts.withdrawn_clients))
+@budget("Withdrawals", holds=is_private, when=lambda facts: bool(facts.withdrawn_clients))
 def withdrawals(facts: Facts) -> Said:
     """Return the sentence on the clients that withdrew because their budget was spent."""
     withdrawn = facts.withdrawn_clients
@@ -290,7 +280,7 @@ def withdrawals(facts: Facts) -> Said:
 
 
 @budget(
-    "Lost updates stay charged", holds=lambda facts: facts.is_private and facts.run.lost_updates > 0
+    "Lost updates stay charged", holds=is_private, when=lambda facts: facts.run.lost_updates > 0
 )
 def lost_updates(facts: Facts) -> Said:
     """Return the sentence on updates that never reached the average; their charges remain."""
@@ -316,7 +306,8 @@ def data_access(facts: Facts) -> str:
     "recomputation",
     "fact",
     "Ledger",
-    holds=lambda facts: facts.is_private and facts.digest is not None,
+    holds=is_private,
+    when=lambda facts: facts.digest is not None,
 )
 def ledger(facts: Facts) -> Said:
     """Return the sentence on where charges are recorded, with the digest of all ledgers."""

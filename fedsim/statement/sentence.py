@@ -94,6 +94,21 @@ def is_private(facts: Facts) -> bool:
     return facts.is_private
 
 
+def is_charged(facts: Facts) -> bool:
+    """Whether clients were charged for private releases; ε may still be infinite."""
+    return facts.is_private and facts.has_charges
+
+
+def of_sums(facts: Facts) -> bool:
+    """Whether the trust is distributed, so that observers see sums of uploads."""
+    return facts.trust.trust == "distributed"
+
+
+def of_clients(facts: Facts) -> bool:
+    """Whether the privacy unit is the client."""
+    return facts.protects_clients
+
+
 class StatementTable(list[Row]):
     """A list of sentence templates, in the order of the statement."""
 
@@ -104,6 +119,7 @@ class StatementTable(list[Row]):
         title: str,
         *,
         holds: Holds = is_bounded,
+        when: Holds = lambda facts: True,
     ) -> Callable[[Words], Row]:
         """Return a decorator that adds a template to this list, from a function of facts to words.
 
@@ -115,10 +131,12 @@ class StatementTable(list[Row]):
             title: heading of the sentence on a page.
             holds: function that returns whether facts support the sentence; by default, whether
                 there is a guarantee.
+            when: a further condition, which the facts must meet as well.
         """
 
         def add(words: Words) -> Row:
-            self.append(Row(words.__name__, point, kind, title, holds, words))
+            both: Holds = lambda facts: holds(facts) and when(facts)
+            self.append(Row(words.__name__, point, kind, title, both, words))
             return self[-1]
 
         return add
