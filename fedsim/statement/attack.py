@@ -16,9 +16,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from itertools import pairwise
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
+from pydantic import Field, TypeAdapter, ValidationError
 from scipy.special import log_ndtr, ndtr, ndtri
 
 from fedsim.accountant import PrivacyLedger, make_accountant
@@ -38,6 +39,7 @@ _NUM_POINTS = 400
 _SLACK_PER_DELTA = 0.01  # largest distance of the Gaussian summary below the curve, as a share of δ
 _MIN_MU, _MAX_MU = 1e-9, 1e3
 _MAX_EPSILON = 500.0  # e^ε must fit into a float; bounds are useless far below it
+_Rate = Annotated[float, Field(ge=0.0, le=1.0, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -196,8 +198,8 @@ class AttackBound:
         detection: bound on the true-positive rate at each false-positive rate.
     """
 
-    false_alarms: tuple[float, ...]
-    detection: tuple[float, ...]
+    false_alarms: tuple[_Rate, ...]
+    detection: tuple[_Rate, ...]
 
     @classmethod
     def over(cls, profiles: Iterable[Profile]) -> Self:
@@ -215,15 +217,13 @@ class AttackBound:
 
         A valid entry has every rate of `FALSE_POSITIVE_RATES`.
         """
-        if not isinstance(content, dict):
+        try:
+            bound = TypeAdapter(cls).validate_python(content)
+        except ValidationError:
             return None
-        lists = content.get("false_alarms"), content.get("detection")
-        if not all(isinstance(part, list) and _are_rates(part) for part in lists):
-            return None
-        rates, bounds = tuple(lists[0] or ()), tuple(lists[1] or ())
-        if len(rates) != len(bounds) or not set(FALSE_POSITIVE_RATES) <= set(rates):
-            return None
-        return cls(rates, bounds)
+        rates = bound.false_alarms
+        is_whole = len(rates) == len(bound.detection) and set(FALSE_POSITIVE_RATES) <= set(rates)
+        return bound if is_whole else None
 
     def to_json(self) -> dict[str, list[float]]:
         """Return the entry `attack` of `privacy.json`."""
@@ -295,10 +295,3 @@ def _without_noise(event: Mapping[str, Any]) -> tuple[Mapping[str, Any], float]:
         without, noise = _without_noise(inner)
         return {**event, "event": without}, noise
     return event, 0.0
-
-
-def _are_rates(values: Sequence[object]) -> bool:
-    return all(
-        isinstance(value, float | int) and not isinstance(value, bool) and 0.0 <= value <= 1.0
-        for value in values
-    )

@@ -29,7 +29,7 @@ class ClippingWords(NamedTuple):
             adapted bound, the ledger must have count and gradients as one joint event.
     """
 
-    how: str
+    how: str = "clipped to L2 norm C"
     noise: str = "of standard deviation z · C"
     adaptation: str = ""
 
@@ -64,7 +64,6 @@ CLIPPINGS = {
     ),
 }
 """Every clipping, by its name in `privacy.json`."""
-_UNKNOWN_CLIPPING = ClippingWords("clipped to L2 norm C")
 
 Outcome = Literal["no privacy", "infinite", "withheld", "nothing released", "bounded"]
 """What may be said of the largest ε; withheld: the recorded facts do not support the reported ε."""
@@ -115,12 +114,12 @@ class ClientFacts:
 
     client: int
     examples: int
-    delta: float
     epsilon: float
-    noise_multiplier: float
-    sampling_rate: float
-    rounds: int
-    steps: int
+    delta: float = 1.0
+    noise_multiplier: float = 0.0
+    sampling_rate: float = 1.0
+    rounds: int = 0
+    steps: int = 0
     max_grad_norm: float | None = None
     target_epsilon: float | None = None
     events: frozenset[str] = frozenset()
@@ -134,6 +133,11 @@ class ClientFacts:
     def has_charges(self) -> bool:
         """Whether the client was charged for any release."""
         return self.rounds > 0
+
+    @property
+    def is_over_target(self) -> bool:
+        """Whether the client spent more than its target ε."""
+        return self.target_epsilon is not None and self.epsilon > self.target_epsilon
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,20 +161,15 @@ class MechanismFacts:
     sampling: str | None = None
     clipping: str | None = None
     orders: tuple[float, ...] | None = None
-    noise_correlation: Mapping[str, object] | None = field(default=None, hash=False)
-    off_gradients: Mapping[str, object] | None = field(default=None, hash=False)
+    noise_correlation: Mapping[str, Any] | None = field(default=None, hash=False)
+    off_gradients: Mapping[str, Any] | None = field(default=None, hash=False)
     slack: Slack | None = None
     target_rho: float | None = None
 
     @property
     def clip_words(self) -> ClippingWords:
         """The words for the clipping, also for one that is not recorded or not known."""
-        return CLIPPINGS.get(self.clipping or "", _UNKNOWN_CLIPPING)
-
-    @property
-    def states_rho(self) -> bool:
-        """Whether the statement gives ρ: if noise is calibrated to a ρ, or if it is correlated."""
-        return self.target_rho is not None or self.noise_correlation is not None
+        return CLIPPINGS.get(self.clipping or "", ClippingWords())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +223,7 @@ class Facts:
     attack: AttackBound | None = None
     digest: str | None = None
     version: str | None = None
-    secure_aggregation: Mapping[str, object] | None = field(default=None, hash=False)
+    secure_aggregation: Mapping[str, Any] | None = field(default=None, hash=False)
     personal_models: str | None = None
     public_parts: Mapping[str, Any] | None = field(default=None, hash=False)
     run: RunFacts = RunFacts()
@@ -291,10 +290,10 @@ class Facts:
         if self.is_private:
             names = ("adjacency", "sampling", "clipping", "noise")
             choices = {name: getattr(mechanism, name) for name in names}
-        if mechanism.noise_correlation is not None:
-            choices["correlation"] = str(mechanism.noise_correlation.get("name"))
-        if mechanism.off_gradients is not None:
-            choices["mechanism"] = str(mechanism.off_gradients.get("name"))
+        named = {"correlation": mechanism.noise_correlation, "mechanism": mechanism.off_gradients}
+        choices |= {
+            key: str(value.get("name")) for key, value in named.items() if value is not None
+        }
         return Choices(
             trust=trust.trust,
             unit=trust.unit,
@@ -334,11 +333,7 @@ class Facts:
     @cached_property
     def clients_over_target(self) -> tuple[int, ...]:
         """Numbers of the clients that spent more than their target ε."""
-        return tuple(
-            client.client
-            for client in self.clients
-            if client.target_epsilon is not None and client.epsilon > client.target_epsilon
-        )
+        return tuple(c.client for c in self.clients if c.is_over_target)
 
     @cached_property
     def withdrawn_clients(self) -> tuple[int, ...]:
@@ -387,14 +382,15 @@ def _objections(facts: Facts) -> Iterator[str]:
         return
     yield from _objections_to_events(facts, mechanism)
     charged = [client for client in facts.clients if client.has_charges]
-    single = [client.client for client in charged if not client.is_one_event]
-    if mechanism.noise_correlation is not None and single:
-        yield (
-            f"noise is correlated over the run, but the ledger of client {single[0]} does not "
-            "account for the run as one event"
-        )
-    if mechanism.noise_correlation is not None and facts.protects_clients:
-        yield from _objections_to_rounds(facts, mechanism.noise_correlation)
+    if mechanism.noise_correlation is not None:
+        single = [client.client for client in charged if not client.is_one_event]
+        if single:
+            yield (
+                f"noise is correlated over the run, but the ledger of client {single[0]} does not "
+                "account for the run as one event"
+            )
+        if facts.protects_clients:
+            yield from _objections_to_rounds(facts, mechanism.noise_correlation)
     if (target := mechanism.target_rho) is not None:
         above = [c.client for c in facts.clients if c.rho > target * (1.0 + _RELATIVE_TOLERANCE)]
         if above:
@@ -405,22 +401,22 @@ def _objections(facts: Facts) -> Iterator[str]:
             f"the clipping bound of client {uncounted[0]} was adapted to its examples, but its "
             "ledger accounts for gradients alone"
         )
-    if math.isfinite(facts.epsilon) and (objection := _unproved(facts)):
-        yield objection
+    if math.isfinite(facts.epsilon):
+        yield from _unproved(facts)
 
 
-def _objections_to_rounds(facts: Facts, recorded: Mapping[str, object]) -> Iterator[str]:
+def _objections_to_rounds(facts: Facts, recorded: Mapping[str, Any]) -> Iterator[str]:
     """Yield an objection where correlated noise of rounds is not charged as `recorded` says."""
-    numbers = [recorded.get(name) for name in ("rounds", "rounds_apart", "max_rounds")]
+    numbers: list[Any] = [recorded.get(key) for key in ("rounds", "rounds_apart", "max_rounds")]
     most, sensitivity = numbers[-1], recorded.get("sensitivity")
     if not all(isinstance(number, int) for number in numbers) or not isinstance(sensitivity, float):
         yield "the participation that its correlated noise is charged for is not recorded"
         return
     for client in facts.clients:
-        if isinstance(most, int) and client.rounds > most:
+        limit = client.noise_multiplier * (1.0 + 10.0 * _RELATIVE_TOLERANCE)  # nine digits are kept
+        if client.rounds > most:
             yield f"client {client.client} was in {client.rounds} rounds, and {most} are charged"
             return
-        limit = client.noise_multiplier * (1.0 + 10.0 * _RELATIVE_TOLERANCE)  # nine digits are kept
         if (client.run_noise or 0.0) * sensitivity > limit:
             yield (
                 f"the ledger of client {client.client} claims more noise than its noise multiplier "
@@ -437,44 +433,35 @@ def _objections_to_events(facts: Facts, mechanism: MechanismFacts) -> Iterator[s
         return
     drawn = facts.trust.participation_rate is not None
     if mechanism.off_gradients is not None or facts.kind.events:
-        types = facts.kind.events
+        expected = facts.kind.events
     elif not protects_client(facts.trust.unit):
-        types = frozenset() if scheme is None else frozenset({scheme.event})
+        expected = frozenset() if scheme is None else frozenset({scheme.event})
     else:
-        types = frozenset({"PoissonSampled"} if drawn else {"Gaussian", "JointGaussian"})
-    if client := next((c for c in facts.clients if _differs(c, types)), None):
+        expected = frozenset({"PoissonSampled"} if drawn else {"Gaussian", "JointGaussian"})
+    for client in facts.clients:
+        if not client.has_charges or not math.isfinite(client.epsilon):
+            continue
+        if client.events and client.events <= expected:
+            continue
+        accounts = f"the ledger of client {client.client} accounts for "
+        accounts += " and ".join(sorted(client.events)) or "nothing"
         if mechanism.off_gradients is not None:
-            yield (
-                f"the ledger of client {client.client} accounts for {_listed(client.events)}, "
-                f"which {mechanism.off_gradients.get('name')} does not release"
-            )
-            return
-        how = "clients" if facts.protects_clients else "batches"
-        by = mechanism.sampling
-        if facts.protects_clients:
-            by = "poisson" if drawn else "the schedule"
-        yield (
-            f"{how} were drawn by {by}, but the ledger of client {client.client} accounts for "
-            f"{_listed(client.events)}"
-        )
+            yield f"{accounts}, which {mechanism.off_gradients.get('name')} does not release"
+        elif facts.protects_clients:
+            yield f"clients were drawn by {'poisson' if drawn else 'the schedule'}, but {accounts}"
+        else:
+            yield f"batches were drawn by {mechanism.sampling}, but {accounts}"
+        return
 
 
-def _differs(client: ClientFacts, expected: frozenset[str]) -> bool:
-    charged = client.has_charges and math.isfinite(client.epsilon)
-    return charged and not (client.events and client.events <= expected)
-
-
-def _unproved(facts: Facts) -> str | None:
-    """Return the objection to the ledger behind the largest ε; None if it proves that ε."""
+def _unproved(facts: Facts) -> Iterator[str]:
+    """Yield an objection if the ledger behind the largest ε does not prove this ε."""
     worst, profile = facts.worst, facts.profile
     if not worst.has_charges:
-        return None
+        return
     if profile is None or profile.client != worst.client:
-        return f"the ledger of client {worst.client}, whose ε is the largest, proves nothing"
-    if profile.epsilon > worst.epsilon * (1 + _RELATIVE_TOLERANCE) or profile.delta != worst.delta:
-        return f"the ε of client {worst.client} is smaller than the ε of its ledger"
-    return None
-
-
-def _listed(events: frozenset[str]) -> str:
-    return " and ".join(sorted(events)) or "nothing"
+        yield f"the ledger of client {worst.client}, whose ε is the largest, proves nothing"
+    elif (
+        profile.epsilon > worst.epsilon * (1 + _RELATIVE_TOLERANCE) or profile.delta != worst.delta
+    ):
+        yield f"the ε of client {worst.client} is smaller than the ε of its ledger"

@@ -170,9 +170,11 @@ def threat_model(facts: Facts) -> str:
         "gives no protection from the client itself."
     )
     if trust.trust == "distributed":
+        recorded = (facts.secure_aggregation or {}).get("trust") or {}
+        requires = recorded.get("privacy_requires", "its trust assumption is not recorded")
         return (
             f"{adversary}. It knows every setting and all participants. The guarantee relies on "
-            f"the parties of secure aggregation ({_privacy_requires(facts)}), and on all but "
+            f"the parties of secure aggregation ({requires}), and on all but "
             f"{count_text(trust.colluding_clients or 0, 'client')} of each sum. {itself}"
         )
     if trust.trust == "central":
@@ -186,13 +188,6 @@ def threat_model(facts: Facts) -> str:
         f"{adversary}. It knows every setting and all participants, may {sends}, and may collude "
         f"with all other clients. {itself}"
     )
-
-
-def _privacy_requires(facts: Facts) -> str:
-    """Return the recorded trust assumption of secure aggregation, in words."""
-    trust = (facts.secure_aggregation or {}).get("trust")
-    recorded = trust.get("privacy_requires") if isinstance(trust, Mapping) else None
-    return "its trust assumption is not recorded" if recorded is None else str(recorded)
 
 
 _NOISE_OF_CLIENTS = {
@@ -341,12 +336,8 @@ def stated_certificates(facts: Facts) -> list[tuple[Certificate, float]]:
     """Return pairs (certificate, ε) for the guarantees that the recorded facts support."""
     if not facts.has_charges:
         return []
-    certificates = certificates_of(facts)
-    return [
-        (certificate, certificate["epsilon"])
-        for certificate in certificates
-        if certificate["epsilon"] is not None
-    ]
+    pairs = [(certificate, certificate["epsilon"]) for certificate in certificates_of(facts)]
+    return [(certificate, epsilon) for certificate, epsilon in pairs if epsilon is not None]
 
 
 def is_plain(facts: Facts) -> bool:

@@ -60,11 +60,10 @@ def _charged(kind: str) -> Holds:
 
 def _ranges(facts: Facts, *names: str) -> dict[str, Any]:
     """Return [smallest, largest] of each figure over the charged clients; None if not recorded."""
-    clients, ranges = [client for client in facts.clients if client.has_charges], {}
-    for name in names:
-        known = [value for c in clients if (value := getattr(c, name)) is not None]
-        ranges[name] = [min(known), max(known)] if known else None
-    return ranges
+    clients = [client for client in facts.clients if client.has_charges]
+    figures = {name: [getattr(client, name) for client in clients] for name in names}
+    known = {name: [v for v in values if v is not None] for name, values in figures.items()}
+    return {name: [min(values), max(values)] if values else None for name, values in known.items()}
 
 
 def _bound_text(bounds: list[float] | None) -> str:
@@ -129,9 +128,11 @@ def row_of(kind: ReleaseKind) -> Row:
 
 def _of_kind(facts: Facts) -> Said:
     """Return the text of a kind, with ranges over the charged clients and the recorded bounds."""
-    kind, recorded = facts.kind, dict(facts.mechanism.off_gradients or {})
-    recorded.pop("name", None)
-    values = {**_ranges(facts, "noise_multiplier", "rounds"), **recorded}
+    kind = facts.kind
+    values = _ranges(facts, "noise_multiplier", "rounds") | dict(
+        facts.mechanism.off_gradients or {}
+    )
+    values.pop("name", None)
     if kind.bound:
         values[kind.bound] = _ranges(facts, "max_grad_norm")["max_grad_norm"]
     text = kind.statement.format(
@@ -178,12 +179,6 @@ def shared_noise(facts: Facts) -> Said:
     ), {**values, "honest_clients": honest}
 
 
-def _bands(facts: Facts) -> int:
-    """Return the number of bands of correlated noise; 1 for independent noise."""
-    bands = (facts.mechanism.noise_correlation or {}).get("bands")
-    return bands if isinstance(bands, int) else 1
-
-
 def _is_correlated(facts: Facts) -> bool:
     return facts.mechanism.noise_correlation is not None
 
@@ -194,7 +189,7 @@ def _is_correlated(facts: Facts) -> bool:
 )
 def correlation(facts: Facts) -> Said:
     """Return the sentences on noise that is correlated over steps, and on how it is charged."""
-    bands = _bands(facts)
+    bands = (facts.mechanism.noise_correlation or {}).get("bands", 1)
     return (
         f"Each step takes back a part of the noise of the {bands - 1} steps before it (a "
         f"Toeplitz matrix with {bands} bands). An example can be in a batch once in {bands} "
@@ -213,8 +208,7 @@ def _largest_rho(facts: Facts) -> float:
 )
 def round_correlation(facts: Facts) -> Said:
     """Return the sentences on noise correlated over rounds, and how often a client takes part."""
-    values: dict[str, Any] = dict(facts.mechanism.noise_correlation or {})
-    values["zcdp"] = _largest_rho(facts)
+    values = {**(facts.mechanism.noise_correlation or {}), "zcdp": _largest_rho(facts)}
     return (
         f"The noise of a round takes back a part of the noise of earlier rounds, by "
         f"{OF_ROUNDS[values['name']]}. The guarantee rests on this participation: a "

@@ -120,6 +120,9 @@ class PrivacyFile(TypedDict):
     clients: list[ClientRow]
 
 
+_CHOICES = ("adjacency", "accountant", "noise", "sampling", "clipping")
+
+
 def read_facts(privacy: Mapping[str, Any], *, run: RunFacts | None = None) -> Facts:
     """Return the facts that the content of `privacy.json` records.
 
@@ -136,31 +139,27 @@ def read_facts(privacy: Mapping[str, Any], *, run: RunFacts | None = None) -> Fa
     """
     mechanism = MechanismFacts()
     if privacy["accountant"] is not None:
-        slack = privacy["slack"]
+        slack, orders = privacy["slack"], privacy.get("orders")
         mechanism = MechanismFacts(
-            adjacency=privacy["adjacency"],
-            accountant=privacy["accountant"],
-            noise=privacy["noise"],
+            **{name: privacy[name] for name in _CHOICES},
             slack=None if slack is None else Slack(slack["epsilon"], slack["delta"]),
-            sampling=privacy["sampling"],
-            clipping=privacy["clipping"],
-            orders=None if (orders := privacy.get("orders")) is None else tuple(orders),
+            orders=None if orders is None else tuple(orders),
             noise_correlation=privacy.get("noise_correlation"),
             off_gradients=privacy.get("mechanism"),
             target_rho=privacy.get("target_rho"),
         )
     rows: list[ClientRow] = privacy["clients"]
     trust, method = _trust(privacy), _method(rows, mechanism)
+    # ρ is in the statement only of noise that is correlated, or calibrated to a ρ.
+    has_rho = mechanism.target_rho is not None or mechanism.noise_correlation is not None
+    adjacency = privacy["adjacency"] if has_rho else None
     return Facts(
-        clients=tuple(
-            _client(row, _rho(row, privacy["adjacency"]) if mechanism.states_rho else math.inf)
-            for row in rows
-        ),
+        clients=tuple(_client(row, adjacency) for row in rows),
         mechanism=mechanism,
         trust=trust,
         against_server=_against_server(privacy, run) if trust.trust == "distributed" else None,
-        profile=_profile(rows, method),
-        attack=_attack(privacy, rows, method),
+        profile=None if method is None else _profile(rows, *method),
+        attack=None if method is None else _attack(privacy, *method),
         digest=ledger_digest(rows) if mechanism.accountant else None,
         version=privacy["version"],
         secure_aggregation=privacy["secure_aggregation"],
@@ -170,16 +169,16 @@ def read_facts(privacy: Mapping[str, Any], *, run: RunFacts | None = None) -> Fa
     )
 
 
+_OF_SUMS = ("min_clients", "colluding_clients", "local_steps", "optimizer")
+
+
 def _trust(privacy: Mapping[str, Any]) -> TrustFacts:
     sums, drawn = privacy.get("sums") or {}, privacy.get("participation") or {}
     parties = (privacy["secure_aggregation"] or {}).get("parties") or {}
     trust = TrustFacts(
         trust=privacy["trust"],
         unit=privacy["unit"],
-        min_clients=sums.get("min_clients"),
-        colluding_clients=sums.get("colluding_clients"),
-        local_steps=sums.get("local_steps"),
-        optimizer=sums.get("optimizer"),
+        **{name: sums.get(name) for name in _OF_SUMS},
         opened_sums=tuple(parties.get("survivors_per_round", ())),
         participation_rate=drawn.get("rate"),
         weighting=privacy.get("weighting"),
@@ -209,18 +208,12 @@ def _against_server(privacy: Mapping[str, Any], run: RunFacts | None) -> Facts |
 
     Each client's share of the noise is a mechanism of local trust.
     """
-    rows = privacy["clients"]
-    if any(row.get("ledger_against_server") is None for row in rows):
-        return None
-    share_rows = [
-        {
-            **row,
-            "epsilon": row.get("epsilon_against_server"),
-            "ledger": row["ledger_against_server"],
-            "target_epsilon": None,
-        }
-        for row in rows
-    ]
+    share_rows: list[dict[str, Any]] = []
+    for row in privacy["clients"]:
+        epsilon, ledger = row.get("epsilon_against_server"), row.get("ledger_against_server")
+        if ledger is None:
+            return None
+        share_rows.append({**row, "epsilon": epsilon, "ledger": ledger, "target_epsilon": None})
     return read_facts({**privacy, "trust": "local", "clients": share_rows, "attack": None}, run=run)
 
 
@@ -237,31 +230,30 @@ def ledger_digest(rows: Iterable[Mapping[str, Any]]) -> str | None:
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
-def _client(row: ClientRow, rho: float) -> ClientFacts:
+_SAME = (
+    *("delta", "noise_multiplier", "sampling_rate", "rounds", "steps"),
+    *("target_epsilon", "withdrawn_round"),
+)
+
+
+def _client(row: Mapping[str, Any], adjacency: Adjacency | None) -> ClientFacts:
+    """Return the facts in a client's row; with ρ if the adjacency of its events is given."""
     ledger = [(entry["event"], entry["count"]) for entry in row["ledger"]]
     is_one_event = [(event["type"], count) for event, count in ledger] == [("SelfComposed", 1)]
     # The events of one batch or epoch, also from inside the event of a whole run.
     batches = [event["event"] if event["type"] == "SelfComposed" else event for event, _ in ledger]
-    run_noise = None
-    if is_one_event and batches[0]["type"] == "Gaussian":
-        run_noise = batches[0]["noise_multiplier"]
+    is_gaussian = is_one_event and batches[0]["type"] == "Gaussian"
     return ClientFacts(
         client=row["client"],
         examples=row["examples"] or 0,
-        delta=row.get("delta", 1.0),
         epsilon=math.inf if row["epsilon"] is None else row["epsilon"],
-        noise_multiplier=row.get("noise_multiplier", 0.0),
-        sampling_rate=row.get("sampling_rate", 1.0),
-        rounds=row.get("rounds", 0),
-        steps=row.get("steps", 0),
+        **{name: row[name] for name in _SAME if name in row},
         max_grad_norm=row.get("max_update_norm") or row.get("max_grad_norm"),
-        target_epsilon=row.get("target_epsilon"),
         events=frozenset(batch["type"] for batch in batches),
         is_one_event=is_one_event,
-        run_noise=run_noise,
+        run_noise=batches[0]["noise_multiplier"] if is_gaussian else None,
         is_joint=all(_is_joint(batch) for batch in batches),
-        rho=rho,
-        withdrawn_round=row.get("withdrawn_round"),
+        rho=math.inf if adjacency is None else _rho(row, adjacency),
     )
 
 
@@ -271,7 +263,7 @@ def _is_joint(batch: Mapping[str, Any]) -> bool:
     return inner["type"] == "JointGaussian" and len(inner["noise_multipliers"]) > 1
 
 
-def _rho(row: ClientRow, adjacency: Adjacency) -> float:
+def _rho(row: Mapping[str, Any], adjacency: Adjacency) -> float:
     """Return ρ of zCDP of a client's releases; ∞ if none is known, or the ledger is unreadable."""
     try:
         return zcdp_rho(PrivacyLedger.from_list(row["ledger"]).entries, adjacency)
@@ -279,10 +271,9 @@ def _rho(row: ClientRow, adjacency: Adjacency) -> float:
         return math.inf
 
 
-_Method = tuple[AccountantChoice, Adjacency]
-
-
-def _method(rows: Sequence[Mapping[str, Any]], mechanism: MechanismFacts) -> _Method | None:
+def _method(
+    rows: Sequence[Mapping[str, Any]], mechanism: MechanismFacts
+) -> tuple[AccountantChoice, Adjacency] | None:
     """Return accountant and adjacency of the ledgers; None if an ε is infinite or not known."""
     accountant, adjacency = mechanism.accountant, mechanism.adjacency
     if any(row["epsilon"] is None for row in rows) or not rows:
@@ -295,19 +286,16 @@ def _method(rows: Sequence[Mapping[str, Any]], mechanism: MechanismFacts) -> _Me
 
 
 def _attack(
-    privacy: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], method: _Method | None
+    privacy: Mapping[str, Any], accountant: AccountantChoice, adjacency: Adjacency
 ) -> AttackBound | None:
-    if method is None:
-        return None
     if "attack" in privacy:
         return AttackBound.from_json(privacy["attack"])
-    accountant, adjacency = method
-    return attack_bound(rows, accountant=accountant, adjacency=adjacency)
+    return attack_bound(privacy["clients"], accountant=accountant, adjacency=adjacency)
 
 
-def _profile(rows: Sequence[Mapping[str, Any]], method: _Method | None) -> Profile | None:
+def _profile(
+    rows: Sequence[Mapping[str, Any]], accountant: AccountantChoice, adjacency: Adjacency
+) -> Profile | None:
     """Return the profile of the client with the largest ε; None if its ledger proves no ε."""
-    if method is None:
-        return None
     worst = max(rows, key=lambda row: row["epsilon"])
-    return profile_of(worst, *method) if worst["ledger"] else None
+    return profile_of(worst, accountant, adjacency) if worst["ledger"] else None

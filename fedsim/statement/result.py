@@ -1,9 +1,7 @@
 """Sentences on a run's result: ε spent, bounds on attacks, secure aggregation, budgets, checks."""
 
 import math
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from fedsim.core.formatting import (
     clients_text,
@@ -20,13 +18,6 @@ TABLE = StatementTable()
 budget = partial(TABLE.sentence, "budget", "fact")
 
 
-def _largest_share(facts: Facts) -> float:
-    """Return the largest δ · n, with n a client's examples or, by unit, all clients."""
-    if facts.protects_clients:
-        return max(client.delta for client in facts.clients) * len(facts.clients)
-    return max(client.delta * client.examples for client in facts.clients)
-
-
 @TABLE.sentence(
     "delta",
     "fact",
@@ -35,7 +26,9 @@ def _largest_share(facts: Facts) -> float:
 )
 def delta_below_one_in_n(facts: Facts) -> Said:
     """Return the sentences saying that every client's δ is below 1 / its number of examples."""
-    largest = _largest_share(facts)
+    largest = max(client.delta * client.examples for client in facts.clients)
+    if facts.protects_clients:
+        largest = facts.delta * len(facts.clients)
     share, values = percent_text(largest), {"largest_delta_times_examples": largest}
     if facts.protects_clients:
         return (
@@ -102,10 +95,8 @@ def spread(facts: Facts) -> Said:
 def attack_bound(facts: Facts) -> Said:
     """Return the sentences on the largest true-positive rate of membership inference."""
     bounds = facts.attack.table if facts.attack else ()
-    (rate, top), *rest = (
-        (f"{100 * rate:.4g}%", f"at most {percent_text(bound)}") for rate, bound in bounds
-    )
-    others = "; ".join(f"at {rate}, {top}" for rate, top in rest)
+    (rate, top), *rest = [(f"{100 * rate:.4g}%", percent_text(bound)) for rate, bound in bounds]
+    others = "; ".join(f"at {rate}, at most {top}" for rate, top in rest)
     reach = "Each is the largest such bound of any client, from the client's whole curve δ(ε)."
     if len(facts.clients) == 1:
         reach = "This follows from the client's whole curve δ(ε)."
@@ -113,7 +104,8 @@ def attack_bound(facts: Facts) -> Said:
         reach += f" The largest ε is that of {clients_text(tied)}; their curves may cross."
     return (
         f"An attacker sees {view_of(facts).sees}, and guesses {question_of(facts)}. "
-        f"At a false-positive rate of {rate}, the true-positive rate is {top}; {others}. {reach}"
+        f"At a false-positive rate of {rate}, the true-positive rate is at most {top}; {others}. "
+        f"{reach}"
     ), {
         "true_positive_bounds": [
             {"false_positive_rate": rate, "bound": bound} for rate, bound in bounds
@@ -157,55 +149,34 @@ _ROLES = {
 )
 def secure_aggregation(facts: Facts) -> Said:
     """Return the sentences on what the server sees, and whom one must trust for that."""
-    trust, recorded = facts.trust.trust, dict[str, Any](facts.secure_aggregation or {})
+    recorded = dict(facts.secure_aggregation or {})
+    names = ("trust", "parties", "rounds", "encoding")
+    trust, parties, rounds, encoding = (recorded.get(name) or {} for name in names)
     sums = [f"the {view}" for view in recorded.get("server_view", ()) if view.startswith("sum of ")]
-    texts = (
+    text = (
         f"Updates were summed by the protocol {recorded.get('protocol')}: the server saw "
         f"{', '.join(sums) or 'sums only'}, the participants and their timing, but no single "
-        "update.",
-        *_assumption(recorded),
-        *_opened_sums(recorded),
-        *(_exactness(recorded) if trust == "local" else ()),
-        _ROLES.get(trust, _ON_ITS_OWN),
+        "update."
     )
-    return " ".join(texts), recorded
-
-
-def _assumption(recorded: Mapping[str, Any]) -> list[str]:
-    trust = recorded.get("trust")
-    if not isinstance(trust, dict):
-        return []
-    texts = [f"This requires: {trust['privacy_requires']}."]
+    if "privacy_requires" in trust:
+        text += f" This requires: {trust['privacy_requires']}."
     if trust.get("forged_clients") == "undetected":
-        texts.append(
-            "The protocol only counts the clients of a sum: a server that invents clients can open "
-            "a sum with a single real client."
+        text += (
+            " The protocol only counts the clients of a sum: a server that invents clients can "
+            "open a sum with a single real client."
         )
-    return texts
-
-
-def _opened_sums(recorded: Mapping[str, Any]) -> list[str]:
-    parties, rounds = recorded.get("parties"), recorded.get("rounds")
-    if not isinstance(parties, dict) or not isinstance(rounds, dict):
-        return []
-    survivors, texts = parties["survivors_per_round"], list[str]()
-    if survivors:
-        sums = count_text(len(survivors), "sum")
-        texts.append(f"{sums} of {range_text(survivors)} clients were opened.")
-    if rounds["aborted"]:
-        aborted = count_text(rounds["aborted"], "round")
-        texts.append(f"{aborted} could not be opened and remain charged.")
-    return texts
-
-
-def _exactness(recorded: Mapping[str, Any]) -> list[str]:
-    encoding = recorded.get("encoding")
-    if not isinstance(encoding, dict):
-        return []
-    return [
-        "Every mean equals the mean of the quantised updates bit for bit. It differs from the mean "
-        f"in real numbers by at most {delta_text(encoding['max_abs_error'])} in each coordinate."
-    ]
+    if survivors := parties.get("survivors_per_round"):
+        opened = count_text(len(survivors), "sum")
+        text += f" {opened} of {range_text(survivors)} clients were opened."
+    if aborted := rounds.get("aborted"):
+        text += f" {count_text(aborted, 'round')} could not be opened and remain charged."
+    if encoding and facts.trust.trust == "local":
+        text += (
+            " Every mean equals the mean of the quantised updates bit for bit. It differs from the "
+            f"mean in real numbers by at most {delta_text(encoding['max_abs_error'])} in each "
+            "coordinate."
+        )
+    return f"{text} {_ROLES.get(facts.trust.trust, _ON_ITS_OWN)}", recorded
 
 
 @TABLE.sentence(
@@ -268,10 +239,8 @@ def no_targets(facts: Facts) -> str:
 @budget("Withdrawals", holds=is_private, when=lambda facts: bool(facts.withdrawn_clients))
 def withdrawals(facts: Facts) -> Said:
     """Return the sentence on the clients that withdrew because their budget was spent."""
-    withdrawn = facts.withdrawn_clients
-    rounds = {
-        str(c.client): c.withdrawn_round for c in facts.clients if c.withdrawn_round is not None
-    }
+    withdrawn, known = facts.withdrawn_clients, {c.client: c for c in facts.clients}
+    rounds = {str(client): known[client].withdrawn_round for client in withdrawn}
     return (
         f"{count_text(len(withdrawn), 'client')} withdrew before the end because the budget "
         f"was spent: {clients_text(withdrawn)}. Budgets depend on settings alone, so a "

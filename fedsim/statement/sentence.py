@@ -135,9 +135,9 @@ class StatementTable(list[Row]):
         """
 
         def add(words: Words) -> Row:
-            both: Holds = lambda facts: holds(facts) and when(facts)
-            self.append(Row(words.__name__, point, kind, title, both, words))
-            return self[-1]
+            row = Row(words.__name__, point, kind, title, lambda f: holds(f) and when(f), words)
+            self.append(row)
+            return row
 
         return add
 

@@ -113,6 +113,5 @@ def unmet_conditions(secure: Mapping[str, Any] | None) -> list[str]:
     Args:
         secure: recorded facts on secure aggregation; None without it.
     """
-    trust = (secure or {}).get("trust")
-    met = trust.get("conditions", {}) if isinstance(trust, Mapping) else {}
+    met = ((secure or {}).get("trust") or {}).get("conditions", {})
     return [name for name in UNMET_CONDITIONS if met.get(name) is not True]
