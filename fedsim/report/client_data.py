@@ -4,9 +4,10 @@ The section on private data is left out if the run has differential privacy or s
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 from markupsafe import Markup
 
 from fedsim.core.formatting import epsilon_text, metric_text, shortened, some_of
@@ -31,18 +32,37 @@ _MAX_TIP_CLASSES = 6
 _MAX_ROWS = 500  # rows of a figure: more than pixels would only make the file larger
 
 
+class _Line(NamedTuple):
+    """A row of a heat map.
+
+    Attributes:
+        client: number of the client.
+        tip: tooltip of the row.
+        cells: share in [0, 1] and text of each cell that is not empty, by column.
+    """
+
+    client: int
+    tip: str
+    cells: Mapping[int, tuple[float, str]]
+
+
 def client_data_context(contents: RunContents) -> dict[str, Any] | None:
     """Return the template values of the section on private data; None for a report without it."""
     figures = contents.client_data
     if figures is None or contents.facts.is_private or contents.privacy.get("secure_aggregation"):
         return None
-    rows = _ordered(figures["clients"])
-    scored = [row for row in rows if sum(row.get("held_out", ()))]
+    names = {row["client"]: name for row in contents.clients if (name := row.get("name"))}
+    rows, classes = _ordered(figures["clients"]), figures["classes"]
+    labels = [_label_line(row, classes, names) for row in rows]
+    scored = [_accuracy_line(row, classes, names) for row in rows if sum(row.get("held_out", ()))]
+    what = "Accuracy of the final model by class on the held-out examples of each client"
     return {
         "note": CLIENT_DATA_NOTE,
-        "labels": _label_map(rows, figures["classes"], contents),
+        "labels": _heat_map(
+            "Share of each class in the training examples of each client", labels, classes, names
+        ),
         "skew": f"{100 * _label_skew(rows):.0f}%",
-        "accuracy": _accuracy_map(scored, figures["classes"], contents) if scored else None,
+        "accuracy": _heat_map(what, scored, classes, names) if scored else None,
         "left_out": len(figures["clients"]) - len(rows),
     }
 
@@ -53,15 +73,10 @@ def held_out_accuracies(contents: RunContents) -> dict[int, str] | None:
     The result is None if the run measured no such accuracy.
     """
     rows = [] if contents.client_data is None else contents.client_data["clients"]
-    sums = {
-        row["client"]: (sum(row["correct"]), sum(row["held_out"]))
-        for row in rows
-        if "held_out" in row
-    }
     accuracies = {
-        client: metric_text("accuracy", hits / count)
-        for client, (hits, count) in sums.items()
-        if count
+        row["client"]: metric_text("accuracy", sum(row["correct"]) / count)
+        for row in rows
+        if (count := sum(row.get("held_out", ())))
     }
     return accuracies or None
 
@@ -81,76 +96,41 @@ def _ordered(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _label_skew(rows: Sequence[dict[str, Any]]) -> float:
     """Return the mean total variation distance between a client's labels and all labels."""
-    whole = [sum(counts) for counts in zip(*(row["labels"] for row in rows), strict=True)]
-    label_counts = [row["labels"] for row in rows if sum(row["labels"])]
-    distances = [
-        sum(abs(a - b) for a, b in zip(_shares(counts), _shares(whole), strict=True)) / 2
-        for counts in label_counts
-    ]
-    return sum(distances) / max(1, len(distances))
+    counts = np.array([row["labels"] for row in rows if sum(row["labels"])])
+    if not counts.size:
+        return 0.0
+    shares, whole = counts / counts.sum(axis=1, keepdims=True), counts.sum(axis=0) / counts.sum()
+    return float(np.abs(shares - whole).sum(axis=1).mean() / 2)
 
 
-def _label_map(
-    rows: Sequence[dict[str, Any]], classes: Sequence[str], contents: RunContents
-) -> Markup:
-    tips = [
-        f"{_who(row, contents)}, {sum(row['labels']):,} examples: "
-        + some_of([f"{classes[k]}: {n:,}" for k, n in _largest(row["labels"])], _MAX_TIP_CLASSES)
-        for row in rows
-    ]
-    return _heat_map(
-        "Share of each class in the training examples of each client",
-        rows,
-        [[share or None for share in _shares(row["labels"])] for row in rows],
-        [[f"{count}" if count else "" for count in row["labels"]] for row in rows],
-        classes,
-        tips,
-        contents,
-    )
+def _label_line(row: Mapping[str, Any], classes: Sequence[str], names: Mapping[int, str]) -> _Line:
+    labels, total = row["labels"], sum(row["labels"])
+    cells = {k: (n / total, f"{n}") for k, n in enumerate(labels) if n}
+    listed = some_of([f"{classes[k]}: {n:,}" for k, n in _largest(labels)], _MAX_TIP_CLASSES)
+    return _Line(row["client"], f"{_who(row, names)}, {total:,} examples: {listed}", cells)
 
 
-def _accuracy_map(
-    rows: Sequence[dict[str, Any]], classes: Sequence[str], contents: RunContents
-) -> Markup:
-    shares = [
-        [hits / n if n else None for hits, n in zip(row["correct"], row["held_out"], strict=True)]
-        for row in rows
-    ]
-    tips = [
-        f"{_who(row, contents)}: {sum(row['correct']):,} of {sum(row['held_out']):,} right; "
-        + some_of(
-            [f"{classes[k]}: {row['correct'][k]} of {n}" for k, n in _largest(row["held_out"])],
-            _MAX_TIP_CLASSES,
-        )
-        for row in rows
-    ]
-    return _heat_map(
-        "Accuracy of the final model by class on the held-out examples of each client",
-        rows,
-        shares,
-        [["" if share is None else f"{100 * share:.0f}" for share in line] for line in shares],
-        classes,
-        tips,
-        contents,
-    )
+def _accuracy_line(
+    row: Mapping[str, Any], classes: Sequence[str], names: Mapping[int, str]
+) -> _Line:
+    right, held = row["correct"], row["held_out"]
+    shares = {k: right[k] / n for k, n in enumerate(held) if n}
+    cells = {k: (share, f"{100 * share:.0f}") for k, share in shares.items()}
+    parts = [f"{classes[k]}: {right[k]} of {n}" for k, n in _largest(held)]
+    tip = f"{_who(row, names)}: {sum(right):,} of {sum(held):,} right; "
+    return _Line(row["client"], tip + some_of(parts, _MAX_TIP_CLASSES), cells)
 
 
 def _heat_map(
-    label: str,
-    rows: Sequence[dict[str, Any]],
-    shares: Sequence[Sequence[float | None]],
-    texts: Sequence[Sequence[str]],
-    classes: Sequence[str],
-    tips: Sequence[str],
-    contents: RunContents,
+    label: str, lines: Sequence[_Line], classes: Sequence[str], names: Mapping[int, str]
 ) -> Markup:
-    """Return a heat map of shares in [0, 1], with a row for each client and a column a class.
+    """Return a heat map with a row for each client and a column for each class.
 
-    A share of None is an empty cell. Cells show their texts where there is room.
+    Cells show their texts where there is room.
     """
-    count, size, names = len(rows), len(classes), _names(contents)
+    count, size = len(lines), len(classes)
     few = count <= MAX_NAMED_ROWS
-    clients = [names.get(row["client"], str(row["client"])) for row in rows] if few else []
+    clients = [names.get(line.client, str(line.client)) for line in lines] if few else []
     beside = "client" if few else f"{count:,} clients, by their most frequent class"
     places = {row + 0.5: shortened(name, _MAX_CHARACTERS) for row, name in enumerate(clients)}
     stride = -(-size // _MAX_TICKS)
@@ -160,59 +140,39 @@ def _heat_map(
     y = Axis(count, 0.0, places, beside)
     width = min(max(y.room + 8 + size * _COLUMN_PIXELS, _WIDTH_PIXELS[0]), _WIDTH_PIXELS[1])
     has_texts = few and (width - y.room) / size >= _MIN_TEXT_PIXELS
-    return inline_svg(
-        Chart(
-            label=label,
-            x=x,
-            y=y,
-            marks=[*_cells(shares), *(_notes(texts) if has_texts else ())],
-            width=width,
-            height=count * _ROW_PIXELS if few else _THIN_ROWS_PIXELS,
-            top=4,
-            right=8,
-            tips=[Tip(0, row + 0.5, text) for row, text in enumerate(tips)],
-            across=True,
-        )
-    )
+    height = count * _ROW_PIXELS if few else _THIN_ROWS_PIXELS
+    marks = [*_areas(lines), *(_notes(lines) if has_texts else ())]
+    tips = [Tip(0, row + 0.5, line.tip) for row, line in enumerate(lines)]
+    chart = Chart(label, x, y, marks, width, height, top=4, right=8, tips=tips, across=True)
+    return inline_svg(chart)
 
 
-def _cells(shares: Sequence[Sequence[float | None]]) -> Iterator[Area]:
+def _areas(lines: Sequence[_Line]) -> Iterator[Area]:
     """Yield one area for each shade, with all cells of that shade."""
-    cells: dict[int, list[Point]] = {}
-    for row, line in enumerate(shares):
-        for column, share in enumerate(line):
-            if share is not None:
-                level = max(1, round(share * _LEVELS))  # a share of 0 is not an empty cell
-                corners = [(0, 0), (1, 0), (1, 1), (0, 1), (0, math.nan)]
-                cells.setdefault(level, []).extend((column + x, row + y) for x, y in corners)
-    for level, corners in sorted(cells.items()):
+    shades: dict[int, list[Point]] = {}
+    for row, line in enumerate(lines):
+        for column, (share, _) in line.cells.items():
+            level = max(1, round(share * _LEVELS))  # a share of 0 is not an empty cell
+            corners = [(0, 0), (1, 0), (1, 1), (0, 1), (0, math.nan)]
+            shades.setdefault(level, []).extend((column + x, row + y) for x, y in corners)
+    for level, corners in sorted(shades.items()):
         yield Area(corners, "accent", _STRONGEST * level / _LEVELS)
 
 
-def _notes(texts: Sequence[Sequence[str]]) -> Iterator[Note]:
-    for row, line in enumerate(texts):
-        for column, text in enumerate(line):
-            if text:
-                yield Note(text, (column + 0.5, row + 0.5), anchor="middle", size=9.5)
+def _notes(lines: Sequence[_Line]) -> Iterator[Note]:
+    for row, line in enumerate(lines):
+        for column, (_, text) in line.cells.items():
+            yield Note(text, (column + 0.5, row + 0.5), anchor="middle", size=9.5)
 
 
-def _names(contents: RunContents) -> dict[int, str]:
-    return {row["client"]: name for row in contents.clients if (name := row.get("name"))}
-
-
-def _who(row: dict[str, Any], contents: RunContents) -> str:
-    name = _names(contents).get(row["client"])
+def _who(row: Mapping[str, Any], names: Mapping[int, str]) -> str:
+    name = names.get(row["client"])
     return f"client {row['client']}" + (f" ({name})" if name else "")
 
 
 def _largest(counts: Sequence[int]) -> list[tuple[int, int]]:
     """Return the classes with examples, the most frequent first."""
-    present = [(place, count) for place, count in enumerate(counts) if count]
-    return sorted(present, key=lambda pair: -pair[1])
-
-
-def _shares(counts: Sequence[int]) -> list[float]:
-    return [count / max(1, sum(counts)) for count in counts]
+    return [(k, n) for k, n in sorted(enumerate(counts), key=lambda pair: -pair[1]) if n]
 
 
 def answers_context(contents: RunContents) -> dict[str, Any] | None:
@@ -224,18 +184,14 @@ def answers_context(contents: RunContents) -> dict[str, Any] | None:
 
 
 def _counts(answers: dict[str, Any]) -> list[tuple[str, str]]:
-    checked, answered = answers["queries_checked"], answers["queries_answered"]
-    threshold = answers["threshold"]
-    passed = [row for row in answers["queries"] if (row["share"] or 0.0) >= threshold]
-    accuracy = answers["label_accuracy"]
+    threshold, accuracy = answers["threshold"], answers["label_accuracy"]
+    passed = sum((row["share"] or 0.0) >= threshold for row in answers["queries"])
+    agreeing = "no answer" if accuracy is None else f"{100 * accuracy:.1f}%"
     return [
-        ("Queries checked", f"{checked:,} of {len(answers['queries']):,}"),
-        ("Passed the check", f"{len(passed):,}, with a noisy share of at least {threshold:g}"),
-        ("Answered", f"{answered:,}"),
-        (
-            "Answers that agree with the true label",
-            "no answer" if accuracy is None else f"{100 * accuracy:.1f}%",
-        ),
+        ("Queries checked", f"{answers['queries_checked']:,} of {len(answers['queries']):,}"),
+        ("Passed the check", f"{passed:,}, with a noisy share of at least {threshold:g}"),
+        ("Answered", f"{answers['queries_answered']:,}"),
+        ("Answers that agree with the true label", agreeing),
     ]
 
 
@@ -243,16 +199,12 @@ def _cost(contents: RunContents) -> list[tuple[str, str]]:
     votes, facts = contents.privacy.get("votes"), contents.facts
     if votes is None or not facts.is_bounded:
         return []
-    spend = contents.clients[0]
-    z = spend["noise_multiplier"]
+    z, epsilon = contents.clients[0]["noise_multiplier"], epsilon_text(facts.epsilon)
+    charged = f"{votes['queries']:,} checks and {votes['answers']:,} votes, whatever was answered"
     return [
         ("Noise on a count in a check", f"{z * votes['sigma_threshold']:.4g} votes"),
         ("Noise on a count in a vote", f"{z * votes['sigma']:.4g} votes"),
-        (
-            "Charged to every client",
-            f"{votes['queries']:,} checks and {votes['answers']:,} votes, whatever was answered: "
-            f"ε = {epsilon_text(facts.epsilon)}",
-        ),
+        ("Charged to every client", f"{charged}: ε = {epsilon}"),
     ]
 
 
@@ -262,15 +214,10 @@ def _classes(contents: RunContents, answers: dict[str, Any]) -> list[dict[str, A
     number = 1 + max((row["true"] for row in answers["queries"]), default=-1)
     table: list[dict[str, Any]] = []
     for label in range(number):
-        queries = [row for row in answers["queries"] if row["true"] == label]
-        answered = [row for row in queries if row["label"] is not None]
-        right = sum(row["label"] == label for row in answered)
-        table.append(
-            {
-                "name": names[label] if names else str(label),
-                "queries": len(queries),
-                "answered": len(answered),
-                "agreement": f"{100 * right / len(answered):.1f}%" if answered else "–",
-            }
-        )
+        given = [row["label"] for row in answers["queries"] if row["true"] == label]
+        answered = [answer for answer in given if answer is not None]
+        agreement = f"{100 * answered.count(label) / len(answered):.1f}%" if answered else "–"
+        name = names[label] if names else str(label)
+        numbers = {"queries": len(given), "answered": len(answered)}
+        table.append({"name": name, **numbers, "agreement": agreement})
     return table
