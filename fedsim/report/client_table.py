@@ -6,9 +6,10 @@ number of examples and of rounds.
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from operator import itemgetter
 
 from markupsafe import Markup
 
@@ -28,8 +29,8 @@ _IDENTITY = ("client", "name")
 
 CellValue = str | int
 Cells = tuple[CellValue, ...]
-Note = tuple[str, str]
-"""A note on a client: (kind to filter by, text)."""
+_Entry = tuple[int, str | None, Mapping[str, CellValue], Mapping[str, str]]
+"""A client's number, name, cells by column, and notes: texts by the kind to filter by."""
 
 
 @dataclass(frozen=True)
@@ -90,24 +91,27 @@ def client_table(facts: Facts, rows: ClientRows, lost: Mapping[int, int]) -> Cli
         rows: the clients' rows of `privacy.json`, in the order of `facts.clients`.
         lost: number of charged updates that never reached an average, by client.
     """
-    order = list(range(len(rows)))
-    if len(rows) > MAX_CLIENTS:
-        order.sort(key=lambda place: (-facts.clients[place].epsilon, facts.clients[place].client))
+    pairs, is_long = list(zip(rows, facts.clients, strict=True)), len(rows) > MAX_CLIENTS
+    if is_long:
+        pairs.sort(key=lambda pair: (-pair[1].epsilon, pair[1].client))
     # None is marked where all share the largest ε.
     tied = len(facts.worst_clients) == len(facts.clients)
     largest = frozenset(() if tied else facts.worst_clients)
     loose = frozenset(facts.clients_with_large_delta)
     places = client_places("page", rows)
+    headings = {name: place.heading for name, place in places.items()}
+    if facts.trust.observers:
+        headings["epsilon"] = epsilon_heading(facts, facts.trust.observers[0])
+    if facts.objections:
+        headings |= {name: f"reported {headings[name]}" for name in ("epsilon", "epsilon_rdp")}
     # Many clients share a value: each is written once.
     texts = {name: cache(place.text) for name, place in places.items() if name not in _IDENTITY}
-    return _make_table(
-        _headings(facts, {name: place.heading for name, place in places.items()}),
-        rows,
-        order,
-        cells_of=lambda index: {name: text(rows[index].get(name)) for name, text in texts.items()},
-        notes_of=lambda index: _spend_notes(facts.clients[index], lost, largest, loose),
-        sorted_by="epsilon" if len(rows) > MAX_CLIENTS else "client",
-    )
+    entries: list[_Entry] = []
+    for row, client in pairs:
+        cells = {name: text(row.get(name)) for name, text in texts.items()}
+        notes = _spend_notes(client, lost, largest, loose)
+        entries.append((row["client"], row.get("name"), cells, notes))
+    return _make_table(headings, entries, sorted_by="epsilon" if is_long else "client")
 
 
 def plain_table(
@@ -130,99 +134,59 @@ def plain_table(
     if scores is not None:
         headings["score"] = "held-out accuracy"
     headings |= {name: shown[name].heading for name in ("examples", "rounds")}
-
-    def cells_of(index: int) -> dict[str, CellValue]:
-        client = rows[index]["client"]
-        score = (scores or {}).get(client, _NOTHING)
-        return {
-            "examples": rows[index]["examples"],
-            "rounds": rounds.get(client, 0),
-            "score": score,
-        }
-
-    def notes_of(index: int) -> list[Note]:
-        client = rows[index]["client"]
-        notes = _lost_notes(lost.get(client, 0))
-        return notes if rounds.get(client) else [*notes, ("never trained", "never trained")]
-
-    return _make_table(
-        {**headings, "notes": "notes"},
-        rows,
-        range(len(rows)),
-        cells_of=cells_of,
-        notes_of=notes_of,
-        sorted_by="client",
-    )
+    entries: list[_Entry] = []
+    for row in rows:
+        client = row["client"]
+        count, score = rounds.get(client, 0), (scores or {}).get(client, _NOTHING)
+        cells = {"examples": row["examples"], "rounds": count, "score": score}
+        notes = _last_notes(lost.get(client, 0), has_trained=count > 0)
+        entries.append((client, row.get("name"), cells, notes))
+    return _make_table(headings, entries, sorted_by="client")
 
 
 def _make_table(
-    headings: Mapping[str, str],
-    rows: ClientRows,
-    order: Sequence[int],
-    *,
-    cells_of: Callable[[int], Mapping[str, CellValue]],
-    notes_of: Callable[[int], Sequence[Note]],
-    sorted_by: str,
+    headings: Mapping[str, str], entries: Sequence[_Entry], *, sorted_by: str
 ) -> ClientTable:
-    """Return a table of clients.
-
-    `order` has indices into `rows`, as the page first shows the clients. `cells_of` and `notes_of`
-    are functions from such an index to the texts of the row by column key, without number and name,
-    and to the notes on the client.
-    """
+    """Return a table of clients, whose entries are in the order in which the page shows them."""
+    headings = {**headings, "notes": "notes"}
     columns = [key for key in headings if key not in _IDENTITY]
     names: dict[int, str] = {}
     if "name" in headings:
-        names = {row["client"]: row.get("name") or _NOTHING for row in rows}
-    shown = SHOWN_CLIENTS if len(rows) > MAX_CLIENTS else len(rows)
+        names = {
+            client: name or _NOTHING for client, name, _, _ in sorted(entries, key=itemgetter(0))
+        }
+    shown = SHOWN_CLIENTS if len(entries) > MAX_CLIENTS else len(entries)
     kinds: dict[Cells, list[int]] = {}
     filters: dict[str, None] = {}
     first_rows: list[Cells] = []
-    for index in order:
-        noted = notes_of(index)
-        filters |= dict.fromkeys(kind for kind, _ in noted)
-        cells = {**cells_of(index), "notes": "; ".join(text for _, text in noted) or _NOTHING}
-        kind = tuple(cells[key] for key in columns)
-        client = rows[index]["client"]
+    for client, _, cells, notes in entries:
+        filters |= dict.fromkeys(notes)
+        texts = {**cells, "notes": "; ".join(notes.values()) or _NOTHING}
+        kind = tuple(texts[key] for key in columns)
         kinds.setdefault(kind, []).append(client)
         if len(first_rows) < shown:
             first_rows.append((client, *([names[client]] if names else ()), *kind))
     return ClientTable(headings, kinds, tuple(first_rows), sorted_by, tuple(filters), names)
 
 
-def _headings(facts: Facts, headings: dict[str, str]) -> dict[str, str]:
-    """Return the headings; the heading of ε names the observer where trust is not local.
-
-    Without a supported ε, the headings say "reported ε".
-    """
-    if facts.trust.observers:
-        headings["epsilon"] = epsilon_heading(facts, facts.trust.observers[0])
-    if facts.objections:
-        for name in ("epsilon", "epsilon_rdp"):
-            headings[name] = f"reported {headings[name]}"
-    return {**headings, "notes": "notes"}
-
-
 def _spend_notes(
     client: ClientFacts, lost: Mapping[int, int], largest: frozenset[int], loose: frozenset[int]
-) -> list[Note]:
+) -> dict[str, str]:
     """Return the notes on a client's spend: withdrawal, lost updates, largest ε."""
-    notes = []
-    if math.isinf(client.epsilon):
-        notes.append(("no bound", "no bound"))
-    elif client.client in largest and client.has_charges:
-        notes.append(("largest ε", "largest ε"))
-    if client.target_epsilon is not None and client.epsilon > client.target_epsilon:
-        notes.append(("over target", "over target"))
-    if client.client in loose:
-        notes.append(("δ too large", "δ too large"))
+    has_no_bound = math.isinf(client.epsilon)
+    marks = {
+        "no bound": has_no_bound,
+        "largest ε": client.client in largest and client.has_charges and not has_no_bound,
+        "over target": client.is_over_target,
+        "δ too large": client.client in loose,
+    }
+    notes = {kind: kind for kind, is_marked in marks.items() if is_marked}
     if client.withdrawn_round is not None:
-        notes.append(("withdrew", f"withdrew in round {client.withdrawn_round:,}"))
-    notes += _lost_notes(lost.get(client.client, 0))
-    if not client.has_charges:
-        notes.append(("never trained", "never trained"))
-    return notes
+        notes["withdrew"] = f"withdrew in round {client.withdrawn_round:,}"
+    return notes | _last_notes(lost.get(client.client, 0), has_trained=client.has_charges)
 
 
-def _lost_notes(count: int) -> list[Note]:
-    return [("lost updates", count_text(count, "lost update"))] if count else []
+def _last_notes(lost: int, *, has_trained: bool) -> dict[str, str]:
+    """Return the notes on lost updates, and on a client that never trained."""
+    notes = {"lost updates": count_text(lost, "lost update")} if lost else {}
+    return notes if has_trained else {**notes, "never trained": "never trained"}

@@ -353,10 +353,8 @@ class RunContents(RunFiles):
         """Return metrics in the order of the experiment, or with the task's main metric first."""
         metrics = {name: value for name, value in self.summary.items() if name.startswith(where)}
         names = [metric_key(str(name)) for name in chosen] or ["accuracy", "r2", "mse"]
-        order = [f"{where}{name}" for name in names]
-        first = [name for name in order if name in metrics]
-        rest = [name for name in metrics if name not in order]
-        return {name: metrics[name] for name in first + rest}
+        order = (*(f"{where}{name}" for name in names), *metrics)
+        return {name: metrics[name] for name in order if name in metrics}
 
     @cached_property
     def settings(self) -> dict[str, Any]:

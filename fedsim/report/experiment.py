@@ -1,6 +1,6 @@
 """The report's box "Experiment", which shows settings and sizes of a run in a few lines."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from fedsim.core.formatting import count_text, range_text, shortened
@@ -33,7 +33,7 @@ def experiment_rows(contents: RunContents) -> list[tuple[str, str]]:
 
 def sizes_text(contents: RunContents) -> str:
     """Return as text the smallest and largest number of examples of a client; "" if private."""
-    sizes = [row["examples"] for row in contents.clients if row["examples"] is not None]
+    sizes = _sizes(contents)
     if not sizes:
         return ""
     # Under add/remove the true sizes are private, and none of the files has them.
@@ -43,16 +43,19 @@ def sizes_text(contents: RunContents) -> str:
     return f"{min(sizes):,} to {max(sizes):,} {noun}"
 
 
+def _sizes(contents: RunContents) -> list[int]:
+    """Return the number of examples of each client; empty if they are private."""
+    return [row["examples"] for row in contents.clients if row["examples"] is not None]
+
+
 def _data(contents: RunContents) -> str:
     data, sizes = _section(contents.settings, "data"), contents.sizes
-    parts = [_dataset(data)]
-    counts = [row["examples"] for row in contents.clients if row["examples"] is not None]
+    parts, counts = [_dataset(data)], _sizes(contents)
     if counts and contents.privacy["adjacency"] != "add_remove":
         parts.append(f"{sum(counts):,} training examples")
     if "test_examples" in sizes:
         parts.append(f"{sizes['test_examples']:,} public test examples")
-    shape = sizes.get("input_shape")
-    if shape:
+    if shape := sizes.get("input_shape"):
         numbers = " × ".join(f"{size:,}" for size in shape)
         parts.append(f"inputs of {numbers}" if len(shape) > 1 else f"{numbers} features")
     if sizes.get("num_classes"):
@@ -75,10 +78,10 @@ def _model(contents: RunContents) -> str:
         parts.append("on " + ", ".join(_name_of(feature) for feature in model["features"]))
     if model.get("init"):
         parts.append(f"from {_text(model['init'])}")
-    parameters, trained = sizes.get("parameters"), sizes.get("trained_parameters")
-    if parameters is not None:
-        words = f"{parameters:,} parameters"
-        parts.append(words if trained == parameters else f"{words}, {trained:,} trained")
+    if (parameters := sizes.get("parameters")) is not None:
+        trained = sizes.get("trained_parameters")
+        words = "" if trained == parameters else f", {trained:,} trained"
+        parts.append(f"{parameters:,} parameters{words}")
     if model.get("loss"):
         parts.append(f"loss {_text(model['loss'])}")
     return "; ".join(part for part in parts if part)
@@ -97,11 +100,10 @@ def _federation(contents: RunContents) -> str:
     if participation.get("scheme") == "poisson":
         parts.append("participation poisson")
     if participation.get("scheme") == "buffered":
-        at_once = f"{_text(participation.get('concurrency'))} train at once"
-        durations = _text(participation.get("durations")).replace("_", "-")
-        if isinstance(participation.get("durations"), Mapping):
-            durations = "by a table"
-        parts.append(f"asynchronous ({at_once}, durations {durations})")
+        at_once, durations = _text(participation.get("concurrency")), participation.get("durations")
+        is_table = isinstance(durations, Mapping)
+        how = "by a table" if is_table else _text(durations).replace("_", "-")
+        parts.append(f"asynchronous ({at_once} train at once, durations {how})")
     if federation.get("ema_decay"):
         parts.append(f"server averaging {_text(federation['ema_decay'])}")
     return ", ".join(parts)
@@ -110,18 +112,16 @@ def _federation(contents: RunContents) -> str:
 def _participants(contents: RunContents, federation: Mapping[str, Any]) -> str:
     """Return the clients of a round in words."""
     participation = _section(federation, "participation")
-    count, asked = len(contents.clients), federation.get("clients_per_round")
-    scheme, some = participation.get("scheme"), "all" if asked is None else _text(asked)
+    count, scheme = len(contents.clients), participation.get("scheme")
+    asked = participation if scheme == "buffered" else federation
+    asked = asked.get("buffer_size" if scheme == "buffered" else "clients_per_round")
+    some = "all" if asked is None else _text(asked)
     if scheme == "trace":
         return f"{some} of the available clients (trace)"
     if scheme == "cyclic":
         groups = participation.get("groups") or len(participation.get("members") or ())
         return f"{some} clients of one of {groups} groups"
-    if scheme == "buffered":
-        asked = participation.get("buffer_size")
-    if asked in (None, count):
-        return f"all {count:,} clients"
-    return f"{_text(asked)} of {count:,} clients"
+    return f"all {count:,} clients" if asked in (None, count) else f"{some} of {count:,} clients"
 
 
 def _local(contents: RunContents) -> str:
@@ -131,9 +131,8 @@ def _local(contents: RunContents) -> str:
     length, epochs = count_text(int(local.get("steps") or 0), "step"), local.get("epochs")
     if epochs:
         length = f"{_text(epochs)} epoch{'' if epochs == 1 else 's'}"
-    batch = local.get("batch_size")
-    batches = "all examples" if batch == "full" else f"{_text(batch)} examples"
-    parts = [f"{length} of {batches}", _call(local.get("optimizer") or {}, "name")]
+    batch = "all" if local.get("batch_size") == "full" else _text(local.get("batch_size"))
+    parts = [f"{length} of {batch} examples", _call(local.get("optimizer") or {}, "name")]
     if (gradient := _name_of(local.get("gradient"))) not in ("none", "backward"):
         parts.append(f"gradient {gradient}")
     if local.get("lr_schedule"):
@@ -144,18 +143,17 @@ def _local(contents: RunContents) -> str:
 
 
 def _privacy(contents: RunContents) -> str:
-    privacy = _section(contents.settings, "privacy")
-    facts = contents.facts
+    privacy, facts = _section(contents.settings, "privacy"), contents.facts
     if not facts.is_private:
         return "none"
     parts = [f"trust {facts.trust.trust}", f"unit {facts.trust.unit}"]
-    noises = [client.noise_multiplier for client in facts.clients]
-    if noises:
+    if facts.clients:
+        noises = [client.noise_multiplier for client in facts.clients]
         parts.append(f"noise multiplier {range_text(noises)}")
     bound = privacy.get("max_update_norm") or privacy.get("max_grad_norm")
     groups = _section(privacy, "clipping").get("groups") or {}
     bounds = [f"{name}: {_text(group.get('max_grad_norm'))}" for name, group in groups.items()]
-    where = f"{_text(bound)}" if not bounds else f"bounds of groups ({', '.join(bounds)})"
+    where = f"bounds of groups ({', '.join(bounds)})" if bounds else _text(bound)
     if (off := facts.mechanism.off_gradients) is not None:
         bound = _text(off.get("max_feature_norm"))
         parts.append(f"mechanism {off.get('name')}, features of norm at most {bound}")
@@ -166,8 +164,7 @@ def _privacy(contents: RunContents) -> str:
     if facts.kind.draws_batches:
         parts.append(f"sampling {_text(contents.privacy.get('sampling'))}")
     parts.append(f"accountant {_text(contents.privacy['accountant'])}")
-    orders = _section(privacy, "accountant").get("orders")
-    if orders:
+    if orders := _section(privacy, "accountant").get("orders"):
         parts.append(f"orders {_text(orders)}")
     return ", ".join(parts)
 
@@ -203,9 +200,7 @@ def _with_options(name: str, options: object, *, brackets: bool = True) -> str:
 def _name_of(value: object) -> str:
     """Return the name in a setting: a word, a mapping with `name`, or a mapping by name."""
     if isinstance(value, Mapping):
-        if "name" in value:
-            return _text(value["name"])
-        return ", ".join(_text(key) for key in value)
+        return _text(value["name"]) if "name" in value else ", ".join(map(_text, value))
     return _text(value)
 
 
@@ -216,8 +211,8 @@ def _text(value: object) -> str:
         return str(value).lower()
     if isinstance(value, float):
         return f"{value:g}"
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return "[" + ", ".join(_text(item) for item in value) + "]"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_text, value))}]"
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{k}: {_text(v)}" for k, v in value.items()) + "}"
     return str(value)

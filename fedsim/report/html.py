@@ -76,15 +76,14 @@ def _script(spend: Mapping[str, Any], privacy: Mapping[str, Any]) -> Iterator[st
     relation = _RELATIONS.get(privacy["adjacency"])
     if relation is None:
         raise _NoCounterpartError(f"no relation for {privacy['adjacency']!r}")
-    module, name = (
-        ("pld", "PLDAccountant") if privacy["accountant"] == "pld" else ("rdp", "RdpAccountant")
-    )
+    is_pld = privacy["accountant"] == "pld"
+    module, name = ("pld", "PLDAccountant") if is_pld else ("rdp", "RdpAccountant")
     yield "# pip install dp-accounting"
     yield "import dp_accounting as dp"
     yield f"from dp_accounting.{module} import {name}"
     orders = "" if privacy.get("orders") is None else f"{privacy['orders']!r}, "
-    relation = f"neighboring_relation=dp.NeighboringRelation.{relation}"
-    accountant = f"accountant = {name}({orders}{relation})"
+    neighbours = f"neighboring_relation=dp.NeighboringRelation.{relation}"
+    accountant = f"accountant = {name}({orders}{neighbours})"
     yield from _recomputation(accountant, spend["ledger"], spend["epsilon"], spend["delta"])
     # All digits: two programs agree to some digits only, and a rounded number hides how many.
     if privacy["accountant"] == "moments":
@@ -120,19 +119,15 @@ def _recomputation(
 
 
 def _in_full(epsilon: float | None) -> str:
-    return (
-        "infinite, without noise or where nothing is proven of the sampler"
-        if epsilon is None
-        else repr(epsilon)
-    )
+    infinite = "infinite, without noise or where nothing is proven of the sampler"
+    return infinite if epsilon is None else repr(epsilon)
 
 
 def _merged(ledger: list[dict[str, Any]]) -> list[tuple[str, int]]:
     """Return each distinct event as an expression, with its count; no ε depends on the order."""
-    counts: dict[str, int] = {}
+    counts = Counter[str]()
     for entry in ledger:
-        expression = _expression(entry["event"])
-        counts[expression] = counts.get(expression, 0) + entry["count"]
+        counts[_expression(entry["event"])] += entry["count"]
     if len(counts) > _MAX_EVENTS:
         raise _NoCounterpartError(f"{len(counts)} distinct events are too many for a script")
     return list(counts.items())
@@ -276,10 +271,8 @@ def headlines(contents: RunContents) -> dict[str, Any]:
 
 def typeset(text: str) -> Markup:
     """Return a sentence as escaped HTML; "ε ≤ 8" stays on one line, and `code` becomes `<code>`."""
-    escaped = str(escape(text))
-    escaped = re.sub(r"`([^`]*)`", r"<code>\1</code>", escaped)
-    escaped = escaped.replace("ε_k", "ε<sub>k</sub>")
-    escaped = escaped.replace("1 / ", "1\u00a0/\u00a0")
+    escaped = re.sub(r"`([^`]*)`", r"<code>\1</code>", str(escape(text)))
+    escaped = escaped.replace("ε_k", "ε<sub>k</sub>").replace("1 / ", "1\u00a0/\u00a0")
     return Markup(re.sub(r"([εδμzqC]) ([=≤]) ", "\\1\u00a0\\2\u00a0", escaped))
 
 
@@ -311,9 +304,7 @@ def _tied(facts: Facts) -> str | None:
     tied = facts.worst_clients
     if len(tied) < 2:
         return None
-    if len(tied) == len(facts.clients):
-        return f"all {len(tied):,} clients"
-    return clients_text(tied)
+    return f"all {len(tied):,} clients" if len(tied) == len(facts.clients) else clients_text(tied)
 
 
 def _table(contents: RunContents) -> ClientTable | None:
@@ -347,7 +338,6 @@ def _spend_plot(facts: Facts) -> Markup | None:
 
 def _spend_caption(facts: Facts) -> str:
     targets = {client.target_epsilon for client in facts.clients}
-    caption = f"ε of each client{against_text(facts)}"
-    if len(targets) > 1 and len(facts.clients) <= MAX_BARS:
-        return f"{caption}; a vertical mark is its own target"
-    return caption
+    has_marks = len(targets) > 1 and len(facts.clients) <= MAX_BARS
+    marks = "; a vertical mark is its own target" if has_marks else ""
+    return f"ε of each client{against_text(facts)}{marks}"

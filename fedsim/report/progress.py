@@ -338,17 +338,12 @@ def _left_text(end: float) -> str:
 
 
 def _figures(row: Mapping[str, Any]) -> str:
-    test, clients = numbers_of(row, ("test_",)), numbers_of(row, ("clients_",))
-    parts = [
-        f"{name.removeprefix('test_')} {metric_text(name, value)}"
-        for name, value in test.items()
-        if name != "test_loss"
-    ][:_MAX_METRICS]
-    parts += [
-        f"{name.replace('_', ' ')} {metric_text(name, value)}"
-        for name, value in clients.items()
-        if name != "clients_loss"
-    ]
+    numbers = numbers_of(row, ("test_", "clients_"))
+    losses = ("test_loss", "clients_loss")
+    texts = {k: metric_text(k, v) for k, v in numbers.items() if k not in losses}
+    test = [f"{k.removeprefix('test_')} {v}" for k, v in texts.items() if k.startswith("test_")]
+    clients = [f"{k.replace('_', ' ')} {v}" for k, v in texts.items() if k.startswith("clients_")]
+    parts = [*test[:_MAX_METRICS], *clients]
     if row["epsilon_max"] is not None:
         parts.append(f"ε ≤ {epsilon_text(row['epsilon_max'])}")
     return "  ".join(parts)
