@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -47,8 +47,9 @@ def round_drawings(contents: RunContents) -> Drawings:
     curves = [_metric_curve(contents, name, over) for name in _plotted_metrics(contents)]
     if contents.facts.is_bounded:
         curves.append(_epsilon_curve(contents, over))
-    noise = noise_curve(contents, over)
-    return _drawn(curves if noise is None else [*curves, noise])
+    if (noise := noise_curve(contents, over)) is not None:
+        curves.append(noise)
+    return _drawn((curve.label, curve) for curve in curves)
 
 
 def metric_chart(contents: RunContents, metric: str | None = None) -> Chart:
@@ -82,16 +83,13 @@ def cost_drawings(contents: RunContents) -> Drawings:
     if len(contents.rounds) < 2 or not contents.metrics:
         return []
     name = next(iter(contents.metrics))
-    return [
-        (f"against {words}", drawing)
-        for words, over in _costs(contents)
-        for _, drawing in _drawn([_metric_curve(contents, name, over)])
-    ]
+    costs = _costs(contents)
+    return _drawn((f"against {cost}", _metric_curve(contents, name, over)) for cost, over in costs)
 
 
-def _drawn(curves: list[Curve]) -> Drawings:
-    charts = [(curve.label, curve.chart()) for curve in curves]
-    return [(label, inline_svg(chart)) for label, chart in charts if chart is not None]
+def _drawn(curves: Iterable[tuple[str, Curve]]) -> Drawings:
+    charts = [(caption, curve.chart()) for caption, curve in curves]
+    return [(caption, inline_svg(chart)) for caption, chart in charts if chart is not None]
 
 
 def _costs(contents: RunContents) -> Iterator[tuple[str, Over]]:
@@ -126,13 +124,9 @@ def _plotted_metrics(contents: RunContents) -> list[str]:
 
 
 def _metric_curve(contents: RunContents, name: str, over: Over) -> Curve:
-    whose = "Test"
-    if name in TRAIN_METRICS:
-        whose = "Train"
-    elif name.startswith("clients_"):
-        whose = "Clients' held-out"
+    whose = "Clients' held-out" if name.startswith("clients_") else "Test"
     return Curve(
-        label=f"{whose} {metric_name(name)}",
+        label=f"{'Train' if name in TRAIN_METRICS else whose} {metric_name(name)}",
         over=over,
         values=[row.get(name) for row in contents.rounds],
         text=lambda value: metric_text(name, value),
@@ -159,23 +153,21 @@ def noise_curve(contents: RunContents, over: Over) -> Curve | None:
     length of the noise deviates from n² by about n² √(2 / d). A signal whose squared length is
     below this deviation cannot be told from noise. So the ratio is at most √(d / 2).
     """
-    lengths = [(row.get("update_norm"), row.get("noise_norm")) for row in contents.rounds]
-    size = contents.sizes.get("trained_parameters")
-    if not size or not any(update is not None and noise for update, noise in lengths):
+    size, ratios = contents.sizes.get("trained_parameters"), list[float | None]()
+    least = math.sqrt(2 / size) if size else 0.0
+    for row in contents.rounds:
+        update, noise = row.get("update_norm"), row.get("noise_norm")
+        if update is None or not noise or not size:
+            ratios.append(None)
+        else:
+            ratios.append(1 / max((update / noise) ** 2 - 1.0, least))
+    if not any(ratios):
         return None
-    least = math.sqrt(2 / size)
-
-    def ratio(update: float, noise: float) -> float:
-        return 1 / max((update / noise) ** 2 - 1.0, least)
-
     return Curve(
         label="Noise-to-signal ratio",
         over=over,
-        values=[
-            None if update is None or not noise else ratio(update, noise)
-            for update, noise in lengths
-        ],
-        text=lambda value: f"{value:.3g}",
+        values=ratios,
+        text="{:.3g}".format,
         target=1 / least,
         target_text="noise alone",
         logarithmic=True,
@@ -229,9 +221,8 @@ def environment_rows(contents: RunContents) -> list[tuple[str, str]]:
     """Return seed, commit and versions as (name, value) texts."""
     environment = contents.environment
     first = ("seed", "commit", "fedsim", "python", "platform")
-    pairs = [(name, environment.get(name)) for name in first]
-    pairs += environment.get("packages", {}).items()
-    return [(name, "unknown" if value is None else str(value)) for name, value in pairs]
+    values = {name: environment.get(name) for name in first} | environment.get("packages", {})
+    return [(k, "unknown" if value is None else str(value)) for k, value in values.items()]
 
 
 def _time_card(contents: RunContents) -> Card:

@@ -66,9 +66,7 @@ def print_client_kinds(curves: Sequence[BoundCurve], console: Console | None = N
             *[f"{schedule.delta:g}"] * several,
             *map(_cell, curve.last),
         )
-    notes = []
-    if not several:
-        notes.append(f"δ = {curves[0].schedule.delta:g} for all")
+    notes = [f"δ = {curves[0].schedule.delta:g} for all"] * (not several)
     if len(curves) > len(shown):
         notes.append(f"the {len(shown)} largest of {len(curves):,}; --json has all")
     table.caption = "\n".join(notes)
@@ -79,14 +77,17 @@ def print_client_kinds(curves: Sequence[BoundCurve], console: Console | None = N
 def bounds_csv(curves: Sequence[BoundCurve]) -> str:
     """Return CSV text of ε by several upper bounds: a row for each schedule and number of steps."""
     names = [bound.name for bound in curves[0].bounds] if curves else []
-    rows: list[list[object]] = []
-    for curve in curves:
-        schedule = curve.schedule
-        facts = (schedule.sampling_rate, schedule.noise_multiplier, schedule.delta)
-        for steps, epsilons in curve.points:
-            rows.append([" ".join(map(str, schedule.clients)), *facts, steps, *epsilons])
-    columns = ["clients", "sampling_rate", "noise_multiplier", "delta", "steps", *names]
-    return csv_text(columns, rows)
+    facts = ("sampling_rate", "noise_multiplier", "delta")
+    rows = (
+        [
+            " ".join(map(str, curve.schedule.clients)),
+            *(getattr(curve.schedule, name) for name in facts),
+            *(steps, *epsilons),
+        ]
+        for curve in curves
+        for steps, epsilons in curve.points
+    )
+    return csv_text(["clients", *facts, "steps", *names], rows)
 
 
 def _cell(epsilon: float | None) -> str:
@@ -179,13 +180,9 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
 
 
 def _budget_cells(client: PlannedClient) -> list[str]:
-    rounds = client.affordable_rounds
+    rounds, target = client.affordable_rounds, client.target_epsilon
     affords = "any" if rounds is None else str(rounds)
-    return [
-        or_dash(client.target_epsilon),
-        "–" if client.target_epsilon is None else affords,
-        str(client.last_round),
-    ]
+    return [or_dash(target), "–" if target is None else affords, str(client.last_round)]
 
 
 def print_cells(cells: tuple[PlannedCell, ...], console: Console) -> None:
@@ -199,7 +196,9 @@ def print_cells(cells: tuple[PlannedCell, ...], console: Console) -> None:
         ["z", "ε: server", "sums", "models"],
         texts=["unit", "trust", "noise by"],
     )
-    for cell in (cell for cell in cells if cell.reason is None):
+    for cell in cells:
+        if cell.reason is not None:
+            continue
         epsilons = (cell.epsilon(observer) for observer in OBSERVERS)
         table.add_row(
             cell.unit,

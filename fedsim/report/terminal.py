@@ -2,7 +2,7 @@
 
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich import box
 from rich.console import Console
@@ -111,9 +111,8 @@ def _width(console: Console, table: Table) -> int:
 
 def client_text(client: int, name: str | None) -> str:
     """Return a client's number, followed by its name if it has one."""
-    return (
-        str(client) if name is None else f"{client} {shortened(printable(name), _MAX_NAME_CHARS)}"
-    )
+    shown = "" if name is None else f" {shortened(printable(name), _MAX_NAME_CHARS)}"
+    return f"{client}{shown}"
 
 
 def print_result(
@@ -161,9 +160,8 @@ def _privacy_table(contents: RunContents) -> Table:
     if "examples" in places and contents.facts.sizes_are_declared:
         headings["examples"] = "declared"
     table = figure_table("Privacy spent by each client", ["client", *headings.values()])
-    ordered = sorted(
-        clients, key=lambda row: (row["epsilon"] is not None, -(row["epsilon"] or 0.0))
-    )
+    spent = {client.client: client.epsilon for client in contents.facts.clients}
+    ordered = sorted(clients, key=lambda row: -spent[row["client"]])
     shown = sorted(ordered[:MAX_TABLE_CLIENTS], key=lambda row: row["client"])
     for spend in shown:
         cells = (str(place.text(spend.get(name))) for name, place in places.items())
@@ -196,6 +194,7 @@ def _summary(contents: RunContents, waited: float | None) -> list[str]:
         + baseline * (name == "test_accuracy")
         for name, value in contents.metrics.items()
     )
+    held_out = _figures(contents.client_metrics, "clients_")
     left = len(contents.facts.withdrawn_clients)
     events = [f"{left} of {count_text(len(contents.clients), 'client')} withdrew"] * bool(left)
     events += [f"{count_text(lost, 'update')} lost"] * bool(lost)
@@ -204,7 +203,7 @@ def _summary(contents: RunContents, waited: float | None) -> list[str]:
         f"{_time(contents, waited)}{reason}",
         metrics or "no round finished",
         *([] if scores is None else scores.lines),
-        *_held_out_line(contents),
+        *[f"on clients' held-out examples: {held_out}"] * bool(held_out),
         *_personal_line(contents),
         *[", ".join(events)] * bool(events),
         *_failing_lines(contents),
@@ -237,22 +236,16 @@ def _failing_lines(contents: RunContents) -> list[str]:
     return lines
 
 
-def _held_out_line(contents: RunContents) -> list[str]:
-    figures = ", ".join(
-        f"{name.removeprefix('clients_')} {metric_text(name, value)}"
-        for name, value in contents.client_metrics.items()
-    )
-    return [f"on clients' held-out examples: {figures}"] * bool(figures)
+def _figures(metrics: Mapping[str, float | None], prefix: str = "") -> str:
+    """Return metrics as text, with names without a prefix."""
+    return ", ".join(f"{k.removeprefix(prefix)} {metric_text(k, v)}" for k, v in metrics.items())
 
 
 def _personal_line(contents: RunContents) -> list[str]:
     """Return a line on personal models: their scores, or how a client makes its model."""
-    if contents.personal is not None:
-        pairs = [(name, contents.personal[name]) for name in ("personal", "global")]
-        figures = "; ".join(
-            f"{name} model {', '.join(f'{k} {metric_text(k, v)}' for k, v in scores.items())}"
-            for name, scores in pairs
-        )
+    if (scores := contents.personal) is not None:
+        own, common = _figures(scores["personal"]), _figures(scores["global"])
+        figures = f"personal model {own}; global model {common}"
         return [f"public data, on each client's own held-out examples: {figures}"]
     if contents.privacy.get("personal_models") is None:
         return []
