@@ -26,6 +26,7 @@ _MAX_NAMED = 5  # classes in a sentence
 
 
 _CLASS_KEYS = ("class", "examples", "predicted", "recall", "precision")
+_GROUP_KEYS = ("group", "examples", "accuracy")
 
 
 @dataclass(frozen=True)
@@ -111,13 +112,13 @@ class Scores:
             raise ValueError("confusion and by_class have other numbers of classes")
         return cls(
             classes=tuple(rows),
-            confusion=None if matrix is None else tuple(tuple(line) for line in matrix),
+            confusion=None if matrix is None else tuple(map(tuple, matrix)),
             majority_class=None if majority is None else majority["class"],
             majority=None if majority is None else majority["share"],
             metrics=content["metrics"],
             group=content.get("group"),
             groups=tuple(
-                GroupScore(row["group"], row["examples"], row["accuracy"])
+                GroupScore(*(row[key] for key in _GROUP_KEYS))
                 for row in content.get("by_group", ())
             ),
         )
@@ -228,9 +229,9 @@ class Scores:
                 f"{plural}, {names}: their recall is 0%."
             )
         if self.is_constant and self.majority is not None:
+            accuracy = metric_text("accuracy", self.accuracy)
             messages.append(
-                "The accuracy is not above that of a constant answer: "
-                f"{metric_text('accuracy', self.accuracy)}, {self.baseline}."
+                f"The accuracy is not above that of a constant answer: {accuracy}, {self.baseline}."
             )
         elif self.is_constant:
             messages.append(

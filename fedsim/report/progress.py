@@ -104,7 +104,8 @@ def scale_note(features: NDArray[np.generic], names: Sequence[str] | None) -> st
     if not used.size:
         return None
     usual = float(np.median(used))
-    if used.max() <= _LARGE_FEATURE and used.max() <= _MAX_FEATURE_RATIO * usual:
+    limit = min(_LARGE_FEATURE, _MAX_FEATURE_RATIO * usual)
+    if used.max() <= limit:
         return None
     if features.ndim > 2 or names is None or len(names) != len(flat):
         return (
@@ -113,17 +114,13 @@ def scale_note(features: NDArray[np.generic], names: Sequence[str] | None) -> st
             "public constant: data.images: {scale: ...} for images, model.features: [{standardize: "
             "{mean: ..., std: ...}}] for others"
         )
-    order = np.argsort(-flat, kind="stable")
-    large = [
-        index for index in order if flat[index] > min(_LARGE_FEATURE, _MAX_FEATURE_RATIO * usual)
-    ]
+    large = [index for index in np.argsort(-flat, kind="stable") if flat[index] > limit]
     shown = some_of([f"{names[i]} up to {flat[i]:,.4g}" for i in large], _MAX_NAMED_FEATURES)
-    first = names[large[0]]
     return (
         f"features of the public test set span orders of magnitude ({shown}; the median "
         f"feature up to {usual:,.4g}), and SGD learns little from such scales; set public bounds: "
-        f"data.dataset.columns: {{{first}: {{range: [LOW, HIGH]}}}}, with log: true where few "
-        "values are large"
+        f"data.dataset.columns: {{{names[large[0]]}: {{range: [LOW, HIGH]}}}}, with log: true "
+        "where few values are large"
     )
 
 
@@ -137,10 +134,9 @@ def _clients(federation: Federation) -> str:
 
 def _feature_names(federation: Federation) -> list[str] | None:
     """Return the names of a table's features; None where `model.features` changes them."""
-    dataset, columns = federation.experiment.data.dataset, federation.data.columns
-    if columns is None or not isinstance(dataset, FileDataset):
-        return None
-    if federation.experiment.model.features:
+    experiment, columns = federation.experiment, federation.data.columns
+    dataset = experiment.data.dataset
+    if columns is None or not isinstance(dataset, FileDataset) or experiment.model.features:
         return None
     return [
         name for column in columns for name in dataset.constants_of(column).feature_names(column)
@@ -252,10 +248,8 @@ class ProgressCallback:
     def started(self, federation: Federation, path: Path) -> None:
         """Print a headline and warnings, and start the progress bar."""
         self._rounds = federation.experiment.federation.rounds
-        for line in headline(federation):
+        for line in (*headline(federation), *(f"note: {note}" for note in notes(federation))):
             print_sentence(self._console, line)
-        for note in notes(federation):
-            print_sentence(self._console, f"note: {note}")
         for warning in warnings(federation):
             self._warn(f"warning: {warning}")
         self._start = monotonic()
@@ -272,14 +266,13 @@ class ProgressCallback:
             self._print_failure(done, entry["client"], str(entry["reason"]))
         for entry in row["withdrawn"]:
             self._warn(f"round {done}: client {entry['client']} withdrew: {entry['reason']}")
-        for entry in (row.get("evaluated") or {"failed": ()})["failed"]:
+        for entry in (row.get("evaluated") or {}).get("failed", ()):
             who = f"client {entry['client']}"
             self._warn(f"round {done}: {who} did not evaluate: {entry['reason']}")
         if unmoved := row.get("unmoved"):
             self._warn(
-                f"warning: round {done} left {some_of(unmoved, _MAX_NAMES)} as "
-                "before: no update reached these parameters; raise local.optimizer.lr, and check "
-                "federation.strategy"
+                f"warning: round {done} left {some_of(unmoved, _MAX_NAMES)} as before: no update "
+                "reached these parameters; raise local.optimizer.lr, and check federation.strategy"
             )
         self._finished += 1
         now = monotonic()
@@ -300,15 +293,13 @@ class ProgressCallback:
         """Print that a client failed; a reason that repeats is a warning once, and silent later."""
         self._failures[client, reason] += 1
         count = self._failures[client, reason]
-        if count > MIN_REPETITIONS:
-            return
-        text = f"round {round_number}: client {client} failed: {reason}"
-        if count == MIN_REPETITIONS:
-            text = (
+        if count < MIN_REPETITIONS:
+            self._warn(f"round {round_number}: client {client} failed: {reason}")
+        elif count == MIN_REPETITIONS:
+            self._warn(
                 f"warning: client {client} failed in {count} rounds with the same reason (later "
                 f"rounds like these are counted in the report): {reason}"
             )
-        self._warn(text)
 
     def ended(self) -> None:
         """Stop the progress bar."""
@@ -328,13 +319,12 @@ class _TimeLeft(ProgressColumn):
 def _left_text(end: float) -> str:
     """Return the time until a moment of the monotonic clock, as "12 s left"; "" below 1 s."""
     seconds = round(end - monotonic())
-    if seconds < 1:
-        return ""
     minutes, rest = divmod(seconds, 60)
-    hours, minutes_rest = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes_rest} min left"
-    return f"{minutes} min {rest} s left" if minutes else f"{seconds} s left"
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60} min left"
+    if minutes > 0:
+        return f"{minutes} min {rest} s left"
+    return f"{seconds} s left" if seconds > 0 else ""
 
 
 def _figures(row: Mapping[str, Any]) -> str:

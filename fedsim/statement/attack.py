@@ -269,13 +269,12 @@ def _undominated(rows: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any
     """Yield the charged rows whose releases are not functions of another row's releases."""
     groups: dict[str, list[tuple[float, int, Mapping[str, Any]]]] = {}
     for row in rows:
-        ledger, noise, count = row["ledger"], 0.0, 0
-        if not ledger:
+        released, noise, count = row["ledger"], 0.0, 0
+        if not released:
             continue
-        released: object = ledger
-        if len(ledger) == 1 and isinstance(ledger[0]["count"], int):
-            released, noise = _without_noise(ledger[0]["event"])
-            count = ledger[0]["count"]
+        if len(released) == 1 and isinstance(released[0]["count"], int):
+            count = released[0]["count"]
+            released, noise = _without_noise(released[0]["event"])
         key = json.dumps([released, row["delta"]], sort_keys=True)
         groups.setdefault(key, []).append((noise, count, row))
     for group in groups.values():

@@ -6,7 +6,7 @@ guarantee.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from fedsim.accountant.trust import Observer
@@ -188,7 +188,12 @@ _UPDATES = {
         "The adversary sees every global model, the final one included",
     ),
 }
-_SUMS_OF_VOTES = "every noisy sum of votes, every answer and the student"
+_VIEW_OF_SUMS = View(
+    f"{OBSERVER_NAMES['sums']}, who sees the noisy sums of votes and no single client's votes",
+    "every noisy sum of votes, every answer and the student",
+    "all noisy sums of votes, all answers and the student, taken together, are",
+    "The adversary sees every noisy sum of votes, every answer and the student",
+)
 _VOTES = {
     "local": View(
         "a server that sees the noisy votes of every client",
@@ -196,17 +201,10 @@ _VOTES = {
         "the noisy votes of each client k over all ballots, taken together, are",
         "The adversary is the server, or any other party that sees every noisy vote of a client",
     ),
-    "distributed": View(
-        f"{OBSERVER_NAMES['sums']}, who sees the noisy sums of votes and no single client's votes",
-        _SUMS_OF_VOTES,
-        "all noisy sums of votes, all answers and the student, taken together, are",
-        f"The adversary sees {_SUMS_OF_VOTES}",
-    ),
-    "central": View(
-        "an observer of the answers, who sees neither votes nor sums without noise",
-        _SUMS_OF_VOTES,
-        "all noisy sums of votes, all answers and the student, taken together, are",
-        f"The adversary sees {_SUMS_OF_VOTES}",
+    "distributed": _VIEW_OF_SUMS,
+    "central": replace(
+        _VIEW_OF_SUMS,
+        observer="an observer of the answers, who sees neither votes nor sums without noise",
     ),
 }
 
