@@ -91,11 +91,12 @@ class _Layout:
         yield _rule((self._left, y), (self._right, y))
         for value, words in axis.marks.items():
             x, _ = self._place((value, math.inf))
-            place, anchor = ((x, y + 6), "end") if axis.upright else ((x, y + 12), "middle")
-            if not axis.upright:
+            note = Note(words, (x, y + 12), ink="muted", anchor="middle", size=_SMALL_PIXELS)
+            if axis.upright:
+                yield replace(note, point=(x, y + 6), anchor="end", turned=True)
+            else:
                 yield _rule((x, self._top if axis.grid else y), (x, y + 3))
-            look: dict[str, Any] = {"anchor": anchor, "turned": axis.upright}
-            yield Note(words, place, ink="muted", size=_SMALL_PIXELS, **look)
+                yield note
         place = ((self._left + self._right) / 2, self._chart.total_height - 8)
         yield Note(axis.label, place, ink="muted", anchor="middle")
 
@@ -333,9 +334,9 @@ def _write_image(chart: Chart, path: Path) -> None:
         axes.set_autoscale_on(False)
         for mark in _with_words(chart):
             _add_to(axes, mark)
-        metadata = {"Title": chart.label} | (
-            {"CreationDate": None} if path.suffix == ".pdf" else {}
-        )
+        metadata: dict[str, str | None] = {"Title": chart.label}
+        if path.suffix == ".pdf":
+            metadata["CreationDate"] = None
         figure.savefig(path, dpi=_DPI, metadata=metadata)
 
 
@@ -362,12 +363,9 @@ def _add_to(axes: Any, mark: Mark) -> None:
         for run in _runs(mark.points):
             axes.fill(*zip(*run, strict=True), lw=0, **look)
     elif isinstance(mark, Line):
-        dashes = tuple(map(float, mark.dash.split()))
-        line = {
-            "lw": mark.width,
-            "ls": (0, tuple(dash / mark.width for dash in dashes)) if dashes else "-",
-        }
-        axes.plot(*zip(*mark.points, strict=True), **line, **look)
+        dashes = tuple(float(dash) / mark.width for dash in mark.dash.split())
+        look |= {"lw": mark.width, "ls": (0, dashes) if dashes else "-"}
+        axes.plot(*zip(*mark.points, strict=True), **look)
     else:
         look |= {"ls": "none", "marker": mark.symbol, "ms": 2 * mark.radius}
         look |= {"mfc": "none"} if mark.hollow else {"mew": 1.6 if mark.symbol in "_|" else 0}

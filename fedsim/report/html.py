@@ -156,29 +156,6 @@ def _expression(event: dict[str, Any]) -> str:
             raise _NoCounterpartError(f"no counterpart for {event.get('type')!r}")
 
 
-_POINTS = {
-    "threat model": "Threat model",
-    "unit": "Unit of privacy",
-    "adjacency": "Neighbours",
-    "mechanism": "Mechanism",
-    "sampling": "Sampling",
-    "accounting": "Accounting",
-    "delta": "Choice of δ",
-    "result": "Result",
-    "attack": "Meaning",
-    "budget": "Budgets",
-    "data access": "Access to data",
-    "recomputation": "Evidence",
-}
-
-
-_ENDED = {
-    "stopped": "The run stopped early",
-    "interrupted": "The run was interrupted",
-    "failed": "The run failed",
-}
-"""The end of a run in words, by its status; a completed run needs none."""
-
 _HERE = Path(__file__).parent
 
 
@@ -232,9 +209,7 @@ def _context(contents: RunContents) -> dict[str, Any]:
     facts = contents.facts
     return {
         **headlines(contents),
-        "ended": _ENDED.get(contents.summary["status"]),
         "facts": facts,
-        "points": _POINTS,
         "attack": _attack(facts),
         "experiment": experiment_rows(contents),
         "curves": round_drawings(contents),

@@ -220,22 +220,21 @@ def _ranked(clients: Sequence[ClientFacts], label: str) -> Chart:
 
 
 def profile_chart(profile: Profile) -> Chart:
-    """Return the chart of a client's privacy profile δ(ε), with a dot at the reported (ε, δ)."""
+    """Return the chart of a client's privacy profile δ(ε), with a dot at the reported (ε, δ).
+
+    Args:
+        profile: a profile with a curve, so that its ε is finite.
+    """
     points = [(epsilon, delta) for epsilon, delta in profile.curve if delta > _MIN_DELTA]
     pair = (profile.epsilon, profile.delta)
-    all_points = [*points, pair] if math.isfinite(profile.epsilon) else points
-    epsilons, deltas = ([point[axis] for point in all_points] for axis in (0, 1))
+    epsilons, deltas = zip(*points, pair, strict=True)
     low, high = min(deltas) / 2, max(deltas) * 2
     words = (f"ε = {epsilon_text(profile.epsilon)}", f"δ = {delta_text(profile.delta)}")
-    marks: list[Mark] = [Line(points)]
-    if pair in all_points:
-        marks.append(Dots([pair]))
-        for line, text in enumerate(words):
-            marks.append(Note(text, pair, (-8, 12 + 14 * line), anchor="end", bold=True))
+    marks: list[Mark] = [Line(points), Dots([pair])]
+    for line, text in enumerate(words):
+        marks.append(Note(text, pair, (-8, 12 + 14 * line), anchor="end", bold=True))
     x, decades = number_axis((0.0, max(epsilons) or 1.0), "ε"), powers(low, high)
-    y = Axis(
-        low, high, {power: _power(power) for power in decades}, "δ", logarithmic=True, grid=True
-    )
+    y = Axis(low, high, {ten: _power(ten) for ten in decades}, "δ", logarithmic=True, grid=True)
     tips = [
         Tip(epsilon, delta, f"ε = {epsilon_text(epsilon)}: δ ≤ {delta_text(delta)}")
         for epsilon, delta in points[:: max(1, len(points) // 40)]

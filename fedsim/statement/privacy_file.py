@@ -191,15 +191,14 @@ def _trust(privacy: Mapping[str, Any]) -> TrustFacts:
 
 def _unexplained(rows: Sequence[Mapping[str, Any]], honest: int) -> int | None:
     """Return the first client whose ε needs more noise than `honest` shares have; None if none."""
-    known: dict[str, bool] = {}
+    explained = set[str]()  # many clients have equal ledgers
     for row in rows:
         ledgers = row["ledger"], row.get("ledger_against_server") or []
-        key = json.dumps(ledgers, sort_keys=True)
-        if key not in known:
+        if (text := json.dumps(ledgers, sort_keys=True)) not in explained:
             claimed, share = (PrivacyLedger.from_list(ledger) for ledger in ledgers)
-            known[key] = is_explained_by_shares(claimed, share, honest=honest)
-        if not known[key]:
-            return row["client"]
+            if not is_explained_by_shares(claimed, share, honest=honest):
+                return row["client"]
+            explained.add(text)
     return None
 
 
@@ -276,11 +275,10 @@ def _method(
 ) -> tuple[AccountantChoice, Adjacency] | None:
     """Return accountant and adjacency of the ledgers; None if an ε is infinite or not known."""
     accountant, adjacency = mechanism.accountant, mechanism.adjacency
-    if any(row["epsilon"] is None for row in rows) or not rows:
+    if accountant not in ACCOUNTANTS or adjacency not in ADJACENCIES or not rows:
         return None
-    if accountant not in ACCOUNTANTS or adjacency not in ADJACENCIES:
-        return None
-    if mechanism.orders is not None and accountant != "rdp":
+    has_wrong_orders = mechanism.orders is not None and accountant != "rdp"
+    if has_wrong_orders or any(row["epsilon"] is None for row in rows):
         return None
     return choose_accountant(accountant, mechanism.orders), adjacency
 
