@@ -176,36 +176,19 @@ def _largest(counts: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def answers_context(contents: RunContents) -> dict[str, Any] | None:
-    """Return the template values of the section on votes; None for a run without `task: pate`."""
-    answers = contents.optional(ANSWERS)
+    """Return the template values of the section on votes; None for a run without `task: pate`.
+
+    They are the content of `answers.json`, the number of queries that passed the check, figures by
+    class and, in a run with a guarantee, the numbers that describe the votes and their noise.
+    """
+    answers, facts = contents.optional(ANSWERS), contents.facts
     if answers is None:
         return None
-    return {"rows": [*_counts(answers), *_cost(contents)], "classes": _classes(contents, answers)}
-
-
-def _counts(answers: dict[str, Any]) -> list[tuple[str, str]]:
-    threshold, accuracy = answers["threshold"], answers["label_accuracy"]
-    passed = sum((row["share"] or 0.0) >= threshold for row in answers["queries"])
-    agreeing = "no answer" if accuracy is None else f"{100 * accuracy:.1f}%"
-    return [
-        ("Queries checked", f"{answers['queries_checked']:,} of {len(answers['queries']):,}"),
-        ("Passed the check", f"{passed:,}, with a noisy share of at least {threshold:g}"),
-        ("Answered", f"{answers['queries_answered']:,}"),
-        ("Answers that agree with the true label", agreeing),
-    ]
-
-
-def _cost(contents: RunContents) -> list[tuple[str, str]]:
-    votes, facts = contents.privacy.get("votes"), contents.facts
-    if votes is None or not facts.is_bounded:
-        return []
-    z, epsilon = contents.clients[0]["noise_multiplier"], epsilon_text(facts.epsilon)
-    charged = f"{votes['queries']:,} checks and {votes['answers']:,} votes, whatever was answered"
-    return [
-        ("Noise on a count in a check", f"{z * votes['sigma_threshold']:.4g} votes"),
-        ("Noise on a count in a vote", f"{z * votes['sigma']:.4g} votes"),
-        ("Charged to every client", f"{charged}: ε = {epsilon}"),
-    ]
+    passed = [row for row in answers["queries"] if (row["share"] or 0.0) >= answers["threshold"]]
+    votes = contents.privacy.get("votes") if facts.is_bounded else None
+    z = contents.clients[0]["noise_multiplier"] if votes else 0.0
+    more = {"passed": len(passed), "votes": votes, "z": z, "epsilon": epsilon_text(facts.epsilon)}
+    return {**answers, **more, "classes": _classes(contents, answers)}
 
 
 def _classes(contents: RunContents, answers: dict[str, Any]) -> list[dict[str, Any]]:
