@@ -19,7 +19,13 @@ import jinja2
 from markupsafe import Markup, escape
 
 from fedsim.accountant.sampler_slack import sampler_slack
-from fedsim.core.formatting import clients_text, epsilon_text, least_epsilon_text, percent_text
+from fedsim.core.formatting import (
+    clients_text,
+    epsilon_text,
+    least_epsilon_text,
+    metric_text,
+    percent_text,
+)
 from fedsim.core.metrics import metric_name
 from fedsim.report import overview
 from fedsim.report.client_data import answers_context, client_data_context, held_out_accuracies
@@ -201,7 +207,8 @@ def _page_templates(*folders: Path) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"typeset": typeset, "recall_text": recall_text}
+    names = {"metric_name": metric_name, "metric_text": metric_text}
+    environment.filters |= {"typeset": typeset, "recall_text": recall_text, **names}
     return environment
 
 
@@ -220,8 +227,7 @@ def _context(contents: RunContents) -> dict[str, Any]:
         "scores": contents.scores,
         "client_data": client_data_context(contents),
         "answers": answers_context(contents),
-        "personal": overview.personal_table(contents),
-        "personal_note": None if contents.personal is None else contents.personal["note"],
+        "personal": contents.personal,
         "spend_plot": _spend_plot(facts),
         "spend_caption": _spend_caption(facts),
         "ties": _ties(facts),

@@ -174,7 +174,6 @@ def noise_curve(contents: RunContents, over: Over) -> Curve | None:
     )
 
 
-MAX_PERSONAL = 100
 _MAX_REASON_CHARS = 301
 _MIN_REST_SHARE = 0.005  # share of the time below which the rest is not listed
 
@@ -278,29 +277,6 @@ def _personal_cards(contents: RunContents) -> list[Card]:
     others = metric_text(name, contents.personal["global"][name])
     detail = f"public data; global model {others} on the same held-out examples"
     return [Card(f"Personal {metric_name(name)}", metric_text(name, scores[name]), detail)]
-
-
-def personal_table(contents: RunContents) -> list[tuple[str, ...]]:
-    """Return a table that compares clients' personal models with the global model, as texts.
-
-    A row has the client, the client's numbers of examples, and the metrics of both models. The
-    first row is the heading, the second row is for all clients together. Further rows are for the
-    first `MAX_PERSONAL` clients. Without personal models, the table is empty.
-    """
-    personal = contents.personal
-    if personal is None:
-        return []
-    pairs = [(name, model) for name in personal["personal"] for model in ("global", "personal")]
-    whole = {"client": "all", "examples": sum(row["examples"] for row in personal["clients"])}
-    table = [("client", "own examples", "held out", *(f"{metric_name(n)}, {m}" for n, m in pairs))]
-    for row in ({**personal, **whole}, *personal["clients"][:MAX_PERSONAL]):
-        counts = (f"{row['examples']:,}", f"{row['held_out']:,}")
-        table.append((str(row["client"]), *counts, *(_cell(row[m], n) for n, m in pairs)))
-    return table
-
-
-def _cell(scores: dict[str, float | None], name: str) -> str:
-    return metric_text(name, scores[name]) if name in scores else "–"
 
 
 _UNBOUNDED: Mapping[Outcome, Card] = {

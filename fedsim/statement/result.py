@@ -59,18 +59,16 @@ def delta_below_one_in_n(facts: Facts) -> Said:
 )
 def delta_too_large(facts: Facts) -> Said:
     """Return the sentences saying that a client's δ is at least 1 / its number of examples."""
-    values = {"clients": list(facts.clients_with_large_delta)}
-    if facts.protects_clients:
-        return (
-            "δ is not below 1 / the number of clients. With a δ this large, a federation that "
-            "publishes everything of one client, chosen at random, would satisfy the "
-            "definition. Choose a smaller privacy.delta."
-        ), values
+    clients = facts.clients_with_large_delta
+    count = "the number of clients"
+    publisher = "a federation that publishes everything of one client"
+    if not facts.protects_clients:
+        count = f"examples for {clients_text(clients)}"
+        publisher = "a client that publishes one of its examples"
     return (
-        f"δ is not below 1 / examples for {clients_text(facts.clients_with_large_delta)}. With a "
-        "δ this large, a client that publishes one of its examples, chosen at random, would "
+        f"δ is not below 1 / {count}. With a δ this large, {publisher}, chosen at random, would "
         "satisfy the definition. Choose a smaller privacy.delta."
-    ), values
+    ), {"clients": list(clients)}
 
 
 @TABLE.sentence("result", "fact", "Every client, and the federation")
