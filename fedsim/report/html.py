@@ -236,7 +236,7 @@ def _context(contents: RunContents) -> dict[str, Any]:
         "recipe": recipe(contents),
         "incidents": overview.incidents(contents),
         "settings": contents.experiment_text,
-        "environment": overview.environment_rows(contents),
+        "environment": contents.environment,
         **script_context(_HERE / "report.js"),
     }
 

@@ -216,14 +216,6 @@ def incidents(contents: RunContents) -> list[tuple[int, int, str]]:
     return sorted(entries, key=lambda entry: entry[:2])
 
 
-def environment_rows(contents: RunContents) -> list[tuple[str, str]]:
-    """Return seed, commit and versions as (name, value) texts."""
-    environment = contents.environment
-    first = ("seed", "commit", "fedsim", "python", "platform")
-    values = {name: environment.get(name) for name in first} | environment.get("packages", {})
-    return [(k, "unknown" if value is None else str(value)) for k, value in values.items()]
-
-
 def _time_card(contents: RunContents) -> Card:
     if not contents.has_times:
         return Card("Time", "not recorded", "it would tell how many clients took part")

@@ -323,6 +323,21 @@ def _model_parts(facts: Facts) -> dict[str, Any]:
     return {k: part for k, part in (facts.public_parts or {}).items() if k != "constants"}
 
 
+_PARTS = {
+    "features": "Examples are transformed before training ({}). The transforms are fixed and "
+    "public, and each uses one example at a time, so they cost no ε. Choosing them by looking at "
+    "private data is tuning, which no ε of this run covers.",
+    "init": "The initial weights come from the file {}, which counts as public: no ε covers what "
+    "they reveal about data that trained them.",
+    "freeze": "The parameters {} are not trained: they get no gradient, no noise and no update.",
+    "trained": "Only these are trained: {}. All other parameters are frozen, get no noise, and are "
+    "in no message.",
+    "directions": "A step releases the slopes of the loss along {}, which are drawn from the seed "
+    "and public: an upload is these numbers and nothing else, and the update along the directions "
+    "is a function of them.",
+}
+
+
 @TABLE.sentence(
     "mechanism",
     "limit",
@@ -332,36 +347,16 @@ def _model_parts(facts: Facts) -> dict[str, Any]:
 )
 def public_parts(facts: Facts) -> Said:
     """Return the sentences on public parts of the model, which no ε covers."""
-    parts, sentences = _model_parts(facts), list[str]()
-    if names := parts.get("features"):
-        sentences.append(
-            f"Examples are transformed before training ({', '.join(map(str, names))}). The "
-            "transforms are fixed and public, and each uses one example at a time, so they cost no "
-            "ε. Choosing them by looking at private data is tuning, which no ε of this run covers."
-        )
-    if parts.get("init"):
-        sentences.append(
-            f"The initial weights come from the file {parts['init']}, which counts as public: "
-            "no ε covers what they reveal about data that trained them."
-        )
-    if patterns := parts.get("freeze"):
-        sentences.append(
-            f"The parameters {', '.join(map(str, patterns))} are not trained: they get no "
-            "gradient, no noise and no update."
-        )
-    trained = [*map(str, parts.get("train") or ())]
+    parts = _model_parts(facts)
+    trained, directions = [*map(str, parts.get("train") or ())], parts.get("directions")
     if layers := parts.get("lora"):
         trained.append(f"low-rank adapters of {', '.join(map(str, layers))}")
-    if trained:
-        sentences.append(
-            f"Only these are trained: {', '.join(trained)}. All other parameters are frozen, "
-            "get no noise, and are in no message."
-        )
-    if directions := parts.get("directions"):
-        number = f"{directions} direction{'' if directions == 1 else 's'}"
-        sentences.append(
-            f"A step releases the slopes of the loss along {number}, which are drawn from the "
-            "seed and public: an upload is these numbers and nothing else, and the update "
-            "along the directions is a function of them."
-        )
-    return " ".join(sentences), parts
+    words = {
+        "features": ", ".join(map(str, parts.get("features") or ())),
+        "init": parts.get("init"),
+        "freeze": ", ".join(map(str, parts.get("freeze") or ())),
+        "trained": ", ".join(trained),
+        "directions": directions and f"{directions} direction{'' if directions == 1 else 's'}",
+    }
+    texts = (text.format(words[name]) for name, text in _PARTS.items() if words[name])
+    return " ".join(texts), parts
