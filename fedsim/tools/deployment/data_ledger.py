@@ -39,7 +39,8 @@ trust than the node has, the node counts the ε that the client's own noise give
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Self, get_args
 
@@ -263,7 +264,7 @@ def count_affordable(
     except ValueError:  # the sampler's slack alone is more
         return 0
     events = {*spent, *(event for event, _ in wanted)}
-    filters = list(_renyi_filters(epsilon, delta, adjacency))
+    filters = _renyi_filters(epsilon, delta, adjacency)
     if len(events) == 1:
         filters.append(PrivacyFilter(epsilon, delta / 2, adjacency=adjacency))
     return max((_count_granted(budget, spent, wanted) for budget in filters), default=0)
@@ -276,24 +277,17 @@ def affords_anything(epsilon: float, delta: float) -> bool:
         epsilon: ε of the budget, > 0.
         delta: δ of the budget, in (0, 1).
     """
-    return any(_renyi_filters(epsilon, delta, "zero_out"))
+    return bool(_renyi_filters(epsilon, delta, "zero_out"))
 
 
-def _renyi_filters(epsilon: float, delta: float, adjacency: Adjacency) -> Iterator[PrivacyFilter]:
-    order: float | None = None
-    for share in (1.0, 0.75):
-        try:
-            privacy_filter = PrivacyFilter(
-                epsilon,
-                delta / 4,
-                mode="adaptive",
-                order=None if order is None else order * share,
-                adjacency=adjacency,
-            )
-        except ValueError:  # the order leaves no budget at this ε and δ
-            return
-        order = privacy_filter.order
-        yield privacy_filter
+def _renyi_filters(epsilon: float, delta: float, adjacency: Adjacency) -> list[PrivacyFilter]:
+    rule = partial(PrivacyFilter, epsilon, delta / 4, mode="adaptive", adjacency=adjacency)
+    filters = list[PrivacyFilter]()
+    with suppress(ValueError):  # the order leaves no budget at this ε and δ
+        filters.append(rule())
+        order = filters[0].order
+        filters.append(rule(order=order and 0.75 * order))
+    return filters
 
 
 def _count_granted(budget: PrivacyFilter, spent: Mapping[Event, int], wanted: Releases) -> int:

@@ -20,43 +20,8 @@ from fedsim.tools.deployment.private_files import DeploymentError
 
 PACKAGE = "fedsim_app"
 
-_PYPROJECT = """\
-# Written by `fedsim deploy`: the experiment {name} as a Flower app.
-[project]
-name = "{slug}"
-version = "1.0.0"
-description = "The federated experiment {name}"
-dependencies = ["fedsim-dp"]
-
-[tool.flwr.app]
-publisher = "fedsim"
-
-[tool.flwr.app.components]
-serverapp = "{package}.server_app:app"
-clientapp = "{package}.client_app:app"
-
-[tool.flwr.app.config]
-out = ""  # run directory on the machine of the SuperLink; empty: ~/.local/state/fedsim/runs/...
-"""
-_SERVER = '''\
-"""The server of the experiment."""
-
-from pathlib import Path
-
-from fedsim.tools.deployment.server_app import deployed_server
-
-app = deployed_server(Path(__file__).parent)
-'''
-_CLIENT = '''\
-"""The client of the experiment that a SuperNode's partition-id names."""
-
-from pathlib import Path
-
-from fedsim.tools.deployment.client_app import NodeClient
-
-app = NodeClient(Path(__file__).parent)
-'''
-_MODULES = {"__init__.py": "", "server_app.py": _SERVER, "client_app.py": _CLIENT}
+_FILES = Path(__file__).with_name("files")
+_MODULES = ("__init__.py", "server_app.py", "client_app.py")
 
 
 @dataclass(frozen=True)
@@ -105,16 +70,17 @@ def write_app(loaded: LoadedExperiment, out: Path) -> WrittenApp:
     experiment, node_files = _with_absolute_files(loaded)
     package = out / PACKAGE
     slug = re.sub(r"[^a-z0-9]+", "-", experiment.name.lower()).strip("-")
-    text = _PYPROJECT.format(name=experiment.name, slug=slug, package=PACKAGE)
-    write_files(out, {"pyproject.toml": text})
-    write_files(package, {**_MODULES, "experiment.yaml": dump_experiment(experiment)})
+    text = (_FILES / "pyproject.toml").read_text(encoding="utf-8")
+    write_files(out, {"pyproject.toml": text.format(name=experiment.name, slug=slug)})
+    write_files(package, {"__init__.py": "", "experiment.yaml": dump_experiment(experiment)})
+    for module in _FILES.glob("*.py"):
+        shutil.copyfile(module, package / module.name)
     for plugin in plugins:
         target = package / plugin
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(loaded.base / plugin, target)
-    nodes = clients + num_helpers(experiment)
     digest = plugin_digest(LoadedExperiment(experiment, None, package))
-    return WrittenApp(out, nodes, node_files, digest)
+    return WrittenApp(out, clients + num_helpers(experiment), node_files, digest)
 
 
 def _refuse_simulations(experiment: Experiment) -> None:
@@ -171,8 +137,7 @@ def _plugin_files(loaded: LoadedExperiment) -> list[PurePosixPath]:
             raise DeploymentError(
                 f"{reference}: cannot read {error.filename}: {error.strerror}"
             ) from error
-        files_there = [file for file in trace.files.values() if file.directory == base]
-        files += [PurePosixPath(file.place) for file in files_there]
+        files += [PurePosixPath(f.place) for f in trace.files.values() if f.directory == base]
     for file in files:
         if str(file) in _MODULES:
             raise DeploymentError(
@@ -185,24 +150,25 @@ def _with_absolute_files(loaded: LoadedExperiment) -> tuple[Experiment, tuple[Pa
     """Return (experiment with absolute paths of data, budgets and initial weights, these paths)."""
     experiment, files = loaded.experiment, list[Path]()
 
-    def absolute(path: str) -> str:
+    def absolute(path: str | None) -> str | None:
+        if path is None:
+            return None
         files.append((loaded.base / Path(path).expanduser()).resolve())
         return str(files[-1])
 
     dataset, data = experiment.data.dataset, dict[str, Any]()
     if not isinstance(dataset, str):
-        paths = {"path": dataset.path, "test": dataset.test}
-        named = {key: absolute(path) for key, path in paths.items() if path is not None}
+        named = {"path": absolute(dataset.path), "test": absolute(dataset.test)}
         data["dataset"] = dataset.model_copy(update=named)
     if experiment.data.folder is not None:
         data["args"] = {**experiment.data.args, "path": absolute(experiment.data.folder)}
-    placed: dict[str, Any] = {"data": experiment.data.model_copy(update=data)}
-    if experiment.model.init is not None:
-        init = {"init": absolute(experiment.model.init)}
-        placed["model"] = experiment.model.model_copy(update=init)
+    placed: dict[str, Any] = {
+        "data": experiment.data.model_copy(update=data),
+        "model": experiment.model.model_copy(update={"init": absolute(experiment.model.init)}),
+    }
     if experiment.privacy is not None:
         clients = {
-            name: entry.model_copy(update={"csv": entry.csv and absolute(entry.csv)})
+            name: entry.model_copy(update={"csv": absolute(entry.csv)})
             for name, entry in experiment.privacy.clients.items()
         }
         placed["privacy"] = experiment.privacy.model_copy(update={"clients": clients})

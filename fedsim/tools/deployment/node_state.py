@@ -25,12 +25,11 @@ from pydantic import TypeAdapter, ValidationError
 import fedsim
 from fedsim.accountant import Event, NonPrivate, PrivacyLedger, UnsupportedEventError
 from fedsim.accountant.ledger.journal import Charge, Journal
-from fedsim.accountant.trust import Trust
 from fedsim.clients.account import ChargeRefusedError, NoiseReuseError
 from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.core.durable import GENESIS
 from fedsim.experiment import Experiment
-from fedsim.runs.files import SCHEMAS, check_schema, check_version
+from fedsim.runs.files import SCHEMAS, SchemaError, check_schema, check_version
 from fedsim.runs.resume import differences
 from fedsim.secagg.errors import AlreadyAnsweredError, ReplayError, SecureAggregationError
 from fedsim.server.secure.helper import HelperRelease
@@ -56,12 +55,6 @@ from fedsim.tools.deployment.private_files import (
 
 logger = logging.getLogger("flwr")
 
-STATE_KEY = "state"  # key of a SuperNode's --node-config
-STATE_VARIABLE = "FEDSIM_STATE"
-
-_SAME_VERSION_OR_ANOTHER_SEED = (
-    "continue with fedsim {version} on every node, or choose another seed"
-)
 _LEDGER = "ledger.jsonl"
 _EXPERIMENT = "experiment.json"
 _RELEASE = TypeAdapter(HelperRelease)
@@ -77,8 +70,8 @@ def state_directory(node_config: Mapping[str, object]) -> Path:
         DeploymentError: the path is not absolute; the working directory of a Flower process is
             seldom the user's.
     """
-    path = configured_path(node_config, STATE_KEY, STATE_VARIABLE)
-    return Path.home() / ".local" / "state" / "fedsim" if path is None else path
+    path = configured_path(node_config, "state")
+    return path or Path.home() / ".local" / "state" / "fedsim"
 
 
 def client_ledger(state: Path, experiment: Experiment, client: int) -> Path:
@@ -166,19 +159,15 @@ class NodeJournal:
         repeated = not self.plan.secure_noise and self._is_repeated(new, ledger)
         if not repeated:
             if not history:
-                whole = self._planned_releases(new.trust)
+                steps = self.plan.steps_to_take
+                claimed, own = self.plan.charges(0, steps), self.plan.server_charges(0, steps)
+                whole = counted_releases(claimed, own, given=self.policy.trust, needed=new.trust)
                 self._check_budget(new, whole, ledger, f"all rounds of {self.experiment.name!r}")
             wanted = new.counted(self.policy.trust)
             self._check_budget(new, wanted, ledger, f"round {charge.round_number}")
         claim_seed(self.state, self.experiment, charge.client)
         if not repeated:
             ledger.append(new)
-
-    def _planned_releases(self, needed: Trust) -> Releases:
-        """Return all releases of the plan that count against the node's budget."""
-        steps = self.plan.steps_to_take
-        claimed, own = self.plan.charges(0, steps), self.plan.server_charges(0, steps)
-        return counted_releases(claimed, own, given=self.policy.trust, needed=needed)
 
     def _check_plan(self, charge: Charge, history: Sequence[Charge]) -> None:
         """Check that a charge continues the client's history and stays within the plan."""
@@ -234,11 +223,10 @@ class NodeJournal:
             return
         limit = f"max_epsilon is {max_epsilon:g} at δ = {delta:g} for all experiments"
         counts: Counter[Event] = Counter()
-        adjacencies = {new.adjacency}
         for charge in ledger.charges:
-            adjacencies.add(charge.adjacency)
             for event, count in charge.counted(self.policy.trust):
                 counts[event] += count
+        adjacencies = {charge.adjacency for charge in (*ledger.charges, new)}
         adjacency = "replace_one" if "replace_one" in adjacencies else "zero_out"
         try:
             fit = count_affordable(
@@ -332,31 +320,23 @@ def _read(path: Path) -> Experiment:
         DeploymentError: the file is damaged; the message says what to do.
         SchemaError: another version of fedsim wrote the state; its client may draw other noise.
     """
+    way_out = "continue with fedsim {version} on every node, or choose another seed"
     try:
         content = json.loads(path.read_bytes())
-        version = str(content["fedsim"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise _damaged(path) from error
-    check_version(path.parent, version, _SAME_VERSION_OR_ANOTHER_SEED)
-    check_schema(path, content)
-    try:
+        check_version(path.parent, str(content["fedsim"]), way_out)
+        check_schema(path, content)
         return Experiment.model_validate(content["experiment"])
-    except (KeyError, ValueError) as error:
-        raise _damaged(path) from error
-
-
-def _damaged(path: Path) -> DeploymentError:
-    """Return the error for a file that a crash left empty or half written."""
-    try:
-        charged = (path.parent / _LEDGER).stat().st_size > 0
-    except FileNotFoundError:
-        charged = False
-    way_out = (
-        "charges were recorded beside it: restore it from a copy, or choose another seed"
-        if charged
-        else "no charge was recorded beside it: delete it"
-    )
-    return DeploymentError(f"{path} is empty or damaged, as a crash can leave it; {way_out}")
+    except SchemaError:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
+        ledger, way_out = path.with_name(_LEDGER), "no charge was recorded beside it: delete it"
+        if ledger.exists() and ledger.stat().st_size:
+            way_out = (
+                "charges were recorded beside it: restore it from a copy, or choose another seed"
+            )
+        raise DeploymentError(
+            f"{path} is empty or damaged, as a crash can leave it; {way_out}"
+        ) from error
 
 
 def record_release(state: Path, helper: int, release: HelperRelease) -> None:
@@ -385,7 +365,7 @@ def record_release(state: Path, helper: int, release: HelperRelease) -> None:
         with exclusive(directory):
             if path.exists():
                 refuse_open(path, "600")
-                _check(release, _read_release(path), path)
+                _check_release(release, path)
             write_whole(path, json.dumps(asdict(release)))
     except (DeploymentError, OSError) as error:
         raise SecureAggregationError(
@@ -394,17 +374,15 @@ def record_release(state: Path, helper: int, release: HelperRelease) -> None:
         ) from error
 
 
-def _read_release(path: Path) -> HelperRelease:
+def _check_release(release: HelperRelease, path: Path) -> None:
+    """Check that a release does not contradict the last one, which the file records."""
     try:
-        return _RELEASE.validate_json(path.read_bytes())
+        last = _RELEASE.validate_json(path.read_bytes())
     except ValidationError as error:
         raise DeploymentError(
             f"{path} is damaged, so a second sum of a round could not be noticed: start a new run, "
             "and keep the file"
         ) from error
-
-
-def _check(release: HelperRelease, last: HelperRelease, path: Path) -> None:
     if release.server_round < last.server_round:
         raise ReplayError(
             f"{path} records a released sum of round {last.server_round}, and earlier rounds are "

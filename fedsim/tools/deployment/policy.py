@@ -7,9 +7,8 @@ directory. Without a policy file, only private experiments are answered.
 
 import logging
 import os
-import stat
-import sys
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -21,13 +20,9 @@ from fedsim.experiment.errors import ExperimentError
 from fedsim.experiment.load import read_checked
 from fedsim.experiment.schema import NAME_PATTERN
 from fedsim.tools.deployment.data_ledger import affords_anything
-from fedsim.tools.deployment.private_files import DeploymentError, configured_path
+from fedsim.tools.deployment.private_files import DeploymentError, configured_path, refuse_writable
 
-POLICY_KEY = "policy"  # key of a SuperNode's --node-config
-POLICY_VARIABLE = "FEDSIM_POLICY"
 POLICY_FILE = "policy.yaml"
-
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 logger = logging.getLogger("flwr")
 
@@ -130,21 +125,19 @@ class NodePolicy(Settings):
 
     def lines(self) -> Iterator[str]:
         """Yield sentences on the requests that the policy allows."""
-        private = "private experiments only" if self.require_privacy else "any experiment"
-        yield f"answers {private}"
+        yield f"answers {'private experiments only' if self.require_privacy else 'any experiment'}"
         if not self.require_secure_noise:
             yield (
                 "also with seeded noise, which a server can subtract: for data that need "
                 "protection, set require_secure_noise: true"
             )
-        if self.max_epsilon is not None:
-            data = "its data" if self.data_name is None else self.data_name
-            yield (
-                f"at most ε = {self.max_epsilon:g} at δ = {self.delta:g} on {data}, over all "
-                "experiments, seeds and runs together"
-            )
-        else:
+        if self.max_epsilon is None:
             yield "without a limit on ε: set max_epsilon and delta"
+        else:
+            yield (
+                f"at most ε = {self.max_epsilon:g} at δ = {self.delta:g} on "
+                f"{self.data_name or 'its data'}, over all experiments, seeds and runs together"
+            )
         yield {
             "local": "trusts nobody: a budget counts the client's own noise alone",
             "distributed": "trusts that helpers and server do not all collude: a budget counts the "
@@ -176,7 +169,8 @@ def write_template(path: Path) -> None:
         DeploymentError: the file exists or cannot be written.
     """
     try:
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        with open(path, "xb", opener=partial(os.open, mode=0o600)) as file:
+            file.write(Path(__file__).with_name(POLICY_FILE).read_bytes())
     except FileExistsError as error:
         raise DeploymentError(
             f"{path} exists and was left as it is; add --check to check it, or name a new file"
@@ -184,8 +178,6 @@ def write_template(path: Path) -> None:
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = getattr(error, "strerror", None) or error
         raise DeploymentError(f"{path}: cannot be written: {reason}") from error
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(Path(__file__).with_name("policy.yaml").read_bytes())
 
 
 def load_policy(path: Path) -> NodePolicy:
@@ -196,7 +188,7 @@ def load_policy(path: Path) -> NodePolicy:
         DeploymentError: another user owns the file or can change it.
     """
     policy = read_checked(path, NodePolicy)
-    _refuse_foreign(path)
+    refuse_writable(path)
     return policy
 
 
@@ -211,7 +203,7 @@ def policy_of_node(node_config: Mapping[str, object], state: Path) -> NodePolicy
         DeploymentError: the named file is missing, has mistakes or can be changed by another user,
             or its path is not absolute.
     """
-    path = configured_path(node_config, POLICY_KEY, POLICY_VARIABLE)
+    path = configured_path(node_config, "policy")
     if path is None:
         path = state / POLICY_FILE
         if not os.path.lexists(path):  # a link that leads nowhere is a policy that is lost
@@ -229,20 +221,3 @@ def policy_of_node(node_config: Mapping[str, object], state: Path) -> NodePolicy
             "this node's policy cannot be used, so nothing is answered; on the node, run: "
             f"fedsim node-policy {path} --check"
         ) from error
-
-
-def _refuse_foreign(path: Path) -> None:
-    """Check that only this user or root can change the policy file."""
-    if sys.platform == "win32":  # access control lists, no mode bits
-        return
-    status = path.stat()
-    if status.st_uid not in (0, os.geteuid()):
-        raise DeploymentError(
-            f"{path} belongs to user {status.st_uid}: a policy must belong to root or to user "
-            f"{os.geteuid()}, as which this node runs"
-        )
-    if status.st_mode & _OTHERS_WRITE:
-        raise DeploymentError(
-            f"{path} can be changed by other users (mode {stat.S_IMODE(status.st_mode):o}): "
-            f"chmod 600 {path}"
-        )

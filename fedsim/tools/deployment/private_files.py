@@ -17,22 +17,21 @@ class DeploymentError(InputError):
     """Error of a deployment that cannot start or continue; the message is one line with the fix."""
 
 
-_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _LOCK = "lock"
 
 
-def configured_path(node_config: Mapping[str, object], key: str, variable: str) -> Path | None:
+def configured_path(node_config: Mapping[str, object], key: str) -> Path | None:
     """Return the path that a node's configuration or an environment variable names; else None.
 
     Args:
         node_config: configuration of the SuperNode, which comes first.
-        key: key of the path in the configuration.
-        variable: name of the environment variable.
+        key: key of the path in the configuration; the environment variable is FEDSIM_KEY.
 
     Raises:
         DeploymentError: the path is not absolute; the working directory of a Flower process is
             seldom the user's.
     """
+    variable = f"FEDSIM_{key.upper()}"
     given = {f"{key} in --node-config": node_config.get(key), variable: os.environ.get(variable)}
     for name, value in given.items():
         if value is not None:
@@ -79,18 +78,33 @@ def refuse_open(path: Path, wanted: str) -> None:
     Raises:
         DeploymentError: the path belongs to another user, or other users can open it.
     """
+    foreign = ", and this node runs as {user}: a client's state must be its own"
+    _check_access(path, stat.S_IRWXG | stat.S_IRWXO, "opened", wanted, foreign)
+
+
+def refuse_writable(path: Path) -> None:
+    """Check that only this user or root can change a file of the node's operator.
+
+    Raises:
+        DeploymentError: another user owns the file or can change it.
+    """
+    foreign = ": a policy must belong to root or to user {user}, as which this node runs"
+    _check_access(path, stat.S_IWGRP | stat.S_IWOTH, "changed", "600", foreign, 0)
+
+
+def _check_access(
+    path: Path, forbidden: int, verb: str, wanted: str, foreign: str, *owners: int
+) -> None:
+    """Check the owner (this user or one of `owners`) and the mode bits of a file or directory."""
     if sys.platform == "win32":  # access control lists, no mode bits
         return
-    status = path.stat()
-    if status.st_uid != os.geteuid():
+    status, user = path.stat(), os.geteuid()
+    if status.st_uid not in (user, *owners):
+        raise DeploymentError(f"{path} belongs to user {status.st_uid}" + foreign.format(user=user))
+    if status.st_mode & forbidden:
+        mode = f"{stat.S_IMODE(status.st_mode):o}"
         raise DeploymentError(
-            f"{path} belongs to user {status.st_uid}, and this node runs as {os.geteuid()}: "
-            "a client's state must be its own"
-        )
-    if status.st_mode & _OTHERS:
-        raise DeploymentError(
-            f"{path} can be opened by other users (mode {stat.S_IMODE(status.st_mode):o}): "
-            f"chmod {wanted} {path}"
+            f"{path} can be {verb} by other users (mode {mode}): chmod {wanted} {path}"
         )
 
 

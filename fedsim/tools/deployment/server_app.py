@@ -193,7 +193,5 @@ def _run_directory(run_config: Mapping[str, object], name: str, run_id: int) -> 
 
 def _is_finished(out: Path, rounds: int) -> bool:
     directory = RunDirectory.open(out)
-    if not (out / "summary.json").is_file():
-        return False
-    summary = directory.read_json("summary.json")
-    return summary["status"] == "completed" and summary["rounds"] >= rounds
+    summary = directory.read_json("summary.json") if (out / "summary.json").is_file() else {}
+    return summary.get("status") == "completed" and summary["rounds"] >= rounds
