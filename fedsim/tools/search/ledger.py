@@ -10,7 +10,7 @@ which charges it again.
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -78,11 +78,6 @@ class SearchPlan(Settings):
     clients: list[ClientCharge] = Field(min_length=1)
 
     @property
-    def distribution(self) -> dict[str, float | None]:
-        """The distribution of the number of runs, as files name it."""
-        return {"mean": self.mean, "shape": self.shape}
-
-    @property
     def run_counts(self) -> RunCountDistribution:
         """The distribution from which the number of runs is drawn."""
         return RunCountDistribution(self.mean, self.shape)
@@ -112,25 +107,27 @@ class Drawn(SearchPlan):
         return len(self.configurations)
 
 
-class Begun(Settings):
+class _LaterRecord(Settings):
+    search: int = Field(ge=1)
+
+
+class Begun(_LaterRecord):
     """The record that a run begins, or begins again after a crash, which charges it again."""
 
     record: Literal["begun"] = "begun"
-    search: int = Field(ge=1)
     run: int = Field(ge=0)
     attempt: int = Field(ge=1)
 
 
-class Done(Settings):
+class Done(_LaterRecord):
     """The record that a run ended; `root` is a digest of all files that record the run."""
 
     record: Literal["done"] = "done"
-    search: int = Field(ge=1)
     run: int = Field(ge=0)
     root: _Hash
 
 
-class Selected(Settings):
+class Selected(_LaterRecord):
     """The record that a search ended with a selected model.
 
     Attributes:
@@ -140,16 +137,14 @@ class Selected(Settings):
     """
 
     record: Literal["selected"] = "selected"
-    search: int = Field(ge=1)
     variant: str | None
     files: dict[str, _Hash]
 
 
-class Withdrawn(Settings):
+class Withdrawn(_LaterRecord):
     """The record that a search ended without a model; all of its runs stay charged."""
 
     record: Literal["withdrawn"] = "withdrawn"
-    search: int = Field(ge=1)
     reason: str
 
 
@@ -277,7 +272,14 @@ class SearchLedger:
         self._chain = ChainedFile(self._path, raises=SearchLedgerError)
         self.searches: list[Search] = []
         for number, content in enumerate(self._chain.records, start=1):
-            self._add(self._read(content, f"{self._path}, line {number}"), number)
+            if content.get("record") == "drawn":
+                check_schema(self._path, content)
+            try:
+                record = RECORDS.validate_python(content)
+            except ValidationError as error:
+                where, mistake = f"{self._path}, line {number}", first_mistake(error)
+                raise SearchLedgerError(f"{where}: not a record: {mistake}") from error
+            self._add(record, number)
 
     @property
     def head(self) -> str:
@@ -300,14 +302,6 @@ class SearchLedger:
         problem = add_record(self.searches, record)
         if problem is not None:
             raise SearchLedgerError(f"{self._path}: record {number} ({record.record}): {problem}")
-
-    def _read(self, content: dict[str, Any], where: str) -> Record:
-        if content.get("record") == "drawn":
-            check_schema(self._path, content)
-        try:
-            return RECORDS.validate_python(content)
-        except ValidationError as error:
-            raise SearchLedgerError(f"{where}: not a record: {first_mistake(error)}") from error
 
 
 MARKER = "search.yaml"
@@ -342,11 +336,10 @@ def write_marker(comparison: LoadedComparison, out: Path) -> None:
         comparison: the loaded comparison file.
         out: directory of the searches.
     """
-    select = comparison.settings.select
     content = {
         "name": comparison.name,
         "base": comparison.written_base,
-        "select": None if select is None else select.model_dump(),
+        "select": comparison.settings.model_dump()["select"],
         "variants": {variant.name: dict(variant.changes) for variant in comparison.candidates},
     }
     RunDirectory(out).write_text(MARKER, yaml_text(content))

@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +44,13 @@ class Figure:
         epsilon: the largest ε of any client; infinite if nothing can be proven.
         delta: the largest δ of any client.
         accountant: name of the accountant; for events without a PLD, "pld" falls back to Rényi DP.
-        clients: the triple (client, ε, δ) for each client.
+        clients: the pair (ε, δ) of each client, in the order of clients' numbers.
     """
 
     epsilon: float
     delta: float
     accountant: AccountantName
-    clients: tuple[tuple[int, float, float], ...]
+    clients: tuple[tuple[float, float], ...]
 
     def to_json(self) -> dict[str, Any]:
         """Return the guarantee as JSON values; an infinite ε is null."""
@@ -82,30 +83,22 @@ def figure_of(searches: Sequence[Search], *, sees_runs: bool) -> Figure:
         sees_runs: whether the observer sees every run, or only what was selected.
     """
     accountant: AccountantName = "pld" if sees_runs else "rdp"
-    alone = [search.is_selection and not sees_runs for search in searches]
-    draws = sum(
-        (search.drawn.run_counts.most_runs if selected else search.charged_runs)
-        * search.drawn.draws
-        for search, selected in zip(searches, alone, strict=True)
-    )
+    alone = [(search, search.is_selection and not sees_runs) for search in searches]
+    draws = 0
+    for search, selected in alone:
+        runs = search.drawn.run_counts.most_runs if selected else search.charged_runs
+        draws += runs * search.drawn.draws
     clients = []
     for client in range(len(searches[-1].drawn.clients)):
         delta = max(search.drawn.clients[client].delta for search in searches)
-        entries = tuple(
-            entry
-            for search, selected in zip(searches, alone, strict=True)
-            for entry in _releases(search, client, is_selection=selected)
-        )
+        releases = (_releases(search, client, is_selection=selected) for search, selected in alone)
         epsilon = math.inf
         if draws <= MAX_DRAWS // 2:
-            epsilon = _epsilon(entries, delta, accountant, searches[-1].drawn.adjacency)
-        clients.append((client, epsilon, delta))
-    return Figure(
-        epsilon=max(epsilon for _, epsilon, _ in clients),
-        delta=max(delta for _, _, delta in clients),
-        accountant=accountant,
-        clients=tuple(clients),
-    )
+            entries, adjacency = tuple(chain(*releases)), searches[-1].drawn.adjacency
+            epsilon = _epsilon(entries, delta, accountant, adjacency)
+        clients.append((epsilon, delta))
+    epsilon, delta = map(max, zip(*clients, strict=True))
+    return Figure(epsilon, delta, accountant, tuple(clients))
 
 
 def _releases(search: Search, client: int, *, is_selection: bool) -> tuple[tuple[Event, int], ...]:
@@ -151,27 +144,19 @@ _CONDITIONS = (
 )
 
 
-def charged_runs(searches: Sequence[Search]) -> int:
-    """Return the number of charged runs, including attempts that a crash ended."""
-    return sum(search.charged_runs for search in searches)
-
-
 def every_run_sentence(figure: Figure, number: int) -> str:
     """Return a sentence on the guarantee of all runs together, against those who see all runs.
 
     Args:
-        figure: the guarantee.
+        figure: the guarantee, by the accountant "pld".
         number: number of charged runs.
     """
-    method = {"pld": "PLD composition", "rdp": "Rényi composition"}.get(figure.accountant, "")
-    runs = f"all {number} charged runs are, together,"
-    if number == 1:
-        runs = "the one charged run is"
     if number == 0:
         return f"Against {OBSERVER_OF_RUNS}: no run was drawn, so nothing was spent: ε = 0."
+    runs = f"all {number} charged runs are, together," if number > 1 else "the one charged run is"
     return (
         f"Against {OBSERVER_OF_RUNS}: {runs} {_pair(figure)} for each training example "
-        f"of every client ({method}). An attempt that a crash cut short counts as a run."
+        "of every client (PLD composition). An attempt that a crash cut short counts as a run."
     )
 
 
@@ -197,7 +182,12 @@ def selection_sentences(searches: Sequence[Search], figure: Figure) -> tuple[str
         )
     drawn = last.drawn
     theorem = "Theorem 6" if drawn.shape is None else "Theorem 2"
-    subject = "the selected model is" if len(searches) == 1 else _several(searches)
+    subject, unclaimed = "the selected model is", sum(not one.is_selection for one in searches)
+    if len(searches) > 1:
+        counted = "one search" if unclaimed == 1 else f"{unclaimed} searches"
+        also = f" with all charged runs of {counted} that ended without a model"
+        together = f"together{also if unclaimed else ''}"
+        subject = f"the models selected by the {len(searches)} searches here are, {together},"
     return (
         f"Against {OBSERVER_OF_SELECTION}: {subject} {_pair(figure)} for each training "
         f"example of every client (Papernot, Steinke 2022, {theorem}, by Rényi DP). The figure "
@@ -207,17 +197,6 @@ def selection_sentences(searches: Sequence[Search], figure: Figure) -> tuple[str
         "the operating system and charged before the first run. Every run drew its configuration "
         "anew, uniformly and with replacement. All other runs and scores are destroyed.",
         _CONDITIONS,
-    )
-
-
-def _several(searches: Sequence[Search]) -> str:
-    unclaimed = sum(not search.is_selection for search in searches)
-    if not unclaimed:
-        return f"the models selected by the {len(searches)} searches here are, together,"
-    counted = "one search" if unclaimed == 1 else f"{unclaimed} searches"
-    return (
-        f"the models selected by the {len(searches)} searches here are, together with all charged "
-        f"runs of {counted} that ended without a model,"
     )
 
 
@@ -269,7 +248,7 @@ def selection_json(searches: Sequence[Search], *, score: float | None) -> dict[s
         "fedsim": drawn.fedsim,
         "search": drawn.search,
         "candidates": drawn.candidates,
-        "distribution": drawn.distribution,
+        "distribution": {"mean": drawn.mean, "shape": drawn.shape},
         "metric": drawn.metric,
         "selected": searches[-1].selected,
         "score": score,
@@ -299,7 +278,7 @@ def account_json(searches: Sequence[Search], *, name: str, head: str) -> dict[st
         head: hash of the last record of the ledger.
     """
     every_run, selected = (figure_of(searches, sees_runs=sees) for sees in (True, False))
-    runs = charged_runs(searches)
+    runs = sum(search.charged_runs for search in searches)
     return {
         "schema": SCHEMAS["comparison.json"],
         "fedsim": searches[-1].drawn.fedsim,
@@ -316,8 +295,8 @@ def account_json(searches: Sequence[Search], *, name: str, head: str) -> dict[st
                 "epsilon_every_run": finite_or_none(epsilon),
                 "epsilon_selection": finite_or_none(other),
             }
-            for (client, epsilon, delta), (_, other, _) in zip(
-                every_run.clients, selected.clients, strict=True
+            for client, ((epsilon, delta), (other, _)) in enumerate(
+                zip(every_run.clients, selected.clients, strict=True)
             )
         ],
         "statement": [
@@ -357,7 +336,7 @@ def _search_json(search: Search) -> dict[str, Any]:
     drawn, end = search.drawn, search.end
     return {
         "search": drawn.search,
-        "distribution": drawn.distribution,
+        "distribution": {"mean": drawn.mean, "shape": drawn.shape},
         "candidates": drawn.candidates,
         "runs": drawn.runs,
         "charged_runs": search.charged_runs,

@@ -177,36 +177,29 @@ class _SearchRun:
 
     def _run(self, runs: Sequence[int]) -> None:
         """Execute runs in parallel; each is recorded as begun before it starts."""
-        current = self._current
-        number = current.drawn.search
+        current, drawn = self._current, self._current.drawn
         if not current.done and not current.attempts:
             destroy_runs(self._out)
-        folders = [run_folder(self._out, number, run) for run in runs]
+        folders = [run_folder(self._out, drawn.search, run) for run in runs]
+        messages, failures = list[dict[str, Any]](), list[str]()
         for run, folder in zip(runs, folders, strict=True):
             attempt = current.attempts.get(run, 0) + 1
-            self._ledger.append(Begun(search=number, run=run, attempt=attempt))
+            self._ledger.append(Begun(search=drawn.search, run=run, attempt=attempt))
             if folder.exists():
                 shutil.rmtree(folder)
-        failures: list[str] = []
+            one = self._comparison.candidates[drawn.configurations[run]]
+            key = one.name, one.experiment.seed, one.loaded, folder, drawn.digest
+            messages.append({**Job(*key, "run", measure=False).to_message(), "report": False})
 
         def on_message(index: int, message: Mapping[str, Any]) -> None:
-            failure = self._end_run(runs[index], folders[index], message)
-            if failure is not None:
+            if failure := self._end_run(runs[index], folders[index], message):
                 failures.append(failure)
 
-        messages = [self._message(run, folder) for run, folder in zip(runs, folders, strict=True)]
         log = folders[0].parent / "workers.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         execute(messages, workers=len(runs), log=log, on_message=on_message, inherited=self._locks)
         if failures:  # only now: no process writes any more
             self._withdraw(failures[0])
-
-    def _message(self, run: int, folder: Path) -> dict[str, Any]:
-        drawn = self._current.drawn
-        variant = self._comparison.candidates[drawn.configurations[run]]
-        seed = variant.experiment.seed
-        job = Job(variant.name, seed, variant.loaded, folder, drawn.digest, "run", measure=False)
-        return {**job.to_message(), "report": False}
 
     def _end_run(self, run: int, folder: Path, message: Mapping[str, Any]) -> str | None:
         """Record the end of a run; return why the search cannot continue, or None."""
@@ -236,24 +229,21 @@ class _SearchRun:
 
     def _select_best(self) -> None:
         """Publish the best run, the earliest one if several are equal, and end the search."""
-        current = self._current
-        number, drawn = current.drawn.search, current.drawn
-        folders = [run_folder(self._out, number, run) for run in range(drawn.runs)]
+        current, drawn = self._current, self._current.drawn
+        folders = [run_folder(self._out, drawn.search, run) for run in range(drawn.runs)]
         for run, folder in enumerate(folders):
             if not _is_unchanged(folder, current.done[run]):
                 self._withdraw("a run that had ended was changed or removed")
         scores = [_score(folder, drawn.metric) for folder in folders]
-        best = _best(scores, smaller=metric_entry(drawn.metric).smaller_is_better)
-        variant = None if best is None else drawn.candidates[drawn.configurations[best]]
-        end = Selected(search=number, variant=variant, files={})
+        folder = score = variant = None
+        if scores:
+            best = _best(scores, smaller=metric_entry(drawn.metric).smaller_is_better)
+            folder, score = folders[best], scores[best]
+            variant = drawn.candidates[drawn.configurations[best]]
+        end = Selected(search=drawn.search, variant=variant, files={})
         searches = (*self._ledger.searches[:-1], replace(current, end=end))
-        write_selected(
-            self._out,
-            searches,
-            None if best is None else folders[best],
-            score=None if best is None else scores[best],
-        )
-        files = digests_of(public_folder(self._out, number))
+        write_selected(self._out, searches, folder, score=score)
+        files = digests_of(public_folder(self._out, drawn.search))
         self._ledger.append(end.model_copy(update={"files": files}))
 
     def _withdraw(self, reason: str) -> None:
@@ -298,11 +288,11 @@ def _score(folder: Path, metric: str) -> float | None:
     return None if value is None else float(value)
 
 
-def _best(scores: Sequence[float | None], *, smaller: bool) -> int | None:
+def _best(scores: Sequence[float | None], *, smaller: bool) -> int:
     """Return the index of the best score, the first if several are equal; non-finite is worst."""
     sign = -1.0 if smaller else 1.0
     known = [-math.inf if score is None else sign * score for score in scores]
-    return max(range(len(known)), key=known.__getitem__, default=None)
+    return known.index(max(known))
 
 
 def perform(file: str, *, out: str | None, workers: int | None, quiet: bool, as_json: bool) -> None:
@@ -315,19 +305,15 @@ def perform(file: str, *, out: str | None, workers: int | None, quiet: bool, as_
         click.echo("interrupted; run the same command again to continue", err=True)
         raise
     if as_json:
-        content = {**result.account, "path": str(result.path), "folder": str(result.selected)}
-        print_json(content)
+        print_json({**result.account, "path": str(result.path), "folder": str(result.selected)})
         return
-    console = Console()
-    chosen = "no run was drawn, so nothing is selected"
-    if result.variant is not None:
-        chosen = f"selected: {result.variant}"
+    console, name = Console(), result.variant
+    chosen = "no run was drawn, so nothing is selected" if name is None else f"selected: {name}"
     print_sentence(console, f"{result.account['name']}: {chosen}", style="bold")
-    for sentence in result.statement:
-        print_sentence(console, sentence)
-    print_sentence(console, f"hand on nothing but {result.selected}")
-    print_sentence(
-        console,
+    for sentence in (
+        *result.statement,
+        f"hand on nothing but {result.selected}",
         f"keep {result.path / 'account'}, and what was printed here, with the server: both tell "
         "the number of runs",
-    )
+    ):
+        print_sentence(console, sentence)

@@ -14,7 +14,6 @@ from fedsim.accountant.events import to_dict
 from fedsim.accountant.sampler_slack import MAX_DRAWS
 from fedsim.comparison.jobs import run_fingerprint
 from fedsim.comparison.load import LoadedComparison
-from fedsim.comparison.settings import SearchSettings
 from fedsim.core.errors import InputError
 from fedsim.experiment import LoadedExperiment
 from fedsim.federation.assembly import assemble, refuse_overspending
@@ -51,13 +50,14 @@ def plan_search(comparison: LoadedComparison) -> SearchPlan:
     if select is None or select.search is None:
         raise ValueError("the file describes no search")
     variants = comparison.candidates
+    distribution = select.search.mean, select.search.eta
     plans = [
-        _plan_of(variant.name, variant.loaded, select.metric, select.search) for variant in variants
+        _plan_of(variant.name, variant.loaded, select.metric, *distribution) for variant in variants
     ]
     content = {
         "candidates": {plan.candidates[0]: plan.digest for plan in plans},
         "metric": select.metric,
-        "distribution": [select.search.mean, select.search.eta],
+        "distribution": distribution,
     }
     changes = {
         "digest": hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(),
@@ -66,12 +66,18 @@ def plan_search(comparison: LoadedComparison) -> SearchPlan:
         "clients": common_charges(plans),
     }
     plan = plans[0].model_copy(update=changes)
-    _check_draws(plan)
+    most_runs = plan.run_counts.most_runs
+    if most_runs * plan.draws > MAX_DRAWS // 2:  # more than the sampler's slack covers
+        raise SearchError(
+            f"a client would draw up to {most_runs * plan.draws:.2g} values of noise (up to "
+            f"{most_runs:,} runs of {plan.draws:.2g}), and the proof covers "
+            f"{MAX_DRAWS // 2:.0e}: lower select.search.mean, the rounds or the size of the model"
+        )
     return plan
 
 
 def _plan_of(
-    name: str, loaded: LoadedExperiment, metric: str, settings: SearchSettings
+    name: str, loaded: LoadedExperiment, metric: str, mean: float, shape: float | None
 ) -> SearchPlan:
     """Return the plan of a search with a single candidate."""
     federation = assemble(loaded, ledger=None)
@@ -96,23 +102,12 @@ def _plan_of(
         data=fingerprint(federation)["data"],
         candidates=[name],
         metric=metric,
-        mean=settings.mean,
-        shape=settings.eta,
+        mean=mean,
+        shape=shape,
         adjacency=privacy.adjacency.name,
         draws=max(plan.steps_to_take for plan in plans) * (values + 1),
         clients=clients,
     )
-
-
-def _check_draws(plan: SearchPlan) -> None:
-    """Refuse a search in which a client may draw more noise than the sampler's slack covers."""
-    most_runs = plan.run_counts.most_runs
-    if most_runs * plan.draws > MAX_DRAWS // 2:
-        raise SearchError(
-            f"a client would draw up to {most_runs * plan.draws:.2g} values of noise (up to "
-            f"{most_runs:,} runs of {plan.draws:.2g}), and the proof covers "
-            f"{MAX_DRAWS // 2:.0e}: lower select.search.mean, the rounds or the size of the model"
-        )
 
 
 def common_charges(plans: Sequence[SearchPlan]) -> list[ClientCharge]:

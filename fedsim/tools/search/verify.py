@@ -110,17 +110,14 @@ def _problems(out: Path, ledger: SearchLedger) -> Iterator[str]:
         return
     if (out / WORK).exists():
         yield f"{WORK}: runs that must be destroyed are left; run the same command again"
-    public = {public_folder(out, search.drawn.search).name for search in _selections(searches)}
+    selections = [search.drawn.search for search in searches if search.is_selection]
+    public = {public_folder(out, number).name for number in selections}
     present = {path.name for path in (out / PUBLIC).iterdir()} if (out / PUBLIC).is_dir() else set()
     for name in sorted(present - public):
         yield f"{PUBLIC}/{name}: the ledger has no such selection"
-    for search in _selections(searches):
-        yield from _public_problems(out, searches[: search.drawn.search])
+    for number in selections:
+        yield from _public_problems(out, searches[:number])
     yield from _account_problems(out, ledger)
-
-
-def _selections(searches: Sequence[Search]) -> list[Search]:
-    return [search for search in searches if search.is_selection]
 
 
 def _public_problems(out: Path, searches: Sequence[Search]) -> Iterator[str]:
