@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import nullcontext
+from typing import Any
 
 import click
 
@@ -44,13 +45,7 @@ from fedsim.core.limits import MAX_AUDITED_STEPS, MAX_CLIENTS
 @verbose_option
 @json_option
 def audit_command(
-    file: str,
-    overrides: tuple[str, ...],
-    clients: int,
-    steps: int,
-    confidence: float,
-    quiet: bool,
-    as_json: bool,
+    file: str, overrides: tuple[str, ...], quiet: bool, as_json: bool, **limits: Any
 ) -> None:
     """Attack the clients of FILE with canaries: claimed, certified and estimated ε.
 
@@ -68,14 +63,7 @@ def audit_command(
 
     loaded = load_experiment(file, overrides)
     with nullcontext() if quiet else shown_phases() as phases:
-        result = audit_experiment(
-            loaded,
-            clients=clients,
-            steps=steps,
-            confidence=confidence,
-            on_client=print_progress,
-            phases=phases,
-        )
+        result = audit_experiment(loaded, **limits, on_client=print_progress, phases=phases)
     if as_json:
         print_json(result.to_json())
     else:

@@ -58,11 +58,6 @@ class Adversary:
     epsilon: float
     view: SumView | None = None
 
-    @property
-    def noise_factor(self) -> float:
-        """Deviation of the noise that the adversary sees, over that of the client's mechanism."""
-        return self.view.part.noise_factor if self.view and self.against == "sums" else 1.0
-
 
 def adversaries_of(federation: Federation, client: int) -> list[Adversary]:
     """Return the adversaries against whom a client has a claimed ε.
@@ -140,20 +135,18 @@ class OtherNoise:
             number: number of the round.
             secure: whether noise comes from the operating system's random source.
         """
-        size, local = self._model.parameters.size, self._federation.experiment.local
+        size, experiment = self._model.parameters.size, self._federation.experiment
         total = torch.zeros(size, dtype=torch.float64, device=self._index.device)
         if not self._view.part.adds_noise:
-            seed = None if secure else self._federation.experiment.seed
+            seed = None if secure else experiment.seed
             total += ServerDraws(self._federation, size, seed=seed).of_round(number)
         for block in filter(None, self._blocks):
-            members = [self._member(client, number, secure=secure) for client in block]
-            result = block_of(self._model, self._loss, self._gradients, local, members).train()
-            total += result.values.double().sum(0)
+            members = list[BlockMember]()
+            for client in block:
+                key, release = StreamKey(experiment.seed, client, number), self._releases[client]
+                steps = release.steps_of_round(range(1), range(1), has_examples=False)
+                none = self._index, self._targets, key
+                members.append(BlockMember(*none, steps, release, secure, self._view.part))
+            trained = self._model, self._loss, self._gradients, experiment.local, members
+            total += block_of(*trained).train().values.double().sum(0)
         return total
-
-    def _member(self, client: int, number: int, *, secure: bool) -> BlockMember:
-        release = self._releases[client]
-        key = StreamKey(self._federation.experiment.seed, client, number)
-        none = (self._index, self._targets, key)
-        steps = release.steps_of_round(range(1), range(1), has_examples=False)
-        return BlockMember(*none, steps, release, secure, self._view.part)

@@ -134,9 +134,10 @@ def _audit_client(
     plan = (federation.plan.clients or ())[client]
     rounds_of = UpdateRounds if plan.release.protects_client else ExampleRounds
     rounds = rounds_of(federation, client, adversary.view, steps)
+    sum_seen = adversary.view if adversary.against == "sums" else None
     claim = Claim(
         epsilon=adversary.epsilon,
-        noise=adversary.noise_factor * rounds.charged_noise,
+        noise=(sum_seen.part.noise_factor if sum_seen else 1.0) * rounds.charged_noise,
         sampling=rounds.sampling,
         steps=plan.steps_to_take,
         accounting=Accounting.of(privacy_of(federation.experiment), plan.delta),
@@ -184,15 +185,16 @@ def _epsilon_table(audit: Audit) -> Table:
     """Return the table of claimed, certified and estimated ε."""
     shows_views = any(client.views is not None for client in audit.clients)
     title = "ε of each client: claimed, certified, and estimated"
-    numbers = [*_who(audit), "examples", "claimed", "certified", "of runs", "steps"]
+    who = _who(audit)
+    numbers = [*who, "examples", "claimed", "certified", "of runs", "steps"]
     if shows_views:
         title, numbers = f"{title} from four views", [*numbers, "uploads", "sums", "final"]
     table = figure_table(title, numbers)
     for client in audit.clients:
-        findings, views = client.findings, client.views
-        last = [math.nan] * 3 if views is None else [views.uploads, views.sums, views.final_model]
+        findings = client.findings
+        last = [math.nan] * 3 if client.views is None else vars(client.views).values()
         table.add_row(
-            *_who(audit, client),
+            *[str(client.client), client.against][: len(who)],
             str(client.num_examples),
             epsilon_text(client.claim.epsilon),
             _bound_text(findings.epsilon),
@@ -209,44 +211,35 @@ def _epsilon_notes(audit: Audit, *, shows_views: bool) -> list[str]:
     notes = [
         f"certified: at least so much is spent (confidence {audit.confidence:g}), by single steps;",
         "of runs: the same by whole runs, whatever the distribution of the noise;",
+        "estimated, for one who sees all steps (as charged), all uploads of the\n"
+        "client, the sums of all clients' updates, or the final model"
+        if shows_views
+        else "steps: estimated, for one who sees every release",
     ]
-    if shows_views:
-        notes += [
-            "estimated, for one who sees all steps (as charged), all uploads of the",
-            "client, the sums of all clients' updates, or the final model",
-        ]
-    else:
-        notes.append("steps: estimated, for one who sees every release")
-    notes += [text for name, text in _OBSERVERS.items() if name in _observers(audit)]
-    if audit.num_clients > audit.num_audited:
-        shown = audit.num_audited
+    observers = {client.against for client in audit.clients}
+    if observers != {"server"}:
+        notes += [text for name, text in _OBSERVERS.items() if name in observers]
+    if audit.num_clients > (shown := audit.num_audited):
         which = f"the {shown} largest claims" if shown > 1 else "the largest claim"
         notes.append(f"{which} of {audit.num_clients:,} clients")
     return notes
 
 
-def _observers(audit: Audit) -> set[str]:
-    """Return the adversaries of the claims; empty if all claims are against the server."""
-    observers = {client.against for client in audit.clients}
-    return set() if observers == {"server"} else set(observers)
-
-
-def _who(audit: Audit, row: ClientAudit | None = None) -> list[str]:
-    """Return the first cells of a row, or of the heading: client, and adversary if it differs."""
-    cells = ["client", "against"] if row is None else [str(row.client), row.against]
-    return cells if _observers(audit) else cells[:1]
+def _who(audit: Audit) -> list[str]:
+    """Return the headings of the first columns: client, and adversary if any is not the server."""
+    is_server = all(client.against == "server" for client in audit.clients)
+    return ["client"] if is_server else ["client", "against"]
 
 
 def _mechanism_table(audit: Audit) -> Table:
     """Return the table of measured noise, clipping and sampling."""
-    table = figure_table(
-        "Measured mechanism, relative to the charge",
-        [*_who(audit), "noise", "clipping", "sampling"],
-    )
+    who = _who(audit)
+    numbers = [*who, "noise", "clipping", "sampling"]
+    table = figure_table("Measured mechanism, relative to the charge", numbers)
     for client in audit.clients:
         findings, highest = client.findings, client.findings.contribution.high
         table.add_row(
-            *_who(audit, client),
+            *[str(client.client), client.against][: len(who)],
             _interval_text(findings.noise),
             f"{highest:.4f}" if math.isfinite(highest) else "–",
             _interval_text(findings.sampling_rate),

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from fedsim.accountant.groups import group_noise_multiplier
 from fedsim.clients.clipping.clipping import Groups, PatternClipping
 from fedsim.clients.gradients.parameters import FlatParameters
-from fedsim.clients.gradients.per_example import PerExampleLoss
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 
 CANARY_SCALE = 1e4  # a canary's gradient, in clipping bounds
@@ -67,21 +66,6 @@ class CanaryModel(nn.Module):
         first, *others = self.canaries
         canaries = sum((embedding(index) for embedding in others), first(index))
         return torch.cat([outputs, steepness * canaries], dim=1)
-
-
-def add_canary_loss(loss: PerExampleLoss, shape: torch.Size) -> PerExampleLoss:
-    """Return the loss of a `CanaryModel`: the experiment's loss plus the canary term.
-
-    Args:
-        loss: the experiment's loss, one value per example.
-        shape: shape of the model's output for one example.
-    """
-
-    def loss_with_canary(outputs: Tensor, targets: Tensor) -> Tensor:
-        predictions = outputs[:, :-1].reshape(len(outputs), *shape)
-        return loss(predictions, targets) + outputs[:, -1]
-
-    return loss_with_canary
 
 
 @dataclass(frozen=True)

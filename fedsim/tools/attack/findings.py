@@ -208,11 +208,11 @@ def _scale(interval: Interval, unit: float) -> Interval:
 
 def violations(findings: Findings, claim: Claim) -> Iterator[str]:
     """Yield a message for each measurement that contradicts the claim."""
+    claimed, least = epsilon_text(claim.epsilon), least_epsilon_text
     if findings.epsilon > claim.epsilon:
-        spent, claimed = least_epsilon_text(findings.epsilon), epsilon_text(claim.epsilon)
-        yield f"at least ε = {spent} is spent, and {claimed} is claimed"
+        yield f"at least ε = {least(findings.epsilon)} is spent, and {claimed} is claimed"
     if findings.epsilon_of_runs > claim.epsilon:
-        shown, claimed = least_epsilon_text(findings.epsilon_of_runs), epsilon_text(claim.epsilon)
+        shown = least(findings.epsilon_of_runs)
         yield f"uploads of a run show at least ε = {shown}, and {claimed} is claimed"
     if findings.noise.high < 1.0:
         yield f"the noise is {findings.noise.estimate:.3g} of what is charged"
@@ -267,7 +267,8 @@ class ClientAudit:
 
     def to_json(self) -> dict[str, Any]:
         """Return the audit of the client as JSON values; an infinite or unknown number is null."""
-        findings, views = self.findings, {} if self.views is None else vars(self.views)
+        findings = self.findings
+        views = vars(self.views or ObservedViews(math.nan, math.nan, math.nan))
         return {
             "client": self.client,
             "against": self.against,
@@ -277,20 +278,15 @@ class ClientAudit:
             "epsilon_certified": finite_or_none(findings.epsilon),
             "epsilon_certified_of_runs": finite_or_none(findings.epsilon_of_runs),
             "epsilon_estimated": {
-                "steps": finite_or_none(findings.epsilon_estimate),
-                **{
-                    name: finite_or_none(views.get(name, math.nan))
-                    for name in ("uploads", "sums", "final_model")
-                },
+                name: finite_or_none(value)
+                for name, value in {"steps": findings.epsilon_estimate, **views}.items()
             },
             "noise_over_charged": _interval_json(findings.noise),
             "noise_distance_to_gaussian": _interval_json(findings.noise_distance),
             "contribution_over_bound": _interval_json(findings.contribution),
             "sampling_over_charged": _interval_json(findings.sampling_rate),
             "count_variance_over_charged": _interval_json(findings.count_variance),
-            "noise_correlation": [
-                _interval_json(interval) for interval in findings.noise_correlations
-            ],
+            "noise_correlation": list(map(_interval_json, findings.noise_correlations)),
             "violations": list(self.violations),
         }
 

@@ -41,7 +41,6 @@ from fedsim.tools.attack.canaries import (
     CANARY_SCALE,
     CanaryModel,
     CanaryView,
-    add_canary_loss,
     num_groups,
     with_canaries,
 )
@@ -87,16 +86,16 @@ class Observations:
     @property
     def inside(self) -> Bools:
         """Whether a coordinate's canary was in a step's batch, bool (steps, coordinates)."""
-        inserted = np.zeros(self.released.shape, dtype=bool)
-        inserted[:, : self.has_canary.size] = self.drawn & self.has_canary
-        return inserted
+        return np.pad(self.drawn & self.has_canary, ((0, 0), (0, self._num_spares)))
 
     @property
     def is_member(self) -> Bools:
         """Whether a coordinate's canary is in the client's data, bool (coordinates,)."""
-        inserted = np.zeros(self.released.shape[1], dtype=bool)
-        inserted[: self.has_canary.size] = self.has_canary
-        return inserted
+        return np.pad(self.has_canary, (0, self._num_spares))
+
+    @property
+    def _num_spares(self) -> int:
+        return self.released.shape[1] - self.has_canary.size
 
 
 @dataclass(frozen=True)
@@ -196,9 +195,6 @@ class _Rounds(ABC, Generic[M]):
             secure: whether batches and noise come from the operating system's random source.
         """
 
-    def _key(self, number: int) -> StreamKey:
-        return StreamKey(self._federation.experiment.seed, self._client, number)
-
 
 class ExampleRounds(_Rounds[DpSgdMechanism]):
     """Rounds of one client, half of whose examples have a canary of their own.
@@ -239,7 +235,6 @@ class ExampleRounds(_Rounds[DpSgdMechanism]):
         self._shared_model = SharedModel(gradients.model, parameters=gradients.parameters)
         self._release = with_canaries(release, gradients.parameters)
         self._view = CanaryView.of(self._release, gradients.parameters, MAX_COORDINATES)
-        self._place = self._view.places[0]  # of sums, whose clients have one group
         self._has_canary = has_canary[: self._view.coordinates]
         self._others = view and OtherNoise(
             federation, view, gradients, self._targets, self._shared_model, gradients.loss
@@ -251,7 +246,7 @@ class ExampleRounds(_Rounds[DpSgdMechanism]):
     def _run(self, number: int, *, has_content: bool | None = None, secure: bool = False) -> _Round:
         rows: list[tuple[Floats, Bools]] = []
         others = self._others
-        added = None if others is None else others.of_round(number, secure=secure)[self._place]
+        added = others and others.of_round(number, secure=secure)[self._view.places[0]]
 
         def record(
             batches: Sequence[np.ndarray | None],
@@ -268,19 +263,14 @@ class ExampleRounds(_Rounds[DpSgdMechanism]):
                 seen = self._view.read(released[0], mechanism, bounds)
                 seen = seen * (mechanism.expected_batch / bounds[self._view.groups[0]])
             else:
-                seen = (released[0, self._place].double() + added) * others.step_length
+                seen = released[0, self._view.places[0]]  # of sums, whose clients have one group
+                seen = (seen.double() + added) * others.step_length
             rows.append((seen.cpu().numpy(), drawn[: self._view.coordinates]))
 
-        first = (number - 1) * self._round_steps
-        member = BlockMember(
-            self._index,
-            self._targets,
-            self._key(number),
-            range(first, first + self._round_steps),
-            self._release,
-            secure,
-            self._plan.part,
-        )
+        key = StreamKey(self._federation.experiment.seed, self._client, number)
+        steps = range((number - 1) * self._round_steps, number * self._round_steps)
+        data, part = (self._index, self._targets), self._plan.part
+        member = BlockMember(*data, key, steps, self._release, secure, part)
         gradients = self._without if has_content is False else self._gradients
         block = block_of(self._shared_model, gradients.loss, gradients, self._local, [member])
         result = block.train(record)
@@ -322,10 +312,15 @@ def _canary_gradients(
 
 def _network_and_loss(federation: Federation, features: Tensor) -> tuple[nn.Module, PerExampleLoss]:
     """Return (a copy of the experiment's model, its loss with a canary's term)."""
-    network = deepcopy(federation.model.module)
+    network, loss = deepcopy(federation.model.module), federation.model.loss
     with preserve_state(network), torch.no_grad():
         shape = network(features[:1]).shape[1:]
-    return network, add_canary_loss(federation.model.loss, shape)
+
+    def loss_with_canary(outputs: Tensor, targets: Tensor) -> Tensor:
+        predictions = outputs[:, :-1].reshape(len(outputs), *shape)
+        return loss(predictions, targets) + outputs[:, -1]
+
+    return network, loss_with_canary
 
 
 class CanaryClient(nn.Module):
@@ -389,15 +384,10 @@ class UpdateRounds(_Rounds[UpdateMechanism]):
         if has_content is None:
             has_content = not draws.is_secret or self._client in draws.draw(number)
         features, targets = self._data if has_content else (part[:0] for part in self._data)
-        member = BlockMember(
-            features,
-            targets,
-            self._key(number),
-            range(federation.plan.steps.whole_rounds[self._client] if has_content else 0),
-            secure=secure,
-            part=self._plan.part,
-            release=self._release,
-        )
+        key = StreamKey(federation.experiment.seed, self._client, number)
+        steps = range(federation.plan.steps.whole_rounds[self._client] if has_content else 0)
+        part = self._plan.part
+        member = BlockMember(features, targets, key, steps, self._release, secure, part)
         result = block_of(self._shared_model, self._loss, None, self._local, [member]).train()
         seen = result.values[0].double()
         if self._others is None:

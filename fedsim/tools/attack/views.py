@@ -35,10 +35,8 @@ def gaussian_pair_epsilon(shift: float, outside: float, inside: float, *, delta:
         inside: standard deviation with the example, > 0.
         delta: δ in (0, 1).
     """
-    return max(
-        _epsilon(shift, inside, outside, delta),
-        _epsilon(shift, outside, inside, delta),
-    )
+    pairs = (inside, outside), (outside, inside)
+    return max(_epsilon(shift, p, q, delta) for p, q in pairs)
 
 
 def _epsilon(shift: float, p: float, q: float, delta: float) -> float:
@@ -59,17 +57,16 @@ def _epsilon(shift: float, p: float, q: float, delta: float) -> float:
 def _delta(shift: float, p: float, q: float, epsilon: float) -> float:
     """Return P(A) − e^ε Q(A) of the set A where log P(x) / Q(x) > ε, in closed form.
 
-    The log ratio is a x² + b x + c, so A is a half-line, an interval or its complement.
+    The log ratio is a x² + b x + c, so A is a half-line, an interval or its complement. The sign
+    of the ratio changes at each root.
     """
     a = 0.5 / q**2 - 0.5 / p**2
     b = -shift / q**2
     c = 0.5 * (shift / q) ** 2 + math.log(q / p) - epsilon
-    total = 0.0
-    for low, high in pairwise([-math.inf, *_roots(a, b, c), math.inf]):
-        inner = _between(low, high)
-        if (a * inner + b) * inner + c > 0.0:
-            total += _mass(low, high, shift, p, q, epsilon)
-    return total
+    is_last_in = (a, b, c) > (0.0, 0.0, 0.0)  # the first of them that is not 0 decides at infinity
+    intervals = [*pairwise([-math.inf, *_roots(a, b, c), math.inf])][::-1]
+    inside = intervals[0 if is_last_in else 1 :: 2]
+    return sum(_mass(low, high, shift, p, q, epsilon) for low, high in inside)
 
 
 def _roots(a: float, b: float, c: float) -> list[float]:
@@ -80,13 +77,6 @@ def _roots(a: float, b: float, c: float) -> list[float]:
     stable = -0.5 * (b + math.copysign(math.sqrt(square), b))
     points = [c / stable] if stable else []
     return sorted([*points, stable / a] if a else points)
-
-
-def _between(low: float, high: float) -> float:
-    """Return a point inside an interval, whose ends may be infinite."""
-    if math.isinf(low):
-        return 0.0 if math.isinf(high) else high - abs(high) - 1.0
-    return low + abs(low) + 1.0 if math.isinf(high) else 0.5 * (low + high)
 
 
 def _mass(low: float, high: float, shift: float, p: float, q: float, epsilon: float) -> float:
@@ -121,14 +111,11 @@ class UploadDistribution:
     @classmethod
     def of(cls, seen: Observations) -> "UploadDistribution | None":
         """Return the measured distribution; None if too few values were measured."""
-        outside = seen.uploads[:, ~seen.is_member]
-        if seen.signals.size < 2 or outside.size == 0:
+        outside, signals = seen.uploads[:, ~seen.is_member], seen.signals
+        if signals.size < 2 or outside.size == 0:
             return None
-        return cls(
-            shift=float(seen.signals.mean()),
-            spread=float(seen.signals.var()),
-            noise=float(np.square(outside).mean()),
-        )
+        noise = float(np.square(outside).mean())
+        return cls(float(signals.mean()), float(signals.var()), noise)
 
     def epsilon(self, factors: Sequence[float], noise: float, *, delta: float) -> float:
         """Return the estimated ε for an adversary that sees a weighted sum of a client's uploads.
@@ -190,11 +177,8 @@ def estimate_views(
             shares.append(weights[client] / weight)
             in_sums += variance / shares[-1] ** 2
     ones = [1.0] * len(shares)
-    return ObservedViews(
-        uploads=distribution.epsilon(ones, distribution.noise * len(ones), delta=delta),
-        sums=distribution.epsilon(ones, in_sums, delta=delta),
-        final_model=distribution.epsilon(shares, in_model, delta=delta),
-    )
+    seen = (ones, distribution.noise * len(ones)), (ones, in_sums), (shares, in_model)
+    return ObservedViews(*(distribution.epsilon(*one, delta=delta) for one in seen))
 
 
 def views_of(
@@ -222,10 +206,8 @@ def views_of(
         affordable = federation.plan.steps.rounds_in(client, plan.steps_to_take)
         for number in participation.rounds_of(client)[:affordable]:
             rounds[number - 1].append(client)
-    noise, weights = (
-        _noise(federation, plans, known),
-        list(map(float, federation.plan.weights.values)),
-    )
+    noise = _noise(federation, plans, known)
+    weights = list(map(float, federation.plan.weights.values))
     settings = federation.experiment.federation
     is_sum_of_rounds = settings.algorithm.name == "fedavg" and settings.ema_decay is None
     views: dict[int, ObservedViews] = {}
