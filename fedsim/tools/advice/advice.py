@@ -249,25 +249,22 @@ def print_advice(advice: Advice, console: Console | None = None) -> None:
     )
     print_table(console, table)
     proposal = advice.proposal
-    if proposal is None:
-        print_sentence(
-            console, f"nothing to change: none of {advice.compared:,} candidates is clearly better"
-        )
-    else:
+    verdict = f"nothing to change: none of {advice.compared:,} candidates is clearly better"
+    if proposal is not None:
         low, high = proposal.ratio_range
-        print_sentence(
-            console,
+        verdict = (
             f"proposal, the best of {count_text(advice.compared, 'candidate')}: predicted "
             f"noise-to-signal ratio × {proposal.ratio:.2g}, between × {low:.2g} and × {high:.2g}; "
-            "change these lines:",
+            "change these lines:"
         )
+    print_sentence(console, verdict)
+    if proposal is not None:
         console.print(advice.lines.rstrip(), highlight=False, markup=False, soft_wrap=True)
-    for note in advice.notes:
-        print_sentence(console, note)
-    print_sentence(
-        console,
-        "from public figures alone: no example was read, no training was done, no file was changed",
+    public = (
+        "from public figures alone: no example was read, no training was done, no file was changed"
     )
+    for note in (*advice.notes, public):
+        print_sentence(console, note)
 
 
 def _cells(row: Ranked, *, is_proposed: bool) -> list[str]:
@@ -276,8 +273,8 @@ def _cells(row: Ranked, *, is_proposed: bool) -> list[str]:
     return [
         f"→ {row.name}" if is_proposed else row.name,
         weighting_text(candidate.weighting),
-        _range(row.rates, 2),
-        ("" if row.exact else "≈") + _range(row.noise, 2),
+        _range(row.rates),
+        ("" if row.exact else "≈") + _range(row.noise),
         f"{candidate.rounds} × {candidate.steps}",
         f"{candidate.learning_rate:g}",
         f"{row.ratio:.2f}",
@@ -285,6 +282,6 @@ def _cells(row: Ranked, *, is_proposed: bool) -> list[str]:
     ]
 
 
-def _range(values: tuple[float, float], digits: int) -> str:
-    low, high = (f"{value:.{digits}g}" for value in values)
+def _range(values: tuple[float, float]) -> str:
+    low, high = (f"{value:.2g}" for value in values)
     return low if low == high else f"{low}–{high}"

@@ -130,22 +130,17 @@ def public_facts(federation: Federation) -> PublicFacts:
     planned = federation.plan.clients or ()
     spends = [budget_of(plan, terms) for plan, terms in zip(planned, every, strict=True)]
     members = [client for client, epsilon in enumerate(spends) if epsilon > 0.0]
-    plans = [planned[client] for client in members]
-    settings = [every[client] for client in members]
-    spent = [spends[client] for client in members]
-    clip_norms = np.array([client.clip_norm for client in settings])
+    clients = [(planned[client], every[client], spends[client]) for client in members]
+    clip_norms = np.array([privacy.clip_norm for _, privacy, _ in clients])
     values = sum(p.numel() for p in federation.model.module.parameters() if p.requires_grad)
-    given = [e for e, client in zip(spent, settings, strict=True) if client.gives_noise]
-    mus = [
-        _unit_mu(e, p.delta, client) for e, p, client in zip(spent, plans, settings, strict=True)
-    ]
+    given = [epsilon for _, privacy, epsilon in clients if privacy.gives_noise]
     return PublicFacts(
-        examples=np.array([float(plan.examples) for plan in plans]),
-        rates=np.array([plan.release.sampling_rate for plan in plans]),
-        noise=np.array([plan.release.noise_multiplier for plan in plans]),
-        epsilons=np.array(spent),
+        examples=np.array([float(plan.examples) for plan, _, _ in clients]),
+        rates=np.array([plan.release.sampling_rate for plan, _, _ in clients]),
+        noise=np.array([plan.release.noise_multiplier for plan, _, _ in clients]),
+        epsilons=np.array([epsilon for _, _, epsilon in clients]),
         clip_norms=clip_norms,
-        unit_mu=np.array(mus),
+        unit_mu=np.array([_unit_mu(e, plan.delta, privacy) for plan, privacy, e in clients]),
         clients_per_round=min(federation.plan.participation.round_sizes[1], len(members)),
         given=AdviceCandidate(
             rounds=experiment.federation.rounds,
@@ -264,15 +259,15 @@ def changes_of(
         experiment: the file's settings.
         facts: public facts of the federation.
     """
-    given, changes = facts.given, dict[str, Any]()
-    if candidate.rounds != given.rounds:
-        changes["federation.rounds"] = candidate.rounds
-    if candidate.weighting != given.weighting:
-        changes["federation.weighting"] = candidate.weighting
-    if candidate.steps != given.steps:
-        changes["local.steps"] = candidate.steps
-        if experiment.local.epochs is not None:
-            changes["local.epochs"] = None
+    given = facts.given
+    values = {
+        "federation.rounds": (candidate.rounds, given.rounds),
+        "federation.weighting": (candidate.weighting, given.weighting),
+        "local.steps": (candidate.steps, given.steps),
+    }
+    changes: dict[str, Any] = {key: new for key, (new, old) in values.items() if new != old}
+    if "local.steps" in changes and experiment.local.epochs is not None:
+        changes["local.epochs"] = None
     changes |= batch_changes(candidate, experiment, facts)
     if candidate.learning_rate != given.learning_rate:
         optimizer = experiment.local.optimizer.model_dump(mode="json", exclude_defaults=True)
@@ -297,16 +292,16 @@ def batch_changes(
         facts: public facts of the federation.
     """
     batch_size, rate = experiment.local.batch_size, candidate.rate
-    before, changes = privacy_of(experiment).sampling, dict[str, Any]()
+    before, changes, update = privacy_of(experiment).sampling, dict[str, Any](), dict[str, Any]()
     if rate == FULL and batch_size != FULL:
         changes["local.batch_size"] = FULL
     elif isinstance(rate, float) and batch_size == FULL:
         changes["local.batch_size"] = max(1, round(rate * float(np.median(facts.examples))))
-    sampling = before
     if candidate.sampling is not None:
-        sampling = sampling.model_copy(update={"name": candidate.sampling})
+        update["name"] = candidate.sampling
     if rate is not None:
-        sampling = sampling.model_copy(update={"rate": None if rate == FULL else rate})
+        update["rate"] = None if rate == FULL else rate
+    sampling = before.model_copy(update=update)
     if sampling != before:
         written = sampling.model_dump(mode="json")
         changes["privacy.sampling"] = sampling.name if sampling.rate is None else written

@@ -118,11 +118,11 @@ def sampling_noise_ratio(
     place = facts.median_place
     client = int(facts.members[place])
     privacy = (federation.plan.client_privacy or ())[client].privacy
-    accountant = privacy.accountant
-    by_rdp = accountant if accountant.name == "rdp" else RenyiAccountantSettings(name="rdp")
     target = {"noise_multiplier": None, "target_epsilon": float(facts.epsilons[place])}
+    if privacy.accountant.name != "rdp":
+        target["accountant"] = RenyiAccountantSettings(name="rdp")
     request = PlanRequest(
-        privacy.model_copy(update={"accountant": by_rdp, **target}),
+        privacy.model_copy(update=target),
         federation.experiment.local,
         examples=int(facts.examples[place]),
         planned_rounds=max(1, federation.plan.participation.planned_rounds()[client]),
@@ -297,22 +297,7 @@ def correlated_candidates(
             continue
         correlation = {"name": "toeplitz", "bands": bands}
         candidate = replace(facts.given, sampling=CYCLIC, correlation=correlation)
-        yield candidate, correlated.prefix / white.prefix
-
-
-@dataclass(frozen=True)
-class NoiseError:
-    """The planned noise of a client's run, and the error that it causes in sums of gradients.
-
-    Attributes:
-        noise_multiplier: noise multiplier z of the fresh noise of a step.
-        prefix: root mean square error of one coordinate over all prefix sums (the sums of the first
-            t steps' clipped sums, t = 1 ... T), in units of the clip norm. Compare only plans with
-            equal steps and batches.
-    """
-
-    noise_multiplier: float
-    prefix: float
+        yield candidate, correlated / white
 
 
 def predict_noise_error(
@@ -325,8 +310,12 @@ def predict_noise_error(
     sampling: SamplingName = "poisson",
     bands: int = 1,
     accountant: AccountantName = "pld",
-) -> NoiseError:
-    """Return the noise that is calibrated to a target ε, and the error that this noise causes.
+) -> float:
+    """Return the error in sums of gradients that noise causes which is calibrated to a target ε.
+
+    The result is the root mean square error of one coordinate over all prefix sums (the sums of the
+    first t steps' clipped sums, t = 1 ... T), in units of the clip norm. Compare only plans with
+    equal steps and batches.
 
     The adjacency is zero-out. No data are read. The effect of rounding noise to integers is
     ignored; it is below a thousandth of the noise.
@@ -346,11 +335,8 @@ def predict_noise_error(
             target.
     """
     drawn, _ = SAMPLINGS[sampling].for_client(examples, batch_size)
-    spaced = drawn.spaced(bands)
+    spaced, accounting = drawn.spaced(bands), Accounting(delta, accountant)
     correlation = NoiseCorrelation.square_root(bands, steps)
-    charged = calibrate_noise(
-        spaced, steps, target_epsilon=target_epsilon, accounting=Accounting(delta, accountant)
-    )
-    noise = charged * correlation.column_norm
+    charged = calibrate_noise(spaced, steps, target_epsilon=target_epsilon, accounting=accounting)
     strategy = BandedStrategy(correlation.coefficients)
-    return NoiseError(noise, noise * strategy.prefix_error(steps).rms)
+    return charged * correlation.column_norm * strategy.prefix_error(steps).rms
