@@ -187,8 +187,6 @@ def _rounded_down(epsilon: float) -> float:
 
 def _unit_mu(epsilon: float, delta: float, privacy: PrivacySettings) -> float:
     """Return μ = 1/z of a single Gaussian release that spends ε; infinity if ε is infinite."""
-    if epsilon == math.inf:
-        return math.inf
     try:
         noise = calibrate_noise_multiplier(
             target_epsilon=epsilon,
@@ -198,7 +196,7 @@ def _unit_mu(epsilon: float, delta: float, privacy: PrivacySettings) -> float:
             accountant=privacy.accounting,
             adjacency=privacy.adjacency.name,
         )
-    except ValueError:  # ε so large that next to no noise meets it
+    except ValueError:  # ε is infinite, or so large that next to no noise meets it
         return math.inf
     return 1.0 / noise
 

@@ -22,6 +22,7 @@ makes the gain smaller.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -276,28 +277,24 @@ def correlated_candidates(
     rounds = federation.plan.participation.planned_rounds()[client]
     size, steps = int(facts.examples[place]), max(1, rounds) * facts.given.steps
     batch = max(1, round(size * facts.rates[place]))
+    error = partial(
+        predict_noise_error,
+        examples=size,
+        batch_size=batch,
+        steps=steps,
+        target_epsilon=float(facts.epsilons[place]),
+        delta=(federation.plan.clients or ())[client].delta,
+        accountant="rdp",
+    )
     for bands in _BANDS:
         if bands * batch > size:
             continue
         try:
-            white, correlated = (
-                predict_noise_error(
-                    examples=size,
-                    batch_size=batch,
-                    steps=steps,
-                    target_epsilon=float(facts.epsilons[place]),
-                    delta=(federation.plan.clients or ())[client].delta,
-                    sampling="poisson" if b == 1 else CYCLIC,
-                    bands=b,
-                    accountant="rdp",
-                )
-                for b in (1, bands)
-            )
+            ratio = error(sampling=CYCLIC, bands=bands) / error()
         except ValueError:  # no such bands, or no noise for the target
             continue
         correlation = {"name": "toeplitz", "bands": bands}
-        candidate = replace(facts.given, sampling=CYCLIC, correlation=correlation)
-        yield candidate, correlated / white
+        yield replace(facts.given, sampling=CYCLIC, correlation=correlation), ratio
 
 
 def predict_noise_error(

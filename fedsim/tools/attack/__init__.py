@@ -17,28 +17,25 @@ from fedsim.core.errors import ExitCode
 from fedsim.core.limits import MAX_AUDITED_STEPS, MAX_CLIENTS
 
 
-@click.command("audit")
+@click.command("audit", context_settings={"show_default": True})
 @click.argument("file", type=click.Path())
 @overrides_argument
 @click.option(
     "--clients",
     type=click.IntRange(min=1, max=MAX_CLIENTS),
     default=10,
-    show_default=True,
     help="Maximum number of clients to audit, largest claimed ε first.",
 )
 @click.option(
     "--steps",
     type=click.IntRange(min=1, max=MAX_AUDITED_STEPS),
     default=1000,
-    show_default=True,
     help="Minimum number of steps per client; more steps give tighter bounds.",
 )
 @click.option(
     "--confidence",
     type=click.FloatRange(0.5, 1.0, min_open=True, max_open=True),
     default=0.999,
-    show_default=True,
     help="Probability that a correct federation passes.",
 )
 @click.option("--quiet", "-q", is_flag=True, help="Print only the result, no progress.")

@@ -89,10 +89,11 @@ def adversaries_of(federation: Federation, client: int) -> list[Adversary]:
     ]
 
 
+@dataclass(frozen=True)
 class OtherNoise:
     """The noise that all parties except the audited client add to a secure sum.
 
-    Args:
+    Attributes:
         federation: the assembled federation, with plans.
         view: the sum, which names the other parties that add noise.
         gradients: per-example gradients of the audited client's model; None if whole updates are
@@ -101,32 +102,14 @@ class OtherNoise:
             other clients train without examples here.
         model: the model that the audited client trains.
         loss: the loss of that model.
-
-    Attributes:
-        step_length: size of one unit of the integers that are summed, divided by the audited
-            client's sensitivity.
     """
 
-    def __init__(
-        self,
-        federation: Federation,
-        view: SumView,
-        gradients: PerExampleGradients | None,
-        targets: Tensor,
-        model: SharedModel,
-        loss: PerExampleLoss,
-    ) -> None:
-        self.step_length = view.step_length
-        self._federation, self._view, self._gradients = federation, view, gradients
-        self._model, self._loss, self._targets = model, loss, targets[:0]
-        self._index = torch.arange(0, device=targets.device)
-        plans = federation.plan.clients or ()
-        self._releases = {
-            client: plans[client].release_as(SummedMechanism).for_model(model.parameters)
-            for client in view.others
-        }
-        stacks = gradients is not None and gradients.stacks
-        self._blocks = [view.others] if stacks else [(client,) for client in view.others]
+    federation: Federation
+    view: SumView
+    gradients: PerExampleGradients | None
+    targets: Tensor
+    model: SharedModel
+    loss: PerExampleLoss
 
     def of_round(self, number: int, *, secure: bool) -> Tensor:
         """Return the sum of all other parties' noise in a round, as integers in float64 (size,).
@@ -135,18 +118,21 @@ class OtherNoise:
             number: number of the round.
             secure: whether noise comes from the operating system's random source.
         """
-        size, experiment = self._model.parameters.size, self._federation.experiment
-        total = torch.zeros(size, dtype=torch.float64, device=self._index.device)
-        if not self._view.part.adds_noise:
+        experiment, parameters = self.federation.experiment, self.model.parameters
+        none = torch.arange(0, device=self.targets.device), self.targets[:0]
+        total = torch.zeros(parameters.size, dtype=torch.float64, device=self.targets.device)
+        if not self.view.part.adds_noise:
             seed = None if secure else experiment.seed
-            total += ServerDraws(self._federation, size, seed=seed).of_round(number)
-        for block in filter(None, self._blocks):
-            members = list[BlockMember]()
-            for client in block:
-                key, release = StreamKey(experiment.seed, client, number), self._releases[client]
-                steps = release.steps_of_round(range(1), range(1), has_examples=False)
-                none = self._index, self._targets, key
-                members.append(BlockMember(*none, steps, release, secure, self._view.part))
-            trained = self._model, self._loss, self._gradients, experiment.local, members
-            total += block_of(*trained).train().values.double().sum(0)
+            total += ServerDraws(self.federation, parameters.size, seed=seed).of_round(number)
+        members, plans = list[BlockMember](), self.federation.plan.clients or ()
+        for client in self.view.others:
+            release = plans[client].release_as(SummedMechanism).for_model(parameters)
+            key = StreamKey(experiment.seed, client, number)
+            steps = release.steps_of_round(range(1), range(1), has_examples=False)
+            members.append(BlockMember(*none, key, steps, release, secure, self.view.part))
+        stacks = self.gradients is not None and self.gradients.stacks
+        blocks = [members] if stacks and members else [[member] for member in members]
+        for block in blocks:
+            trained = block_of(self.model, self.loss, self.gradients, experiment.local, block)
+            total += trained.train().values.double().sum(0)
         return total

@@ -8,8 +8,9 @@ evidence, not proof. docs/howto/attack.md has the limits.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 from rich.console import Console
@@ -81,10 +82,8 @@ def audit_experiment(
         with one_thread():
             for done, (client, adversaries) in enumerate(chosen, start=1):
                 phases.begin(f"auditing client {client}, {done} of {len(chosen)}")
-                audited += [
-                    _audit_client(federation, client, adversary, steps=steps, miss=miss)
-                    for adversary in adversaries
-                ]
+                audit = partial(_audit_client, federation, client, steps=steps, miss=miss)
+                audited += map(audit, adversaries)
                 phases.end()  # the caller may print
                 on_client(done, len(chosen))
         phases.begin("comparing with the claims")
@@ -148,22 +147,20 @@ def _audit_client(
     return ClientAudit(client, size, claim, findings, against=adversary.against)
 
 
-def _shared_noise(audited: list[ClientAudit], *, miss: float) -> list[str]:
-    """Return a message for each pair of consecutive audited clients with correlated noise.
+def _shared_noise(audited: list[ClientAudit], *, miss: float) -> Iterator[str]:
+    """Yield a message for each pair of consecutive audited clients with correlated noise.
 
     Only clients' own releases are compared, since sums share the noise of other clients.
     """
-    lines = []
     for client, other in pairwise(client for client in audited if client.against == "server"):
         rows, others = client.findings.noise_rows, other.findings.noise_rows
         width = min(rows.shape[1], others.shape[1])
         interval = correlation_interval(rows[:, :width], others[:, :width], miss=miss)
         if interval.excludes(0.0):
-            lines.append(
+            yield (
                 f"clients {client.client} and {other.client} have noise in common: "
                 f"correlation {interval.estimate:.3g}"
             )
-    return lines
 
 
 def print_audit(audit: Audit) -> None:
@@ -252,10 +249,8 @@ def _mechanism_table(audit: Audit) -> Table:
 
 def _bound_text(epsilon: float) -> str:
     """Return a lower bound of ε rounded down, as text with four significant digits."""
-    if not epsilon:
-        return "0"
     text = least_epsilon_text(epsilon)
-    return text if text == "∞" else f"{float(text):#.4g}"
+    return text if text in ("0", "∞") else f"{float(text):#.4g}"
 
 
 def _estimate_text(epsilon: float) -> str:

@@ -90,12 +90,7 @@ def shift_lower_bound(
 
 
 def run_lower_bound(
-    outside: Floats,
-    inside: Floats,
-    thresholds: Sequence[float],
-    *,
-    delta: float,
-    miss: float,
+    outside: Floats, inside: Floats, thresholds: Sequence[float], *, delta: float, miss: float
 ) -> float:
     """Return a lower bound on ε from scores of whole runs, for any distribution of the noise.
 

@@ -92,7 +92,7 @@ class Findings:
     contribution_limit: float
     sampling_rate: Interval
     count_variance: Interval
-    noise_correlations: tuple[Interval, Interval]
+    noise_correlations: tuple[Interval, ...]
     noise_rows: Floats
     uploads: UploadDistribution | None
 
@@ -115,22 +115,21 @@ def measure_leakage(seen: Observations, claim: Claim, *, miss: float) -> Finding
     deviation = deviation_interval(noise, miss=miss)
     rate = _sampling_rate(seen, miss=miss)
     thresholds = [0.5 * shift + claim.noise * place for place in _THRESHOLDS]
+    estimate = _epsilon_of(claim, shift / deviation.estimate, rate.estimate) if shift else math.nan
     mu = shift_lower_bound(noise, contribution.low, thresholds, miss=miss) if shift else 0.0
     return Findings(
         epsilon=_epsilon_of(claim, mu, rate.low),
         epsilon_of_runs=_epsilon_of_runs(seen, claim, miss=miss),
-        epsilon_estimate=_epsilon_of(claim, shift / deviation.estimate, rate.estimate)
-        if shift
-        else math.nan,
+        epsilon_estimate=estimate,
         noise=_scale(deviation, claim.noise),
         noise_distance=distance_to_normal(noise, deviation.estimate, miss=miss),
         contribution=contribution,
         contribution_limit=1.0 + _CONTRIBUTION_TOLERANCE + seen.contribution_error,
         sampling_rate=_scale(rate, claim.sampling.sampling_rate),
         count_variance=_count_variance(seen, claim.sampling, miss=miss),
-        noise_correlations=(
-            correlation_interval(rows[1:], rows[:-1], miss=miss),
-            correlation_interval(rows[seen.round_steps :], rows[: -seen.round_steps], miss=miss),
+        noise_correlations=tuple(
+            correlation_interval(rows[lag:], rows[:-lag], miss=miss)
+            for lag in (1, seen.round_steps)
         ),
         noise_rows=rows[:, :_SHARED_COLUMNS].copy(),
         uploads=UploadDistribution.of(seen) if claim.is_fixed else None,

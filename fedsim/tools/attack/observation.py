@@ -220,13 +220,9 @@ class ExampleRounds(_Rounds[DpSgdMechanism]):
         release, size = plan.release_as(DpSgdMechanism), federation.data.clients.size(client)
         order = stream(experiment.seed, Purpose.CANARIES, client=client).permutation(size)
         has_canary = order < (size + 1) // 2
+        spares = max(0, min(MAX_COORDINATES, _MAX_VALUES // max(1, steps)) - size)  # of no example
         gradients, self._targets = _canary_gradients(
-            federation,
-            client,
-            has_canary,
-            # Spare canaries belong to no example.
-            spares=max(0, min(MAX_COORDINATES, _MAX_VALUES // max(1, steps)) - size),
-            groups=num_groups(release),
+            federation, client, has_canary, spares=spares, groups=num_groups(release)
         )
         self._gradients = gradients
         self._without = copy(gradients)  # the same noise, and nothing of the examples
@@ -264,7 +260,7 @@ class ExampleRounds(_Rounds[DpSgdMechanism]):
                 seen = seen * (mechanism.expected_batch / bounds[self._view.groups[0]])
             else:
                 seen = released[0, self._view.places[0]]  # of sums, whose clients have one group
-                seen = (seen.double() + added) * others.step_length
+                seen = (seen.double() + added) * others.view.step_length
             rows.append((seen.cpu().numpy(), drawn[: self._view.coordinates]))
 
         key = StreamKey(self._federation.experiment.seed, self._client, number)
@@ -298,14 +294,8 @@ def _canary_gradients(
     carries = torch.zeros(len(features) + len(check_features), device=device)
     carries[: len(features)] = torch.from_numpy(has_canary)
     network, loss = _network_and_loss(federation, check_features)
-    model = CanaryModel(
-        network,
-        torch.cat([features, check_features]),
-        carries,
-        bound.privacy.clip_norm,
-        spares=spares,
-        groups=groups,
-    )
+    examples, clip_norm = torch.cat([features, check_features]), bound.privacy.clip_norm
+    model = CanaryModel(network, examples, carries, clip_norm, spares=spares, groups=groups)
     checks = torch.arange(len(features), len(carries), device=device)
     return gradients_for(model.to(device), loss, checks, check_targets), targets
 
@@ -393,6 +383,8 @@ class UpdateRounds(_Rounds[UpdateMechanism]):
         if self._others is None:
             seen = (seen - self._shared_model.start_values) / self._release.max_update_norm
         else:
-            seen = (seen + self._others.of_round(number, secure=secure)) * self._others.step_length
+            seen = (
+                seen + self._others.of_round(number, secure=secure)
+            ) * self._others.view.step_length
         upload = -seen[self._place].cpu().numpy()
         return _Round(upload[np.newaxis], np.array([[has_content]]), upload, None)

@@ -10,23 +10,15 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from fedsim.accountant import (
-    Composed,
-    Event,
-    RepeatAndSelect,
-    SelfComposed,
-    UnsupportedEventError,
-    make_accountant,
-)
+from fedsim.accountant import Composed, Event, RepeatAndSelect, SelfComposed, UnsupportedEventError
 from fedsim.accountant.accountants import AccountantName
-from fedsim.accountant.events import Adjacency
 from fedsim.accountant.rdp.selection import distribution_text
-from fedsim.accountant.sampler_slack import MAX_DRAWS, epsilon_with_slack
+from fedsim.accountant.sampler_slack import MAX_DRAWS
+from fedsim.clients.mechanisms.plan import Accounting
 from fedsim.core.durable import sync_directory
 from fedsim.core.formatting import delta_text, epsilon_text
 from fedsim.core.text_formats import finite_or_none
@@ -95,7 +87,10 @@ def figure_of(searches: Sequence[Search], *, sees_runs: bool) -> Figure:
         epsilon = math.inf
         if draws <= MAX_DRAWS // 2:
             entries, adjacency = tuple(chain(*releases)), searches[-1].drawn.adjacency
-            epsilon = _epsilon(entries, delta, accountant, adjacency)
+            try:
+                epsilon = Accounting(delta, accountant, adjacency).epsilon(entries)
+            except UnsupportedEventError:
+                epsilon = Accounting(delta, "rdp", adjacency).epsilon(entries)
         clients.append((epsilon, delta))
     epsilon, delta = map(max, zip(*clients, strict=True))
     return Figure(epsilon, delta, accountant, tuple(clients))
@@ -110,25 +105,6 @@ def _releases(search: Search, client: int, *, is_selection: bool) -> tuple[tuple
         return ()
     run = Composed(tuple(SelfComposed(event, count) for event, count in entries))
     return ((RepeatAndSelect(run, drawn.mean, drawn.shape), 1),)
-
-
-@lru_cache(maxsize=4096)  # clients of one size are charged alike
-def _epsilon(
-    entries: tuple[tuple[Event, int], ...],
-    delta: float,
-    accountant: AccountantName,
-    adjacency: Adjacency,
-) -> float:
-    """Return ε with the noise sampler's slack; Rényi DP replaces an accountant without a rule."""
-    account = make_accountant(accountant, adjacency=adjacency)
-    try:
-        for event, count in entries:
-            account.compose(event, count)
-    except UnsupportedEventError:
-        if accountant == "rdp":
-            raise
-        return _epsilon(entries, delta, "rdp", adjacency)
-    return epsilon_with_slack(account.get_epsilon, delta)
 
 
 OBSERVER_OF_RUNS = "the server and the clients, who saw every run"
