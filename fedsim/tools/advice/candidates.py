@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.accountant import calibrate_noise_multiplier
+from fedsim.accountant.checks import Floats
 from fedsim.clients.local_settings import SgdSettings
 from fedsim.clients.mechanisms.plan import Accounting, PrivacyPlan
 from fedsim.clients.privacy_settings import PrivacySettings
@@ -20,8 +21,6 @@ from fedsim.data.settings import DirichletPartition, ShardsPartition
 from fedsim.experiment import Experiment
 from fedsim.federation.federation import Federation
 from fedsim.planning.alternatives import privacy_of
-
-Floats = NDArray[np.float64]
 
 FULL: Literal["full"] = "full"
 Rate = float | Literal["full"] | None

@@ -26,9 +26,9 @@ from functools import partial
 from itertools import product
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedsim.accountant.accountants import AccountantName
+from fedsim.accountant.checks import Floats
 from fedsim.clients.correlated_noise import NoiseCorrelation
 from fedsim.clients.mechanisms.plan import Accounting, PlanRequest, PrivacyPlan
 from fedsim.clients.mechanisms.planner import calibrate_noise, plan_privacy
@@ -42,8 +42,6 @@ from fedsim.federation.plan import schedule_of
 from fedsim.noise.correlated.strategies import BandedStrategy
 from fedsim.planning.alternatives import privacy_of
 from fedsim.tools.advice.candidates import FULL, AdviceCandidate, PublicFacts
-
-Floats = NDArray[np.float64]
 
 
 def sampling_rates(candidates: Sequence[AdviceCandidate], facts: PublicFacts) -> Floats:

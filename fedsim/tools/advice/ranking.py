@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedsim.accountant.checks import Floats
 from fedsim.clients.mechanisms.plan import PrivacyPlanError
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES, SamplingName
 from fedsim.experiment import ExperimentError, ExperimentWithClients, load_experiment
@@ -44,8 +44,6 @@ from fedsim.tools.advice.noise import (
     sampling_rates,
     screening_noise,
 )
-
-Floats = NDArray[np.float64]
 
 FILE, PROPOSAL = "the file", "proposal"
 _NEAR_BEST = 1.1  # candidates within this factor of the best count as equal
@@ -103,7 +101,7 @@ class Ranking:
         noise = screening_noise(self.candidates, facts)
         self._task_errors = predicted_errors(schedules_of(self.candidates, noise, facts))
         self.errors = mean_errors(self._task_errors)
-        self._file_errors = self._errors(self.facts.given, facts.noise)
+        self._file_errors = _errors(facts.given, facts.noise, facts)
 
     def ranked(self) -> list[Ranked]:
         """Return the ranked candidates to show: the file's schedule, the proposal, then others."""
@@ -125,8 +123,9 @@ class Ranking:
             noise: noise multiplier of each client, (K,); None keeps those of the candidate.
             trained_values: number of trained parameters of the model; None keeps that of the file.
         """
-        noise = row.all_noise if noise is None else noise
-        return _mean(self._errors(row.candidate, noise, trained_values=trained_values))
+        values = self.facts.trained_values if trained_values is None else trained_values
+        facts = replace(self.facts, trained_values=values)
+        return _mean(_errors(row.candidate, row.all_noise if noise is None else noise, facts))
 
     def _finalist(self, name: str, candidate: AdviceCandidate) -> list[Ranked]:
         """Return [finalist with the noise of a planned run], or [] if a run would refuse it."""
@@ -175,7 +174,7 @@ class Ranking:
         return sorted(rows, key=lambda row: row.error)[:1]
 
     def _rank(self, name: str, candidate: AdviceCandidate, noise: Floats, *, exact: bool) -> Ranked:
-        errors = self._errors(candidate, noise)
+        errors = _errors(candidate, noise, self.facts)
         ratios, error = errors / self._file_errors, _mean(errors)
         rates = sampling_rates([candidate], self.facts)[0]
         return Ranked(
@@ -225,14 +224,6 @@ class Ranking:
         ]
         return self.candidates[min(order)[-1]]
 
-    def _errors(
-        self, candidate: AdviceCandidate, noise: Floats, *, trained_values: int | None = None
-    ) -> Floats:
-        """Return the predicted error of a candidate for each task, (tasks,)."""
-        values = self.facts.trained_values if trained_values is None else trained_values
-        facts = replace(self.facts, trained_values=values)
-        return predicted_errors(schedules_of([candidate], noise[None, :], facts))[:, 0]
-
     def _usable_weightings(self) -> list[Any]:
         """Return the file's weighting, then the other weightings that the file allows."""
         weightings = [self.facts.given.weighting]
@@ -257,6 +248,11 @@ class Ranking:
             return with_clients(loaded, len(federation.data.clients))
         except ExperimentError:
             return None
+
+
+def _errors(candidate: AdviceCandidate, noise: Floats, facts: PublicFacts) -> Floats:
+    """Return the predicted error of a candidate for each task, (tasks,)."""
+    return predicted_errors(schedules_of([candidate], noise[None, :], facts))[:, 0]
 
 
 def _mean(errors: Floats) -> float:

@@ -252,8 +252,6 @@ class ExampleRounds(_Rounds[DpSgdMechanism]):
             (batch,), (mechanism,) = batches, used
             if batch is None or mechanism is None:
                 return
-            drawn = np.zeros(len(self._targets), dtype=bool)
-            drawn[batch] = True
             if others is None or added is None:
                 bounds = mechanism.groups(self._gradients.parameters).bounds
                 seen = self._view.read(released[0], mechanism, bounds)
@@ -261,7 +259,8 @@ class ExampleRounds(_Rounds[DpSgdMechanism]):
             else:
                 seen = released[0, self._view.places[0]]  # of sums, whose clients have one group
                 seen = (seen.double() + added) * others.view.step_length
-            rows.append((seen.cpu().numpy(), drawn[: self._view.coordinates]))
+            drawn = np.isin(np.arange(self._has_canary.size), batch)
+            rows.append((seen.cpu().numpy(), drawn))
 
         key = StreamKey(self._federation.experiment.seed, self._client, number)
         steps = range((number - 1) * self._round_steps, number * self._round_steps)

@@ -146,16 +146,12 @@ def selection_sentences(searches: Sequence[Search], figure: Figure) -> tuple[str
         figure: the guarantee against an observer who sees no run.
     """
     last = searches[-1]
-    if isinstance(last.end, Withdrawn):
-        return (
-            "No selection is claimed: the search ended without a model, and all of its charged "
-            "runs count against every observer.",
-        )
-    if last.end is None:
-        return (
-            "No selection is claimed yet: the search has not ended, and until then all of its "
-            "charged runs count against every observer.",
-        )
+    if not last.is_selection:
+        why = " yet: the search has not ended, and until then"
+        if last.end is not None:
+            why = ": the search ended without a model, and"
+        count = "all of its charged runs count against every observer."
+        return (f"No selection is claimed{why} {count}",)
     drawn = last.drawn
     theorem = "Theorem 6" if drawn.shape is None else "Theorem 2"
     subject, unclaimed = "the selected model is", sum(not one.is_selection for one in searches)
@@ -297,12 +293,10 @@ def write_account(content: Mapping[str, Any], out: Path) -> None:
 
 def account_page(content: Mapping[str, Any]) -> str:
     """Return the HTML of `account/comparison.html`."""
+    labels = {"every_run": "Every run", "selection": "The selected model alone"}
     cards = [
-        (label, epsilon_text(content[key]["epsilon"]), delta_text(content[key]["delta"]), observer)
-        for key, label, observer in (
-            ("every_run", "Every run", OBSERVER_OF_RUNS),
-            ("selection", "The selected model alone", OBSERVER_OF_SELECTION),
-        )
+        (label, epsilon_text(figure["epsilon"]), delta_text(figure["delta"]), figure["observer"])
+        for label, figure in ((label, content[key]) for key, label in labels.items())
     ]
     page = {**content, "figures": cards, "version": content["fedsim"]}
     return render_page("search.html.jinja", page, Path(__file__).parent)
