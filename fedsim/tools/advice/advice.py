@@ -63,10 +63,8 @@ def notes_of(federation: Federation, ranking: Ranking, rows: Sequence[Ranked]) -
 def _fewer_values(ranking: Ranking, best: Ranked) -> Iterator[str]:
     facts = ranking.facts
     linear = (facts.inputs + 1) * facts.outputs
-    if linear >= facts.trained_values:
-        return
     ratio = ranking.error_with(best, trained_values=linear) / best.error
-    if ratio < _WORTH_SAYING:
+    if linear < facts.trained_values and ratio < _WORTH_SAYING:
         yield (
             f"fewer trained values: noise grows with their number, {facts.trained_values:,} here; "
             f"a linear model has {linear:,}, for × {ratio:.2g} of the predicted noise-to-signal "
@@ -206,8 +204,7 @@ def advise_experiment(loaded: LoadedExperiment, *, phases: Phases | None = None)
         PrivacyPlanError: advice is not possible for the experiment, or no noise meets its target.
         ValueError: the experiment cannot be assembled (see `assemble`).
     """
-    why_not = why_not_advised(loaded.experiment)
-    if why_not is not None:
+    if why_not := why_not_advised(loaded.experiment):
         raise PrivacyPlanError(why_not)
     phases = phases or Phases()
     federation = assemble(loaded, ledger=None, phases=phases)

@@ -229,14 +229,12 @@ def candidate_grid(
     """
     rounds = sorted({r for r in _ROUNDS if r < given.rounds} | {given.rounds})
     steps = sorted({*_STEPS, given.steps})
-    grid = [given]
-    for number, local, rate, weighting in product(rounds, steps, (None, *rates), weightings):
-        candidates = (
-            AdviceCandidate(number, local, rate, weighting, lr)
-            for lr in _learning_rates(given, number * local)
-        )
-        grid += [candidate for candidate in candidates if candidate != given]
-    return grid
+    grid = (
+        AdviceCandidate(number, local, rate, weighting, lr)
+        for number, local, rate, weighting in product(rounds, steps, (None, *rates), weightings)
+        for lr in _learning_rates(given, number * local)
+    )
+    return [given, *(candidate for candidate in grid if candidate != given)]
 
 
 def _learning_rates(given: AdviceCandidate, steps: int) -> list[float]:

@@ -154,8 +154,8 @@ class _Rounds(ABC, Generic[M]):
     def observe(self) -> Observations:
         """Train the client round after round, and return what the adversary sees."""
         canaries, secure = self._has_canary, self._plan.secure_noise
-        observed: list[_Round] = []
-        pairs: list[tuple[_Round, _Round]] = []
+        observed, moved, signals = list[_Round](), list[Floats](), list[Floats]()
+        largest = 0.0
         for number in range(1, self._num_rounds + 1):
             seen = self._run(number, secure=secure)
             observed.append(seen)
@@ -163,23 +163,18 @@ class _Rounds(ABC, Generic[M]):
                 noise, whole = self._run(number, has_content=False), seen
                 if secure or not seen.drawn.any():
                     whole = self._run(number, has_content=True)
-                pairs.append((whole, noise))
+                added = (whole.released[0] - noise.released[0])[: canaries.size]
+                moved.append(added[whole.drawn[0] & canaries])
+                signals.append((whole.upload - noise.upload)[: canaries.size][canaries])
+                largest = max(largest, float(np.abs(whole.released[0]).max()))
             self._release = self._release.resume(seen.adapted_clip_norm)
-        count = canaries.size
-        moved = [
-            (whole.released[0] - noise.released[0])[:count][whole.drawn[0] & canaries]
-            for whole, noise in pairs
-        ]
-        signals = [(whole.upload - noise.upload)[:count][canaries] for whole, noise in pairs]
-        # A difference of two values has their rounding errors.
-        largest = max(float(np.abs(whole.released[0]).max()) for whole, _ in pairs)
         eps = torch.finfo(self._shared_model.parameters.data.dtype).eps
         return Observations(
             released=np.concatenate([seen.released for seen in observed]),
             drawn=np.concatenate([seen.drawn for seen in observed]),
             has_canary=canaries,
             contributions=np.concatenate(moved),
-            contribution_error=4.0 * eps * largest,
+            contribution_error=4.0 * eps * largest,  # a difference has the errors of both values
             uploads=np.stack([seen.upload for seen in observed]),
             signals=np.stack(signals),
             round_steps=self._round_steps,

@@ -88,10 +88,7 @@ def node_policy_command(file: str, check: bool, plan: str | None) -> None:
         write_template(path)
         click.echo(f"{path}: a new policy; edit it, then run: fedsim node-policy {path} --check")
         return
-    policy = load_policy(path)
-    click.echo(f"{path}: ok")
-    for line in policy.lines():
-        click.echo(f"  {line}")
+    click.echo("\n  ".join([f"{path}: ok", *load_policy(path).lines()]))
 
 
 @click.command("helper-key", short_help="Create a helper's key and print its fingerprint.")

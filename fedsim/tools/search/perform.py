@@ -164,14 +164,13 @@ class _SearchRun:
                 f"{self._out} holds searches of other data, or whose digests have another user's "
                 "key, with which this one cannot add up; choose another --out"
             )
+        runs, candidates = plan.run_counts.draw(), len(plan.candidates)
         drawn = Drawn(
             **dict(plan),
             search=number,
             fedsim=fedsim.__version__,
             nonce=secrets.token_hex(32),
-            configurations=[
-                secrets.randbelow(len(plan.candidates)) for _ in range(plan.run_counts.draw())
-            ],
+            configurations=[secrets.randbelow(candidates) for _ in range(runs)],
         )
         self._ledger.append(drawn)
 
