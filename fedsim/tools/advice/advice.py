@@ -223,14 +223,9 @@ def advise_experiment(loaded: LoadedExperiment, *, phases: Phases | None = None)
     return advice
 
 
-def print_advice(advice: Advice, console: Console | None = None) -> None:
-    """Print the candidates, the settings to change, the predicted gain and the notes.
-
-    Args:
-        advice: the advice to print.
-        console: console to print to; None means stdout.
-    """
-    console = console or Console()
+def print_advice(advice: Advice) -> None:
+    """Print the candidates, the settings to change, the predicted gain and the notes."""
+    console = Console()
     table = figure_table(
         "Candidates at the same ε, by predicted noise-to-signal ratio",
         ["q", "z", "steps", "lr", "× file", "between"],

@@ -161,8 +161,7 @@ class Ranking:
                 ratio = sampling_noise_ratio(self._federation, self.facts, cast(SamplingName, name))
             except PrivacyPlanError:
                 continue
-            noise = ratio * self.facts.noise
-            yield self._rank(f"{name} batches", other, noise, exact=False)
+            yield self._rank(f"{name} batches", other, ratio * self.facts.noise, exact=False)
 
     def _correlated(self) -> list[Ranked]:
         """Return [the file's schedule with correlated noise of the best number of bands], or []."""
@@ -219,10 +218,11 @@ class Ranking:
         worst = self._task_errors[:, near] / self._task_errors[:, places].min(axis=1)[:, None]
         regrets = worst.max(axis=0)
         robust = [i for i, r in zip(near, regrets, strict=True) if r <= regrets.min() * _NEAR_BEST]
-        order = [
-            (self.candidates[i].local_steps, float(f"{self.errors[i]:.3g}"), i) for i in robust
-        ]
-        return self.candidates[min(order)[-1]]
+
+        def rank(i: int) -> tuple[int, float]:
+            return self.candidates[i].local_steps, float(f"{self.errors[i]:.3g}")
+
+        return self.candidates[min(robust, key=rank)]
 
     def _usable_weightings(self) -> list[Any]:
         """Return the file's weighting, then the other weightings that the file allows."""
@@ -278,8 +278,7 @@ def schedules_of(
     weights = np.stack([known[key] for key in keys])
     batches = rates * facts.examples
     absent = facts.num_clients / facts.clients_per_round  # fewer clients share the noise
-    clip_norm = facts.clip_norms.mean()
-    deviations = noise * facts.clip_norms / clip_norm / batches
+    deviations = noise * facts.clip_norms / facts.clip_norms.mean() / batches
     shares = facts.examples / facts.examples.sum()
     drawn_clients = (absent - 1.0) / facts.num_clients
     return Schedules(
@@ -305,12 +304,9 @@ def shares_of(weighting: str | Mapping[str, Any], noise: Floats, facts: PublicFa
     Raises:
         WeightingError: the plans' values do not determine weights.
     """
-    settings = {"name": weighting} if isinstance(weighting, str) else weighting
+    content = {"name": weighting} if isinstance(weighting, str) else weighting
+    settings = WeightingSettings.model_validate(content)
     clients = [PlanValues(int(n), float(z)) for n, z in zip(facts.examples, noise, strict=True)]
-    planned = plan_weights(
-        WeightingSettings.model_validate(settings),
-        clients,
-        clients_per_round=facts.clients_per_round,
-    )
+    planned = plan_weights(settings, clients, clients_per_round=facts.clients_per_round)
     weights = np.array(planned.values, dtype=np.float64)
     return weights / weights.sum()

@@ -180,8 +180,7 @@ def _count_variance(seen: Observations, sampling: Sampling, *, miss: float) -> I
     """
     if not isinstance(sampling, PoissonSampling) or not 0.0 < sampling.rate < 1.0:
         return Interval(1.0, 1.0, 1.0)
-    steps, examples = seen.drawn.shape
-    rate = sampling.rate
+    (steps, examples), rate = seen.drawn.shape, sampling.rate
     variance = steps * rate * (1.0 - rate)
     fourth = variance * (1.0 + 3.0 * (steps - 2) * rate * (1.0 - rate))
     squares = np.square(seen.drawn.sum(axis=0) - steps * rate)

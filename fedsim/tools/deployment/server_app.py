@@ -139,7 +139,8 @@ def deployed_server(directory: Path) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        experiment = load_experiment(directory / EXPERIMENT_FILE).experiment
+        path, engine = directory / EXPERIMENT_FILE, DeployedEngine(grid, context)
+        experiment = load_experiment(path).experiment
         out = _run_directory(context.run_config, experiment.name, context.run_id)
         resume = (out / "experiment.yaml").is_file()
         if resume and _is_finished(out, experiment.federation.rounds):
@@ -148,13 +149,7 @@ def deployed_server(directory: Path) -> ServerApp:
                 f"flwr run . -c '{OUT_KEY}=\"/absolute/path\"'"
             )
         logger.info("run directory: %s%s", out, " (continued)" if resume else "")
-        result = run(
-            directory / EXPERIMENT_FILE,
-            out=out,
-            resume=resume,
-            callback=_RoundLog(),
-            engine=DeployedEngine(grid, context),
-        )
+        result = run(path, out=out, resume=resume, callback=_RoundLog(), engine=engine)
         logger.info("%s: %s, %s", result.path, result.status, dict(result.metrics))
 
     return app

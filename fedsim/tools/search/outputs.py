@@ -250,7 +250,9 @@ def account_json(searches: Sequence[Search], *, name: str, head: str) -> dict[st
         head: hash of the last record of the ledger.
     """
     every_run, selected = (figure_of(searches, sees_runs=sees) for sees in (True, False))
+    figures = zip(every_run.clients, selected.clients, strict=True)
     runs = sum(search.charged_runs for search in searches)
+    sentences = selection_sentences(searches, selected)
     return {
         "schema": SCHEMAS["comparison.json"],
         "fedsim": searches[-1].drawn.fedsim,
@@ -267,14 +269,9 @@ def account_json(searches: Sequence[Search], *, name: str, head: str) -> dict[st
                 "epsilon_every_run": finite_or_none(epsilon),
                 "epsilon_selection": finite_or_none(other),
             }
-            for client, ((epsilon, delta), (other, _)) in enumerate(
-                zip(every_run.clients, selected.clients, strict=True)
-            )
+            for client, ((epsilon, delta), (other, _)) in enumerate(figures)
         ],
-        "statement": [
-            every_run_sentence(every_run, runs),
-            *selection_sentences(searches, selected),
-        ],
+        "statement": [every_run_sentence(every_run, runs), *sentences],
         "head": head,
     }
 

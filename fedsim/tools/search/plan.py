@@ -182,9 +182,8 @@ def is_within(spent: PrivacyLedger, charge: ClientCharge) -> bool:
     charged = [to_dict(event) for event, _ in charge.ledger.entries]
     left = [count for _, count in charge.ledger.entries]
     for event, count in spent.entries:
-        place = next(
-            (n for n, charge in enumerate(charged) if _covers(charge, to_dict(event))), None
-        )
+        covering = (n for n, one in enumerate(charged) if _covers(one, to_dict(event)))
+        place = next(covering, None)
         if place is None:
             return False
         left[place] -= count
