@@ -377,7 +377,7 @@ def _upload(entry: ClientRound, trained: TrainedClient) -> TrainReply | SealedRe
     task, request, count = entry.task, entry.asked.request, trained.count
     model = task.training.shared_model
     if task.privacy is not None and task.privacy.part is not None:
-        arrays = model.integers_of(trained.values, request.arrays, count=count)
+        arrays = model.integers_of(trained.values, count=count)
         count = None  # the count is one of the integers of the sum
     else:
         private = task.privacy is not None

@@ -9,20 +9,18 @@ server and into the files of the run. So if a client trains with privacy, only e
 """
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-from flwr.app import ArrayRecord
 
 from fedsim.accountant.ledger.journal import JournalError
 from fedsim.clients.client_settings import FaultSettings
 from fedsim.core.errors import FedsimError
 from fedsim.core.plugin_errors import PluginExitError, plugin_place, type_name
 from fedsim.core.streams import Purpose, stream
-from fedsim.protocol.arrays import to_arrays, to_numpy
 from fedsim.protocol.errors import COUPLED_ROWS, ProtocolError
 
 
@@ -106,13 +104,12 @@ class Fault:
         if self.charged:
             raise InjectedFaultError(self.charged)
 
-    def alter_upload(self, upload: ArrayRecord) -> ArrayRecord:
-        """Return the arrays that the client sends; by default, `upload` unchanged."""
+    def alter_upload(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        """Return the arrays that the client sends; by default, `arrays` unchanged."""
         if self.corrupt is None:
-            return upload
-        arrays = to_numpy(upload)
+            return arrays
         first = next(iter(arrays))
-        return to_arrays({**arrays, first: self.corrupt(arrays[first])})
+        return {**arrays, first: self.corrupt(arrays[first])}
 
 
 @dataclass(frozen=True)

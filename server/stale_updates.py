@@ -11,7 +11,7 @@ import numpy as np
 from flwr.app import ArrayRecord
 
 from fedsim.algorithms.state import ServerState
-from fedsim.protocol.arrays import to_arrays, to_numpy
+from fedsim.protocol.arrays import to_numpy
 from fedsim.protocol.messages import TrainReply
 from fedsim.server.aggregation.aggregator import (
     Aggregator,
@@ -57,14 +57,14 @@ class StaleUpdates(RoundPart):
         staleness = self._state.round_number - self._round.start_of(client)
         if not isinstance(answer, TrainReply) or not staleness:
             return answer
-        trained, now = to_numpy(answer.arrays), self._state.values
+        trained, now = answer.arrays, self._state.values
         try:
             check_update(trained, now)
         except InvalidUpdateError:
             return answer
         began, scale = to_numpy(self.start(client)), float((1 + staleness) ** -0.5)
         moved = {name: _moved(now[name], trained[name], began[name], scale) for name in now}
-        return replace(answer, arrays=to_arrays(moved))
+        return replace(answer, arrays=moved)
 
     def after(self, state: ServerState, aggregate: Aggregate) -> ServerState:
         """Return the server state with the older global models that clients still train from."""

@@ -20,7 +20,7 @@ from fedsim.clients.gradients.layers.base import ExampleUse
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.gradients.per_example import PaddedBatch, PerExampleGradients, PerExampleLoss
 from fedsim.clients.training.shared_model import SharedModel
-from fedsim.protocol.arrays import COEFFICIENTS, digest, is_live, live_record, to_arrays
+from fedsim.protocol.arrays import COEFFICIENTS, digest
 from fedsim.zeroth_order.directions import Directions
 
 
@@ -189,14 +189,14 @@ class SharedCoefficients(SharedModel):
         super().restart()
         self._slopes.point.data.copy_(self._start_point)
 
-    def upload_of(self, trained: np.ndarray, request: ArrayRecord, *, private: bool) -> ArrayRecord:
-        """Return the coefficients of a round as a record with no other arrays.
+    def upload_of(
+        self, trained: np.ndarray, request: ArrayRecord, *, private: bool
+    ) -> dict[str, np.ndarray]:
+        """Return the coefficients of a round by name, with no other arrays.
 
         Args:
             trained: coefficients of the round's K steps with P directions each, (K · P,).
-            request: the global model. If its arrays are passed as objects in memory and not as
-                bytes, the result has such arrays too.
+            request: not used.
             private: not used.
         """
-        values = {COEFFICIENTS: np.array(trained).reshape(self._shape)}
-        return live_record(values) if is_live(request) else to_arrays(values)
+        return {COEFFICIENTS: np.array(trained).reshape(self._shape)}

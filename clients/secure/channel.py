@@ -114,7 +114,7 @@ class SecureChannel:
                 "secure_aggregation; nothing was sent. Run the same experiment on both sides"
             )
         arguments: dict[str, Any] = {
-            "arrays": to_numpy(reply.arrays),
+            "arrays": reply.arrays,
             "reference": to_numpy(upload_base(request.arrays)),
             "model_digest": model_digest,
             "weight": self.weights[client],

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from fedsim.clients.correlated_noise import NoiseStates
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.local_settings import AdamSettings, OptimizerSettings, SgdSettings
-from fedsim.protocol.arrays import digest, is_live, live_record, to_arrays
+from fedsim.protocol.arrays import digest, is_live
 from fedsim.protocol.noisy_sums import CLIP_COUNT
 
 
@@ -132,14 +132,12 @@ class SharedModel:
         return {name: tuple(shape) for name, (_, shape) in self._places.items()}
 
     def integers_of(
-        self, released: np.ndarray, request: ArrayRecord, *, count: float | None = None
-    ) -> ArrayRecord:
-        """Return a client's contribution to a noisy sum: a record of int64 arrays by tensor name.
+        self, released: np.ndarray, *, count: float | None = None
+    ) -> dict[str, np.ndarray]:
+        """Return a client's contribution to a noisy sum: int64 arrays by tensor name.
 
         Args:
             released: the contribution as whole numbers in float64, (size,).
-            request: the global model from which the client started. If its arrays are passed as
-                objects in memory (a live record) and not as bytes, the result has such arrays too.
             count: the client's noisy bit, as an integer, for an adaptive clip norm; or None.
         """
         whole = released.astype(np.int64)
@@ -148,15 +146,16 @@ class SharedModel:
         }
         if count is not None:
             values[CLIP_COUNT] = np.array([count], dtype=np.int64)
-        return live_record(values) if is_live(request) else to_arrays(values)
+        return values
 
-    def upload_of(self, trained: np.ndarray, request: ArrayRecord, *, private: bool) -> ArrayRecord:
-        """Return a trained model as a record of arrays, with the names that the request uses.
+    def upload_of(
+        self, trained: np.ndarray, request: ArrayRecord, *, private: bool
+    ) -> dict[str, np.ndarray]:
+        """Return a trained model as arrays by name, with the names that the request uses.
 
         Args:
-            trained: flat trained parameters (size,); the record uses this memory, read-only.
-            request: the global model from which the client started. If its arrays are passed as
-                objects in memory (a live record) and not as bytes, the result has such arrays too.
+            trained: flat trained parameters (size,); the arrays use this memory, read-only.
+            request: the global model from which the client started.
             private: whether buffers and frozen parameters are copied from the request. If not, they
                 are copied from the client's model.
         """
@@ -171,7 +170,7 @@ class SharedModel:
                 values[name] = array.numpy()
             else:
                 values[name] = self._fixed[name].cpu().numpy().copy()
-        return live_record(values) if is_live(request) else to_arrays(values)
+        return values
 
 
 def _is_same(record: ArrayRecord, other: ArrayRecord) -> bool:

@@ -53,7 +53,7 @@ def to_numpy(arrays: ArrayRecord) -> dict[str, np.ndarray]:
     return {name: array.numpy() for name, array in arrays.items()}
 
 
-def to_arrays(values: dict[str, np.ndarray]) -> ArrayRecord:
+def to_arrays(values: Mapping[str, np.ndarray]) -> ArrayRecord:
     """Return a Flower record with the named arrays, in the given order."""
     return ArrayRecord({name: Array(np.asarray(value)) for name, value in values.items()})
 
@@ -134,14 +134,14 @@ def is_live(record: ArrayRecord) -> bool:
     return all(isinstance(array, LiveArray) for array in record.values())
 
 
-def read_arrays(record: ArrayRecord) -> ArrayRecord:
-    """Return the arrays of a message, read into memory; live arrays are returned as they are.
+def read_arrays(record: ArrayRecord) -> dict[str, np.ndarray]:
+    """Return the arrays of a message as numpy arrays by name.
 
     Raises:
         ValueError: another process sent bytes that are no array.
     """
     if is_live(record):
-        return record
+        return to_numpy(record)
     values: dict[str, np.ndarray] = {}
     for name, array in record.items():
         try:
@@ -151,7 +151,7 @@ def read_arrays(record: ArrayRecord) -> ArrayRecord:
         if not isinstance(value, np.ndarray) or value.dtype.kind not in "biufc":
             raise ValueError(f"array {name!r} cannot be read: it is no array of numbers")
         values[name] = value
-    return live_record(values)
+    return values
 
 
 COEFFICIENTS = "coefficients"

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
-from fedsim.protocol.arrays import read_arrays, record_of
+from fedsim.protocol.arrays import is_live, live_record, read_arrays, record_of, to_arrays
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.errors import ProtocolError
 from fedsim.protocol.noisy_sums import AdaptiveClipNorm
@@ -108,7 +109,7 @@ class TrainReply:
     """A client's reply to a train request.
 
     Attributes:
-        arrays: the client's model after training.
+        arrays: the client's model after training, arrays by name.
         examples: the client's public number of examples.
         spend: the client's spent privacy budget; None without privacy.
         delay: the delay of the reply, in simulated seconds.
@@ -120,7 +121,7 @@ class TrainReply:
         numbers: the training metrics that the algorithm declares, by name; empty with privacy.
     """
 
-    arrays: ArrayRecord
+    arrays: Mapping[str, np.ndarray]
     examples: int
     spend: ClientSpend | None
     delay: float = 0.0
@@ -129,10 +130,15 @@ class TrainReply:
     numbers: Mapping[str, float] = field(default_factory=dict)
 
     def to_message(self, request: Message) -> Message:
-        """Return the reply as a Flower message that answers `request`."""
+        """Return the reply as a Flower message that answers `request`.
+
+        If the request has its arrays as objects in memory and not as bytes, so has the reply.
+        """
+        asked = record_of(request.content, ARRAYS, ArrayRecord)
+        pack = live_record if asked is not None and is_live(asked) else to_arrays
         content = RecordDict(
             {
-                ARRAYS: self.arrays,
+                ARRAYS: pack(self.arrays),
                 METRICS: MetricRecord({NUM_EXAMPLES: self.examples, **self.numbers}),
                 **side_records(self.spend, self.delay),
             }
@@ -152,12 +158,12 @@ class TrainReply:
         Raises:
             ProtocolError: a record is missing or malformed.
         """
-        arrays = record_of(message.content, ARRAYS, ArrayRecord)
+        record = record_of(message.content, ARRAYS, ArrayRecord)
         metrics = record_of(message.content, METRICS, MetricRecord)
-        if arrays is None or metrics is None:
+        if record is None or metrics is None:
             raise ProtocolError(f"a train reply needs the records {ARRAYS!r} and {METRICS!r}")
         try:
-            arrays = read_arrays(arrays)
+            arrays = read_arrays(record)
         except ValueError as error:
             raise ProtocolError(str(error)) from error
         examples = _examples_of(metrics)

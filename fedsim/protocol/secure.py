@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 
-from fedsim.protocol.arrays import live_record, read_arrays, to_arrays, to_numpy
+from fedsim.protocol.arrays import live_record, read_arrays, to_arrays
 from fedsim.protocol.messages import SECAGG
 from fedsim.secagg import wire
 from fedsim.secagg.errors import WireError
@@ -57,7 +57,7 @@ def from_records(kind: type[_T], content: RecordDict, *, name: str = SECAGG) -> 
         arrays = read_arrays(content.array_records.get(f"{name}-arrays") or ArrayRecord())
     except ValueError as error:
         raise WireError(str(error)) from error
-    return wire.from_record(kind, dict(config), to_numpy(arrays))
+    return wire.from_record(kind, dict(config), arrays)
 
 
 def load_state(kind: type[_T], context: Context, *, name: str) -> _T | None:

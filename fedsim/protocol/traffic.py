@@ -263,7 +263,7 @@ class Traffic:
     def receive(self, answer: TrainAnswer) -> None:
         """Add the bytes of a client's answer to `up`; a failure or a withdrawal adds none."""
         if isinstance(answer, TrainReply):
-            self.up += _array_bytes(answer.arrays)
+            self.up += sum([array.nbytes for array in answer.arrays.values()])
         elif isinstance(answer, SealedReply):
             self.up += _content_bytes(answer.content)
 

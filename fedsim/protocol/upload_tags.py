@@ -43,7 +43,7 @@ class UploadTags:
             round_number: the round, from 1.
             reply: the reply with the released values.
         """
-        parts = [_bytes_of(array.numpy()) for array in reply.arrays.values()]
+        parts = [_bytes_of(array) for array in reply.arrays.values()]
         bounds = reply.clip_norm if isinstance(reply.clip_norm, tuple) else (reply.clip_norm,)
         learnt = (value for value in (*bounds, reply.clip_count) if value is not None)
         parts.extend(memoryview(struct.pack("<d", value)) for value in learnt)

@@ -323,11 +323,10 @@ class PlainAggregator(Aggregator[TrainReply]):
         except WeightingError as error:
             self.skip(client)
             raise InvalidUpdateError(str(error)) from error
-        model = to_numpy(answer.arrays)
         weight = float(self._weights.values[client]) * self._factors.get(client, 1.0)
-        self._current.add(client, model, weight)
+        self._current.add(client, answer.arrays, weight)
         if self._keeps_models:
-            self._models[client] = model
+            self._models[client] = answer.arrays
 
     def skip(self, client: int) -> None:
         """Leave a client out of the aggregate."""

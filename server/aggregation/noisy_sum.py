@@ -328,10 +328,9 @@ class IntegerSum(Aggregator[TrainReply]):
             InvalidUpdateError: a name, shape or dtype is wrong, or an integer exceeds the plan's
                 bound.
         """
-        values = to_numpy(answer.arrays)
-        check_integers(values, self._plan)
+        check_integers(answer.arrays, self._plan)
         for name, total in self._sums.items():
-            total += values[name]
+            total += answer.arrays[name]
         self._added += 1
 
     def finish(self) -> AggregationResult:

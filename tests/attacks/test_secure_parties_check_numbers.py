@@ -262,7 +262,7 @@ def test_a_client_seals_for_the_round_that_it_was_charged_for(secure_parties: An
         channel.seal(
             0,
             request,
-            TrainReply(arrays, 1, None),
+            TrainReply(scene.reference, 1, None),
             model_digest=offer.model,
             metrics={},
             context=empty_context(),
@@ -280,7 +280,7 @@ def test_a_stage_knows_how_many_clients_the_experiment_has(secure_parties: Any) 
     sealed = channel.seal(
         0,
         request,
-        TrainReply(arrays, 1, None),
+        TrainReply(scene.reference, 1, None),
         model_digest=offer.model,
         metrics={},
         context=context,

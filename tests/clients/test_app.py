@@ -21,7 +21,7 @@ from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.federation.nodes import client_app
-from fedsim.protocol.arrays import digest
+from fedsim.protocol.arrays import digest, to_arrays
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.messages import STAGES, EvaluateRequest, TrainReply, TrainRequest
 from fedsim.protocol.node_registration import identity_of, registration_message
@@ -73,7 +73,10 @@ def test_a_client_alone_answers_and_is_charged_as_in_a_batch(private: bool, tmp_
         replies = ask(app, *train_requests(here))
         ledger = FileJournal(tmp_path / kind / "ledger.jsonl")
         found[kind] = (
-            [digest(TrainReply.from_message(replies[client]).arrays) for client in range(CLIENTS)],
+            [
+                digest(to_arrays(TrainReply.from_message(replies[client]).arrays))
+                for client in range(CLIENTS)
+            ],
             [ledger.head(client) for client in range(CLIENTS)] if private else None,
         )
     assert found["alone"] == found["batch"]
@@ -143,7 +146,10 @@ def test_a_node_without_a_client_number_is_refused(tmp_path: Path) -> None:
 
 
 def models(replies: dict[int, Message]) -> list[str]:
-    return [digest(TrainReply.from_message(replies[client]).arrays) for client in sorted(replies)]
+    return [
+        digest(to_arrays(TrainReply.from_message(replies[client]).arrays))
+        for client in sorted(replies)
+    ]
 
 
 def whole(round_number: int, client: int) -> tuple[int, ...]:
@@ -226,7 +232,7 @@ def test_a_client_that_is_asked_twice_at_once_answers_twice_for_one_charge(tmp_p
     with server_identity(1):
         twice = [request_of(here, client) for client in (0, 1, 1, 2)]
         replies = list(LocalGrid(app, CLIENTS).send_and_receive(twice))
-    digests = [digest(TrainReply.from_message(reply).arrays) for reply in replies]
+    digests = [digest(to_arrays(TrainReply.from_message(reply).arrays)) for reply in replies]
     assert len(digests) == 4
     assert digests[1] == digests[2]
     assert len(FileJournal(tmp_path / "ledger.jsonl").history(1)) == 1

@@ -7,7 +7,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedsim.accountant import Gaussian, PoissonSampled, PrivacyLedger
-from fedsim.protocol.arrays import digest, to_arrays, to_numpy
+from fedsim.protocol.arrays import digest, is_live, live_record, to_arrays, to_numpy
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.errors import ProtocolError
 from fedsim.protocol.flower_internals import server_identity
@@ -69,7 +69,7 @@ def test_what_an_algorithm_sends_travels_beside_the_model() -> None:
     assert {name: digest(one) for name, one in found.sent.items()} == {
         "correction": digest(sent["correction"])
     }
-    reply = TrainReply(arrays, 4, None, numbers={"loss": 0.125}).to_message(asked)
+    reply = TrainReply(to_numpy(arrays), 4, None, numbers={"loss": 0.125}).to_message(asked)
     assert TrainReply.from_message(reply).numbers == {"loss": 0.125}
 
 
@@ -77,7 +77,7 @@ def test_a_learnt_bound_travels_both_ways_to_the_bit() -> None:
     bound = 0.1 + 0.2
     request = TrainRequest(4, to_arrays(ARRAYS_VALUE), clip_norm=bound).to_message(1001)
     assert TrainRequest.from_message(request).clip_norm == bound
-    reply = TrainReply(to_arrays(ARRAYS_VALUE), 80, spend(), clip_norm=bound)
+    reply = TrainReply(ARRAYS_VALUE, 80, spend(), clip_norm=bound)
     assert TrainReply.from_message(reply.to_message(request)).clip_norm == bound
     without = TrainRequest(4, to_arrays(ARRAYS_VALUE)).to_message(1001)
     assert TrainRequest.from_message(without).clip_norm is None
@@ -89,7 +89,7 @@ def test_a_bound_that_is_no_positive_number_is_refused(bound: Any) -> None:
     message.content[CONFIG] = ConfigRecord({"server-round": 4, "clip-norm": bound})
     with pytest.raises(ProtocolError, match="clip-norm must be a finite number > 0"):
         TrainRequest.from_message(message)
-    reply = TrainReply(to_arrays(ARRAYS_VALUE), 80, spend()).to_message(message)
+    reply = TrainReply(ARRAYS_VALUE, 80, spend()).to_message(message)
     reply.content["learnt"] = ConfigRecord({"clip-norm": bound})
     with pytest.raises(ProtocolError, match="clip-norm must be a finite number > 0"):
         TrainReply.from_message(reply)
@@ -98,7 +98,7 @@ def test_a_bound_that_is_no_positive_number_is_refused(bound: Any) -> None:
 @pytest.mark.parametrize("private", [True, False])
 def test_reply_round_trip(private: bool) -> None:
     request = TrainRequest(1, to_arrays(ARRAYS_VALUE)).to_message(1001)
-    sent = TrainReply(to_arrays(ARRAYS_VALUE), 80, spend() if private else None)
+    sent = TrainReply(ARRAYS_VALUE, 80, spend() if private else None)
     reply = TrainReply.from_message(sent.to_message(request))
     assert reply.examples == 80
     assert reply.spend == sent.spend
@@ -106,16 +106,23 @@ def test_reply_round_trip(private: bool) -> None:
 
 def test_reply_suits_flowers_own_strategies() -> None:
     request = TrainRequest(1, to_arrays(ARRAYS_VALUE)).to_message(1001)
-    content = TrainReply(to_arrays(ARRAYS_VALUE), 80, spend()).to_message(request).content
+    content = TrainReply(ARRAYS_VALUE, 80, spend()).to_message(request).content
     assert list(content.array_records) == [ARRAYS]
     assert dict(content.metric_records[METRICS]) == {"num-examples": 80}
+
+
+@pytest.mark.parametrize("pack", [live_record, to_arrays])
+def test_a_reply_has_its_arrays_in_memory_as_its_request(pack: Any) -> None:
+    request = TrainRequest(1, pack(ARRAYS_VALUE)).to_message(1001)
+    content = TrainReply(ARRAYS_VALUE, 80, None).to_message(request).content
+    assert is_live(content.array_records[ARRAYS]) == (pack is live_record)
 
 
 def test_withdrawal_round_trip() -> None:
     request = TrainRequest(4, to_arrays(ARRAYS_VALUE)).to_message(1001)
     withdrawal = Withdrawal(3, "its budget is spent")
     assert Withdrawal.from_message(withdrawal.to_message(request)) == withdrawal
-    reply = TrainReply(to_arrays(ARRAYS_VALUE), 80, spend()).to_message(request)
+    reply = TrainReply(ARRAYS_VALUE, 80, spend()).to_message(request)
     assert Withdrawal.from_message(reply) is None
 
 
@@ -129,7 +136,7 @@ def test_a_malformed_withdrawal_is_refused() -> None:
 
 def broken(name: str) -> RecordDict:
     request = TrainRequest(1, to_arrays(ARRAYS_VALUE)).to_message(1001)
-    content = TrainReply(to_arrays(ARRAYS_VALUE), 80, spend()).to_message(request).content
+    content = TrainReply(ARRAYS_VALUE, 80, spend()).to_message(request).content
     if name == "negative examples":
         content[METRICS] = MetricRecord({"num-examples": -1})
     elif name == "ledger":

@@ -144,7 +144,7 @@ def test_the_server_learns_the_quantile() -> None:
     assert after(fixed, Aggregate([], clip_count=0))[0] == 0.4
     bits = SharedBound(0.4, rule, num_clients=3)
     for client, bit in enumerate([0.5, -0.5]):
-        bits.take(client, TrainReply(to_arrays({}), 1, None, clip_count=bit))
+        bits.take(client, TrainReply({}, 1, None, clip_count=bit))
     assert after(bits, Aggregate([0, 1]))[0] == 0.4
     assert after(bits, Aggregate([0]))[0] == pytest.approx(0.4 * math.exp(-0.2 * 0.5))
     assert after(bits, Aggregate([]))[0] == 0.4

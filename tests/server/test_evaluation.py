@@ -98,7 +98,7 @@ def test_answers_that_are_no_scores_are_refused() -> None:
     with server_identity(1):
         request = EvaluateRequest(2, ArrayRecord()).to_message(1000)
         assert EvaluateRequest.from_message(request) == EvaluateRequest(2, ArrayRecord())
-        update = TrainReply(ArrayRecord(), 3, None).to_message(request)
+        update = TrainReply({}, 3, None).to_message(request)
         assert EvaluateReply.from_message(update).metrics == {}
         for wrong in (EvaluateReply(-1, {}), EvaluateReply(1, {"loss": 3})):
             with pytest.raises(ProtocolError):

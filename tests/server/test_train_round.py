@@ -50,7 +50,7 @@ class Clients:
             self.requests[client] = TrainRequest.from_message(message)
             reply = self.replies.get(client)
             if reply is None:
-                arrays = to_arrays({"w": np.full(2, client, np.float32)})
+                arrays = {"w": np.full(2, client, np.float32)}
                 reply = TrainReply(arrays, 1, None, clip_norm=0.1 * (client + 1))
             if isinstance(reply, str):
                 return Message(Error(code=0, reason=reply), reply_to=message)
@@ -127,7 +127,7 @@ def test_a_client_outside_the_aggregate_keeps_its_clipping_bound() -> None:
 
 
 def test_a_reply_past_the_deadline_is_not_in_the_mean() -> None:
-    late = TrainReply(to_arrays({"w": np.full(2, 100, np.float32)}), 1, None, delay=5.0)
+    late = TrainReply({"w": np.full(2, 100, np.float32)}, 1, None, delay=5.0)
     after, report = round_of(Clients(_0=late), start(), deadline=4.0)
     np.testing.assert_array_equal(to_numpy(after.arrays)["w"], [2, 2])
     assert "past the deadline of 4 s" in report.clients.failed[0].reason

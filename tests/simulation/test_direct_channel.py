@@ -14,7 +14,7 @@ from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.federation.nodes import client_app
-from fedsim.protocol.arrays import digest
+from fedsim.protocol.arrays import digest, to_arrays
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.messages import TrainReply, TrainRequest
 from fedsim.protocol.traffic import ClientError, MessageChannel, client_channel
@@ -77,7 +77,8 @@ def answers(path: Path, *, direct: bool) -> dict[tuple[int, int], Any]:
             for node, answer in channel.train(requests, timeout=None):
                 arrays_digest = None
                 if isinstance(answer, TrainReply):
-                    arrays_digest, answer = digest(answer.arrays), replace(answer, arrays=arrays)
+                    arrays_digest = digest(to_arrays(answer.arrays))
+                    answer = replace(answer, arrays={})
                 found[round_number, node - FIRST_NODE] = arrays_digest, answer
     return found
 

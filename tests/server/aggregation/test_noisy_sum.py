@@ -28,7 +28,7 @@ def integers(*values: int, b: int = 0) -> dict[str, np.ndarray]:
 
 
 def reply(values: Mapping[str, np.ndarray]) -> TrainReply:
-    return TrainReply(to_arrays(dict(values)), 0, None)
+    return TrainReply(values, 0, None)
 
 
 def round_of(
