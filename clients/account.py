@@ -25,7 +25,7 @@ digest is therefore a keyed hash (BLAKE2b as a MAC), with a key from the seed an
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Self
 
@@ -168,13 +168,12 @@ class PrivacyAccount:
 
     @classmethod
     def _from_state(cls, state: RecordDict, plan: PrivacyPlan, client: int) -> Self:
-        spend = plan.initial_spend(client)
         record = record_of(state, STATE, ConfigRecord)
         if record is None:
-            return cls(plan, spend)
+            return cls(plan, plan.initial_spend(client))
         fields: dict[str, Any] = json.loads(str(record[ACCOUNT]))
-        spend = replace(
-            spend,
+        spend = plan.spend_of(
+            client,
             rounds=fields["rounds"],
             steps=fields["steps"],
             round_steps=fields["round-steps"],
@@ -190,12 +189,8 @@ class PrivacyAccount:
         if not charges:
             return self
         last = charges[-1]
-        return replace(
-            self,
-            spend=self.spend.after(charges),
-            last_round=last.round_number,
-            last_request=last.request,
-        )
+        spend = self.spend.after(charges)
+        return type(self)(self.plan, spend, last.round_number, last.request)
 
     def _refuse_noise_reuse(self, round_number: int) -> None:
         # Secure noise is never the same twice, so an old round is a new release, charged as one.

@@ -8,7 +8,6 @@ their answers are yielded.
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -102,9 +101,8 @@ class ClientRound:
         """Privacy spend of the client after the charge; None without privacy."""
         return None if self.account is None else self.account.spend
 
-    @cached_property
     def member(self) -> BlockMember:
-        """The client as a member of its block (clients that train together), ready to train."""
+        """Return the client as a member of its block (clients that train together)."""
         task, spend = self.task, self.spend
         number = self.asked.request.round_number
         key, planned = StreamKey(task.run.seed, task.client, number), task.planned_steps(number)
@@ -126,8 +124,7 @@ class ClientRound:
     @property
     def shared(self) -> tuple[object, ...]:
         """Key of the client's group: equal for clients with the same model, loss and settings."""
-        how = self.task.training
-        return id(how.shared_model), id(how.loss), how.local, self.fixed_digest
+        return id(self.task.training), self.fixed_digest
 
 
 @dataclass(frozen=True)
@@ -343,7 +340,7 @@ def _train(rounds: Sequence[ClientRound]) -> dict[int, TrainedClient]:
             for entry in rounds
         }
     how.shared_model.load(rounds[0].asked.request.arrays)
-    members = {entry.task.client: entry.member for entry in rounds}
+    members = {entry.task.client: entry.member() for entry in rounds}
     planned = block if how.blocks.places is None else tuple(members)
     result = block_of(
         how.shared_model,

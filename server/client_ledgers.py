@@ -113,7 +113,8 @@ class ClientLedgers:
             group = self._groups[kind] = _Group(kind, spend.ledger)
         group.clients += 1
         self._group_of[spend.client] = group
-        self._spends[spend.client] = replace(spend, ledger=group.ledger)
+        shares = spend.ledger is group.ledger
+        self._spends[spend.client] = spend if shares else replace(spend, ledger=group.ledger)
 
     def _leave(self, group: _Group) -> None:
         """Take a client out of a group, and forget a group without clients."""
@@ -131,12 +132,14 @@ class ClientLedgers:
             ProtocolError: the ledger does not extend it, or an event has no accounting rule.
         """
         known = PrivacyLedger() if before is None else before
-        if not ledger.starts_with(known):
+        try:
+            new = ledger.entries_after(known)
+        except ValueError:
             raise ProtocolError(
                 f"client {client} reports a ledger that does not extend its previous one"
-            )
+            ) from None
         try:
-            for event, _ in ledger.entries_after(known):
+            for event, _ in new:
                 self._fleet.check(event)
         except UnsupportedEventError as error:
             raise ProtocolError(f"client {client} reports a release: {error}") from error

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from fedsim.accountant import PrivacyLedger, make_accountant
 from fedsim.accountant.accountants import AccountantChoice
@@ -183,6 +183,17 @@ class PrivacyPlan:
 
     def initial_spend(self, client: int) -> ClientSpend:
         """Return the privacy spending of a client before its first charge: an empty ledger."""
+        return self.spend_of(
+            client, rounds=0, steps=0, round_steps=0, ledger=PrivacyLedger(), head=GENESIS
+        )
+
+    def spend_of(self, client: int, **charged: Any) -> ClientSpend:
+        """Return the privacy spending of a client after some charges.
+
+        Args:
+            client: number of the client.
+            charged: the fields of `ClientSpend` that follow from the charges.
+        """
         return ClientSpend(
             client=client,
             examples=self.examples,
@@ -190,11 +201,7 @@ class PrivacyPlan:
             noise_multiplier=self.noise_multiplier,
             sampling_rate=self.release.sampling_rate,
             target_epsilon=self.target_epsilon,
-            rounds=0,
-            steps=0,
-            round_steps=0,
-            ledger=PrivacyLedger(),
-            head=GENESIS,
+            **charged,
         )
 
 

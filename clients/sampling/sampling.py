@@ -8,6 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import count, repeat
 from typing import ClassVar, Self
 
@@ -121,7 +122,7 @@ class Sampling(ABC):
             steps: number of steps.
         """
         count = self.num_events(first_step + steps) - self.num_events(first_step)
-        return [(self.event(mechanism), count)] if count else []
+        return [(_event(self, mechanism), count)] if count else []
 
     @abstractmethod
     def draw_batches(
@@ -142,6 +143,12 @@ class Sampling(ABC):
                 the next round.
             first_step: number of steps that the client was charged for before.
         """
+
+
+@lru_cache(maxsize=1024)
+def _event(sampling: Sampling, mechanism: Event) -> Event:
+    """Return the event of a sampling, which all clients with an equal one share."""
+    return sampling.event(mechanism)
 
 
 class IndependentBatches(Sampling):

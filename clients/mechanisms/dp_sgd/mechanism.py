@@ -113,7 +113,7 @@ class DpSgdMechanism(SummedMechanism):
         """
         return self.sampling.event(self.mechanism)
 
-    @property
+    @cached_property
     def mechanism(self) -> Event:
         """Privacy event of a step without sampling: a Gaussian, or a `JointGaussian` of groups.
 
