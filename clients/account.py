@@ -24,7 +24,7 @@ digest is therefore a keyed hash (BLAKE2b as a MAC), with a key from the seed an
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Self
@@ -114,7 +114,10 @@ class PrivacyAccount:
         if self.spend.against_server is not None:
             fields["against-server"] = self.spend.against_server.to_text()
         # One text: Flower checks each field, which takes a twentieth of a small client's round.
-        state[STATE] = ConfigRecord({ACCOUNT: json.dumps(fields)})
+        record = record_of(state, STATE, ConfigRecord)
+        if record is None:
+            record = state[STATE] = ConfigRecord()
+        record[ACCOUNT] = json.dumps(fields)
 
     def propose(self, *, round_number: int, request: str, steps: int) -> Charge | None:
         """Return the charge for a client's round; None if the same request was already charged.
@@ -288,26 +291,32 @@ def request_digest(
         places: number of slots (groups of rows of one client) in a padded batch, if any client may
             use any slot; None if each client has a slot of its own.
     """
-    parts = (
-        _text_of(block),
-        repr(padded_rows),
-        model,
-        repr(clip_norm),
-        mechanism,
-        conditions,
+    own = (
         "" if data is None else data.hex(),
         *([sent] if sent else []),
         *([f"{places} places"] if places else []),
     )
     key = stream_key(seed, Purpose.REQUEST_DIGEST, client=client)
-    text = "".join(f"{len(part)}:{part}" for part in parts).encode()
+    text = _shared_text(block, padded_rows, model, clip_norm, mechanism, conditions) + _joined(own)
     return hashlib.blake2b(text, digest_size=_DIGEST_BYTES, key=key).hexdigest()
 
 
-@lru_cache(maxsize=8)
-def _text_of(block: tuple[int, ...]) -> str:
-    """Return the numbers of a block as text, cached for the members of the block."""
-    return ",".join(map(str, block))
+@lru_cache(maxsize=8, typed=True)
+def _shared_text(
+    block: tuple[int, ...],
+    padded_rows: int | None,
+    model: str,
+    clip_norm: AdaptiveClipNorm | None,
+    mechanism: str,
+    conditions: str,
+) -> bytes:
+    """Return what the members of a block have in common, cached for them."""
+    numbers = ",".join(map(str, block))
+    return _joined((numbers, repr(padded_rows), model, repr(clip_norm), mechanism, conditions))
+
+
+def _joined(parts: Iterable[str]) -> bytes:
+    return "".join([f"{len(part)}:{part}" for part in parts]).encode()
 
 
 class RecordedSpend:

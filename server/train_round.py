@@ -111,6 +111,7 @@ class TrainRound:
         self.round_number = state.round_number + 1
         self.aborted: str | None = None
         self.result = AggregationResult(None)
+        self._requests: dict[object, TrainRequest] = {}
         self._silent: set[int] = set()  # clients that have not answered yet
         self._contributions: dict[int, Contribution] = {}  # of clients in the aggregate
         self._shortened: dict[int, int] = {}
@@ -173,14 +174,14 @@ class TrainRound:
         sent = setup.algorithm.send(state, client)
         if set(sent) != set(setup.algorithm.sent_arrays()):
             raise ValueError(f"send returned {sorted(sent)}, which `wire` does not declare")
-        return TrainRequest(
-            self.round_number,
-            self._start(client) if start is None else to_arrays(dict(start)),
-            offer,
-            state.clip_norms.get(client),
-            setup.weights.announced(client),
-            {name: to_arrays(dict(values)) for name, values in sent.items()},
-        )
+        arrays = self._start(client) if start is None else to_arrays(start)
+        norm, weight = state.clip_norms.get(client), setup.weights.announced(client)
+        key = id(arrays), norm, weight
+        if sent or key not in self._requests:  # equal requests are one object
+            records = {name: to_arrays(values) for name, values in sent.items()}
+            request = TrainRequest(self.round_number, arrays, offer, norm, weight, records)
+            self._requests[key] = request
+        return self._requests[key]
 
     def _start(self, client: int) -> ArrayRecord:
         """Return the global model that a client starts from."""

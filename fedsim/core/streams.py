@@ -76,14 +76,14 @@ def stream_key(seed: int, purpose: Purpose, *, client: int = 0, round_number: in
     Raises:
         ValueError: a number is outside its range, which would repeat another stream's key.
     """
-    for name, value, bits in (
-        ("seed", seed, 64),
-        ("client", client, 32),
-        ("round", round_number, 32),
-    ):
-        if not 0 <= value < 2**bits:
-            raise ValueError(f"{name} must be in [0, 2^{bits}), got {value}")
-    message = _FIELDS.pack(seed, purpose, client, round_number)
+    try:
+        message = _FIELDS.pack(seed, purpose, client, round_number)
+    except struct.error:
+        numbers = (("seed", seed, 64), ("client", client, 32), ("round", round_number, 32))
+        for name, value, bits in numbers:
+            if not 0 <= value < 2**bits:
+                raise ValueError(f"{name} must be in [0, 2^{bits}), got {value}") from None
+        raise
     return hashlib.blake2b(message, key=_SCHEME, digest_size=KEY_BYTES).digest()
 
 

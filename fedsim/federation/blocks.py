@@ -186,11 +186,12 @@ class Blocks:
         members does not depend on any member's size.
         """
         block = tuple(members)
-        if block not in self._kept_rows:  # each member asks for the rows of all
+        rows = self._kept_rows.get(block)  # each member asks for the rows of all
+        if rows is None:
             if len(self._kept_rows) >= _MAX_KEPT:
                 self._kept_rows.clear()
-            self._kept_rows[block] = self._checked_rows(block)
-        return self._kept_rows[block]
+            rows = self._kept_rows[block] = self._checked_rows(block)
+        return rows
 
     def check(self, members: Sequence[int]) -> None:
         """Check on public examples that no example of a block affects the gradient of another one.

@@ -131,7 +131,7 @@ def live_record(values: Mapping[str, np.ndarray]) -> ArrayRecord:
 
 def is_live(record: ArrayRecord) -> bool:
     """Whether all arrays of a Flower record are `LiveArray` objects."""
-    return all(isinstance(array, LiveArray) for array in record.values())
+    return all([isinstance(array, LiveArray) for array in record.values()])
 
 
 def read_arrays(record: ArrayRecord) -> dict[str, np.ndarray]:

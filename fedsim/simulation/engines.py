@@ -72,14 +72,18 @@ class DirectChannel:
             requests: the request to each node, by node id, in ascending order of clients.
             timeout: ignored, because a client in the same process cannot be interrupted.
         """
-        live = LiveArrayCache()
-        asked = (
-            (replace(request, arrays=live.of(request.arrays)), self.contexts[node])
-            for node, request in requests.items()
-        )
-        answers = chain.from_iterable(self.app.answer_requests(asked))
+        answers = chain.from_iterable(self.app.answer_requests(self._with_contexts(requests)))
         for node, answer in zip(requests, answers, strict=True):
             yield node, _without_exception(node, answer)
+
+    def _with_contexts(
+        self, requests: Mapping[int, TrainRequest]
+    ) -> Iterator[tuple[TrainRequest, Context]]:
+        live, last, copied = LiveArrayCache(), None, None
+        for node, request in requests.items():
+            if copied is None or request is not last:  # most clients get the same one
+                last, copied = request, replace(request, arrays=live.of(request.arrays))
+            yield copied, self.contexts[node]
 
 
 class LiveArrayCache:

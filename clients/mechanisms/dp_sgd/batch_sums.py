@@ -193,13 +193,14 @@ class StepTerms:
         """
         present = [mechanism for mechanism in mechanisms if mechanism is not None]
         first = present[0].groups(parameters)
-        lengths, norms, shares = list[Sequence[float]](), list[Sequence[float]](), list[float]()
-        for mechanism in mechanisms:
-            groups = first if mechanism is None else mechanism.groups(parameters)
-            absent = (1.0,) * len(first.bounds)
-            lengths.append(absent if mechanism is None else mechanism.grid_steps(groups))
-            norms.append(groups.bounds)
-            shares.append(0.0 if mechanism is None else 1.0 / mechanism.expected_batch)
+        # Clients with equal settings share a mechanism.
+        known = {id(None): ((1.0,) * len(first.bounds), first.bounds, 0.0)}
+        for mechanism in present:
+            if id(mechanism) not in known:
+                groups = mechanism.groups(parameters)
+                share = 1.0 / mechanism.expected_batch
+                known[id(mechanism)] = mechanism.grid_steps(groups), groups.bounds, share
+        lengths, norms, shares = zip(*[known[id(each)] for each in mechanisms], strict=True)
         like = parameters.tensors[0].new_empty(0, dtype=torch.float64)
         grid_steps = like.new_tensor(lengths)
 

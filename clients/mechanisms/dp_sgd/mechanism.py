@@ -113,7 +113,7 @@ class DpSgdMechanism(SummedMechanism):
         """
         return self.sampling.event(self.mechanism)
 
-    @cached_property
+    @property
     def mechanism(self) -> Event:
         """Privacy event of a step without sampling: a Gaussian, or a `JointGaussian` of groups.
 
@@ -121,6 +121,10 @@ class DpSgdMechanism(SummedMechanism):
         to the integer grid. With correlated noise the event covers everything that the run releases
         about one use of an example.
         """
+        return self._mechanism
+
+    @cached_property
+    def _mechanism(self) -> Event:
         parts = self._part_multipliers
         return Gaussian(parts[0]) if len(parts) == 1 else JointGaussian(parts)
 
