@@ -352,7 +352,7 @@ def _train(rounds: Sequence[ClientRound]) -> dict[int, TrainedClient]:
         places=how.blocks.places,
         rule=how.rule,
     ).train()
-    places = [planned.index(client) for client in members]
+    places = [place for place, client in enumerate(planned) if client in members]
     present = result.values if len(places) == len(planned) else result.values[places]
     rows = present.cpu().numpy()
     return {

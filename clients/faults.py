@@ -112,6 +112,9 @@ class Fault:
         return {**arrays, first: self.corrupt(arrays[first])}
 
 
+_NO_FAULT = Fault()
+
+
 @dataclass(frozen=True)
 class FaultPlan:
     """Injected faults of every client and round, drawn from a seed.
@@ -136,7 +139,7 @@ class FaultPlan:
             round_number: the round ≥ 1.
         """
         if not self.faults:
-            return Fault()
+            return _NO_FAULT
         generator = stream(self.seed, Purpose.FAULT, client=client, round_number=round_number)
         chances = generator.random(len(self.faults))
         for entry, chance in zip(self.faults, chances, strict=True):
@@ -144,7 +147,7 @@ class FaultPlan:
             due = entry.rounds is None or round_number in entry.rounds
             if named and due and chance < entry.probability:
                 return _make_fault(entry)
-        return Fault()
+        return _NO_FAULT
 
 
 def _make_fault(entry: FaultSettings) -> Fault:

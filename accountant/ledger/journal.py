@@ -343,7 +343,9 @@ class FileJournal:
             )
 
     def _remember(self, charge: Charge, length: int) -> None:
-        chain = self._chains.setdefault(charge.client, _Chain())
+        chain = self._chains.get(charge.client)
+        if chain is None:
+            chain = self._chains[charge.client] = _Chain()
         chain.head = charge.hash
         chain.places.append(self._offset)
         self._offset += length

@@ -95,8 +95,9 @@ class SharedModel:
         fixed = {name: array for name, array in arrays.items() if name not in self._places}
         self.fixed_digest = digest(ArrayRecord(fixed)) if fixed else ""
         self._fixed_values = [(tensor, tensor.clone()) for tensor in self._fixed.values()]
-        self._loaded = arrays, digest(arrays)
-        return self._loaded[1]
+        found = digest(arrays)
+        self._loaded = (arrays, found) if is_live(arrays) else None  # others may be changed
+        return found
 
     def restart(self) -> None:
         """Reset the model to the global model, so that nothing of the previous client remains."""
@@ -174,8 +175,10 @@ class SharedModel:
 
 
 def _is_same(record: ArrayRecord, other: ArrayRecord) -> bool:
-    """Return whether two records hold the same read-only arrays."""
-    if record is not other and list(record.keys()) != list(other.keys()):
+    """Return whether a record holds the same read-only arrays as a record of read-only arrays."""
+    if record is other:
+        return True
+    if list(record.keys()) != list(other.keys()):
         return False
     return all(map(is_, record.values(), other.values())) and is_live(other)
 

@@ -190,9 +190,11 @@ class Federation:
 
     def _train_metrics(self, client: int) -> TrainMetrics | None:
         """Return a client's declared metrics, or None under privacy, as they carry no noise."""
+        if self.plan.clients is not None:
+            return None
         declared = tuple(() if self.secure is None else self.secure.settings.metrics)
         declared = declared or self.algorithm.private_numbers()
-        if not declared or self.plan.clients is not None:
+        if not declared:
             return None
         examples = partial(self.data.clients.__getitem__, client)
         return TrainMetrics(declared, self.model.loss, self.model.task, examples)
