@@ -27,6 +27,7 @@ from numpy.random.bit_generator import ISeedSequence
 KEY_BYTES = 32
 
 _SCHEME = b"fedsim stream keys, version 1"  # the hash's key; another scheme is another version
+_START = np.zeros(4, dtype=np.uint64)  # numpy takes long to convert its own default, 0
 _FIELDS = struct.Struct("<QIII")  # seed, purpose, client, round: a fixed width, so no two collide
 
 
@@ -107,7 +108,7 @@ def stream(
 def generator_of(key: bytes) -> np.random.Generator:
     """Return the numpy generator (Philox 4x64) that is keyed by the first 128 bits of `key`."""
     words: Any = _Words(key)  # numpy accepts any ISeedSequence, but its types do not
-    return np.random.Generator(np.random.Philox(words))
+    return np.random.Generator(np.random.Philox(words, counter=_START))
 
 
 def restart_at(generator: np.random.Generator, step: int, item: int) -> None:

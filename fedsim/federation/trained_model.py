@@ -301,8 +301,8 @@ class ClientTensors:
     ) -> None:
         self._clients = clients
         self._device = device
-        is_kept = device.type != "cpu" or clients.transform is not None
-        self._free_bytes = cache_bytes if is_kept else 0
+        self._is_kept = device.type != "cpu" or clients.transform is not None
+        self._free_bytes = cache_bytes
         self._cache: dict[int, tuple[Tensor, Tensor]] = {}
         self._digests: dict[int, bytes] = {}
 
@@ -311,8 +311,10 @@ class ClientTensors:
         if client in self._cache:
             return self._cache[client]
         examples = self._clients[client]
-        features = torch.from_numpy(examples.features).to(self._device)
-        targets = torch.from_numpy(examples.targets).to(self._device)
+        tensors = torch.from_numpy(examples.features), torch.from_numpy(examples.targets)
+        if not self._is_kept:
+            return tensors
+        features, targets = (tensor.to(self._device) for tensor in tensors)
         size = features.nbytes + targets.nbytes
         if size <= self._free_bytes:
             self._free_bytes -= size
