@@ -297,22 +297,14 @@ def request_digest(
         *([f"{places} places"] if places else []),
     )
     key = stream_key(seed, Purpose.REQUEST_DIGEST, client=client)
-    text = _shared_text(block, padded_rows, model, clip_norm, mechanism, conditions) + _joined(own)
-    return hashlib.blake2b(text, digest_size=_DIGEST_BYTES, key=key).hexdigest()
+    shared = _shared_text(block, repr(padded_rows), model, repr(clip_norm), mechanism, conditions)
+    return hashlib.blake2b(shared + _joined(own), digest_size=_DIGEST_BYTES, key=key).hexdigest()
 
 
-@lru_cache(maxsize=8, typed=True)
-def _shared_text(
-    block: tuple[int, ...],
-    padded_rows: int | None,
-    model: str,
-    clip_norm: AdaptiveClipNorm | None,
-    mechanism: str,
-    conditions: str,
-) -> bytes:
-    """Return what the members of a block have in common, cached for them."""
-    numbers = ",".join(map(str, block))
-    return _joined((numbers, repr(padded_rows), model, repr(clip_norm), mechanism, conditions))
+@lru_cache(maxsize=8)
+def _shared_text(block: tuple[int, ...], *parts: str) -> bytes:
+    """Return the text that the members of a block have in common, cached for them."""
+    return _joined((",".join(map(str, block)), *parts))
 
 
 def _joined(parts: Iterable[str]) -> bytes:

@@ -194,18 +194,15 @@ class PrivacyPlan:
             client: number of the client.
             charged: the fields of `ClientSpend` that follow from the charges.
         """
-        return ClientSpend(client=client, **self._terms, **charged)
-
-    @cached_property
-    def _terms(self) -> dict[str, Any]:
-        """The fields of `ClientSpend` that follow from the plan."""
-        return {
-            "examples": self.examples,
-            "delta": self.delta,
-            "noise_multiplier": self.noise_multiplier,
-            "sampling_rate": self.release.sampling_rate,
-            "target_epsilon": self.target_epsilon,
-        }
+        return ClientSpend(
+            client=client,
+            examples=self.examples,
+            delta=self.delta,
+            noise_multiplier=self.noise_multiplier,
+            sampling_rate=self.release.sampling_rate,
+            target_epsilon=self.target_epsilon,
+            **charged,
+        )
 
 
 @dataclass(frozen=True)
