@@ -173,7 +173,7 @@ class PrivacyAccount:
     def _from_state(cls, state: RecordDict, plan: PrivacyPlan, client: int) -> Self:
         record = record_of(state, STATE, ConfigRecord)
         if record is None:
-            return cls(plan, plan.initial_spend(client))
+            return cls(plan, plan.spend_of(client))
         fields: dict[str, Any] = json.loads(str(record[ACCOUNT]))
         spend = plan.spend_of(
             client,
@@ -328,7 +328,7 @@ class RecordedSpend:
 
     def of(self, client: int) -> ClientSpend:
         """Return the privacy spend of a client according to all charges in the ledger so far."""
-        before = self._spends.get(client) or self._plans[client].initial_spend(client)
+        before = self._spends.get(client) or self._plans[client].spend_of(client)
         history = self._journal.history(client, after=before.rounds)
         if not history:
             return before

@@ -228,6 +228,11 @@ class PrivacySettings(Settings):
     )
 
     @property
+    def is_correlated(self) -> bool:
+        """Whether noise takes back noise of earlier steps or rounds."""
+        return self.noise_correlation.name != "none"
+
+    @property
     def accounting(self) -> "AccountantChoice":
         """Accountant that computes ε, with the Rényi orders of the settings if there are any."""
         # Imported here: numpy and scipy are slow to import, and reading a file needs neither.
@@ -444,7 +449,7 @@ class PrivacySettings(Settings):
 
     @model_validator(mode="after")
     def _correlation_with_a_guarantee(self) -> Self:
-        if self.noise_correlation.name != "none":
+        if self.is_correlated:
             chosen = self.choices()
             needs = {
                 key: (getattr(chosen, key), allowed)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 from fedsim.accountant import PrivacyLedger, make_accountant
 from fedsim.accountant.accountants import AccountantChoice
@@ -181,18 +181,20 @@ class PrivacyPlan:
         """Number of steps that the client takes if it answers in all rounds of its schedule."""
         return self.planned_steps if self.affordable_steps is None else self.affordable_steps
 
-    def initial_spend(self, client: int) -> ClientSpend:
-        """Return the privacy spending of a client before its first charge: an empty ledger."""
-        return self.spend_of(
-            client, rounds=0, steps=0, round_steps=0, ledger=PrivacyLedger(), head=GENESIS
-        )
+    def spend_of(
+        self,
+        client: int,
+        *,
+        rounds: int = 0,
+        steps: int = 0,
+        round_steps: int = 0,
+        ledger: PrivacyLedger | None = None,
+        head: str = GENESIS,
+        against_server: PrivacyLedger | None = None,
+    ) -> ClientSpend:
+        """Return the privacy spending of a client after some charges; by default before the first.
 
-    def spend_of(self, client: int, **charged: Any) -> ClientSpend:
-        """Return the privacy spending of a client after some charges.
-
-        Args:
-            client: number of the client.
-            charged: the fields of `ClientSpend` that follow from the charges.
+        The arguments are the attributes of `ClientSpend` that follow from charges.
         """
         return ClientSpend(
             client=client,
@@ -200,8 +202,13 @@ class PrivacyPlan:
             delta=self.delta,
             noise_multiplier=self.noise_multiplier,
             sampling_rate=self.release.sampling_rate,
+            rounds=rounds,
+            steps=steps,
+            round_steps=round_steps,
+            ledger=PrivacyLedger() if ledger is None else ledger,
+            head=head,
             target_epsilon=self.target_epsilon,
-            **charged,
+            against_server=against_server,
         )
 
 

@@ -143,7 +143,7 @@ def _public_divisor(experiment: ExperimentWithClients, weights: ClientWeights) -
     """
     participation, privacy = participation_of(experiment), experiment.privacy
     rate = participation.secret_rate
-    if privacy is not None and privacy.noise_correlation.name != "none":
+    if privacy is not None and privacy.is_correlated:
         rate = participation.rate
     return None if rate is None else rate * sum(weights.values)
 

@@ -227,7 +227,7 @@ def _whole_rounds(federation: Federation, overdrawn: Overdrawn) -> int:
 def _way_out(federation: Federation) -> str:
     """Return the second fix that a message offers; correlated noise is charged per whole run."""
     privacy = federation.experiment.privacy
-    if privacy is not None and privacy.noise_correlation.name != "none":
+    if privacy is not None and privacy.is_correlated:
         return ", or leave noise_multiplier out, which calibrates it for you"
     return ", or let clients leave when their budget is spent with privacy.on_exhausted=withdraw"
 

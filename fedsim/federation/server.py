@@ -183,7 +183,7 @@ def _expected_noise(federation: Federation) -> ExpectedNoise | None:
     privacy, parameters = experiment.privacy, federation.release_parameters
     if privacy is None or federation.plan.clients is None or not _averages_plain_steps(federation):
         return None
-    if privacy.noise_correlation.name != "none" and federation.plan.sums is not None:
+    if privacy.is_correlated and federation.plan.sums is not None:
         return None  # rounds take back noise of earlier ones
     if federation.plan.sums is not None:
         return sum_noise(federation.plan.sums, weights, privacy.clip_norm, parameters.size)

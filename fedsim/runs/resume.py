@@ -95,7 +95,7 @@ def _check_rounds(after: Experiment, old: int, new: int) -> None:
             ", but the noise was calibrated to spend the target_epsilon or target_rho of each "
             f"client over {old} rounds: more would exceed it"
         )
-    elif privacy.noise_correlation.name != "none":
+    elif privacy.is_correlated:
         problem = (
             f", but noise_correlation charged each client for {old} rounds before the first one: "
             "start a new run in another --out"

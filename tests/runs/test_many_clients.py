@@ -81,7 +81,7 @@ def test_the_largest_epsilon_of_kinds_is_that_of_clients() -> None:
     for accountant in ("pld", "rdp"):
         book = ClientLedgers(accountant)
         for client, own in enumerate(federation.plan.clients or ()):
-            spend = own.initial_spend(client)
+            spend = own.spend_of(client)
             for event, count in own.charges(0, 2 * (1 + client % 3)):
                 spend.ledger.record(event, count)
             book.record(spend)

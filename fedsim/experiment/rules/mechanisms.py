@@ -212,7 +212,7 @@ def check_zeroth_order(local: LocalSettings, sections: Sections) -> Mistakes:
             f"privacy.clipping: {_WHAT} an example contributes one number for each direction, and "
             "directions have no layers; use clipping: flat"
         )
-    if privacy.noise_correlation.name != "none":
+    if privacy.is_correlated:
         yield mistake(
             f"privacy.noise_correlation: {_WHAT} the noise of one step is along other directions "
             "than that of the next, so it cannot cancel; use none"

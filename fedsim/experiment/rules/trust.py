@@ -73,7 +73,7 @@ def _check_client_unit(privacy: PrivacySettings, sections: Sections, *, votes: b
 def _check_correlation(privacy: PrivacySettings, federation: FederationSettings) -> Mistakes:
     """Check that the noise of rounds cancels, and that each client's rounds are far apart."""
     scheme, trust = federation.participation.scheme, privacy.trust.name
-    if privacy.noise_correlation.name == "none":
+    if not privacy.is_correlated:
         return
     if trust != "central":
         yield mistake(

@@ -268,7 +268,7 @@ def correlated_candidates(
         federation: the federation of the experiment file.
         facts: public facts of the federation.
     """
-    if privacy_of(federation.experiment).noise_correlation.name != "none":
+    if privacy_of(federation.experiment).is_correlated:
         return
     place = facts.median_place
     client = int(facts.members[place])

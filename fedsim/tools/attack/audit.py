@@ -108,7 +108,7 @@ def _choose_clients(federation: Federation, most: int) -> list[tuple[int, list[A
     privacy = federation.experiment.privacy
     if privacy is None or federation.plan.clients is None:
         raise PrivacyPlanError("there is nothing to audit: the experiment has no privacy section")
-    if privacy.noise_correlation.name != "none":
+    if privacy.is_correlated:
         raise PrivacyPlanError(
             "an audit measures noise that is independent from step to step, and "
             "privacy.noise_correlation is set: audit the same file with "
