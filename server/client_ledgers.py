@@ -113,8 +113,7 @@ class ClientLedgers:
             group = self._groups[kind] = _Group(kind, spend.ledger)
         group.clients += 1
         self._group_of[spend.client] = group
-        shares = spend.ledger is group.ledger
-        self._spends[spend.client] = spend if shares else replace(spend, ledger=group.ledger)
+        self._spends[spend.client] = replace(spend, ledger=group.ledger)
 
     def _leave(self, group: _Group) -> None:
         """Take a client out of a group, and forget a group without clients."""

@@ -130,7 +130,7 @@ class Charge:
         if any(type(n) is not int for n in numbers) or any(type(t) is not str for t in texts):
             raise TypeError("client, round and steps must be whole numbers, hashes must be text")
 
-    @cached_property
+    @property
     def _texts(self) -> tuple[str, str, tuple[str, str], tuple[str, str] | None]:
         """The request, the previous hash and both ledgers as JSON."""
         second = None if self.against_server is None else _json_of(self.against_server.entries)

@@ -1,6 +1,7 @@
-"""The algorithm of an experiment, and its checks before round 1; training changes parameters.
+"""Checks before round 1: an algorithm does what it declares, and training changes parameters.
 
-Noise changes every parameter, so a private run does not show that a layer learns nothing. These
+The search for the algorithm is here, too: built in, a user's class, or a Flower strategy. Noise
+changes every parameter, so a private run does not show that a layer learns nothing. These
 checks take two steps of plain SGD on public examples, without noise, and undo them. One step is not
 enough: the factor A of a low-rank adapter has a gradient only once B is no longer 0.
 """

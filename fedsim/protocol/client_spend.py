@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, Self
 
 from flwr.app import ConfigRecord
 
-from fedsim.accountant import Event, PrivacyLedger
-from fedsim.accountant.ledger.journal import Charge, JournalError, total_against_server
+from fedsim.accountant import PrivacyLedger
+from fedsim.accountant.ledger.journal import Charge, JournalError, total_against_server, total_of
 from fedsim.core.limits import MAX_ROUNDS, MAX_STEPS
 from fedsim.protocol.errors import ProtocolError
 
@@ -58,15 +57,12 @@ class ClientSpend:
         """
         if not charges:
             return self
-        ledger = self.ledger
-        for charge in charges:
-            ledger = _sum_of(ledger.entries, charge.ledger.entries)
         return replace(
             self,
             rounds=self.rounds + len(charges),
             steps=self.steps + sum(charge.steps for charge in charges),
             round_steps=charges[-1].steps,
-            ledger=ledger,
+            ledger=PrivacyLedger().merge(self.ledger).merge(total_of(charges)),
             head=charges[-1].hash,
             against_server=self._against_server_after(charges),
         )
@@ -110,15 +106,6 @@ class ClientSpend:
         if any(count > _MOST_RELEASES for ledger in ledgers for _, count in ledger.entries):
             raise ProtocolError("a client's ledger has more releases than any client can make")
         return spend
-
-
-Entries = tuple[tuple[Event, int], ...]
-
-
-@lru_cache(maxsize=1024)
-def _sum_of(before: Entries, charged: Entries) -> PrivacyLedger:
-    """Return the sum of two ledgers, which all clients with equal ledgers share."""
-    return PrivacyLedger.of((*before, *charged))
 
 
 _LEDGERS = ("ledger", "against_server")

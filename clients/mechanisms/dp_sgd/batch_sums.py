@@ -193,14 +193,13 @@ class StepTerms:
         """
         present = [mechanism for mechanism in mechanisms if mechanism is not None]
         first = present[0].groups(parameters)
-        # Clients with equal settings share a mechanism.
-        known = {id(None): ((1.0,) * len(first.bounds), first.bounds, 0.0)}
-        for mechanism in present:
-            if id(mechanism) not in known:
-                groups = mechanism.groups(parameters)
-                share = 1.0 / mechanism.expected_batch
-                known[id(mechanism)] = mechanism.grid_steps(groups), groups.bounds, share
-        lengths, norms, shares = zip(*[known[id(each)] for each in mechanisms], strict=True)
+        absent, terms = ((1.0,) * len(first.bounds), first.bounds, 0.0), {}
+        for mechanism in {id(one): one for one in present}.values():  # many clients share one
+            groups = mechanism.groups(parameters)
+            share = 1.0 / mechanism.expected_batch
+            terms[id(mechanism)] = mechanism.grid_steps(groups), groups.bounds, share
+        each = [absent if one is None else terms[id(one)] for one in mechanisms]
+        lengths, norms, shares = zip(*each, strict=True)
         like = parameters.tensors[0].new_empty(0, dtype=torch.float64)
         grid_steps = like.new_tensor(lengths)
 
