@@ -32,7 +32,7 @@ from fedsim.comparison.worker import CLIENT_METRICS, RECORD, answer
 from fedsim.core.python_objects import PythonObject
 from fedsim.data.sources import load_dataset
 from fedsim.experiment import LoadedExperiment
-from fedsim.federation.trained_model import plugin_sources
+from fedsim.federation.conditions import plugin_sources
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.files import find_object
 from fedsim.runs.inputs import objects_digest, package_version, private_digest

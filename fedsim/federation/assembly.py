@@ -25,6 +25,7 @@ from fedsim.core.plugin_errors import plugin_calls
 from fedsim.data import DataError, Examples, FederatedData, load_federated_data
 from fedsim.experiment import Experiment, LoadedExperiment
 from fedsim.experiment.load import with_clients
+from fedsim.federation.conditions import choose_device, plugin_sources, refuse_edited_plugins
 from fedsim.federation.federation import Federation
 from fedsim.federation.first_checks import checked_algorithm
 from fedsim.federation.plan import Goal, plan_of, schedule_of
@@ -32,14 +33,11 @@ from fedsim.federation.trained_model import (
     NUM_CHECK_EXAMPLES,
     NUM_PROBE_EXAMPLES,
     FederationModel,
-    choose_device,
     federation_model,
     initial_model,
     model_arrays,
     order_by_client,
-    plugin_sources,
     public_examples,
-    refuse_edited_plugins,
     still_parameters_of,
     to_tensors,
 )

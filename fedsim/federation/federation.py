@@ -27,6 +27,7 @@ from fedsim.core.plugin_sources import PluginSources
 from fedsim.data import FederatedData
 from fedsim.experiment import ExperimentWithClients
 from fedsim.federation.blocks import Blocks
+from fedsim.federation.conditions import digest_conditions
 from fedsim.federation.first_checks import algorithm_of
 from fedsim.federation.plan import FederationPlan, Goal
 from fedsim.federation.public_scores import Models, PublicScores
@@ -34,7 +35,6 @@ from fedsim.federation.trained_model import (
     ClientTensors,
     FederationModel,
     TrainMetrics,
-    digest_conditions,
     model_arrays,
     release_parameters,
 )

@@ -21,17 +21,16 @@ from fedsim.data import Examples, FederatedData
 from fedsim.experiment import Experiment, ExperimentWithClients, LoadedExperiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.blocks import BlockPlan
+from fedsim.federation.conditions import choose_device, refuse_edited_plugins
 from fedsim.federation.federation import Federation
 from fedsim.federation.mechanism_probe import probe_mechanisms
 from fedsim.federation.plan import Goal
 from fedsim.federation.trained_model import (
     NUM_CHECK_EXAMPLES,
     NUM_PROBE_EXAMPLES,
-    choose_device,
     federation_model,
     initial_model,
     public_examples,
-    refuse_edited_plugins,
     to_tensors,
 )
 from fedsim.models.losses import resolve_loss

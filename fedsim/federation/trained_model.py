@@ -8,18 +8,12 @@ The tensors of a client's examples are built when the client trains. Training me
 `train_loss`, evaluate on them the model from which a round starts. Clients send them by secure
 aggregation. The mean of `train_loss` over clients, weighted by their examples, is the loss that the
 federation minimizes.
-
-A client repeats its answer in a round only under the same conditions of training: settings, sources
-of plug-ins, versions and device. They are the same for all clients and rounds of a run.
 """
 
-import hashlib
-import json
-import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,18 +21,15 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-import fedsim
 from fedsim.clients.gradients.choice import training_gradients
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.gradients.per_example import PerExampleGradients, PerExampleLoss
 from fedsim.clients.gradients.slopes import SharedCoefficients, Slopes
 from fedsim.clients.training.shared_model import SharedModel
-from fedsim.core.errors import InputError
-from fedsim.core.plugin_sources import PluginSources, read_sources
-from fedsim.core.plugins import PluginError
 from fedsim.data import Examples, FederatedData
 from fedsim.data.load import ClientExamples
 from fedsim.experiment import Experiment
+from fedsim.federation.conditions import digest_examples
 from fedsim.federation.first_checks import (
     StillParameter,
     parameters_without_effect,
@@ -47,97 +38,6 @@ from fedsim.federation.first_checks import (
 from fedsim.models.build import build_model
 from fedsim.models.local_base import RebuiltModel, local_base
 from fedsim.models.tasks import Task, evaluate
-
-
-def plugin_sources(experiment: Experiment, base: Path) -> PluginSources:
-    """Return the recorded sources of the plug-ins that the experiment names.
-
-    Args:
-        experiment: the settings.
-        base: the directory in which relative paths start.
-
-    Raises:
-        PluginError: the file of a plug-in cannot be read.
-    """
-    try:
-        return read_sources(experiment.plugins, base=base)
-    except OSError as error:
-        raise PluginError(f"cannot read {error.filename}: {error.strerror}") from error
-
-
-def refuse_edited_plugins(before: PluginSources, experiment: Experiment, base: Path) -> None:
-    """Check that the sources of plug-ins have not changed since they were recorded.
-
-    Args:
-        before: the sources as recorded at the start of the run.
-        experiment: the settings.
-        base: the directory in which relative paths start.
-
-    Raises:
-        PluginError: a file or an installed package of a plug-in has changed.
-    """
-    entries, now = before.entries, plugin_sources(experiment, base).entries
-    for name in [*entries, *(name for name in now if name not in entries)]:
-        if entries.get(name) != now.get(name):
-            raise PluginError(
-                f"the {name} changed while the experiment was loaded or ran: restore it to go on, "
-                "or start a new run"
-            )
-
-
-def digest_conditions(experiment: Experiment, sources: str, device: torch.device) -> str:
-    """Return the digest of the conditions of a run in this process.
-
-    Args:
-        experiment: the settings; the paths of data files are left out, as each client's examples
-            have their own digest.
-        sources: the digest of the plug-ins' sources.
-        device: the device that trains.
-    """
-    settings = experiment.model_dump(mode="json", include={"data", "model", "local", "privacy"})
-    if isinstance(settings["data"]["dataset"], dict):
-        for place in ("path", "test"):
-            del settings["data"]["dataset"][place]
-    if experiment.data.folder is not None:
-        del settings["data"]["args"]["path"]
-    versions = (fedsim.__version__, torch.__version__, np.__version__)
-    content = [settings, sources, *versions, device_kind(device)]
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def device_kind(device: torch.device) -> str:
-    """Return a text for a device's hardware; devices with equal texts train to the same bits."""
-    if device.type == "cuda":
-        return f"cuda {torch.cuda.get_device_name(device)}"
-    return f"{device.type} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
-
-
-def digest_examples(examples: Examples) -> bytes:
-    """Return the digest of a client's examples; treat the digest as private, like the examples."""
-    state = hashlib.blake2b(digest_size=32)
-    for array in (examples.features, examples.targets):
-        state.update(f"{array.dtype.str}{array.shape}".encode())
-        state.update(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
-    return state.digest()
-
-
-class DeviceError(InputError):
-    """Error of a requested device that this machine does not have."""
-
-
-def choose_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
-    """Return the device that `runtime.device` names; `auto` is CUDA if available, else the CPU.
-
-    Raises:
-        DeviceError: the setting is `cuda` and the machine has no CUDA device.
-    """
-    available = torch.cuda.is_available()
-    if name == "cuda" and not available:
-        raise DeviceError(
-            "runtime.device: cuda, but this machine has no CUDA device; use auto or cpu"
-        )
-    return torch.device("cuda" if available and name != "cpu" else "cpu")
-
 
 NUM_CHECK_EXAMPLES = 3
 """Public examples that check a model and choose how its per-example gradients are computed."""

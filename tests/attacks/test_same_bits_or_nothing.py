@@ -18,8 +18,8 @@ from fedsim.core.plugins import PluginError, resolve
 from fedsim.experiment import load_experiment
 from fedsim.federation import nodes
 from fedsim.federation.assembly import assemble
+from fedsim.federation.conditions import plugin_sources
 from fedsim.federation.federation import Federation
-from fedsim.federation.trained_model import plugin_sources
 from fedsim.protocol.arrays import digest, to_arrays
 from fedsim.protocol.errors import NOISE_REUSE
 from fedsim.protocol.flower_internals import server_identity
