@@ -301,7 +301,7 @@ def withdrawal_rounds(rows: Iterable[RoundRow]) -> dict[int, int]:
 
 
 def numbers_of(row: Mapping[str, Any], prefixes: tuple[str, ...]) -> dict[str, float | None]:
-    """Return the metrics of a row that are single numbers, without metrics that are lists.
+    """Return the metrics of a row that are single numbers, without lists and other values.
 
     Args:
         row: a line of `rounds.jsonl`, or the content of `summary.json`.
@@ -310,7 +310,7 @@ def numbers_of(row: Mapping[str, Any], prefixes: tuple[str, ...]) -> dict[str, f
     return {
         name: value
         for name, value in row.items()
-        if name.startswith(prefixes) and not isinstance(value, list)
+        if name.startswith(prefixes) and (value is None or isinstance(value, int | float))
     }
 
 

@@ -208,12 +208,14 @@ class Results:
             "name": self.name,
             "metric": self.metric,
             "baseline": self.baseline,
-            "seeds": self.seeds,
+            "seeds": list(self.seeds),
             "confidence": CONFIDENCE,
             "pairing": self.pair_check.to_json(),
             "variants": [variant.to_json() for variant in self.variants],
-            "settings": self.settings.values,
-            "unfit": [dict(vars(entry)) for entry in self.unfit],
+            "settings": {name: dict(row) for name, row in self.settings.values.items()},
+            "unfit": [
+                {**vars(entry), "worse_than": list(entry.worse_than)} for entry in self.unfit
+            ],
             "remedy": self.remedy,
         }
 

@@ -132,7 +132,7 @@ def sign_flip_test(differences: NDArray[np.float64]) -> float | None:
     sums = np.zeros(1)  # of each choice of signs
     for difference in differences:
         sums = np.concatenate([sums + difference, sums - difference])
-    return np.count_nonzero(np.abs(sums) >= observed - slack) / 2**n
+    return int(np.count_nonzero(np.abs(sums) >= observed - slack)) / 2**n
 
 
 def holm(p_values: Sequence[float | None]) -> tuple[float | None, ...]:

@@ -125,7 +125,7 @@ def load_experiment(
     problems: list[Problem] = []
     path = Path(source) if isinstance(source, str | Path) else None
     # First: mistakes in overrides are reported even if the file cannot be read.
-    parsed = parse_overrides(overrides, problems) if overrides else []
+    parsed = [] if overrides == () else parse_overrides(overrides, problems)
     if isinstance(source, Mapping):
         source = from_python(source, Location(""), problems)
     read = _with_privacy_off(source if isinstance(source, Node) else read_yaml(source, problems))

@@ -268,8 +268,9 @@ def _confusion_problems(content: Mapping[str, Any], matrix: list[list[int]]) -> 
         }
         for name, right, given, found in rows
     ]
-    if not alike(content["by_class"], by_class, relative=0.0, absolute=_SAME):
-        yield f"{SCORES}: the figures by class are not those of confusion"
+    for recorded, figures in zip(content["by_class"], by_class, strict=True):
+        if not alike(recorded, figures, relative=0.0, absolute=_SAME):
+            yield f"{SCORES}: the figures of class {figures['class']} are not those of confusion"
     most = max(examples)
     if content["majority"] != {"class": names[examples.index(most)], "share": most / total}:
         yield f"{SCORES}: the majority is not the largest class of confusion"
@@ -355,7 +356,7 @@ def _pooled(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the means over all held-out examples; null where a client's value is not finite."""
     total, means = sum(row["held_out"] for row in rows), dict[str, dict[str, float | None]]()
     for kind in ("global", "personal"):
-        scored = [(row["held_out"], row[kind]) for row in rows if row[kind]]
+        scored = [(row["held_out"], row[kind]) for row in rows if row[kind] != {}]
         means[kind] = {}
         for name in scored[0][1] if scored else ():
             values = (n * (math.nan if m[name] is None else m[name]) for n, m in scored)

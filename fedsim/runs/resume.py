@@ -17,7 +17,7 @@ from fedsim.experiment.errors import shorten
 from fedsim.federation.schedule import participation_of
 from fedsim.runs.directory import RunDirectoryError, RunFiles
 from fedsim.runs.files import DamagedRunError
-from fedsim.runs.records import digest_of_lines, given_up
+from fedsim.runs.records import digest_of_lines
 
 _MAY_CHANGE = ("runtime.", "secure_aggregation.on_abort", "secure_aggregation.protocol.combine_")
 
@@ -181,7 +181,9 @@ def _in_schedule(files: RunFiles) -> Iterator[str]:
         left = {withdrawal["client"] for withdrawal in row["withdrawn"]}
         failed = [failure["client"] for failure in row["failed"]]
         answers = [*row["participants"], *failed, *sorted(left)]
-        is_whole = set(answers) == asked or (not answers and given_up(row) is not None)
+        secure = row.get("secure_aggregation")  # only such a round can end before clients are asked
+        was_given_up = secure is not None and secure["aborted"] is not None
+        is_whole = set(answers) == asked or (not answers and was_given_up)
         if len(set(answers)) != len(answers) or not is_whole:
             yield (
                 f"round {number}: rounds.jsonl accounts for the clients {sorted(answers)}, and the "

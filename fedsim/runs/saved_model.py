@@ -340,9 +340,9 @@ def _no_targets(card: ModelCard, count: int) -> Targets:
 
 def _outputs(model: nn.Module, features: NDArray[Any]) -> torch.Tensor:
     """Return the outputs of the model, batch by batch."""
-    batches = torch.from_numpy(features).split(_BATCH_EXAMPLES)
     failed = "the model failed on the inputs"
     with eval_mode(model), torch.no_grad(), plugin_calls(failed, raises=ModelError):
+        batches = torch.from_numpy(features).split(_BATCH_EXAMPLES)
         return torch.cat([model(batch) for batch in batches])
 
 

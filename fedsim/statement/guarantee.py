@@ -171,7 +171,7 @@ def threat_model(facts: Facts) -> str:
     )
     if trust.trust == "distributed":
         recorded = (facts.secure_aggregation or {}).get("trust") or {}
-        requires = recorded.get("privacy_requires", "its trust assumption is not recorded")
+        requires = recorded.get("privacy_requires") or "its trust assumption is not recorded"
         return (
             f"{adversary}. It knows every setting and all participants. The guarantee relies on "
             f"the parties of secure aggregation ({requires}), and on all but "

@@ -189,7 +189,8 @@ def _is_correlated(facts: Facts) -> bool:
 )
 def correlation(facts: Facts) -> Said:
     """Return the sentences on noise that is correlated over steps, and on how it is charged."""
-    bands = (facts.mechanism.noise_correlation or {}).get("bands", 1)
+    bands = (facts.mechanism.noise_correlation or {}).get("bands")
+    bands = bands if isinstance(bands, int) else 1
     return (
         f"Each step takes back a part of the noise of the {bands - 1} steps before it (a "
         f"Toeplitz matrix with {bands} bands). An example can be in a batch once in {bands} "

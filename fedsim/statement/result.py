@@ -237,8 +237,10 @@ def no_targets(facts: Facts) -> str:
 @budget("Withdrawals", holds=is_private, when=lambda facts: bool(facts.withdrawn_clients))
 def withdrawals(facts: Facts) -> Said:
     """Return the sentence on the clients that withdrew because their budget was spent."""
-    withdrawn, known = facts.withdrawn_clients, {c.client: c for c in facts.clients}
-    rounds = {str(client): known[client].withdrawn_round for client in withdrawn}
+    withdrawn = facts.withdrawn_clients
+    rounds = {
+        str(c.client): c.withdrawn_round for c in facts.clients if c.withdrawn_round is not None
+    }
     return (
         f"{count_text(len(withdrawn), 'client')} withdrew before the end because the budget "
         f"was spent: {clients_text(withdrawn)}. Budgets depend on settings alone, so a "

@@ -141,6 +141,9 @@ def test_verify_finds_forged_scores(tmp_path: Path) -> None:
     assert "are not the means over its clients" in problems("personalization.json", forged)
     forged = {**content, "settings": {**content["settings"], "lr": 9.0}}
     assert "are not those of experiment.yaml" in problems("personalization.json", forged)
+    nothing = {**content["clients"][0], "personal": None}
+    forged = {**content, "clients": [nothing, *content["clients"][1:]]}
+    assert "no run writes such content" in problems("personalization.json", forged)
     (path / "personalization.json").unlink()
     assert "personalization.json is missing" in problems("summary.json", summary)
     other = run(tmp_path / "other", None)

@@ -118,7 +118,7 @@ def test_verify_finds_a_changed_score(run: Path, base: Path) -> None:
     for change, message in (
         ({"majority": {"class": "ill", "share": 0.9}}, "the majority is not the largest"),
         ({"metrics": {**content["metrics"], "two": 3}}, "are not those of the last round"),
-        ({"confusion": [[1, 2], [3, 4]]}, "the figures by class are not those of confusion"),
+        ({"confusion": [[1, 2], [3, 4]]}, "the figures of class ill are not those of confusion"),
     ):
         (run / "scores.json").write_text(json.dumps({**content, **change}))
         problems = "\n".join(verify_run(RunDirectory.open(run)).problems)

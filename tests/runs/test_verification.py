@@ -90,6 +90,17 @@ def test_a_shared_run_with_fewer_rounds_or_another_ledger_is_found(shared: Path)
     assert "ledger.jsonl lacks the charge of client 1 in round 3" in problems(shared)
 
 
+@pytest.mark.parametrize("aborted", ["too few answers", "", False])
+def test_a_round_without_clients_is_found_where_no_sum_is_secure(
+    shared: Path, aborted: object
+) -> None:
+    rounds = [json.loads(line) for line in (shared / "rounds.jsonl").read_text().splitlines()]
+    rounds[1] |= {"participants": [], "aborted": aborted}
+    (shared / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rounds))
+    write_manifest(RunDirectory(shared))
+    assert "round 2: rounds.jsonl accounts for the clients []" in problems(shared)
+
+
 def test_every_client_is_recomputed(run: Path) -> None:
     found = verify_run(RunDirectory.open(run)).clients
     assert [client.client for client in found] == [0, 1, 2]

@@ -215,9 +215,11 @@ def charge_problems(files: RunFiles) -> Iterator[str]:
     for row in files.rounds:
         shortened = {entry["client"]: entry["steps"] for entry in row["shortened"]}
         for client in row["participants"]:
+            steps = charges.get((client, row["round"]))
+            if steps is None or client in unknown:
+                continue
             reported = shortened.get(client, steps_of.charged_steps(client, row["round"]))
-            steps = charges.get((client, row["round"]), reported)
-            if steps != reported and client not in unknown:
+            if steps != reported:
                 yield (
                     f"client {client}: {reported} steps in round {row['round']} by rounds.jsonl, "
                     f"{steps} by ledger.jsonl"

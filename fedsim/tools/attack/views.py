@@ -57,16 +57,17 @@ def _epsilon(shift: float, p: float, q: float, delta: float) -> float:
 def _delta(shift: float, p: float, q: float, epsilon: float) -> float:
     """Return P(A) − e^ε Q(A) of the set A where log P(x) / Q(x) > ε, in closed form.
 
-    The log ratio is a x² + b x + c, so A is a half-line, an interval or its complement. The sign
-    of the ratio changes at each root.
+    The log ratio is a x² + b x + c, so A is a half-line, an interval or its complement.
     """
     a = 0.5 / q**2 - 0.5 / p**2
     b = -shift / q**2
     c = 0.5 * (shift / q) ** 2 + math.log(q / p) - epsilon
-    is_last_in = (a, b, c) > (0.0, 0.0, 0.0)  # the first of them that is not 0 decides at infinity
-    intervals = [*pairwise([-math.inf, *_roots(a, b, c), math.inf])][::-1]
-    inside = intervals[0 if is_last_in else 1 :: 2]
-    return sum(_mass(low, high, shift, p, q, epsilon) for low, high in inside)
+    total = 0.0
+    for low, high in pairwise([-math.inf, *_roots(a, b, c), math.inf]):
+        inner = _between(low, high)
+        if (a * inner + b) * inner + c > 0.0:
+            total += _mass(low, high, shift, p, q, epsilon)
+    return total
 
 
 def _roots(a: float, b: float, c: float) -> list[float]:
@@ -77,6 +78,13 @@ def _roots(a: float, b: float, c: float) -> list[float]:
     stable = -0.5 * (b + math.copysign(math.sqrt(square), b))
     points = [c / stable] if stable else []
     return sorted([*points, stable / a] if a else points)
+
+
+def _between(low: float, high: float) -> float:
+    """Return a point inside an interval, whose ends may be infinite."""
+    if math.isinf(low):
+        return 0.0 if math.isinf(high) else high - abs(high) - 1.0
+    return low + abs(low) + 1.0 if math.isinf(high) else 0.5 * (low + high)
 
 
 def _mass(low: float, high: float, shift: float, p: float, q: float, epsilon: float) -> float:

@@ -89,25 +89,32 @@ def _refuse_simulations(experiment: Experiment) -> None:
     Raises:
         DeploymentError: the experiment has such a setting; the message names the fix.
     """
-    personal, scheme = experiment.personalization, experiment.federation.participation.scheme
-    reasons = {
-        "personalization.public_data: scores of personal models are for simulations, and a node's "
-        "examples are its own; deploy with personalization.public_data=false: each node calls "
-        "fedsim.personalize with the final "
-        "global model": personal is not None and personal.public_data,
-        "federation.participation.scheme: poisson draws private clients in secret, and a node's "
-        "ledger would show when it was drawn; deploy with federation.participation.scheme=uniform, "
-        "or simulate with fedsim run": experiment.privacy is not None and scheme == "poisson",
-        f"{experiment.not_deployed}, or simulate with fedsim run": bool(experiment.not_deployed),
-        "runtime.trackers: trackers watch simulations, and a deployed server calls none; deploy "
-        "with runtime.trackers=[]": bool(experiment.runtime.trackers),
-        "data.partition.scheme: files is for simulations: the ledger of a node's data belongs to "
-        "one file; write the rows into one table with a column that names the client, and use "
-        "scheme: column": isinstance(experiment.data.partition, FilesPartition),
-    }
-    for reason, holds in reasons.items():
-        if holds:
-            raise DeploymentError(reason)
+    personal, privacy = experiment.personalization, experiment.privacy
+    if personal is not None and personal.public_data:
+        raise DeploymentError(
+            "personalization.public_data: scores of personal models are for simulations, and a "
+            "node's examples are its own; deploy with personalization.public_data=false: each node "
+            "calls fedsim.personalize with the final global model"
+        )
+    if privacy is not None and experiment.federation.participation.scheme == "poisson":
+        raise DeploymentError(
+            "federation.participation.scheme: poisson draws private clients in secret, and a "
+            "node's ledger would show when it was drawn; deploy with "
+            "federation.participation.scheme=uniform, or simulate with fedsim run"
+        )
+    if reason := experiment.not_deployed:
+        raise DeploymentError(f"{reason}, or simulate with fedsim run")
+    if experiment.runtime.trackers:
+        raise DeploymentError(
+            "runtime.trackers: trackers watch simulations, and a deployed server calls none; "
+            "deploy with runtime.trackers=[]"
+        )
+    if isinstance(experiment.data.partition, FilesPartition):
+        raise DeploymentError(
+            "data.partition.scheme: files is for simulations: the ledger of a node's data belongs "
+            "to one file; write the rows into one table with a column that names the client, and "
+            "use scheme: column"
+        )
 
 
 def _plugin_files(loaded: LoadedExperiment) -> list[PurePosixPath]:

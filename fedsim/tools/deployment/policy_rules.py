@@ -5,7 +5,7 @@ charged.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from flwr.app import Message, MessageType
@@ -109,44 +109,47 @@ def check_plan(policy: NodePolicy, plan: PrivacyPlan, *, trust: Trust, digest: s
 
 def _settings_rules(policy: NodePolicy, experiment: Experiment) -> Iterator[str]:
     privacy, rounds = experiment.privacy, experiment.federation.rounds
-    noise = None if privacy is None else privacy.noise
-    most_rounds = rounds if policy.max_rounds is None else policy.max_rounds
-    rules = {
-        f"require_privacy is true, and {experiment.name!r} has privacy: null: "
-        "set privacy": policy.require_privacy and privacy is None,
-        f"require_secure_noise is true, and privacy.noise is {noise}: set privacy.noise: "
-        "secure": policy.require_secure_noise and noise not in (None, "secure"),
-        experiment.not_deployed: bool(experiment.not_deployed),
-        f"max_rounds is {most_rounds}, and federation.rounds is {rounds}: lower federation.rounds "
-        f"to {most_rounds}": rounds > most_rounds,
-    }
-    yield from _broken(rules)
+    if policy.require_privacy and privacy is None:
+        yield f"require_privacy is true, and {experiment.name!r} has privacy: null: set privacy"
+    if policy.require_secure_noise and privacy is not None and privacy.noise != "secure":
+        yield (
+            f"require_secure_noise is true, and privacy.noise is {privacy.noise}: set "
+            "privacy.noise: secure"
+        )
+    if experiment.not_deployed:
+        yield experiment.not_deployed
+    if policy.max_rounds is not None and rounds > policy.max_rounds:
+        yield (
+            f"max_rounds is {policy.max_rounds}, and federation.rounds is {rounds}: lower "
+            f"federation.rounds to {policy.max_rounds}"
+        )
     if privacy is not None:
         yield from _trust_rules(policy, privacy.trust.name, experiment)
     if policy.helpers is not None:
         yield from _helper_rules(policy.helpers, experiment)
 
 
-def _broken(rules: Mapping[str, bool]) -> Iterator[str]:
-    """Yield the texts of the rules that are broken."""
-    yield from (rule for rule, is_broken in rules.items() if is_broken)
-
-
 def _trust_rules(policy: NodePolicy, trust: Trust, experiment: Experiment) -> Iterator[str]:
     """Yield what an experiment lacks under the trust that the policy gives."""
-    secure, scheme = experiment.secure_aggregation, experiment.federation.participation.scheme
-    names_clients = secure is not None and bool(secure.keys.client_fingerprints)
-    rules = {
-        "the server charges all clients where it draws them in secret, and this node records its "
-        "charges itself: set federation.participation.scheme to uniform": scheme == "poisson",
-        f"trust is {policy.trust}, and with privacy.trust: central the server gets sums of this "
-        "client without noise: set privacy.trust to local or "
-        "distributed": trust == "central" and not suffices(policy.trust, trust),
-        "trust is distributed, and without secure_aggregation.keys.client_fingerprints a server "
-        "could make all other clients of a sum up: name the fingerprints of all clients "
-        "there": trust == policy.trust == "distributed" and not names_clients,
-    }
-    yield from _broken(rules)
+    if experiment.federation.participation.scheme == "poisson":
+        yield (
+            "the server charges all clients where it draws them in secret, and this node records "
+            "its charges itself: set federation.participation.scheme to uniform"
+        )
+    if trust == "central" and not suffices(policy.trust, trust):
+        yield (
+            f"trust is {policy.trust}, and with privacy.trust: central the server gets sums of "
+            "this client without noise: set privacy.trust to local or distributed"
+        )
+    secure = experiment.secure_aggregation
+    if trust == policy.trust == "distributed" and (
+        secure is None or not secure.keys.client_fingerprints
+    ):
+        yield (
+            "trust is distributed, and without secure_aggregation.keys.client_fingerprints a "
+            "server could make all other clients of a sum up: name the fingerprints of all clients "
+            "there"
+        )
 
 
 def _helper_rules(allowed: tuple[str, ...], experiment: Experiment) -> Iterator[str]:
@@ -158,15 +161,17 @@ def _helper_rules(allowed: tuple[str, ...], experiment: Experiment) -> Iterator[
         )
         return
     pinned = settings.keys.helper_fingerprints
-    rules = {
-        "helpers pins keys, and secure_aggregation.keys.helper_fingerprints is empty: name the "
-        "fingerprints of the helpers there": not pinned
-    } | {
-        f"helpers lacks {fingerprint} of secure_aggregation.keys.helper_fingerprints: use a helper "
-        "that the policy names": fingerprint not in allowed
-        for fingerprint in pinned
-    }
-    yield from _broken(rules)
+    if not pinned:
+        yield (
+            "helpers pins keys, and secure_aggregation.keys.helper_fingerprints is empty: name the "
+            "fingerprints of the helpers there"
+        )
+    for fingerprint in pinned:
+        if fingerprint not in allowed:
+            yield (
+                f"helpers lacks {fingerprint} of secure_aggregation.keys.helper_fingerprints: use "
+                "a helper that the policy names"
+            )
 
 
 def _plugin_rules(policy: NodePolicy, loaded: LoadedExperiment) -> Iterator[str]:
