@@ -249,8 +249,12 @@ class PairCheck:
 
     def to_json(self) -> dict[str, object]:
         """Return the entry `pairing` of `comparison.json`."""
-        facts = {"paired": self.is_paired, "checked": self.checked}
-        return {**facts, "differences": self.differences, "statement": self.statement}
+        return {
+            "paired": self.is_paired,
+            "checked": self.checked,
+            "differences": {name: list(parts) for name, parts in self.differences.items()},
+            "statement": self.statement,
+        }
 
 
 def check_pairs(
