@@ -264,7 +264,7 @@ class ExperimentWithClients(Experiment):
         sections = {**dict(experiment), "data": data}
         known = cls.model_construct(experiment.model_fields_set, **sections)
         privacy = known.privacy
-        if privacy is None or not privacy.is_correlated:
+        if privacy is None or privacy.noise_correlation.name == "none":
             return known
         # Imported here: numpy is slow to import, and few files need it.
         from fedsim.noise.correlated.run import with_parameters
