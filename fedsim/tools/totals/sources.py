@@ -127,7 +127,7 @@ _DP_ACCOUNTING: Mapping[str, Callable[[Mapping[str, Any]], Event]] = {
 }
 
 
-def registry_ledger(deployment: Mapping[str, Any]) -> PrivacyLedger:
+def registry_ledger(deployment: Any) -> PrivacyLedger:
     """Return the ledger of `deployment` in a registry entry: one release with its guarantee.
 
     `rho` is a zCDP guarantee; `epsilon` with `delta` (0 if absent) is an approximate DP guarantee.
@@ -135,10 +135,11 @@ def registry_ledger(deployment: Mapping[str, Any]) -> PrivacyLedger:
     tier 1 and declares nothing: its ε is infinite.
 
     Raises:
-        EventError: a parameter is not a number, or out of its range.
+        EventError: a parameter is not a number, or out of its range, or a part is no mapping.
     """
-    loss = deployment.get("privacy_loss") or {}
-    parameters = loss.get("privacy_parameters") or {}
+    loss = _mapping("deployment", deployment).get("privacy_loss") or {}
+    parameters = _mapping("deployment.privacy_loss", loss).get("privacy_parameters") or {}
+    _mapping("deployment.privacy_loss.privacy_parameters", parameters)
     units = loss.get("number_of_privacy_units", 1)
     if units != 1:
         raise EventError(
@@ -153,6 +154,12 @@ def registry_ledger(deployment: Mapping[str, Any]) -> PrivacyLedger:
     except (TypeError, ValueError) as error:
         raise EventError(f"deployment.privacy_loss.privacy_parameters: {error}") from error
     return PrivacyLedger().record(NonPrivate())
+
+
+def _mapping(name: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise EventError(f"{name} must be a mapping, as in an entry of the registry, got {value!r}")
+    return value
 
 
 # Reader of each key that an object without clients may have.

@@ -279,6 +279,9 @@ def test_entries_that_say_something_else_are_refused(tmp_path: Path) -> None:
     for content, message in (
         (entry({"epsilon": -1}), "privacy_parameters: epsilon"),
         (entry({"epsilon": 1.0}, number_of_privacy_units=4), "4 privacy units at once"),
+        ({"deployment": None}, "deployment must be a mapping"),
+        ({"deployment": {"privacy_loss": 3}}, "deployment.privacy_loss must be a mapping"),
+        ({"deployment": {"privacy_loss": {"privacy_parameters": [1]}}}, "parameters must be a"),
     ):
         path = tmp_path / "entry.yaml"
         path.write_text(yaml.safe_dump(content))
