@@ -26,16 +26,14 @@ from fedsim.experiment.tree import Location, Node, from_python, is_broken, locat
 from fedsim.experiment.yaml_loader import parse_yaml
 from fedsim.server.settings import FederationSettings
 
-# Called once an algorithm is assembled; each other function `check_...` of the modules is a rule.
-_OF_ALGORITHMS = {"check_declaration", "check_local_steps"}
-# The rules, in the order of their messages. A rule's parameters name the attributes of `Sections`
-# that it needs; it runs once all of them are known. `sections` may lack some.
+# The rules: each function `check_...` of the modules, in the order of their messages. A rule's
+# parameters name the attributes of `Sections` that it needs; it runs once all of them are known.
+# `sections` may lack some.
 RULES: tuple[Callable[..., Mistakes], ...] = tuple(
     rule
     for module in (data, algorithm, clients, mechanisms, trust)
     for name, rule in vars(module).items()
     if name.startswith("check_") and rule.__module__ == module.__name__
-    if name not in _OF_ALGORITHMS
 )
 
 

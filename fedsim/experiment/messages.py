@@ -235,7 +235,7 @@ class _MessageBuilder:
         given, shape = _get(self._raw, path), self._shape(path)
         if kind == "missing":
             return path, f"missing; {field_purpose(keys_of(place.parent)[str(path[-1])])}"
-        if kind == "value_error":  # a rule of the settings, whose message is complete
+        if kind == "value_error":  # the settings gave a complete message
             return path, str(context["error"])
         if kind == "string_too_long":
             return path, f"must have at most {context['max_length']} characters"

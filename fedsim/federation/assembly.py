@@ -26,9 +26,9 @@ from fedsim.data import DataError, Examples, FederatedData, load_federated_data
 from fedsim.experiment import Experiment, LoadedExperiment
 from fedsim.experiment.load import with_clients
 from fedsim.federation.conditions import choose_device, plugin_sources, refuse_edited_plugins
-from fedsim.federation.federation import Federation
+from fedsim.federation.federation import Federation, goal_of
 from fedsim.federation.first_checks import checked_algorithm
-from fedsim.federation.plan import Goal, plan_of, schedule_of
+from fedsim.federation.plan import plan_of, schedule_of
 from fedsim.federation.trained_model import (
     NUM_CHECK_EXAMPLES,
     NUM_PROBE_EXAMPLES,
@@ -299,11 +299,7 @@ def _assemble(
     client_privacy, steps = schedule_of(experiment, base, data.clients.sizes)
     phases.begin("checking the model")
     model = _checked_model(experiment, base, data, loss, task, device)
-    goal = Goal()
-    if queries is not None:
-        from fedsim.federation.voting import voting_of
-
-        goal, model = voting_of(experiment, queries, model, classes=data.num_classes or 0)
+    goal, model = goal_of(experiment, queries, model, classes=data.num_classes or 0)
     algorithm = checked_algorithm(experiment, model.module, base)
     if client_privacy is not None:
         phases.begin("calibrating noise")

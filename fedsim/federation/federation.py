@@ -24,8 +24,8 @@ from fedsim.clients.task import (
     RunTerms,
 )
 from fedsim.core.plugin_sources import PluginSources
-from fedsim.data import FederatedData
-from fedsim.experiment import ExperimentWithClients
+from fedsim.data import Examples, FederatedData
+from fedsim.experiment import Experiment, ExperimentWithClients
 from fedsim.federation.blocks import Blocks
 from fedsim.federation.conditions import digest_conditions
 from fedsim.federation.first_checks import algorithm_of
@@ -289,3 +289,21 @@ class Federation:
         These are the trained parameters. For zeroth-order training they are a step's coefficients.
         """
         return release_parameters(self.experiment, self.model)
+
+
+def goal_of(
+    experiment: Experiment, queries: Examples | None, model: FederationModel, *, classes: int
+) -> tuple[Goal, FederationModel]:
+    """Return the goal of an experiment, and the model with what its rounds update.
+
+    Args:
+        experiment: the settings.
+        queries: the public queries; None without `task: pate`.
+        model: the initial model; with `task: pate`, teachers and student train it.
+        classes: the number of classes.
+    """
+    if queries is None:
+        return Goal(), model
+    from fedsim.federation.voting import voting_of
+
+    return voting_of(experiment, queries, model, classes=classes)

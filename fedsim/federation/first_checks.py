@@ -38,8 +38,8 @@ from fedsim.core.plugins import resolve
 from fedsim.core.settings import first_mistake
 from fedsim.experiment import ExperimentWithClients
 from fedsim.experiment.rules import Sections
-from fedsim.experiment.rules.algorithm import check_declaration, too_few_clients
-from fedsim.experiment.rules.mechanisms import check_local_steps
+from fedsim.experiment.rules.algorithm import too_few_clients, unmet_declarations
+from fedsim.experiment.rules.mechanisms import changed_steps
 from fedsim.federation.schedule import participation_of
 from fedsim.models.adapters import AdaptedLayer
 from fedsim.models.catalog import ModelError
@@ -219,8 +219,8 @@ def checked_algorithm(experiment: ExperimentWithClients, model: nn.Module, base:
         sections, settings = Sections.of(dict(experiment), base), experiment.federation
         clients, _ = participation_of(experiment).round_sizes
         for path, message in (
-            *check_declaration(type(algorithm), settings, sections),
-            *check_local_steps(algorithm, name, experiment.privacy),
+            *unmet_declarations(type(algorithm), settings, sections),
+            *changed_steps(algorithm, name, experiment.privacy),
             *too_few_clients(algorithm, name, clients),
         ):
             raise AlgorithmError(f"{'.'.join(map(str, path))}: {message}")

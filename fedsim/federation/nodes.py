@@ -22,9 +22,8 @@ from fedsim.experiment import Experiment, ExperimentWithClients, LoadedExperimen
 from fedsim.federation.assembly import assemble
 from fedsim.federation.blocks import BlockPlan
 from fedsim.federation.conditions import choose_device, refuse_edited_plugins
-from fedsim.federation.federation import Federation
+from fedsim.federation.federation import Federation, goal_of
 from fedsim.federation.mechanism_probe import probe_mechanisms
-from fedsim.federation.plan import Goal
 from fedsim.federation.trained_model import (
     NUM_CHECK_EXAMPLES,
     NUM_PROBE_EXAMPLES,
@@ -288,12 +287,8 @@ class _FederationShard:
             examples = to_tensors(public_examples(self.data, NUM_CHECK_EXAMPLES), device)
             model = federation_model(experiment, module, loss, self.task, *examples)
         refuse_edited_plugins(self.rest["sources"], experiment, base)
-        goal = Goal()
-        if self.queries is not None:
-            from fedsim.federation.voting import voting_of
-
-            classes = self.data.num_classes or 0
-            goal, model = voting_of(experiment, self.queries, model, classes=classes)
+        classes = self.data.num_classes or 0
+        goal, model = goal_of(experiment, self.queries, model, classes=classes)
         # A copy: arrays that Ray delivers are shared and read-only.
         federation = Federation(
             **self.rest,

@@ -262,7 +262,6 @@ def plan_experiment(
     trained = [client for client in clients if client.steps] or clients
     middle = median_low(client.examples for client in trained)
     median = next(client for client in trained if client.examples == middle)
-    kinds = client_kinds(federation)
     plan = Plan(
         target_epsilon=privacy.target_epsilon,
         rho=_largest_rho(federation, privacy),
@@ -273,7 +272,9 @@ def plan_experiment(
         warnings=tuple(privacy_warnings(federation)),
         cells=plan_cells(loaded, federation),
         correlations=plan_correlations(federation),
-        bounds=None if further is None else tuple(bound_curve(kind, further) for kind in kinds),
+        bounds=None
+        if further is None
+        else tuple(bound_curve(kind, further) for kind in client_kinds(federation)),
         variations=tuple(_variations(loaded, federation, median)),
     )
     phases.end()

@@ -147,7 +147,7 @@ def plain_table(
 def _make_table(
     headings: Mapping[str, str], entries: Sequence[_Entry], *, sorted_by: str
 ) -> ClientTable:
-    """Return a table of clients, whose entries are in the order in which the page shows them."""
+    """Return a table of clients; the entries are in the order of the page."""
     headings = {**headings, "notes": "notes"}
     columns = [key for key in headings if key not in _IDENTITY]
     names: dict[int, str] = {}

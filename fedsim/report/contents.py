@@ -292,12 +292,12 @@ def quoted(name: str) -> str:
 class RunContents(RunFiles):
     """The files of a finished run, with properties for the values that the report shows."""
 
-    @property
+    @cached_property
     def personal(self) -> dict[str, Any] | None:
         """Content of `personalization.json`; None if the run scored no personal models."""
         return self.optional(PERSONALIZATION)
 
-    @property
+    @cached_property
     def client_data(self) -> dict[str, Any] | None:
         """Content of `client_data.json`; None if the run recorded no figures of private data."""
         return self.optional(CLIENT_DATA)

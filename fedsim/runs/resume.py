@@ -174,7 +174,7 @@ def _in_rounds(files: RunFiles) -> Iterator[str]:
 
 
 def _in_schedule(files: RunFiles) -> Iterator[str]:
-    """Yield each round whose clients are not those that the schedule asks."""
+    """Yield a line for each round with other clients than the schedule asks."""
     schedule, withdrawn = participation_of(files.experiment), set[int]()
     for number, row in enumerate(files.rounds, start=1):
         asked = set(schedule.on_record(number)) - withdrawn

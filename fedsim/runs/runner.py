@@ -198,7 +198,7 @@ def _resume(loaded: LoadedExperiment, path: Path, parts: RunParts) -> _Prepared:
 def _recorder(
     loaded: LoadedExperiment, run: RunDirectory, parts: RunParts, inputs: Mapping[str, str] | None
 ) -> "_Recorder":
-    """Return the recorder of a federation, whose noise and clipping are checked.
+    """Check a federation's noise and clipping, and return its recorder.
 
     Args:
         loaded: the experiment.

@@ -33,7 +33,7 @@ def check_algorithm(federation: FederationSettings, sections: Sections) -> Mista
         yield from finite_messages(named.options, _PATH)
         return
     yield from args_messages(named.options, kind.Options, _PATH)
-    yield from check_declaration(kind, federation, sections)
+    yield from unmet_declarations(kind, federation, sections)
 
 
 def built_in_algorithm(federation: FederationSettings) -> Algorithm | None:
@@ -72,7 +72,7 @@ def too_few_clients(algorithm: Algorithm, name: str, clients: int) -> Mistakes:
         )
 
 
-def check_declaration(
+def unmet_declarations(
     kind: type[Algorithm], federation: FederationSettings, sections: Sections
 ) -> Mistakes:
     """Yield (key path, message) for settings that an algorithm declares unsupported.

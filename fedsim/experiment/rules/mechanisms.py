@@ -63,7 +63,7 @@ def _check_output(sections: Sections, privacy: PrivacySettings) -> Mistakes:
         yield from _check_descent(sections.local)
     algorithm = None if federation is None else built_in_algorithm(federation)
     if federation is not None and algorithm is not None:
-        yield from check_local_steps(algorithm, federation.algorithm.name, privacy)
+        yield from changed_steps(algorithm, federation.algorithm.name, privacy)
     if model is not None and model.name in MODELS and model.name != "logistic":
         yield mistake(
             "model.name: mechanism: output_perturbation has a proven sensitivity for a linear "
@@ -72,7 +72,7 @@ def _check_output(sections: Sections, privacy: PrivacySettings) -> Mistakes:
         )
 
 
-def check_local_steps(algorithm: Algorithm, name: str, privacy: PrivacySettings | None) -> Mistakes:
+def changed_steps(algorithm: Algorithm, name: str, privacy: PrivacySettings | None) -> Mistakes:
     """Yield (key path, message) if an algorithm changes steps of which a proof depends.
 
     Args:

@@ -63,8 +63,10 @@ def notes_of(federation: Federation, ranking: Ranking, rows: Sequence[Ranked]) -
 def _fewer_values(ranking: Ranking, best: Ranked) -> Iterator[str]:
     facts = ranking.facts
     linear = (facts.inputs + 1) * facts.outputs
+    if linear >= facts.trained_values:
+        return
     ratio = ranking.error_with(best, trained_values=linear) / best.error
-    if linear < facts.trained_values and ratio < _WORTH_SAYING:
+    if ratio < _WORTH_SAYING:
         yield (
             f"fewer trained values: noise grows with their number, {facts.trained_values:,} here; "
             f"a linear model has {linear:,}, for × {ratio:.2g} of the predicted noise-to-signal "

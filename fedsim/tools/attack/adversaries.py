@@ -9,6 +9,7 @@
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -111,6 +112,14 @@ class OtherNoise:
     model: SharedModel
     loss: PerExampleLoss
 
+    @cached_property
+    def _releases(self) -> dict[int, SummedMechanism]:
+        plans, parameters = self.federation.plan.clients or (), self.model.parameters
+        return {
+            client: plans[client].release_as(SummedMechanism).for_model(parameters)
+            for client in self.view.others
+        }
+
     def of_round(self, number: int, *, secure: bool) -> Tensor:
         """Return the sum of all other parties' noise in a round, as integers in float64 (size,).
 
@@ -124,9 +133,9 @@ class OtherNoise:
         if not self.view.part.adds_noise:
             seed = None if secure else experiment.seed
             total += ServerDraws(self.federation, parameters.size, seed=seed).of_round(number)
-        members, plans = list[BlockMember](), self.federation.plan.clients or ()
+        members = list[BlockMember]()
         for client in self.view.others:
-            release = plans[client].release_as(SummedMechanism).for_model(parameters)
+            release = self._releases[client]
             key = StreamKey(experiment.seed, client, number)
             steps = release.steps_of_round(range(1), range(1), has_examples=False)
             members.append(BlockMember(*none, key, steps, release, secure, self.view.part))

@@ -106,7 +106,7 @@ def _check_rule(
         rows = torch.stack([gradients[index] for gradients in alone])
         squared = filled().squared_norms(index)
         norms = rows.reshape(n, -1).square().sum(1)
-        # A row's gradient is a sum whose terms may cancel, so its rounding is that of the largest.
+        # Terms of a row's gradient may cancel: its rounding error is that of the largest term.
         slack, rounding = (1e-12, 1e-14) if dtype == torch.float64 else (1e-4, 1e-6)
         slip = rounding * norms.max().sqrt()
         assert squared.dtype == torch.float64
