@@ -20,7 +20,7 @@ from fedsim.clients.mechanisms.dp_sgd.settings import (
     has_all_noise,
 )
 from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION, ReleaseKind, kind_of
-from fedsim.clients.sampling.schemes import POISSON
+from fedsim.clients.sampling.schemes import POISSON, SAMPLING_SCHEMES
 from fedsim.core.limits import MAX_CLIENTS, MAX_EXAMPLES, MAX_RENYI_ORDER
 from fedsim.core.settings import Choice, Probability, Settings
 from fedsim.noise.correlated import settings as correlations
@@ -272,7 +272,8 @@ class PrivacySettings(Settings):
     @property
     def gives_noise(self) -> bool:
         """Whether the settings give the noise multiplier, so that it is not calibrated to an ε."""
-        return self.noise_multiplier is not None or has_all_noise(self.clipping.groups)
+        groups = self.clipping.groups
+        return self.noise_multiplier is not None or (bool(groups) and has_all_noise(groups))
 
     @property
     def goal(self) -> str:
@@ -442,7 +443,7 @@ class PrivacySettings(Settings):
 
     @model_validator(mode="after")
     def _sampling_with_a_guarantee(self) -> Self:
-        scheme = self.sampling.scheme
+        scheme = SAMPLING_SCHEMES[self.sampling.name]
         if self.adjacency.name not in scheme.adjacencies:
             raise ValueError(scheme.refusal(self.adjacency.name))
         return self

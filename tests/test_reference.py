@@ -13,8 +13,7 @@ from fedsim.cli.registry import FILES
 from fedsim.comparison.settings import ComparisonSettings
 from fedsim.core.settings import Settings
 from fedsim.experiment import Experiment, json_schema
-from fedsim.experiment.tree import to_python
-from fedsim.experiment.yaml_loader import parse_yaml
+from fedsim.experiment.yaml_loader import parse_yaml, to_python
 from fedsim.reference import EXAMPLES, example_of, reference
 from fedsim.setting_tables import rows_of
 

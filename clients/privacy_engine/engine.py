@@ -10,8 +10,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from fedsim.accountant.events import Adjacency
-from fedsim.clients.clipping.clipping import Clipping
-from fedsim.clients.mechanisms.dp_sgd.noise_allocation import NoiseAllocation
+from fedsim.clients.clipping.clipping import Clipping, NoiseAllocation
 from fedsim.clients.model_checks.isolation import check_isolation
 from fedsim.clients.privacy_engine.attachment import AttachedModel
 from fedsim.clients.privacy_engine.batch_schedule import EngineStreams

@@ -18,10 +18,15 @@ from fedsim.accountant.accountants import (
     choose_accountant,
 )
 from fedsim.accountant.events import Adjacency
-from fedsim.clients.clipping.clipping import Clipping, FlatClipping, LayerClipping, PatternClipping
+from fedsim.clients.clipping.clipping import (
+    Clipping,
+    FlatClipping,
+    LayerClipping,
+    NoiseAllocation,
+    PatternClipping,
+)
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.mechanisms.dp_sgd.noise_allocation import NoiseAllocation
 from fedsim.clients.mechanisms.plan import Accounting
 from fedsim.clients.mechanisms.planner import calibrate_noise
 from fedsim.clients.privacy_engine.opacus_names import accountant_name

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field
 
 from fedsim.algorithms import built_in
-from fedsim.core.imports import ByName
+from fedsim.core.commands import ByName
 from fedsim.core.settings import Settings
 
 if TYPE_CHECKING:

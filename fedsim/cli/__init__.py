@@ -15,9 +15,8 @@ import click
 import fedsim
 from fedsim.cli.options import say
 from fedsim.cli.registry import COMMANDS
-from fedsim.core.commands import Interruption
+from fedsim.core.commands import ByName, Interruption
 from fedsim.core.errors import ExitCode, FedsimError, describe_os_error
-from fedsim.core.imports import ByName
 from fedsim.core.plugin_errors import contained_os_exit
 
 SECTIONS = {

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import click
 
-from fedsim.core.imports import quick_imports
+from fedsim.core.commands import quick_imports
 
 _USUAL_BOUNDS = "basic,strong,moments,rdp,pld"
 

@@ -8,7 +8,7 @@ than `fedsim --help` may take. Entry points also have no order, which the help p
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from fedsim.core.imports import ByName
+from fedsim.core.commands import ByName
 
 if TYPE_CHECKING:
     from fedsim.core.settings import Settings

@@ -35,7 +35,7 @@ def report_command(directory: str, as_json: bool) -> None:
         from fedsim.report.progress import shown_phases
         from fedsim.report.terminal import print_result
         from fedsim.runs.directory import RunDirectory
-        from fedsim.runs.run_lock import hold_run
+        from fedsim.runs.files import hold_run
         from fedsim.runs.verification import verify_run
         from fedsim.runs.verification.spend import attempt
 
@@ -161,7 +161,7 @@ def verify_command(
     with command_imports():
         from fedsim.report.progress import shown_phases
         from fedsim.runs.directory import RunDirectory
-        from fedsim.runs.run_lock import refuse_in_use
+        from fedsim.runs.files import refuse_in_use
         from fedsim.runs.verification import verify_run
 
     if root is not None and not re.fullmatch("[0-9a-fA-F]{64}", root):

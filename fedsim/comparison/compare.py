@@ -40,7 +40,7 @@ from fedsim.comparison.variants import arm_notes
 from fedsim.comparison.vary import Vary, load_candidates, load_varied, tuned_comparison
 from fedsim.experiment.errors import did_you_mean
 from fedsim.experiment.overrides import Overrides
-from fedsim.experiment.tree import Node
+from fedsim.experiment.yaml_loader import Node
 from fedsim.runs.directory import RunDirectory
 
 _RATE = "local.optimizer.lr"

@@ -29,14 +29,13 @@ import torch
 import fedsim
 from fedsim.comparison.load import LoadedComparison
 from fedsim.comparison.worker import CLIENT_METRICS, RECORD, answer
+from fedsim.core.plugin_sources import read_sources
 from fedsim.core.python_objects import PythonObject
 from fedsim.data.sources import load_dataset
 from fedsim.experiment import LoadedExperiment
-from fedsim.federation.conditions import plugin_sources
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
-from fedsim.runs.files import find_object
+from fedsim.runs.files import find_object, try_lock
 from fedsim.runs.inputs import objects_digest, package_version, private_digest
-from fedsim.runs.run_lock import try_lock
 
 # Keys that change no number of a run.
 _WITHOUT_EFFECT = ("name", "runtime")
@@ -66,7 +65,7 @@ def run_fingerprint(loaded: LoadedExperiment) -> str:
             name: _file_digest(path, path.stat().st_mtime_ns, path.stat().st_size)
             for name, path in sorted(_named_files(settings, loaded.base))
         },
-        "plug-ins": plugin_sources(loaded.experiment, loaded.base).digest,
+        "plug-ins": read_sources(loaded.experiment.plugins, base=loaded.base).digest,
         **_object_digests(loaded),
         "fedsim": fedsim.__version__,
         "source": _source_digest(),

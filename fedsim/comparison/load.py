@@ -34,7 +34,7 @@ from fedsim.experiment.overrides import (
     apply_overrides,
     parse_overrides,
 )
-from fedsim.experiment.tree import Location, Node, from_python, to_python
+from fedsim.experiment.yaml_loader import Location, Node, from_python, to_python
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from fedsim.core.python_objects import PythonObject
 from fedsim.core.settings import written_name
 from fedsim.experiment.errors import KeyPath, Problem, any_of, did_you_mean, path_text, value_text
 from fedsim.experiment.overrides import Override
-from fedsim.experiment.tree import Entry, Node, from_python, to_python
+from fedsim.experiment.yaml_loader import Entry, Node, from_python, to_python
 
 ARM = "arm"
 

@@ -33,8 +33,7 @@ from fedsim.experiment import ExperimentError, Problem
 from fedsim.experiment.errors import value_text
 from fedsim.experiment.load import read_yaml
 from fedsim.experiment.overrides import COMMAND_LINE, Override, Overrides, parse_overrides
-from fedsim.experiment.tree import Location, Node, from_python, to_python
-from fedsim.experiment.yaml_loader import parse_yaml
+from fedsim.experiment.yaml_loader import Location, Node, from_python, parse_yaml, to_python
 
 MAX_VARIED = 100
 

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsim.core.imports import quick_imports
+from fedsim.core.commands import quick_imports
 from fedsim.core.plugin_errors import contained_exits, error_text, type_name
 from fedsim.core.python_objects import callable_of
 from fedsim.core.text_formats import finite_or_none

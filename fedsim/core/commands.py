@@ -1,16 +1,21 @@
-"""Timed phases of a running command, and its orderly end at Ctrl-C or SIGTERM.
+"""What commands share: imports on demand, timed phases, and an orderly end at Ctrl-C or SIGTERM.
 
-Only a program's main function may install signal handlers; a library leaves signals to its caller.
+Only a program's main function may install signal handlers or stop garbage collection; a library
+leaves both to its caller.
 """
 
+import atexit
+import gc
 import logging
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from time import perf_counter
 from types import FrameType
+from typing import Generic, TypeVar
 
 INTERRUPTED = "interrupted by the user"  # where no signal names another cause
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -119,3 +124,49 @@ class Phases:
             _log.info("%s: %.2f s", self._name, spent)
             self._seconds[self._name] = self._seconds.get(self._name, 0.0) + spent
         self._name = ""
+
+
+T = TypeVar("T")
+
+
+class ByName(Mapping[str, T], Generic[T]):
+    """A mapping from names to objects; looking an object up imports the object's module.
+
+    Args:
+        places: for each name the import path "package.module:attribute" of its object, in the order
+            of the mapping. The tests of the package structure count these paths as imports.
+    """
+
+    def __init__(self, places: Mapping[str, str]) -> None:
+        self.places = places
+
+    def __getitem__(self, name: str) -> T:
+        module, _, attribute = self.places[name].partition(":")
+        return getattr(import_module(module), attribute)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.places)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+
+@contextmanager
+def quick_imports() -> Iterator[None]:
+    """Disable garbage collection while the `with` block imports modules.
+
+    Afterwards all existing objects are excluded from collection, because imports create half a
+    million lasting objects, which the collector would visit again and again. At the end of the
+    process, which frees its memory anyway, all objects are excluded. Only main programs may use
+    this: the garbage of a calling program would never be collected.
+    """
+    atexit.register(gc.freeze)
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()

@@ -30,6 +30,7 @@ from importlib.machinery import PathFinder
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
 
+from fedsim.core.plugin_errors import PluginError
 from fedsim.core.python_objects import PythonObject, is_object_name
 
 _CONDITIONS = {"fedsim", "torch", "numpy"}  # their versions are conditions of every run
@@ -96,6 +97,20 @@ class PluginSources:
         }
         return files | {f"plug-in's package {name}": v for name, v in self.packages.items()}
 
+    def refuse_edited(self, now: "PluginSources") -> None:
+        """Check that the sources have not changed since they were recorded here.
+
+        Raises:
+            PluginError: a file or an installed package of a plug-in has changed.
+        """
+        before, after = self.entries, now.entries
+        for name in [*before, *(name for name in after if name not in before)]:
+            if before.get(name) != after.get(name):
+                raise PluginError(
+                    f"the {name} changed while the experiment was loaded or ran: restore it to go "
+                    "on, or start a new run"
+                )
+
 
 @dataclass
 class Trace:
@@ -160,7 +175,7 @@ def read_sources(references: Iterable[str], *, base: Path) -> PluginSources:
         base: the directory of the experiment file.
 
     Raises:
-        OSError: the file of a plug-in cannot be read.
+        PluginError: the file of a plug-in cannot be read.
     """
     named = [reference for reference in references if ":" in reference]
     digests: dict[str, set[str]] = {}
@@ -173,7 +188,10 @@ def read_sources(references: Iterable[str], *, base: Path) -> PluginSources:
             for module in sorted(code.modules):
                 trace.follow_name(module, base.resolve())
         else:
-            trace, _ = trace_plugin(reference, base=base)
+            try:
+                trace, _ = trace_plugin(reference, base=base)
+            except OSError as error:
+                raise PluginError(f"cannot read {error.filename}: {error.strerror}") from error
         installed |= trace.installed
         for file in trace.files.values():
             digests.setdefault(file.place, set()).add(file.digest)

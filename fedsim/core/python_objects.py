@@ -23,8 +23,6 @@ from os import PathLike
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Self
 
-from pydantic import WrapValidator
-
 _PREFIX = "python:"
 _ARRAYS = "arrays"
 _ARRAY_COUNTS = (2, 4)
@@ -76,12 +74,6 @@ class PythonObject(str):
         if self.arrays is None:
             walk.follow([(self.name, self.value)])
         return ObjectCode(tuple(walk.code), tuple(walk.values), frozenset(walk.modules))
-
-
-MAY_BE_OBJECT = WrapValidator(
-    lambda given, validate: given if isinstance(given, PythonObject) else validate(given)
-)
-"""Annotation of a setting that takes a Python object in place of a plug-in's name."""
 
 
 def is_object_name(reference: str) -> bool:

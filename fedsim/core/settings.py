@@ -13,10 +13,17 @@ from pydantic import (
     GetJsonSchemaHandler,
     SerializerFunctionWrapHandler,
     ValidationError,
+    WrapValidator,
 )
 from pydantic_core import CoreSchema, core_schema
 
 from fedsim.core.limits import MAX_NUMBER, MIN_PROBABILITY
+from fedsim.core.python_objects import PythonObject
+
+MAY_BE_OBJECT = WrapValidator(
+    lambda given, validate: given if isinstance(given, PythonObject) else validate(given)
+)
+"""Annotation of a setting that takes a Python object in place of a plug-in's name."""
 
 
 def _limit_numbers(schema: Any, model: type[BaseModel], limit: float) -> None:

@@ -284,20 +284,6 @@ DATASETS = {
 }
 
 
-def token_mistake(name: str, features: str) -> str | None:
-    """Return why the setting `data.features` does not fit a built-in dataset; None if it does.
-
-    Args:
-        name: the dataset.
-        features: the setting, `numbers` or `tokens`.
-    """
-    if DATASETS[name].tokens == (features == "tokens"):
-        return None
-    if features == "tokens":
-        return f"{name} has numbers, no tokens; remove features"
-    return f"{name} has tokens, for a model that begins with an embedding; write features: tokens"
-
-
 PARTITIONS = {
     "iid": "clients of equal size from the shuffled data",
     "dirichlet": "label skew: classes divided by Dirichlet(alpha)",

@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from fedsim.core.limits import MAX_CLASSES, MAX_CLIENTS, MAX_EXAMPLES
-from fedsim.core.python_objects import MAY_BE_OBJECT
-from fedsim.core.settings import Branch, Probability, Settings
+from fedsim.core.settings import MAY_BE_OBJECT, Branch, Probability, Settings
 from fedsim.data.tables.settings import Columns, ColumnSettings
 
 FlwrScheme = Literal[
@@ -279,6 +278,21 @@ class DataSettings(Settings):
         is_built_in = isinstance(self.dataset, str) and ":" not in self.dataset
         path = self.args.get("path")
         return path if is_built_in and isinstance(path, str) else None
+
+    def features_mistake(self, *, has_tokens: bool) -> str | None:
+        """Return why `features` does not fit the built-in dataset; None if it does.
+
+        Args:
+            has_tokens: whether the dataset has tokens.
+        """
+        if has_tokens == (self.features == "tokens"):
+            return None
+        if not has_tokens:
+            return f"{self.dataset} has numbers, no tokens; remove features"
+        return (
+            f"{self.dataset} has tokens, for a model that begins with an embedding; write "
+            "features: tokens"
+        )
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from fedsim.core.commands import ByName
 from fedsim.core.errors import raised_as
-from fedsim.core.imports import ByName
 from fedsim.core.plugins import plugin_calls, resolve, unknown_plugin
 from fedsim.core.python_objects import PythonObject
 from fedsim.core.settings import first_mistake
-from fedsim.data.catalog import DATASETS, token_mistake
+from fedsim.data.catalog import DATASETS
 from fedsim.data.examples import DataError, Dataset, to_dataset
 from fedsim.data.file_names import matching_files
 from fedsim.data.settings import (
@@ -123,7 +123,7 @@ def _built_in(name: str, settings: DataSettings, seed: int, base: Path) -> Datas
     if name not in DATASETS:
         own = "package.module:function or {path: file.csv, target: column}"
         raise DataError(unknown_plugin("data.dataset", "dataset", name, DATASETS, own))
-    if (problem := token_mistake(name, settings.features)) is not None:
+    if (problem := settings.features_mistake(has_tokens=DATASETS[name].tokens)) is not None:
         raise DataError(f"data.features: {problem}")
     try:
         args = DATASETS[name].args.model_validate(settings.args)

@@ -22,8 +22,15 @@ from fedsim.experiment.references import named_table, read_public_tables
 from fedsim.experiment.rules import Sections, algorithm, clients, data, mechanisms, trust
 from fedsim.experiment.schema import Experiment, ExperimentWithClients
 from fedsim.experiment.shapes import field_purpose
-from fedsim.experiment.tree import Location, Node, from_python, is_broken, locate, to_python
-from fedsim.experiment.yaml_loader import parse_yaml
+from fedsim.experiment.yaml_loader import (
+    Location,
+    Node,
+    from_python,
+    is_broken,
+    locate,
+    parse_yaml,
+    to_python,
+)
 from fedsim.server.settings import FederationSettings
 
 # The rules: each function `check_...` of the modules, in the order of their messages. A rule's
@@ -123,7 +130,7 @@ def load_experiment(
     problems: list[Problem] = []
     path = Path(source) if isinstance(source, str | Path) else None
     # First: mistakes in overrides are reported even if the file cannot be read.
-    parsed = [] if overrides == () else parse_overrides(overrides, problems)
+    parsed = [] if overrides in ((), []) else parse_overrides(overrides, problems)
     if isinstance(source, Mapping):
         source = from_python(source, Location(""), problems)
     read = _with_privacy_off(source if isinstance(source, Node) else read_yaml(source, problems))

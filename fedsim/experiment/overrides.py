@@ -13,8 +13,15 @@ from fedsim.experiment.errors import (
     value_text,
 )
 from fedsim.experiment.shapes import Shape, TaggedUnion, child_shape
-from fedsim.experiment.tree import MAX_DEPTH, Entry, Location, Node, from_python, is_utf8_text
-from fedsim.experiment.yaml_loader import parse_yaml
+from fedsim.experiment.yaml_loader import (
+    MAX_DEPTH,
+    Entry,
+    Location,
+    Node,
+    from_python,
+    is_utf8_text,
+    parse_yaml,
+)
 
 COMMAND_LINE = Location("command line")
 

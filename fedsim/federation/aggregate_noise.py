@@ -12,8 +12,8 @@ if d is large, as their squared norm has a relative standard deviation of √(2 
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 from fedsim.accountant.trust import NoiseNeed, NoiseShares
 from fedsim.clients.gradients.parameters import FlatParameters
@@ -206,49 +206,62 @@ def sum_noise(sums: SumPlan, weights: Sequence[int], clip_norm: float, size: int
     return norm
 
 
-def client_noise(
-    plans: Sequence[PrivacyPlan],
-    weights: Sequence[int],
-    parameters: FlatParameters,
-    local: LocalSettings,
-) -> ExpectedNoise:
-    """Return the expected noise in a round's average update if each client adds its own noise.
+@dataclass(frozen=True)
+class ClientNoise:
+    """The expected noise in a round's average update if each client adds its own noise.
 
     The noise of a DP-SGD step moves the model by the round's learning rate times the noise. The
     noise also changes the gradients of later steps of the round; this second-order effect is
     ignored. With momentum, Adam or correlated noise, the noise of several steps adds up in another
     way, and the norm is None.
 
-    Args:
+    Attributes:
         plans: the privacy plan of each client.
         weights: the weight of each client.
         parameters: the trained parameters of the model.
         local: the settings of local training.
     """
-    optimizer = local.optimizer
-    is_plain = isinstance(optimizer, SgdSettings) and not optimizer.momentum
-    lr = optimizer.lr if is_plain else None
-    # The expected squared L2 norm of what the noise of one release adds to the update.
-    variances = [plan.release.release_variance(parameters, lr, plan.round_steps) for plan in plans]
-    bounds = [whole_bound(plan.release.adapted_clip_norm or 0.0) for plan in plans]
-    scales = local.lr_schedule is not None and not any(
-        plan.release.protects_client for plan in plans
-    )
 
-    def norm(
-        steps: Mapping[int, int], clip_norms: Mapping[int, AdaptiveClipNorm], round_number: int
+    plans: Sequence[PrivacyPlan]
+    weights: Sequence[int]
+    parameters: FlatParameters
+    local: LocalSettings
+
+    @cached_property
+    def _variances(self) -> list[float | None]:
+        """The expected squared L2 norm of what the noise of one release adds to the update."""
+        optimizer = self.local.optimizer
+        is_plain = isinstance(optimizer, SgdSettings) and not optimizer.momentum
+        lr = optimizer.lr if is_plain else None
+        return [
+            plan.release.release_variance(self.parameters, lr, plan.round_steps)
+            for plan in self.plans
+        ]
+
+    @cached_property
+    def _bounds(self) -> list[float]:
+        """The first adaptive clip norm of each client; 0 where it is fixed."""
+        return [whole_bound(plan.release.adapted_clip_norm or 0.0) for plan in self.plans]
+
+    def __call__(
+        self,
+        steps: Mapping[int, int],
+        clip_norms: Mapping[int, AdaptiveClipNorm],
+        round_number: int,
     ) -> float | None:
-        divisor = sum(weights[client] for client in steps)
+        """Return the expected L2 norm of the noise in a round's average update."""
+        divisor = sum(self.weights[client] for client in steps)
         terms = []
         for client, taken in steps.items():
-            variance, bound = variances[client], bounds[client]
+            variance, bound = self._variances[client], self._bounds[client]
             if variance is None:
                 return None
             scale = whole_bound(clip_norms.get(client, bound)) / bound if bound else 1.0
-            terms.append(taken * variance * (weights[client] * scale) ** 2)
+            terms.append(taken * variance * (self.weights[client] * scale) ** 2)
         if not divisor:
             return None
         length = math.sqrt(math.fsum(terms)) / divisor
-        return length * local.learning_rate(round_number) / optimizer.lr if scales else length
-
-    return norm
+        local = self.local
+        if local.lr_schedule is None or any(plan.release.protects_client for plan in self.plans):
+            return length
+        return length * local.learning_rate(round_number) / local.optimizer.lr

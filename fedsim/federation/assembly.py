@@ -22,10 +22,10 @@ from fedsim.clients.model_checks.safety import check_private_model
 from fedsim.core.commands import Phases
 from fedsim.core.formatting import clients_text, epsilon_text
 from fedsim.core.plugin_errors import plugin_calls
+from fedsim.core.plugin_sources import read_sources
 from fedsim.data import DataError, Examples, FederatedData, load_federated_data
 from fedsim.experiment import Experiment, LoadedExperiment
 from fedsim.experiment.load import with_clients
-from fedsim.federation.conditions import choose_device, plugin_sources, refuse_edited_plugins
 from fedsim.federation.federation import Federation, goal_of
 from fedsim.federation.first_checks import checked_algorithm
 from fedsim.federation.plan import plan_of, schedule_of
@@ -33,6 +33,7 @@ from fedsim.federation.trained_model import (
     NUM_CHECK_EXAMPLES,
     NUM_PROBE_EXAMPLES,
     FederationModel,
+    choose_device,
     federation_model,
     initial_model,
     model_arrays,
@@ -276,7 +277,7 @@ def _assemble(
 ) -> Federation:
     settings, base = loaded.experiment, loaded.base
     phases.begin("loading the data")
-    sources = plugin_sources(settings, base)
+    sources = read_sources(settings.plugins, base=base)
     data = _load(settings, base)
     experiment = with_clients(loaded, len(data.clients))
     queries: Examples | None = None
@@ -325,7 +326,7 @@ def _assemble(
     )
     if experiment.metrics is not None or data.test_groups is not None:
         federation.public_scores.check()
-    refuse_edited_plugins(sources, experiment, base)
+    sources.refuse_edited(read_sources(experiment.plugins, base=base))
     return federation
 
 

@@ -1,5 +1,7 @@
 """Federations: the data, model, plan, clients and server of an experiment, ready to run."""
 
+import hashlib
+import json
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -7,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from flwr.app import ArrayRecord
 
+import fedsim
 from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.algorithms.algorithm import Algorithm
 from fedsim.algorithms.state import ServerState
@@ -27,7 +31,6 @@ from fedsim.core.plugin_sources import PluginSources
 from fedsim.data import Examples, FederatedData
 from fedsim.experiment import Experiment, ExperimentWithClients
 from fedsim.federation.blocks import Blocks
-from fedsim.federation.conditions import digest_conditions
 from fedsim.federation.first_checks import algorithm_of
 from fedsim.federation.plan import FederationPlan, Goal
 from fedsim.federation.public_scores import Models, PublicScores
@@ -35,6 +38,7 @@ from fedsim.federation.trained_model import (
     ClientTensors,
     FederationModel,
     TrainMetrics,
+    device_kind,
     model_arrays,
     release_parameters,
 )
@@ -307,3 +311,26 @@ def goal_of(
     from fedsim.federation.voting import voting_of
 
     return voting_of(experiment, queries, model, classes=classes)
+
+
+def digest_conditions(experiment: Experiment, sources: str, device: torch.device) -> str:
+    """Return the digest of the conditions of a run in this process.
+
+    The conditions are the same for all clients and rounds of a run. A client repeats its answer in
+    a round only under the same conditions (`clients/account.py`).
+
+    Args:
+        experiment: the settings; the paths of data files are left out, as each client's examples
+            have their own digest.
+        sources: the digest of the plug-ins' sources.
+        device: the device that trains.
+    """
+    settings = experiment.model_dump(mode="json", include={"data", "model", "local", "privacy"})
+    if isinstance(settings["data"]["dataset"], dict):
+        for place in ("path", "test"):
+            del settings["data"]["dataset"][place]
+    if experiment.data.folder is not None:
+        del settings["data"]["args"]["path"]
+    versions = (fedsim.__version__, torch.__version__, np.__version__)
+    content = [settings, sources, *versions, device_kind(device)]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -43,8 +43,7 @@ from fedsim.experiment.rules.mechanisms import changed_steps
 from fedsim.federation.schedule import participation_of
 from fedsim.models.adapters import AdaptedLayer
 from fedsim.models.catalog import ModelError
-from fedsim.models.local_base import trained_names
-from fedsim.protocol.arrays import to_arrays
+from fedsim.protocol.arrays import COEFFICIENTS, to_arrays
 
 _MOST_TRIED = 16  # clients in a check, each with a copy of the model
 
@@ -192,8 +191,10 @@ def algorithm_of(experiment: ExperimentWithClients, model: nn.Module, base: Path
         AlgorithmError: there is no such algorithm, or it does not accept its settings.
     """
     optimizer = experiment.local.optimizer
+    named = model.named_parameters(remove_duplicate=False)
+    trained = frozenset(name for name, value in named if value.requires_grad)
     training = Training(
-        parameters=frozenset(trained_names(model)),
+        parameters=trained if experiment.local.zeroth_order is None else frozenset({COEFFICIENTS}),
         num_clients=experiment.num_clients,
         learning_rate=experiment.local.learning_rate,
         momentum=optimizer.momentum if isinstance(optimizer, SgdSettings) else 0.0,

@@ -17,16 +17,17 @@ from fedsim.accountant.ledger.journal import Journal
 from fedsim.clients.app import BatchClientApp, one_thread, partition_of
 from fedsim.clients.client_round import BlockOf
 from fedsim.clients.task import ClientTask
+from fedsim.core.plugin_sources import read_sources
 from fedsim.data import Examples, FederatedData
 from fedsim.experiment import Experiment, ExperimentWithClients, LoadedExperiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.blocks import BlockPlan
-from fedsim.federation.conditions import choose_device, refuse_edited_plugins
 from fedsim.federation.federation import Federation, goal_of
 from fedsim.federation.mechanism_probe import probe_mechanisms
 from fedsim.federation.trained_model import (
     NUM_CHECK_EXAMPLES,
     NUM_PROBE_EXAMPLES,
+    choose_device,
     federation_model,
     initial_model,
     public_examples,
@@ -286,7 +287,7 @@ class _FederationShard:
             module = initial_model(experiment, self.data, self.task, base=base).to(device)
             examples = to_tensors(public_examples(self.data, NUM_CHECK_EXAMPLES), device)
             model = federation_model(experiment, module, loss, self.task, *examples)
-        refuse_edited_plugins(self.rest["sources"], experiment, base)
+        self.rest["sources"].refuse_edited(read_sources(experiment.plugins, base=base))
         classes = self.data.num_classes or 0
         goal, model = goal_of(experiment, self.queries, model, classes=classes)
         # A copy: arrays that Ray delivers are shared and read-only.

@@ -10,7 +10,7 @@ from fedsim.accountant.ledger.journal import Journal, JournalWriteError
 from fedsim.algorithms.state import ServerState
 from fedsim.clients.account import ChargeRefusedError, PrivacyAccount, request_digest
 from fedsim.clients.mechanisms.plan import PrivacyPlan
-from fedsim.federation.aggregate_noise import client_noise, sum_noise
+from fedsim.federation.aggregate_noise import ClientNoise, sum_noise
 from fedsim.federation.charged_noise import server_noise
 from fedsim.federation.federation import Federation
 from fedsim.protocol.client_spend import ClientSpend
@@ -189,7 +189,7 @@ def _expected_noise(federation: Federation) -> ExpectedNoise | None:
         return sum_noise(federation.plan.sums, weights, privacy.clip_norm, parameters.size)
     if federation.plan.participation.is_secret:  # the norm would show the number of participants
         return None
-    return client_noise(federation.plan.clients, weights, parameters, experiment.local)
+    return ClientNoise(federation.plan.clients, weights, parameters, experiment.local)
 
 
 def _averages_plain_steps(federation: Federation) -> bool:

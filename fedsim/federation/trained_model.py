@@ -10,10 +10,11 @@ aggregation. The mean of `train_loss` over clients, weighted by their examples, 
 federation minimizes.
 """
 
+import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -26,10 +27,11 @@ from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.gradients.per_example import PerExampleGradients, PerExampleLoss
 from fedsim.clients.gradients.slopes import SharedCoefficients, Slopes
 from fedsim.clients.training.shared_model import SharedModel
+from fedsim.core.errors import InputError
 from fedsim.data import Examples, FederatedData
+from fedsim.data.examples import digest_examples
 from fedsim.data.load import ClientExamples
 from fedsim.experiment import Experiment
-from fedsim.federation.conditions import digest_examples
 from fedsim.federation.first_checks import (
     StillParameter,
     parameters_without_effect,
@@ -142,12 +144,13 @@ def federation_model(
         UnsafeModelError: gradients are to be clipped per example, but an example affects the
             gradient of another.
     """
-    base, private = local_base(module), experiment.release_kind.draws_batches
+    base = None if experiment.local.zeroth_order is None else local_base(module)
     if isinstance(base, RebuiltModel):
         # Padded batches of slopes are checked bit for bit by forward passes (`RowIsolation`).
         gradients = Slopes(module, loss, base.directions)
         shared = SharedCoefficients(gradients, experiment.local.given_steps)
     else:
+        private = experiment.release_kind.draws_batches
         gradients = training_gradients(module, loss, features, targets, private=private)
         parameters = None if gradients is None else gradients.parameters
         shared = SharedModel(module, parameters=parameters)
@@ -288,3 +291,28 @@ def _aligned_copy(values: NDArray[Any]) -> NDArray[Any]:
     differs between engines.
     """
     return torch.from_numpy(values).clone().numpy()
+
+
+class DeviceError(InputError):
+    """Error of a requested device that this machine does not have."""
+
+
+def choose_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
+    """Return the device that `runtime.device` names; `auto` is CUDA if available, else the CPU.
+
+    Raises:
+        DeviceError: the setting is `cuda` and the machine has no CUDA device.
+    """
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise DeviceError(
+            "runtime.device: cuda, but this machine has no CUDA device; use auto or cpu"
+        )
+    return torch.device("cuda" if available and name != "cpu" else "cpu")
+
+
+def device_kind(device: torch.device) -> str:
+    """Return a text for a device's hardware; devices with equal texts train to the same bits."""
+    if device.type == "cuda":
+        return f"cuda {torch.cuda.get_device_name(device)}"
+    return f"{device.type} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"

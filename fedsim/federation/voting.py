@@ -11,8 +11,8 @@ from fedsim.algorithms.algorithm import Algorithm
 from fedsim.clients.mechanisms.votes.mechanism import NO_LABEL
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.data import Examples
+from fedsim.data.examples import digest_examples
 from fedsim.experiment import Experiment
-from fedsim.federation.conditions import digest_examples
 from fedsim.federation.plan import Goal
 from fedsim.federation.trained_model import FederationModel
 from fedsim.pate.public_answers import LABELS, NOT_CHECKED, SHARES, Agenda, PublicAnswers

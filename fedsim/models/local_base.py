@@ -33,16 +33,15 @@ class LocalBase:
         model: the model with its final frozen values; `attach` connects it with this object.
 
     Attributes:
-        trained: names of the values that are trained and sent.
         hidden: names of the values that are not sent.
         digest: SHA-256 of the hidden values, uint8 (32,).
         is_whole: whether `state_dict` returns all values of the model, as inside a `whole` block.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.trained = trained_names(model)
         state = whole_state(model)
-        self.hidden = frozenset(state) - frozenset(self.trained)
+        named = model.named_parameters(remove_duplicate=False)
+        self.hidden = frozenset(state) - {name for name, value in named if value.requires_grad}
         self.digest = digest_of({name: state[name] for name in sorted(self.hidden)})
         self.is_whole = False
 
@@ -83,15 +82,6 @@ class LocalBase:
             yield
         finally:
             self.is_whole = before
-
-
-def trained_names(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of the values of a model that are trained, and so sent between parties."""
-    base = local_base(model)
-    if base is not None:
-        return base.trained
-    named = model.named_parameters(remove_duplicate=False)
-    return tuple(name for name, value in named if value.requires_grad)
 
 
 def local_base(model: nn.Module) -> LocalBase | None:
@@ -158,7 +148,6 @@ class RebuiltModel(LocalBase):
         self, model: nn.Module, settings: ZerothOrderSettings, *, seed: int, steps: int
     ) -> None:
         super().__init__(model)
-        self.trained = (COEFFICIENTS,)
         state = whole_state(model)
         self.hidden = frozenset(state)
         self.digest = digest_of({name: state[name] for name in sorted(state)})

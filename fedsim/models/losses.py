@@ -8,7 +8,6 @@ from torch.nn import functional as F
 
 from fedsim.clients.gradients.per_example import PerExampleLoss as PerExampleLoss
 from fedsim.core.errors import raised_as
-from fedsim.core.formatting import dtype_text
 from fedsim.core.plugins import plugin_calls, resolve, unknown_plugin
 from fedsim.models.catalog import LOSSES, ModelError
 
@@ -191,7 +190,8 @@ def check_loss(
 
 def _losses(loss: PerExampleLoss, outputs: Tensor, targets: Tensor, name: str) -> Tensor:
     shapes = (
-        f"it had outputs of shape {tuple(outputs.shape)} and targets {dtype_text(targets.dtype)} "
+        f"it had outputs of shape {tuple(outputs.shape)} and targets "
+        f"{str(targets.dtype).removeprefix('torch.')} "
         f"of shape {tuple(targets.shape)}"
     )
     with plugin_calls(f"{name}: failed", raises=ModelError, fix=shapes):

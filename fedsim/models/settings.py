@@ -18,8 +18,7 @@ from pydantic_core import CoreSchema
 
 from fedsim.core.limits import MAX_PARAMETERS, MAX_WIDTH
 from fedsim.core.names import closest_hint
-from fedsim.core.python_objects import MAY_BE_OBJECT
-from fedsim.core.settings import Settings
+from fedsim.core.settings import MAY_BE_OBJECT, Settings
 from fedsim.models.catalog import ModelError
 
 _NEEDS_DATA = "is computed from the data of several clients, which no ε of this experiment covers"

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedsim.core.commands import Phases
-from fedsim.core.errors import InputError
 from fedsim.core.plugin_sources import read_sources
 from fedsim.data.file_names import data_files
 from fedsim.experiment import LoadedExperiment
@@ -88,15 +87,12 @@ def plugin_digest(loaded: LoadedExperiment) -> str | None:
     between nodes.
 
     Raises:
-        InputError: the file of a plug-in cannot be read.
+        PluginError: the file of a plug-in cannot be read.
     """
     references = sorted(loaded.experiment.plugins)
     if not references:
         return None
-    try:
-        files = dict(read_sources(references, base=loaded.base).files)
-    except OSError as error:
-        raise InputError(f"cannot read {error.filename}: {error.strerror}") from error
+    files = dict(read_sources(references, base=loaded.base).files)
     content = json.dumps([references, files], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
 

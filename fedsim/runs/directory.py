@@ -25,6 +25,7 @@ from fedsim.runs.client_columns import clients_table
 from fedsim.runs.files import (
     SCHEMAS,
     DamagedRunError,
+    RunLock,
     arrays_bytes,
     check_schema,
     check_version,
@@ -33,12 +34,12 @@ from fedsim.runs.files import (
     read_lines,
     read_object,
     read_sealed,
+    refuse_in_use,
     write_bytes,
     write_sealed,
 )
 from fedsim.runs.files import RunDirectoryError as RunDirectoryError
 from fedsim.runs.records import Releases, RoundLine, RunCheckpoint, read_releases
-from fedsim.runs.run_lock import RunLock, refuse_in_use
 from fedsim.server.round_report import RoundRow
 from fedsim.server.secure.opened_sums import OpenedSum
 from fedsim.statement.privacy_file import PrivacyFile, PrivateClientRow

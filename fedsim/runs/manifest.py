@@ -18,8 +18,7 @@ from typing import Any
 
 from fedsim.core.durable import digest_of
 from fedsim.runs.directory import KEPT, RunDirectory, RunDirectoryError
-from fedsim.runs.files import SCHEMAS, DamagedRunError, SchemaError, check_schema
-from fedsim.runs.run_lock import LOCK
+from fedsim.runs.files import LOCK, SCHEMAS, DamagedRunError, SchemaError, check_schema
 from fedsim.simulation.settings import TRACKERS
 
 FILE = "manifest.json"

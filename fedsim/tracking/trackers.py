@@ -12,8 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from fedsim.core.commands import ByName
 from fedsim.core.errors import ExitCode, FedsimError
-from fedsim.core.imports import ByName
 from fedsim.core.plugin_errors import contained_exits, describe_error, plugin_calls
 from fedsim.core.plugins import resolve
 from fedsim.experiment.schema import flat_settings

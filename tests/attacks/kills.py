@@ -35,8 +35,8 @@ from fedsim.accountant.ledger.journal import FileJournal, JournalError
 from fedsim.core.errors import FedsimError
 from fedsim.report import html, plots  # noqa: F401
 from fedsim.runs.directory import RunDirectory
+from fedsim.runs.files import LOCK
 from fedsim.runs.manifest import list_again
-from fedsim.runs.run_lock import LOCK
 from fedsim.runs.verification import verify_run
 from fedsim.server.secure.helper import Helper
 

@@ -233,7 +233,7 @@ def test_a_list_without_end_is_left_at_the_limit(tmp_path: Path) -> None:
 
 
 def test_a_mapping_that_contains_itself_many_times_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedsim.experiment.tree.MAX_SIZE", 1000)
+    monkeypatch.setattr("fedsim.experiment.yaml_loader.MAX_SIZE", 1000)
     nested: Any = [0]
     for _ in range(50):
         nested = [nested, nested]

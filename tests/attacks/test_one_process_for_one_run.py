@@ -14,7 +14,7 @@ import pytest
 
 from fedsim.core.errors import ExitCode
 from fedsim.runs.directory import RunDirectory
-from fedsim.runs.run_lock import LOCK, RunInUseError, RunLock, hold_run, refuse_in_use
+from fedsim.runs.files import LOCK, RunInUseError, RunLock, hold_run, refuse_in_use
 from fedsim.runs.runner import run_experiment
 from fedsim.tracking.callbacks import RunCallback
 
@@ -160,7 +160,7 @@ def test_a_lock_file_that_was_removed_between_open_and_lock_is_not_taken(
 def test_a_lock_goes_with_its_process(tmp_path: Path) -> None:
     (tmp_path / "checkpoint").mkdir()
     code = (
-        "import os, signal, sys; from pathlib import Path; from fedsim.runs.run_lock import *\n"
+        "import os, signal, sys; from pathlib import Path; from fedsim.runs.files import *\n"
         "RunLock(Path(sys.argv[1])); os.kill(os.getpid(), signal.SIGKILL)"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)

@@ -18,7 +18,6 @@ from fedsim.core.plugins import PluginError, resolve
 from fedsim.experiment import load_experiment
 from fedsim.federation import nodes
 from fedsim.federation.assembly import assemble
-from fedsim.federation.conditions import plugin_sources
 from fedsim.federation.federation import Federation
 from fedsim.protocol.arrays import digest, to_arrays
 from fedsim.protocol.errors import NOISE_REUSE
@@ -290,10 +289,10 @@ def test_a_deployed_app_has_the_modules_and_the_same_digest(
     layout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = load_experiment(experiment(), base=layout)
-    here = plugin_sources(loaded.experiment, layout)
+    here = sources_module.read_sources(loaded.experiment.plugins, base=layout)
     write_app(loaded, layout / "app")
     node = load_experiment(layout / "app" / PACKAGE / "experiment.yaml")
-    assert plugin_sources(node.experiment, node.base) == here
+    assert sources_module.read_sources(node.experiment.plugins, base=node.base) == here
     deployed = assemble(node, ledger=None)
     task, there = federation(layout).client_task(0), deployed.client_task(0)
     request = TrainRequest(1, deployed.initial_arrays())

@@ -7,7 +7,7 @@ import pytest
 
 from fedsim.algorithms.algorithm import algorithms
 from fedsim.cli import cli
-from fedsim.core.imports import ByName
+from fedsim.core.commands import ByName
 from fedsim.data.sources import LOADERS
 from fedsim.tracking.trackers import TRACKERS
 
@@ -15,7 +15,7 @@ from fedsim.tracking.trackers import TRACKERS
 def test_looking_one_up_imports_it_and_no_other() -> None:
     code = (
         "import sys\n"
-        "from fedsim.core.imports import ByName\n"
+        "from fedsim.core.commands import ByName\n"
         "known = ByName({'a': 'colorsys:rgb_to_hsv', 'b': 'sndhdr:what'})\n"
         "assert 'a' in known and list(known) == ['a', 'b'] and 'colorsys' not in sys.modules\n"
         "known['a']\n"

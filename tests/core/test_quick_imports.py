@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from fedsim.core.imports import quick_imports
+from fedsim.core.commands import quick_imports
 
 
 def fail_to_import() -> None:
@@ -28,7 +28,7 @@ def test_the_collector_is_back_after_an_error():
 
 END = """
 import atexit, gc
-from fedsim.core.imports import quick_imports
+from fedsim.core.commands import quick_imports
 atexit.register(lambda: print(len(gc.get_objects())))
 with quick_imports():
     pass

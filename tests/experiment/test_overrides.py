@@ -6,7 +6,7 @@ from fedsim.clients.local_settings import AdamSettings
 from fedsim.data.settings import FunctionPartition, IidPartition, QuantityPartition, ShardsPartition
 from fedsim.experiment import Experiment, ExperimentError, load_experiment
 from fedsim.experiment.overrides import Override
-from fedsim.experiment.tree import Location, Node
+from fedsim.experiment.yaml_loader import Location, Node
 
 
 @pytest.fixture

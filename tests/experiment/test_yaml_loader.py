@@ -3,8 +3,7 @@ import math
 import pytest
 
 from fedsim.experiment import ExperimentError, Problem
-from fedsim.experiment.tree import locate, to_python
-from fedsim.experiment.yaml_loader import core_scalar, parse_yaml
+from fedsim.experiment.yaml_loader import core_scalar, locate, parse_yaml, to_python
 
 # Plain scalars under the YAML 1.2 core schema; the comment says what YAML 1.1 makes of them.
 SCALARS = {

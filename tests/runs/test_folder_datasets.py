@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from fedsim.experiment import load_experiment, read_settings
-from fedsim.federation.conditions import digest_conditions
+from fedsim.federation.federation import digest_conditions
 from fedsim.planning.validation import find_footprint
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import run_experiment

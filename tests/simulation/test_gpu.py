@@ -72,14 +72,14 @@ def test_a_clients_ledger_is_the_cpus_and_its_noise_is_not(tmp_path: Path) -> No
 
 @needs_cuda
 def test_auto_is_the_gpu() -> None:
-    from fedsim.federation.conditions import choose_device
+    from fedsim.federation.trained_model import choose_device
 
     assert choose_device("auto").type == "cuda"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
 def test_without_a_gpu_auto_is_the_cpu_and_cuda_is_refused() -> None:
-    from fedsim.federation.conditions import DeviceError, choose_device
+    from fedsim.federation.trained_model import DeviceError, choose_device
 
     assert choose_device("auto").type == "cpu"
     with pytest.raises(DeviceError, match=r"no CUDA device; use auto or cpu"):

@@ -253,13 +253,13 @@ def test_secure_noise_cannot_be_replayed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("fedsim.federation.conditions.np.__version__", "numpy"), (None, "kind of processor")],
+    [("fedsim.federation.federation.np.__version__", "numpy"), (None, "kind of processor")],
 )
 def test_other_versions_or_processors_cannot_be_replayed(
     name: str | None, said: str, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if name is None:
-        monkeypatch.setattr("fedsim.federation.conditions.device_kind", lambda device: "other")
+        monkeypatch.setattr("fedsim.federation.federation.device_kind", lambda device: "other")
     else:
         monkeypatch.setattr("numpy.__version__", "9.9.9")
     text = refusal(base, base=base)

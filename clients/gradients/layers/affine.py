@@ -1,9 +1,19 @@
-"""Per-example gradients of scales and shifts, which are the parameters of normalisation layers."""
+"""Per-example gradients of scales and shifts: parameters of normalisation layers and of PReLU."""
+
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
-from fedsim.clients.gradients.layers.base import LayerUse, Operand
+from fedsim.clients.gradients.layers.base import LayerUse, Operand, Recorder, optional_operand
+
+INSTANCE_NORMS: dict[type[nn.Module], int] = {
+    nn.InstanceNorm1d: 3,
+    nn.InstanceNorm2d: 4,
+    nn.InstanceNorm3d: 5,
+}
+"""Types of instance normalisation, with the dimensions of an input with a row per example."""
 
 
 class AffineUse(LayerUse):
@@ -52,3 +62,58 @@ class AffineUse(LayerUse):
         shape = values.shape[1:]
         before = x.ndim - self._after - len(shape)
         return values.reshape(len(values), *[1] * before, *shape, *[1] * self._after)
+
+
+def _affine(
+    recorder: Recorder, module: Any, plain: Tensor, *, dimensions: int = 0, bias: bool = True
+) -> Tensor:
+    """Return a normalised input, scaled and shifted by the module's parameters if it has any."""
+    w, b = module.weight, module.bias if bias else None
+    if w is None and b is None:
+        return plain
+    use = AffineUse(optional_operand(recorder, w), optional_operand(recorder, b), dimensions)
+    return recorder.record(use, plain)
+
+
+def layer_norm_rule(recorder: Recorder, module: nn.LayerNorm, input: Tensor) -> Tensor:
+    """Layer rule of `nn.LayerNorm`."""
+    plain = functional.layer_norm(input, module.normalized_shape, eps=module.eps)
+    return _affine(recorder, module, plain)
+
+
+def rms_norm_rule(recorder: Recorder, module: nn.RMSNorm, input: Tensor) -> Tensor:
+    """Layer rule of `nn.RMSNorm`."""
+    plain = functional.rms_norm(input, module.normalized_shape, eps=module.eps)
+    return _affine(recorder, module, plain, bias=False)
+
+
+def group_norm_rule(recorder: Recorder, module: nn.GroupNorm, input: Tensor) -> Tensor:
+    """Layer rule of `nn.GroupNorm`."""
+    plain = functional.group_norm(input, module.num_groups, eps=module.eps)
+    return _affine(recorder, module, plain, dimensions=input.ndim - 2)
+
+
+def instance_norm_rule(recorder: Recorder, module: Any, input: Tensor) -> Tensor | None:
+    """Layer rule of instance normalisation without running statistics."""
+    if module.track_running_stats or input.ndim != INSTANCE_NORMS[type(module)]:
+        return None
+    plain = functional.instance_norm(input, eps=module.eps)
+    return _affine(recorder, module, plain, dimensions=input.ndim - 2)
+
+
+def batch_norm_rule(recorder: Recorder, module: Any, input: Tensor) -> Tensor | None:
+    """Layer rule of batch normalisation with fixed statistics."""
+    if module.training or module.running_mean is None:  # couples the examples
+        return None
+    mean, variance = module.running_mean, module.running_var
+    plain = functional.batch_norm(input, mean, variance, eps=module.eps)
+    return _affine(recorder, module, plain, dimensions=input.ndim - 2)
+
+
+def prelu_rule(recorder: Recorder, module: nn.PReLU, input: Tensor) -> Tensor:
+    """Layer rule of `nn.PReLU`."""
+    weight, dimensions = recorder.operand(module.weight), max(0, input.ndim - 2)
+    if module.num_parameters == 1:  # one slope for all channels
+        weight, dimensions = weight.reshape(), input.ndim - 1
+    use = AffineUse(weight, None, dimensions)
+    return functional.relu(input) + recorder.record(use, input.clamp(max=0))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import product
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional, grad
 
 from fedsim.clients.gradients.layers.base import (
@@ -18,6 +18,8 @@ from fedsim.clients.gradients.layers.base import (
     LayerUse,
     Operand,
     Part,
+    Recorder,
+    optional_operand,
     row_products,
 )
 
@@ -223,3 +225,22 @@ _CONVOLUTIONS: Mapping[int, tuple[Callable[..., Tensor], ...]] = {
     4: (functional.conv2d, grad.conv2d_input, grad.conv2d_weight),
     5: (functional.conv3d, grad.conv3d_input, grad.conv3d_weight),
 }
+
+
+def convolution_rule(
+    recorder: Recorder, module: nn.Conv1d | nn.Conv2d | nn.Conv3d, input: Tensor
+) -> Tensor | None:
+    """Layer rule of convolutions without groups."""
+    if module.groups > 1 or module.padding_mode != "zeros" or input.ndim != module.weight.ndim:
+        return None
+    kernel, dilation = module.kernel_size, module.dilation
+    if module.padding == "same":
+        reach = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
+        padding = tuple((total // 2, total - total // 2) for total in reach)
+    elif module.padding == "valid":
+        padding = ((0, 0),) * len(kernel)
+    else:
+        padding = tuple((int(side), int(side)) for side in module.padding)
+    geometry = Geometry(kernel, module.stride, dilation, padding)
+    weight, bias = recorder.operand(module.weight), optional_operand(recorder, module.bias)
+    return recorder.record(ConvolutionUse(weight, bias, geometry), input)

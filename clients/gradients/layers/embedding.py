@@ -1,10 +1,18 @@
 """Per-example gradients of embedding tables, which are 0 except in the rows looked up."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
-from fedsim.clients.gradients.layers.base import WHOLE, LayerUse, Operand, Part, squares, zero_rows
+from fedsim.clients.gradients.layers.base import (
+    WHOLE,
+    LayerUse,
+    Operand,
+    Part,
+    Recorder,
+    squares,
+    zero_rows,
+)
 
 
 class EmbeddingUse(LayerUse):
@@ -84,3 +92,31 @@ class EmbeddingUse(LayerUse):
                 sums = zero_rows(sums, rows == self._padding)
             self._sums = (owners, rows, sums)
         return self._sums
+
+
+def embedding_rule(recorder: Recorder, module: nn.Embedding, input: Tensor) -> Tensor | None:
+    """Layer rule of `nn.Embedding`."""
+    if module.max_norm is not None or module.scale_grad_by_freq:
+        return None
+    return recorder.record(EmbeddingUse(recorder.operand(module.weight), module.padding_idx), input)
+
+
+def embedding_bag_rule(
+    recorder: Recorder,
+    module: nn.EmbeddingBag,
+    input: Tensor,
+    offsets: Tensor | None = None,
+    per_sample_weights: Tensor | None = None,
+) -> Tensor | None:
+    """Layer rule of `nn.EmbeddingBag`."""
+    if input.ndim != 2 or offsets is not None or per_sample_weights is not None:
+        return None
+    if module.mode == "max" or module.max_norm is not None or module.scale_grad_by_freq:
+        return None
+    padding = module.padding_idx
+    vectors = recorder.record(EmbeddingUse(recorder.operand(module.weight), padding), input)
+    if padding is None:
+        return vectors.sum(1) if module.mode == "sum" else vectors.mean(1)
+    present = (input != padding).unsqueeze(2)
+    total = vectors.masked_fill(~present, 0).sum(1)
+    return total if module.mode == "sum" else total / present.sum(1).clamp(min=1)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsim.clients.gradients.layers.base import (
     BUDGET,
@@ -11,8 +11,10 @@ from fedsim.clients.gradients.layers.base import (
     LayerUse,
     Operand,
     Part,
+    Recorder,
     add_outer,
     factor_norms,
+    optional_operand,
     row_norms,
     row_products,
     squares,
@@ -214,3 +216,9 @@ def _blockwise_squares(a: Tensor, g: Tensor) -> Tensor:
     for part in g.split(block, dim=2):
         total += squares(row_products(part.transpose(1, 2), a))
     return total
+
+
+def linear_rule(recorder: Recorder, module: nn.Linear, input: Tensor) -> Tensor:
+    """Layer rule of `nn.Linear`."""
+    use = LinearUse(recorder.operand(module.weight), optional_operand(recorder, module.bias))
+    return recorder.record(use, input)

@@ -11,6 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedsim.clients.gradients.layers.base import Recorder, Rule, optional_operand
+from fedsim.clients.gradients.layers.linear import LinearUse
+
 State = tuple[Tensor, ...]
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # function of x, weight and bias
 
@@ -105,3 +108,22 @@ def run_cell(linear: Linear, module: nn.RNNCellBase, input: Tensor, state: Any =
     h = linear(before[0], module.weight_hh, module.bias_hh)
     after = _CELLS[kind](x, h, before)
     return after if kind == "LSTM" else after[0]
+
+
+def recurrent_rule(run: Callable[..., Any]) -> Rule:
+    """Return the layer rule of recurrent modules, which `run` computes by linear layers."""
+
+    def rule(recorder: Recorder, module: Any, input: Any, state: Any = None) -> Any:
+        layers = isinstance(module, nn.RNNBase)
+        if not isinstance(input, Tensor) or input.ndim != (3 if layers else 2):
+            return None
+        if layers and module.proj_size:
+            return None
+
+        def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            use = LinearUse(recorder.operand(weight), optional_operand(recorder, bias))
+            return recorder.record(use, x)
+
+        return run(linear, module, input, state)
+
+    return rule

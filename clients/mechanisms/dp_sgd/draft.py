@@ -5,16 +5,17 @@ from fedsim.clients.clipping.adaptive import BATCH_OVER_COUNT_NOISE, AdaptiveCli
 from fedsim.clients.clipping.clipping import (
     ALL_OTHERS,
     AutomaticClipping,
+    ChosenNoise,
     Clipping,
     FlatClipping,
     LayerClipping,
+    NoiseAllocation,
     PatternClipping,
 )
 from fedsim.clients.correlated_noise import NoiseCorrelation
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.conditions import most_examples
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.mechanisms.dp_sgd.noise_allocation import ChosenNoise, NoiseAllocation
 from fedsim.clients.mechanisms.dp_sgd.settings import has_all_noise
 from fedsim.clients.mechanisms.plan import Draft, PlanRequest, PrivacyPlanError, check_draws
 from fedsim.clients.privacy_settings import PrivacySettings
@@ -200,7 +201,7 @@ def given_noise(privacy: PrivacySettings, expected_batch: float) -> float | None
         privacy: the client's privacy settings.
         expected_batch: the client's expected batch size.
     """
-    if not has_all_noise(privacy.clipping.groups):
+    if not (privacy.clipping.groups and has_all_noise(privacy.clipping.groups)):
         return privacy.noise_multiplier
     together = chosen_noise(privacy).together
     return None if together is None else clipping_of(privacy, expected_batch).whole_noise(together)

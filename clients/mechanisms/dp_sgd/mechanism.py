@@ -22,19 +22,20 @@ import torch
 
 from fedsim.accountant import Event, Gaussian, JointGaussian
 from fedsim.accountant.groups import group_noise_multiplier
-from fedsim.clients.clipping.clipping import Clipping, Groups
+from fedsim.clients.clipping.clipping import (
+    ChosenNoise,
+    Clipping,
+    Groups,
+    NoiseAllocation,
+    check_allocation,
+    group_noise,
+)
 from fedsim.clients.correlated_noise import NoiseCorrelation
 from fedsim.clients.gradients.padded_batches import padded_rows
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.gradients.per_example import BatchStatistics
 from fedsim.clients.local_settings import OptimizerSettings
 from fedsim.clients.mechanisms.contract import SummedMechanism
-from fedsim.clients.mechanisms.dp_sgd.noise_allocation import (
-    ChosenNoise,
-    NoiseAllocation,
-    check_allocation,
-    group_noise,
-)
 from fedsim.clients.sampling.sampling import Charges, Sampling
 from fedsim.noise.correlated.run import charges_of_run
 from fedsim.noise.release import NoiseRangeError, Scales, check_deviations, normal_tail, release_

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES, SamplingName, SamplingScheme
+from fedsim.clients.sampling.schemes import SamplingName
 from fedsim.core.settings import Choice, Settings, Share
 
 
@@ -24,11 +24,6 @@ class SamplingSettings(Settings):
         description="expected share of a client's examples in a batch, the same for clients of all "
         "sizes; null stands for local.batch_size / declared client size",
     )
-
-    @property
-    def scheme(self) -> SamplingScheme:
-        """Fixed properties of the sampling, such as its name, privacy event and adjacencies."""
-        return SAMPLING_SCHEMES[self.name]
 
 
 class GroupSettings(Settings):

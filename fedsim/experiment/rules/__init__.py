@@ -12,7 +12,12 @@ from typing import Any
 
 from fedsim.clients.client_settings import FaultSettings
 from fedsim.clients.local_settings import LocalSettings
-from fedsim.clients.privacy_settings import PrivacySettings
+from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION
+from fedsim.clients.privacy_settings import (
+    BoundedExamplesSettings,
+    GradientPerturbationSettings,
+    PrivacySettings,
+)
 from fedsim.data.settings import DataSettings
 from fedsim.experiment.errors import KeyPath
 from fedsim.experiment.schema import Experiment
@@ -22,6 +27,7 @@ from fedsim.personalization.settings import PersonalizationSettings
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.settings import EvaluationSettings, FederationSettings
 from fedsim.simulation.settings import RuntimeSettings
+from fedsim.zeroth_order.settings import ZerothOrderSettings
 
 RoundSizes = tuple[int, int]
 """(fewest, most) clients of a non-empty round; expected numbers under Poisson sampling."""
@@ -69,6 +75,22 @@ class Sections:
     def num_clients(self) -> int | None:
         """Number of clients; None if the file does not give it."""
         return None if self.data is None else self.data.partition.num_clients
+
+    @property
+    def perturbation(self) -> GradientPerturbationSettings | BoundedExamplesSettings | None:
+        """The mechanism without noisy gradients; None without privacy or with noisy gradients."""
+        chosen = None if self.privacy is None else self.privacy.mechanism
+        return None if chosen is None or chosen.name == GRADIENT_PERTURBATION else chosen
+
+    @property
+    def zeroth_order(self) -> ZerothOrderSettings | None:
+        """The settings of zeroth-order steps; None without them."""
+        return None if self.local is None else self.local.zeroth_order
+
+    @property
+    def is_pate(self) -> bool | None:
+        """Whether `task` is pate; None in a file without a word about PATE."""
+        return self.task == "pate" if self.task == "pate" or self.pate is not None else None
 
     @cached_property
     def round_sizes(self) -> RoundSizes | None:

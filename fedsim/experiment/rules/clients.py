@@ -6,6 +6,7 @@ from fedsim.clients.client_settings import FaultSettings, is_client
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.conditions import unmet
 from fedsim.clients.privacy_settings import PrivacySettings
+from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
 from fedsim.core.limits import MAX_LEDGER_RECORDS
 from fedsim.experiment.errors import KeyPath, value_text
 from fedsim.experiment.messages import Mistakes, messages_at, mistake, too_many_clients
@@ -193,7 +194,11 @@ def check_partial_work(federation: FederationSettings, sections: Sections) -> Mi
             "federation.partial_work: a round of one step has no part; set local.steps to 2 or "
             "more, or use on_partial: drop"
         )
-    if privacy is not None and privacy.noise == "secure" and privacy.sampling.scheme.divides_rounds:
+    if (
+        privacy is not None
+        and privacy.noise == "secure"
+        and SAMPLING_SCHEMES[privacy.sampling.name].divides_rounds
+    ):
         yield mistake(
             "federation.partial_work: secure noise divides the examples anew in rounds of equal "
             "length, and stragglers have shorter ones; use sampling: poisson, or on_partial: drop"

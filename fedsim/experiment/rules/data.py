@@ -14,7 +14,7 @@ from fedsim.core.metrics import (
     wrong_task,
 )
 from fedsim.core.python_objects import PythonObject, file_instead
-from fedsim.data.catalog import DATASETS, token_mistake
+from fedsim.data.catalog import DATASETS
 from fedsim.data.file_names import TooManyFilesError, matching_files
 from fedsim.data.settings import (
     ColumnPartition,
@@ -220,7 +220,8 @@ def check_features(sections: Sections) -> Mistakes:
     if data is None:
         return
     if isinstance(data.dataset, str) and data.dataset in DATASETS:
-        yield from messages_at(("data", "features"), token_mistake(data.dataset, data.features))
+        problem = data.features_mistake(has_tokens=DATASETS[data.dataset].tokens)
+        yield from messages_at(("data", "features"), problem)
     if data.features == "tokens" and model is not None and model.name in MODELS:
         yield mistake(
             f"data.features: the built-in model {model.name!r} takes numbers; use a model of your "

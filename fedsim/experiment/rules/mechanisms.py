@@ -20,6 +20,7 @@ from fedsim.experiment.rules.algorithm import built_in_algorithm
 from fedsim.models.catalog import MODELS
 from fedsim.models.settings import ModelSettings
 from fedsim.pate.settings import PateSettings
+from fedsim.zeroth_order.settings import ZerothOrderSettings
 
 # Keys of the section that act on gradients: the value that is allowed.
 _GRADIENT_KEYS = {
@@ -32,11 +33,11 @@ _PROTECTED = {"example": "one example", "client": "everything of a client"}
 _GRADIENT = f"or use mechanism: {GRADIENT_PERTURBATION}"
 
 
-def check_perturbation(privacy: PrivacySettings, sections: Sections) -> Mistakes:
+def check_perturbation(
+    perturbation: Settings, privacy: PrivacySettings, sections: Sections
+) -> Mistakes:
     """Yield (key path, message) for settings that the proof of a perturbation does not cover."""
     settings = privacy.mechanism
-    if settings.name == GRADIENT_PERTURBATION:
-        return
     yield from _check_view(privacy, KINDS[settings.name])
     if not isinstance(settings, BoundedExamplesSettings):
         return
@@ -171,11 +172,11 @@ def _check_descent(local: LocalSettings) -> Mistakes:
 _WHAT = "with local.gradient: zeroth_order"
 
 
-def check_zeroth_order(local: LocalSettings, sections: Sections) -> Mistakes:
+def check_zeroth_order(
+    zeroth_order: ZerothOrderSettings, local: LocalSettings, sections: Sections
+) -> Mistakes:
     """Yield (key path, message) for every setting that zeroth-order steps do not support."""
     federation, privacy = sections.federation, sections.privacy
-    if local.zeroth_order is None:
-        return
     yield from _check_local(local)
     if federation is not None and federation.algorithm.name != "fedavg":
         yield mistake(
@@ -262,12 +263,11 @@ _WHY = {
 _DEFAULTS = {"strategy": AlgorithmSettings.model_validate({"name": "fedavg", "server_lr": 1.0})}
 
 
-def check_pate(sections: Sections) -> Mistakes:
+def check_pate(is_pate: bool, sections: Sections) -> Mistakes:
     """Yield (key path, message) for mistakes in `task` and `pate`, and keys that PATE ignores."""
     pate, privacy, federation = sections.pate, sections.privacy, sections.federation
-    if sections.task != "pate":
-        if pate is not None:
-            yield mistake("pate: belongs to task: pate; add the key, or remove the section")
+    if not is_pate:
+        yield mistake("pate: belongs to task: pate; add the key, or remove the section")
         return
     if pate is None and "pate" not in sections.mistaken:
         yield mistake(

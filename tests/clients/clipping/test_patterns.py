@@ -10,11 +10,10 @@ from torch import nn
 from fedsim.accountant import JointGaussian
 from fedsim.accountant.groups import group_noise_multiplier
 from fedsim.clients.clipping.adaptive import AdaptiveClipping
-from fedsim.clients.clipping.clipping import PatternClipping, exclusive_groups
+from fedsim.clients.clipping.clipping import ChosenNoise, PatternClipping, exclusive_groups
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.gradients.per_example import BatchStatistics
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.mechanisms.dp_sgd.noise_allocation import ChosenNoise
 from fedsim.clients.sampling.sampling import PoissonSampling
 from fedsim.clients.training.member import StreamKey
 

@@ -28,13 +28,14 @@ from fedsim.clients.clipping.clipping import (
     FlatClipping,
     Groups,
     LayerClipping,
+    NoiseAllocation,
     PatternClipping,
+    group_noise,
 )
 from fedsim.clients.gradients.per_example import ClippedRows, PaddedBatch, PerExampleGradients
 from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.clients.local_settings import LocalSettings, SgdSettings
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.mechanisms.dp_sgd.noise_allocation import NoiseAllocation, group_noise
 from fedsim.clients.sampling.divided_batches import ShuffledEpochs
 from fedsim.clients.sampling.sampling import FixedSizeSampling, PoissonSampling, Sampling
 from fedsim.clients.training import block
