@@ -25,8 +25,8 @@ from records import Number, quartiles, write_record
 
 from fedsim.algorithms.state import ServerState
 from fedsim.experiment import load_experiment
+from fedsim.federation.apps import client_app
 from fedsim.federation.assembly import assemble
-from fedsim.federation.nodes import client_app
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.files import LinesFile
@@ -62,7 +62,7 @@ class Contender:
         self._run = run if checkpoints else None
         self._rounds = None if run is None else LinesFile(run.rounds)
         clients = self._federation.num_clients
-        app = client_app(self._federation, in_process=True, ledger=None)
+        app = client_app(self._federation)
         self._grid = LocalGrid(app, clients)
         privacy = loaded.experiment.privacy
         parts = ()

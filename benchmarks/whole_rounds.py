@@ -22,9 +22,8 @@ from records import Number, machine_line, over_turns, pair_ratios, write_record
 
 from fedsim.algorithms.state import ServerState
 from fedsim.experiment import load_experiment
+from fedsim.federation.apps import client_app, server_app
 from fedsim.federation.assembly import assemble
-from fedsim.federation.nodes import client_app
-from fedsim.federation.server import server_app
 from fedsim.server.round_report import RoundReport
 from fedsim.simulation.engines import LocalEngine
 
@@ -198,7 +197,7 @@ def _run(experiment: Mapping[str, Any] | Path, keys: Mapping[str, Any] | None = 
             on_stop=on_stop,
             ledgers=None,
         )
-        client = client_app(federation, in_process=True, ledger=None)
+        client = client_app(federation)
         LocalEngine().execute(server, client, federation.num_nodes)
     times = [end - start for start, end in pairwise(ends)]
     size = sum(one.numel() for one in federation.model.module.parameters())

@@ -16,9 +16,10 @@ from contenders.base import Contender, Work, check_device
 from contenders.turns import Turns
 from fedsim.algorithms.state import ServerState
 from fedsim.experiment import load_experiment
+from fedsim.federation.apps import client_app
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
-from fedsim.federation.nodes import client_app
+from fedsim.federation.nodes import FederationClientApp
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.server.aggregation.aggregator import PlainAggregator
 from fedsim.server.app import register_nodes, run_round
@@ -72,7 +73,7 @@ class LocalEngine(Contender):
         federation = federation_of(work, folder, runtime, vectorized_clients=self._cohort)
         self._open.enter_context(frozen_objects())
         self._open.enter_context(server_identity(1))
-        app = client_app(federation, in_process=True, ledger=None)
+        app = client_app(federation)
         self._server = _Server(federation, LocalGrid(app, work.clients))
 
     def round(self) -> None:
@@ -103,7 +104,7 @@ class RayWorkers(Contender):
         folder = Path(self._open.enter_context(tempfile.TemporaryDirectory()))
         runtime = {"engine": "ray", "workers": self._workers}
         federation = federation_of(work, folder, runtime)
-        clients = client_app(federation, in_process=False, ledger=folder / "ledger.jsonl")
+        clients = FederationClientApp(federation, folder / "ledger.jsonl")
         engine = engine_for(federation.experiment.runtime)
 
         def body(turns: Turns) -> None:

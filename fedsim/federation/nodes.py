@@ -1,25 +1,21 @@
-"""Flower apps for the nodes of a federation: clients, and helpers of secure aggregation.
+"""Flower apps for nodes in other processes, which build the federation or a part of it again."""
 
-Nodes 0 to `num_clients` - 1 are clients, the next node is helper 1. A helper belongs to the
-server's side. Only a simulation runs a helper in one process with clients.
-"""
-
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import Any, cast
 
 from flwr.app import Context, Message, MessageType
 from flwr.clientapp import ClientApp
 
 from fedsim.accountant.ledger.journal import Journal
-from fedsim.clients.app import BatchClientApp, one_thread, partition_of
-from fedsim.clients.client_round import BlockOf
+from fedsim.clients.app import BatchClientApp, one_thread
 from fedsim.clients.task import ClientTask
 from fedsim.core.plugin_sources import read_sources
 from fedsim.data import Examples, FederatedData
-from fedsim.experiment import Experiment, ExperimentWithClients, LoadedExperiment
+from fedsim.experiment import ExperimentWithClients, LoadedExperiment
+from fedsim.federation.apps import client_app, make_node_app, num_helpers
 from fedsim.federation.assembly import assemble
 from fedsim.federation.blocks import BlockPlan
 from fedsim.federation.federation import Federation, goal_of
@@ -38,118 +34,8 @@ from fedsim.models.tasks import Task
 from fedsim.protocol.messages import TrainRequest
 from fedsim.simulation.engine import ShardFactory
 
-if TYPE_CHECKING:
-    from fedsim.secagg.identity import IdentityKey
-    from fedsim.server.secure.helper import HelperRelease
-
-
-def num_helpers(experiment: Experiment) -> int:
-    """Return the number of helpers of secure aggregation in an experiment."""
-    settings = experiment.secure_aggregation
-    return 0 if settings is None else settings.helpers
-
-
-RecordRelease: TypeAlias = "Callable[[int, HelperRelease], None]"
-"""(helper, release) -> None: records a sum that a helper is about to release."""
-
-
-def make_node_app(
-    clients: BatchClientApp, experiment: ExperimentWithClients, base: Path
-) -> ClientApp:
-    """Return an app for all nodes: it acts as a client or as a helper, as the node's number says.
-
-    Args:
-        clients: the clients' app; returned unchanged if the federation has no helpers.
-        experiment: the settings.
-        base: the directory in which the experiment's relative paths start.
-    """
-    if not num_helpers(experiment):
-        return clients
-    return _NodeApp(clients, helper_app(experiment, base), experiment.num_clients)
-
-
-def helper_app(
-    experiment: ExperimentWithClients,
-    base: Path,
-    record: RecordRelease = lambda helper, release: None,
-) -> ClientApp:
-    """Return an app for the nodes that are helpers.
-
-    Args:
-        experiment: the settings, with secure aggregation.
-        base: the directory in which the experiment's relative paths start.
-        record: function of (helper, release) that writes each sum that a helper opens to the
-            helper's disk. By default it writes nothing, as a simulation needs only the server's
-            record.
-    """
-    from fedsim.federation.secure_setup import identity_of_helper
-    from fedsim.server.secure.helper_app import make_helper_app
-
-    settings, first = experiment.secure_aggregation, experiment.num_clients
-    if settings is None:
-        raise ValueError("an experiment without secure_aggregation has no helpers")
-
-    def helper_number(context: Context) -> int:
-        return partition_of(context) - first + 1
-
-    def identity_of(context: Context) -> "IdentityKey | None":
-        return identity_of_helper(
-            settings, helper_number(context), base=base, node_config=context.node_config
-        )
-
-    def record_of(context: Context, release: "HelperRelease") -> None:
-        record(helper_number(context), release)
-
-    return make_helper_app(settings, helper_number, identity_of, record_of, first)
-
-
-class _NodeApp(ClientApp):
-    """App of clients and helpers, which answers several clients at once and helpers singly."""
-
-    def __init__(self, clients: BatchClientApp, helper: ClientApp, num_clients: int) -> None:
-        super().__init__()
-        self._clients, self._helper = clients, helper
-        self._num_clients = num_clients
-        self.takes_batches = clients.takes_batches
-        self.answer_batch = clients.answer_batch
-        self.answer_requests = clients.answer_requests
-
-    def __call__(self, message: Message, context: Context) -> Message:
-        """Answer a message as the node that the context names."""
-        is_client = partition_of(context) < self._num_clients
-        return (self._clients if is_client else self._helper)(message, context)
-
-
 # Fields of a federation that are not sent to other processes: each process builds them.
 _LOCAL_FIELDS = {"model", "journal", "data", "goal"}
-
-
-def client_app(
-    federation: Federation,
-    *,
-    in_process: bool,
-    ledger: Path | None,
-    block_of: BlockOf | None = None,
-) -> ClientApp:
-    """Return the ClientApp that all nodes of a federation run.
-
-    Args:
-        federation: the assembled federation.
-        in_process: whether all nodes run in this process and share `federation`; otherwise each
-            process builds a federation of its own.
-        ledger: the file of the durable ledger; None without a durable ledger.
-        block_of: function that returns the clients of this process that train together with a given
-            client; None for the planned groups.
-    """
-    if in_process:
-        return _app_in_process(federation, block_of or federation.blocks.plan.block_of)
-    source = TaskSource(federation.experiment.model_dump_json(), federation.base, ledger)
-    return FederationClientApp(federation, source)
-
-
-def _app_in_process(federation: Federation, block_of: BlockOf) -> ClientApp:
-    clients = BatchClientApp(federation.client_task, block_of=block_of)
-    return make_node_app(clients, federation.experiment, federation.base)
 
 
 @dataclass(frozen=True)
@@ -200,13 +86,14 @@ class FederationClientApp(ClientApp):
 
     Args:
         federation: the assembled federation.
-        source: object that creates the clients' tasks in a process that unpickles the app.
+        ledger: the file of the durable ledger; None without a durable ledger.
     """
 
-    def __init__(self, federation: Federation, source: TaskSource) -> None:
+    def __init__(self, federation: Federation, ledger: Path | None) -> None:
         super().__init__()
         self._federation = federation
-        self._source = source
+        experiment = federation.experiment.model_dump_json()
+        self._source = TaskSource(experiment, federation.base, ledger)
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message as the node that the context names."""
@@ -299,4 +186,4 @@ class _FederationShard:
             journal=cast("Any", journal),
         )
         probe_mechanisms(federation)
-        return _app_in_process(federation, self.blocks.block_of)
+        return client_app(federation, self.blocks.block_of)

@@ -18,11 +18,10 @@ from fedsim.core.commands import INTERRUPTED, Phases
 from fedsim.core.errors import StorageError, describe_os_error
 from fedsim.experiment import LoadedExperiment, dump_experiment, load_experiment
 from fedsim.experiment.load import with_clients
+from fedsim.federation.apps import client_app, server_app
 from fedsim.federation.assembly import assemble, refuse_overspending
 from fedsim.federation.federation import Federation
 from fedsim.federation.mechanism_probe import probe_mechanisms
-from fedsim.federation.nodes import client_app
-from fedsim.federation.server import server_app
 from fedsim.protocol.arrays import digest
 from fedsim.protocol.errors import FederationError
 from fedsim.runs.directory import RunDirectory, RunDirectoryError, RunFiles, privacy_text
@@ -279,8 +278,11 @@ class _Recorder:
             patience=self._parts.engine.patience,
             opened_sums=OpenedSums(directory.read_opening(), directory.write_opening),
         )
-        here, ledger = self._parts.is_local, directory.ledger
-        return server, client_app(federation, in_process=here, ledger=ledger), federation.num_nodes
+        if self._parts.is_local:
+            return server, client_app(federation), federation.num_nodes
+        from fedsim.federation.nodes import FederationClientApp
+
+        return server, FederationClientApp(federation, directory.ledger), federation.num_nodes
 
     @contextmanager
     def ending(self) -> Iterator[None]:

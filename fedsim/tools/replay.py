@@ -26,10 +26,9 @@ from fedsim.core.commands import Phases
 from fedsim.core.errors import FedsimError, InputError
 from fedsim.core.python_objects import file_instead, is_object_name
 from fedsim.experiment import load_experiment
+from fedsim.federation.apps import client_app, server_app
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
-from fedsim.federation.nodes import client_app
-from fedsim.federation.server import server_app
 from fedsim.protocol.arrays import digest, to_numpy
 from fedsim.protocol.messages import TrainReply, TrainRequest, Withdrawal
 from fedsim.protocol.traffic import ClientError, TrainAnswer
@@ -342,7 +341,7 @@ class _Comparison:
             opened_sums=OpenedSums(save=self._refuse_used_noise),
             given_up={r.number: r.given_up for r in self.rounds if r.given_up is not None},
         )
-        app = client_app(federation, in_process=True, ledger=None, block_of=self._block_of)
+        app = client_app(federation, self._block_of)
         engine = LocalEngine(partial(_ReplayGrid, replay=self))
         engine.execute(server, app, federation.num_nodes)
 

@@ -18,9 +18,9 @@ from fedsim.clients.app import BatchClientApp
 from fedsim.clients.faults import ClientFailureError
 from fedsim.clients.task import ClientScores, ClientTask
 from fedsim.experiment import load_experiment
+from fedsim.federation.apps import client_app
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
-from fedsim.federation.nodes import client_app
 from fedsim.protocol.arrays import digest, to_arrays
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.messages import STAGES, EvaluateRequest, TrainReply, TrainRequest
@@ -68,7 +68,7 @@ def test_a_client_alone_answers_and_is_charged_as_in_a_batch(private: bool, tmp_
         app = (
             BatchClientApp(here.client_task, block_of=here.blocks.plan.block_of)
             if kind == "alone"
-            else client_app(here, in_process=True, ledger=None)
+            else client_app(here)
         )
         replies = ask(app, *train_requests(here))
         ledger = FileJournal(tmp_path / kind / "ledger.jsonl")

@@ -11,9 +11,9 @@ from flwr.clientapp.typing import ClientAppCallable
 from fedsim.clients.app import BatchClientApp
 from fedsim.clients.task import ClientTask
 from fedsim.experiment import load_experiment
+from fedsim.federation.apps import client_app
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
-from fedsim.federation.nodes import client_app
 from fedsim.protocol.arrays import digest, to_arrays
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.messages import TrainReply, TrainRequest
@@ -118,7 +118,7 @@ class Watching(LocalGrid):
 
 def test_where_messages_must_be_seen_there_are_messages(tmp_path: Path) -> None:
     here = federation(tmp_path / "r")
-    own = client_app(here, in_process=True, ledger=None)
+    own = client_app(here)
     with_mods = BatchClientApp(here.client_task, mods=[pass_on])
     assert isinstance(client_channel(LocalGrid(own, CLIENTS), TrainReply), DirectChannel)
     for grid in (LocalGrid(ClientApp(), 1), LocalGrid(with_mods, 1), Watching(own, CLIENTS)):

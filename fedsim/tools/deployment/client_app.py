@@ -26,7 +26,8 @@ from fedsim.experiment import (
     load_experiment,
     read_settings,
 )
-from fedsim.federation.nodes import TaskSource, helper_app, num_helpers
+from fedsim.federation.apps import helper_app, num_helpers
+from fedsim.federation.nodes import TaskSource
 from fedsim.federation.secure_setup import HELPER_KEY, identity_of_client
 from fedsim.protocol.errors import COUPLED_ROWS, LEDGER_UNWRITABLE
 from fedsim.protocol.node_registration import PARTITION

@@ -13,7 +13,7 @@ from typing import Any
 from fedsim.core.plugin_sources import plugin_directory, trace_plugin
 from fedsim.data.settings import FilesPartition
 from fedsim.experiment import Experiment, LoadedExperiment, dump_experiment
-from fedsim.federation.nodes import num_helpers
+from fedsim.federation.apps import num_helpers
 from fedsim.planning.validation import plugin_digest
 from fedsim.starter import write_files
 from fedsim.tools.deployment.private_files import DeploymentError

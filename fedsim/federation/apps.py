@@ -1,15 +1,24 @@
-"""The Flower ServerApp of a federation, with its aggregator and the objects that run its rounds."""
+"""Flower apps of a federation: the ServerApp, and the ClientApp of all nodes of one process.
+
+Nodes 0 to `num_clients` - 1 are clients, the next node is helper 1 of secure aggregation. A helper
+belongs to the server's side. Only a simulation runs a helper in one process with clients.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from flwr.app import RecordDict
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedsim.accountant.ledger.journal import Journal, JournalWriteError
 from fedsim.algorithms.state import ServerState
 from fedsim.clients.account import ChargeRefusedError, PrivacyAccount, request_digest
+from fedsim.clients.app import BatchClientApp, partition_of
+from fedsim.clients.client_round import BlockOf
 from fedsim.clients.mechanisms.plan import PrivacyPlan
+from fedsim.experiment import Experiment, ExperimentWithClients
 from fedsim.federation.aggregate_noise import ClientNoise, sum_noise
 from fedsim.federation.charged_noise import server_noise
 from fedsim.federation.federation import Federation
@@ -39,6 +48,10 @@ from fedsim.server.round_report import RoundReport
 from fedsim.server.secure.opened_sums import NO_OPENED_SUMS, OpenedSums
 from fedsim.server.stale_updates import StaleUpdates
 from fedsim.server.train_round import RoundSetup
+
+if TYPE_CHECKING:
+    from fedsim.secagg.identity import IdentityKey
+    from fedsim.server.secure.helper import HelperRelease
 
 _RELEASES_PER_ROUND = 1  # a round is one release of a client, whatever local.steps is
 
@@ -273,3 +286,93 @@ class ServerCharges:
             conditions=self._conditions,
             data=None,
         )
+
+
+def client_app(federation: Federation, block_of: BlockOf | None = None) -> ClientApp:
+    """Return the ClientApp that all nodes of a federation run in this process.
+
+    Args:
+        federation: the assembled federation.
+        block_of: function that returns the clients of this process that train together with a given
+            client; None for the planned groups.
+    """
+    block_of = block_of or federation.blocks.plan.block_of
+    clients = BatchClientApp(federation.client_task, block_of=block_of)
+    return make_node_app(clients, federation.experiment, federation.base)
+
+
+def num_helpers(experiment: Experiment) -> int:
+    """Return the number of helpers of secure aggregation in an experiment."""
+    settings = experiment.secure_aggregation
+    return 0 if settings is None else settings.helpers
+
+
+RecordRelease: TypeAlias = "Callable[[int, HelperRelease], None]"
+"""(helper, release) -> None: records a sum that a helper is about to release."""
+
+
+def make_node_app(
+    clients: BatchClientApp, experiment: ExperimentWithClients, base: Path
+) -> ClientApp:
+    """Return an app for all nodes: it acts as a client or as a helper, as the node's number says.
+
+    Args:
+        clients: the clients' app; returned unchanged if the federation has no helpers.
+        experiment: the settings.
+        base: the directory in which the experiment's relative paths start.
+    """
+    if not num_helpers(experiment):
+        return clients
+    return _NodeApp(clients, helper_app(experiment, base), experiment.num_clients)
+
+
+def helper_app(
+    experiment: ExperimentWithClients,
+    base: Path,
+    record: RecordRelease = lambda helper, release: None,
+) -> ClientApp:
+    """Return an app for the nodes that are helpers.
+
+    Args:
+        experiment: the settings, with secure aggregation.
+        base: the directory in which the experiment's relative paths start.
+        record: function of (helper, release) that writes each sum that a helper opens to the
+            helper's disk. By default it writes nothing, as a simulation needs only the server's
+            record.
+    """
+    from fedsim.federation.secure_setup import identity_of_helper
+    from fedsim.server.secure.helper_app import make_helper_app
+
+    settings, first = experiment.secure_aggregation, experiment.num_clients
+    if settings is None:
+        raise ValueError("an experiment without secure_aggregation has no helpers")
+
+    def helper_number(context: Context) -> int:
+        return partition_of(context) - first + 1
+
+    def identity_of(context: Context) -> "IdentityKey | None":
+        return identity_of_helper(
+            settings, helper_number(context), base=base, node_config=context.node_config
+        )
+
+    def record_of(context: Context, release: "HelperRelease") -> None:
+        record(helper_number(context), release)
+
+    return make_helper_app(settings, helper_number, identity_of, record_of, first)
+
+
+class _NodeApp(ClientApp):
+    """App of clients and helpers, which answers several clients at once and helpers singly."""
+
+    def __init__(self, clients: BatchClientApp, helper: ClientApp, num_clients: int) -> None:
+        super().__init__()
+        self._clients, self._helper = clients, helper
+        self._num_clients = num_clients
+        self.takes_batches = clients.takes_batches
+        self.answer_batch = clients.answer_batch
+        self.answer_requests = clients.answer_requests
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer a message as the node that the context names."""
+        is_client = partition_of(context) < self._num_clients
+        return (self._clients if is_client else self._helper)(message, context)
