@@ -282,7 +282,7 @@ def _assemble(
     experiment = with_clients(loaded, len(data.clients))
     queries: Examples | None = None
     if experiment.pate is not None:
-        from fedsim.pate.queries import with_queries
+        from fedsim.pate.public_answers import with_queries
 
         data, queries = with_queries(data, experiment.pate.queries, seed=experiment.seed)
     check_batch_size(experiment, data.clients.sizes)

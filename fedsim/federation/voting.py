@@ -15,8 +15,7 @@ from fedsim.data.examples import digest_examples
 from fedsim.experiment import Experiment
 from fedsim.federation.plan import Goal
 from fedsim.federation.trained_model import FederationModel
-from fedsim.pate.public_answers import LABELS, NOT_CHECKED, SHARES, Agenda, PublicAnswers
-from fedsim.pate.server import Tally
+from fedsim.pate.public_answers import LABELS, NOT_CHECKED, SHARES, Agenda, PublicAnswers, Tally
 from fedsim.pate.settings import PateSettings
 from fedsim.pate.teachers import Teachers, Trainer, values_of
 from fedsim.protocol.arrays import digest, to_numpy
