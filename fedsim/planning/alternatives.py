@@ -1,13 +1,8 @@
 """Alternatives to an experiment's plan: other trust models, privacy units, correlations of noise.
 
-A cell is a pair of a trust model and a privacy unit. Its plan is that of the same experiment with
-`privacy.trust` and `privacy.unit` changed to this pair. Noise and ε come from the federation that
-`fedsim run` would use, so they equal what a run would charge.
-
-For client-level DP in central trust, each correlation of noise is planned at the same ε. Its error
-is that of the models after 1, 2, ... rounds. A model is the sum of the releases of all rounds so
-far; with `fedavgm`, the server's momentum is applied to the releases first. Nothing is trained, and
-no data are read.
+A cell is a pair of a trust model and a privacy unit: the same experiment with `privacy.trust` and
+`privacy.unit` changed. Its noise and ε come from the federation that `fedsim run` would use, so
+they equal what a run would charge. Nothing is trained, and no data are read.
 """
 
 import math
@@ -48,46 +43,25 @@ _TIGHT = 0.999  # least share of its budget that a client with the strictest bud
 
 @dataclass(frozen=True)
 class CellClient:
-    """The noise and ε of one client under one trust model and privacy unit.
-
-    Attributes:
-        client: number of the client.
-        noise_multiplier: noise that the client adds, or that the server adds for it, divided by the
-            client's clip norm.
-        epsilon: the client's ε against each observer from which the noise protects it.
-    """
+    """The noise and ε of one client under one trust model and privacy unit."""
 
     client: int
-    noise_multiplier: float
-    epsilon: Mapping[str, float]
+    noise_multiplier: float  # of all noise, in the client's clip norm
+    epsilon: Mapping[str, float]  # by observer, of those from whom the noise protects
 
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """The privacy plan of an experiment under one trust model and one privacy unit.
-
-    Attributes:
-        trust: the trust model: local, distributed or central.
-        unit: the privacy unit: example or client.
-        is_own: whether the experiment file has this trust model and unit.
-        clients: noise and ε of each client that trains; empty if the experiment cannot run this
-            way.
-        delta: largest δ of any client; None if the experiment cannot run this way.
-        honest: smallest number of honest clients in a secure sum, each of which adds a share of the
-            noise; None if the trust model is not distributed.
-        strictest: numbers of the clients whose privacy settings require the most noise, and so
-            determine the noise of all clients. Empty in local trust, where noise is set per client.
-        reason: first reason why the experiment cannot run this way; None if it can.
-    """
+    """The privacy plan of an experiment under one trust model and one privacy unit."""
 
     trust: str
     unit: str
     is_own: bool
-    clients: tuple[CellClient, ...] = ()
-    delta: float | None = None
-    honest: int | None = None
-    strictest: tuple[int, ...] = ()
-    reason: str | None = None
+    clients: tuple[CellClient, ...] = ()  # that train
+    delta: float | None = None  # the largest of any client
+    honest: int | None = None  # least clients that add a share of the noise to a secure sum
+    strictest: tuple[int, ...] = ()  # clients that determine the noise of all; none in local trust
+    reason: str | None = None  # why the experiment cannot run this way; None if it can
 
     @property
     def noise_by(self) -> str:
@@ -134,14 +108,9 @@ def privacy_of(experiment: Experiment) -> PrivacySettings:
 
 
 def plan_cells(loaded: LoadedExperiment, federation: Federation) -> tuple[PlannedCell, ...]:
-    """Return the plans of an experiment under every trust model and privacy unit, without training.
+    """Return the plans of an experiment with privacy under every trust model and privacy unit.
 
-    If the mechanism is proven for local trust only, the result has only the plan with the trust
-    model and the unit of the file.
-
-    Args:
-        loaded: the experiment, which has privacy.
-        federation: the experiment's assembled federation.
+    If the mechanism is proven for local trust only, the result has only the plan of the file.
     """
     privacy = privacy_of(loaded.experiment)
     own = privacy.trust.name, privacy.unit
@@ -164,13 +133,7 @@ def plan_cell(
     """Return an experiment's privacy plan if its trust model and privacy unit were the given ones.
 
     If the experiment cannot run this way, the plan has the first error message as its `reason`.
-
-    Args:
-        loaded: the experiment.
-        federation: the experiment's assembled federation.
-        trust: the trust model: local, distributed or central.
-        unit: the privacy unit: example or client.
-        also: further settings to change, as `{"key.path": value}`; None for no others.
+    `also` has further settings to change, as `{"key.path": value}`.
     """
     changes = {**(also or {}), **_changes(privacy_of(loaded.experiment), trust, unit)}
     try:
@@ -187,12 +150,7 @@ def plan_cell(
 def changed_plans(
     loaded: LoadedExperiment, federation: Federation, changes: Mapping[str, Any]
 ) -> Federation:
-    """Return a federation with the plans of a changed experiment; see `with_plans`.
-
-    Args:
-        loaded: the experiment.
-        federation: the experiment's assembled federation.
-        changes: settings to change, as `{"key.path": value}`.
+    """Return a federation with the plans of an experiment with changes `{"key.path": value}`.
 
     Raises:
         ValueError: the changed experiment has mistakes, or no noise meets its settings.
@@ -204,8 +162,7 @@ def changed_plans(
 def _changes(privacy: PrivacySettings, trust: str, unit: str) -> dict[str, Any]:
     """Return the overrides of a cell: trust, unit and clip norm of the unit.
 
-    The clip norm of another unit has the value in the file: no noise multiplier and no ε depends
-    on it.
+    The clip norm of another unit has the value in the file: no noise and no ε depends on it.
     """
     changes: dict[str, Any] = {"privacy.trust.name": trust, "privacy.unit": unit}
     bound = privacy.max_grad_norm or privacy.max_update_norm
@@ -273,32 +230,23 @@ def _strictest(federation: Federation, clients: tuple[CellClient, ...]) -> tuple
 class PlannedCorrelation:
     """Noise of the models of a run, with one way to correlate it and to choose clients.
 
-    Attributes:
-        noise: name and size of the correlation (`privacy.noise_correlation`), such as "toeplitz,
-            50 bands"; or "none".
-        scheme: how clients are chosen (`federation.participation.scheme`); ε holds for this way.
-        noise_multiplier: noise multiplier z of the fresh noise of a round.
-        error: root mean square of the noise of one coordinate over the models after 1, 2, ...
-            rounds, in multiples of `max_update_norm`.
-        momentum: momentum of the server's optimizer; with 0 a model is the sum of the releases.
+    A model is the sum of the releases of all rounds so far; with momentum, the server's optimizer
+    is applied to the releases first.
     """
 
-    noise: str
-    scheme: str
-    noise_multiplier: float
-    error: float
-    momentum: float = 0.0
+    noise: str  # name and size of the correlation, such as "toeplitz, 50 bands", or "none"
+    scheme: str  # of `federation.participation`, for which ε holds
+    noise_multiplier: float  # of the fresh noise of a round
+    error: float  # root mean square of a coordinate's noise over all models, in max_update_norm
+    momentum: float = 0.0  # of the server's optimizer
 
 
 def plan_correlations(federation: Federation) -> tuple[PlannedCorrelation, ...]:
     """Return the noise of the models for each kind of noise correlation, all at the same ε.
 
     The result is empty unless the experiment has `trust: central`, `max_update_norm` and a target ε
-    or ρ. The δ, clients, rounds and clients per round are those of the file. The ε is the smallest
-    target ε of any client. For a target ρ, it is the smallest ε of the planned releases.
-
-    Args:
-        federation: the assembled federation, which has privacy.
+    or ρ. The ε is the smallest target ε of any client. For a target ρ, it is the smallest ε of the
+    planned releases.
     """
     plans, privacy = federation.plan.clients or (), privacy_of(federation.experiment)
     if privacy.trust.name != "central" or privacy.max_update_norm is None:
@@ -336,25 +284,10 @@ def compare_correlations(
 ) -> tuple[PlannedCorrelation, ...]:
     """Return the noise of models for each kind of correlation, all at the same ε.
 
-    Args:
-        rounds: number of rounds n.
-        clients: number of clients N of the federation.
-        clients_per_round: number of clients k of a round, expected or exact.
-        target_epsilon: ε of each client, > 0.
-        delta: δ of the target, in (0, 1).
-        accountant: the accountant that computes ε.
-        adjacency: which data sets are neighbours.
-        momentum: momentum of the server's optimizer, in [0, 1); `blt` is optimised for it.
+    `clients_per_round` is expected or exact; `blt` is optimised for `momentum`, in [0, 1).
 
     Raises:
         ValueError: no noise reaches the target.
-
-    Example:
-        >>> planned = compare_correlations(
-        ...     rounds=100, clients=500, clients_per_round=10, target_epsilon=8.0, delta=1e-4
-        ... )
-        >>> min(planned, key=lambda row: row.error).noise
-        'toeplitz, 50 bands'
     """
     turns = SeparatedSchedule(0, clients, clients_per_round).separation(rounds)
     noise_of = partial(

@@ -24,25 +24,15 @@ def json_value(value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class CurveSchedule:
-    """A schedule of equal steps, whose ε is computed after different numbers of steps.
+    """A schedule of equal steps, whose ε is computed after different numbers of steps."""
 
-    Attributes:
-        clients: numbers of the clients with this schedule; empty if it is not from an experiment.
-        sampling_rate: expected share of the examples in a batch.
-        noise_multiplier: noise multiplier z of each step.
-        delta: δ at which ε is computed.
-        adjacency: adjacency of the guarantee.
-        steps: number of all steps.
-        charges: function that returns the privacy events of the first n steps, for a number n.
-    """
-
-    clients: tuple[int, ...] = ()
+    clients: tuple[int, ...] = ()  # none for a schedule that is not of an experiment
     sampling_rate: float
     noise_multiplier: float
     delta: float
     adjacency: Adjacency = "zero_out"
     steps: int
-    charges: Callable[[int], Charges] = field(repr=False, compare=False)
+    charges: Callable[[int], Charges] = field(repr=False, compare=False)  # of the first n steps
 
     @property
     def text(self) -> str:
@@ -53,18 +43,11 @@ class CurveSchedule:
 
 @dataclass(frozen=True)
 class BoundCurve:
-    """Curves of ε over the number of steps of one schedule: one curve for each bound on ε.
-
-    Attributes:
-        schedule: schedule of the steps.
-        bounds: the bounds, in the order of the ε values of a point.
-        points: pairs (number of steps, ε by each bound), ascending. ε is None if the theorem of a
-            bound does not cover the steps.
-    """
+    """Curves of ε over the number of steps of one schedule: one curve for each bound on ε."""
 
     schedule: CurveSchedule
     bounds: tuple[Bound, ...]
-    points: tuple[tuple[int, tuple[float | None, ...]], ...]
+    points: tuple[tuple[int, tuple[float | None, ...]], ...]  # (steps, ε); None: not covered
 
     @property
     def last(self) -> tuple[float | None, ...]:
@@ -97,12 +80,6 @@ def given_schedule(
 
     The ε of this schedule holds under zero-out and under add-remove adjacency.
 
-    Args:
-        sampling_rate: sampling rate q in (0, 1].
-        noise_multiplier: noise multiplier z > 0.
-        delta: δ at which ε is computed, in (0, 1).
-        steps: number of all steps, >= 1.
-
     Raises:
         ValueError: an argument is outside its range.
     """
@@ -120,15 +97,9 @@ def given_schedule(
 def bound_curve(
     schedule: CurveSchedule, bounds: Sequence[Bound], steps: Sequence[int] | None = None
 ) -> BoundCurve:
-    """Return the curve of ε of a schedule, computed by each of several bounds.
+    """Return the curve of ε after the given steps (default: after all), by each of several bounds.
 
     The small addition to ε for the error of fedsim's noise sampler is left out.
-
-    Args:
-        schedule: schedule of the steps.
-        bounds: the bounds; the ε values of each point are in this order.
-        steps: numbers of steps after which ε is computed, each from 1 to `schedule.steps`. None
-            means only after all steps.
     """
     points = list[tuple[int, tuple[float | None, ...]]]()
     for number in sorted(set(steps or (schedule.steps,))):
@@ -139,13 +110,7 @@ def bound_curve(
 
 
 def even_numbers(first: int, last: int, count: int) -> tuple[int, ...]:
-    """Return about `count` whole numbers from `first` to `last`, about evenly spaced in logarithm.
-
-    Args:
-        first: first number, at least 1.
-        last: last number, at least `first`.
-        count: about how many numbers to return, at least 2.
-    """
+    """Return about `count` (>= 2) whole numbers from `first` to `last`, even in their logarithm."""
     ratio = last / first
     places = (first * ratio ** (index / (count - 1)) for index in range(count))
     return tuple(sorted({first, last, *(round(place) for place in places)}))

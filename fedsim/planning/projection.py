@@ -45,14 +45,8 @@ def experiment_curves(
 ) -> tuple[BoundCurve, ...]:
     """Return curves of ε over the number of steps, one for each kind of clients, without training.
 
-    Clients of a kind have equal sampling rate, noise multiplier, δ and number of steps.
-
-    Args:
-        loaded: the experiment and the directory to which its paths refer.
-        names: names of the bounds on ε; None means the default bounds.
-        points: number of points of each curve, evenly spaced in the logarithm of the steps. With 1,
-            ε is computed only after all steps.
-        phases: display of the current phase of the work; None shows nothing.
+    The points of a curve are evenly spaced in the logarithm of the steps; one point is after all
+    steps.
 
     Raises:
         PrivacyPlanError: the experiment has no `privacy` section, or no noise meets its target.
@@ -70,14 +64,11 @@ def experiment_curves(
     return curves
 
 
-def client_kinds(federation: Federation) -> tuple[CurveSchedule, ...]:
-    """Return one schedule of steps for each group of clients with equal privacy settings.
+def client_kinds(federation: Federation) -> Iterator[CurveSchedule]:
+    """Yield one schedule of steps for each kind of clients.
 
-    These settings are sampling rate, noise multiplier, δ and number of steps. The noise of a
-    schedule is that of the client in the group whose effective noise multiplier is the smallest.
-
-    Args:
-        federation: the federation, which has privacy.
+    Clients of a kind have equal sampling rate, noise multiplier, δ and number of steps. The noise
+    is that of its client with the smallest effective noise multiplier.
     """
     plans = federation.plan.clients or ()
     members: dict[tuple[object, ...], list[int]] = {}
@@ -86,11 +77,11 @@ def client_kinds(federation: Federation) -> tuple[CurveSchedule, ...]:
             numbers = (plan.release.sampling_rate, plan.noise_multiplier, plan.delta)
             key = (plan.steps_to_take, *(f"{number:.6g}" for number in numbers))
             members.setdefault(key, []).append(client)
-    adjacency, kinds = privacy_of(federation.experiment).adjacency.name, list[CurveSchedule]()
+    adjacency = privacy_of(federation.experiment).adjacency.name
     for clients in members.values():
         least = min(clients, key=lambda member: plans[member].release.effective_noise_multiplier)
         plan = plans[least]
-        schedule = CurveSchedule(
+        yield CurveSchedule(
             clients=tuple(clients),
             sampling_rate=plan.release.sampling_rate,
             noise_multiplier=plan.noise_multiplier,
@@ -99,8 +90,6 @@ def client_kinds(federation: Federation) -> tuple[CurveSchedule, ...]:
             steps=plan.steps_to_take,
             charges=lambda count, plan=plan: tuple(plan.charges(0, count)),
         )
-        kinds.append(schedule)
-    return tuple(kinds)
 
 
 _MAX_CURVE_POINTS = 12  # points of each client's curve
@@ -110,54 +99,27 @@ _FACTORS = ((0.5, "half"), (2, "double"))  # of the batch and of the rounds
 
 @dataclass(frozen=True)
 class PlannedClient:
-    """The privacy budget that one client is projected to spend.
-
-    Attributes:
-        client: the client's number.
-        examples: public number of examples, which sets the sampling rate; 0 if it is private.
-        sampling_rate: expected share of the examples in a batch.
-        noise_multiplier: noise multiplier z, given or calibrated.
-        rounds: number of rounds for which the client is scheduled.
-        delta: δ of the guarantee.
-        target_epsilon: budget ε of the client; None without a budget.
-        steps: number of steps to take. It is lower than planned if more would exceed the budget.
-        affordable_rounds: number of whole rounds for which the budget suffices. None means that
-            there is no budget, or that it sets no limit.
-        last_round: the last round in which the client takes a step; 0 if it takes none.
-        epsilon: ε after all steps.
-        group: group of the client in `privacy.clients`; None if it is in no group.
-        name: public name of the client; None for a client that has only a number.
-        curve: pairs (number of rounds, ε), ascending; only the last pair if no curve was requested.
-    """
+    """The privacy budget that one client is projected to spend."""
 
     client: int
-    examples: int
+    examples: int  # 0 if the number is private
     sampling_rate: float
     noise_multiplier: float
-    rounds: int
+    rounds: int  # for which the client is scheduled
     delta: float
     target_epsilon: float | None
-    steps: int
-    affordable_rounds: int | None
-    last_round: int
-    epsilon: float
-    group: str | None = None
+    steps: int  # lower than planned if more would exceed the budget
+    affordable_rounds: int | None  # whole rounds; None without a limit
+    last_round: int  # in which the client takes a step; 0 if it takes none
+    epsilon: float  # after all steps
+    group: str | None = None  # of `privacy.clients`
     name: str | None = None
-    curve: tuple[tuple[int, float], ...] = ()
+    curve: tuple[tuple[int, float], ...] = ()  # (number of rounds, ε), ascending
 
 
 @dataclass(frozen=True)
 class Variation:
-    """Projected privacy spend of one client if one setting of the experiment were different.
-
-    This client is the one with the median number of examples.
-
-    Attributes:
-        change: the changed setting, in words.
-        noise_multiplier: noise multiplier z, calibrated to the target ε or given.
-        steps: number of steps to take.
-        epsilon: ε after all steps.
-    """
+    """Projected privacy spend of the median client with one setting of the experiment changed."""
 
     change: str
     noise_multiplier: float
@@ -167,33 +129,14 @@ class Variation:
 
 @dataclass(frozen=True)
 class Plan:
-    """The privacy plan of a federation: projected noise and ε of all clients.
-
-    Attributes:
-        target_epsilon: budget ε of all clients; None without a common budget.
-        rho: largest planned ρ of zero-concentrated DP of any client; None if the noise is not
-            calibrated to a ρ.
-        clients: projected privacy spend of each client.
-        median_client: number of the client with the median number of examples, of those that take a
-            step if any does.
-        refusal: reason why `fedsim run` refuses the plan; None if it does not.
-        note: warning that the batch size is too large for the smallest clients; None if it is not.
-        warnings: the warnings about privacy that a run prints at its start, such as a δ that is too
-            large.
-        cells: plans of the experiment under every trust model and privacy unit.
-        correlations: for each kind of noise correlation, the noise of the models. Empty unless
-            the privacy unit is the client, in central trust.
-        bounds: ε by several bounds, for each group of clients with equal privacy settings; None if
-            no bounds were requested.
-        variations: projected spend of the median client, each with one setting changed.
-    """
+    """The privacy plan of a federation: projected noise and ε of all clients."""
 
     target_epsilon: float | None
-    rho: float | None
+    rho: float | None  # largest ρ of zCDP of any client, if the noise is calibrated to a ρ
     clients: tuple[PlannedClient, ...]
-    median_client: int
-    refusal: str | None
-    note: str | None
+    median_client: int  # by number of examples, of the clients that take a step if any does
+    refusal: str | None  # why `fedsim run` refuses the plan
+    note: str | None  # that the batch size is too large for the smallest clients
     warnings: tuple[str, ...]
     cells: tuple[PlannedCell, ...]
     correlations: tuple[PlannedCorrelation, ...]
@@ -240,13 +183,6 @@ def plan_experiment(
     """Return the privacy plan of an experiment, without training.
 
     The data are loaded, because the clients' numbers of examples set their sampling rates.
-
-    Args:
-        loaded: the experiment and the directory to which its paths refer.
-        curves: whether ε is also computed after fewer rounds (`PlannedClient.curve`).
-        bounds: names of further bounds on ε, computed for each group of clients with equal privacy
-            settings; None for no bounds.
-        phases: display of the current phase of the work; None shows nothing.
 
     Raises:
         PrivacyPlanError: the experiment has no `privacy` section, or no noise meets its target.
@@ -359,12 +295,7 @@ def _variations(
 
 
 def _changes(experiment: Experiment, examples: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield a change in words, and the overrides that make it.
-
-    Args:
-        experiment: the experiment.
-        examples: number of examples of the client to which the changes are shown.
-    """
+    """Yield a change in words, and the overrides that make it."""
     privacy = privacy_of(experiment)
     draws_batches = privacy.release_kind.draws_batches
     if draws_batches:

@@ -1,12 +1,10 @@
 """Reports of `fedsim validate` on the code and files of an experiment, and on its data.
 
 An experiment file may come from an untrusted source. The footprint lists the code that would run
-and the files that would be read, so that the user can review them before the run. No plug-in is
-imported for this; plug-in files are only read, to compute their hash.
+and the files that would be read, for review before the run. No plug-in is imported for this.
 
-With `--data` every check is made that `fedsim run` makes before its first round. The ranges of
-values and the classes that are shown come from the public test set. Of a client's data, only the
-number of examples is used, and it is shown only if it is public.
+With `--data` every check is made that `fedsim run` makes before its first round. Of a client's
+data, only the number of examples is shown, and only if it is public.
 """
 
 import hashlib
@@ -30,19 +28,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Footprint:
-    """The code that an experiment would run, and the files that it would read.
+    """The code that an experiment would run, and the files that it would read."""
 
-    Attributes:
-        code: plug-ins that the experiment runs, as written in the experiment file.
-        files: files that the experiment reads, including plug-in files, with links resolved.
-        outside: files in `files` that are not below the experiment's directory.
-        hub: names of datasets that may be fetched from the Hugging Face hub.
-    """
-
-    code: tuple[str, ...]
-    files: tuple[Path, ...]
-    outside: tuple[Path, ...]
-    hub: tuple[str, ...] = ()
+    code: tuple[str, ...]  # plug-ins, as written in the file
+    files: tuple[Path, ...]  # also of plug-ins, with links resolved
+    outside: tuple[Path, ...]  # those that are not below the experiment's directory
+    hub: tuple[str, ...] = ()  # names of datasets
 
     def lines(self) -> list[str]:
         """Return the footprint as lines of text, one for each kind of code or files that it has."""
@@ -102,11 +93,7 @@ _MAX_CLASSES = 12  # in a line of text
 
 @dataclass(frozen=True)
 class DataFindings:
-    """Facts about the data that a run of an experiment would use.
-
-    Attributes:
-        federation: the federation of the experiment, assembled and checked.
-    """
+    """Facts about the data that a run of an experiment would use."""
 
     federation: "Federation"
 
@@ -188,10 +175,6 @@ def check_data(loaded: LoadedExperiment, *, phases: Phases | None = None) -> Dat
 
     Plug-ins are imported and called, data are read, and the model is built. Nothing is trained,
     charged or written.
-
-    Args:
-        loaded: the experiment and the directory to which its paths refer.
-        phases: display of the current phase of the work; None shows nothing.
 
     Raises:
         ValueError: the experiment cannot be assembled (see `assemble`).
