@@ -20,11 +20,8 @@ def bounds_option(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that adds the option `--bounds NAME,NAME` to a command.
 
-    The command gets a tuple of names, or None if the option is not given.
-
-    Args:
-        is_always: whether the command gets the default names if the option is not given.
-        words: purpose of the option, for its help text.
+    The command gets a tuple of names; without the option the default ones if `is_always`, else
+    None.
     """
     return click.option(
         "--bounds",
@@ -58,11 +55,7 @@ def overrides_argument(command: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def command_imports(*, quiet: bool = False) -> Iterator[None]:
-    """Show "starting ..." on a terminal while the `with` block imports a command's modules.
-
-    Args:
-        quiet: whether nothing is shown.
-    """
+    """Show "starting ..." on a terminal while the `with` block imports a command's modules."""
     shown = not quiet and sys.stderr.isatty()
     if shown:
         click.echo("starting ...", err=True, nl=False)
@@ -124,12 +117,7 @@ def say(message: str) -> None:
 
 
 def fail(message: str, code: int) -> NoReturn:
-    """Print a message to stderr and exit with a code.
-
-    Args:
-        message: the error and its fix.
-        code: the exit code.
-    """
+    """Print a message to stderr and exit with a code."""
     say(message)
     sys.exit(code)
 

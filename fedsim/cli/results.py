@@ -195,15 +195,7 @@ def verify_command(
 def _print_check(
     directory: str, found: "Verification", lines: list[str], *, as_json: bool, **more: object
 ) -> None:
-    """Print the result of a check; the process exits with code 1 if there are problems.
-
-    Args:
-        directory: the checked directory.
-        found: the result; that of a search has the same fields.
-        lines: what is printed if there are no problems.
-        as_json: whether to print JSON.
-        more: further keys of the JSON.
-    """
+    """Print the result of a check of a run or a search; exit with code 1 if it found problems."""
     if as_json:
         facts = {name: getattr(found, name) for name in ("problems", "unchecked", "root")}
         print_json({"sound": not found.problems, **facts, **more})

@@ -91,22 +91,12 @@ def _form(word: str) -> str:
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake in an experiment, with its place in the file.
+    """One mistake in an experiment, with its place in the file."""
 
-    Attributes:
-        source: path of the file as the caller gave it; "command line" for an override; "" if the
-            experiment was given as a mapping.
-        line: line number, counted from 1; None if the source has no lines.
-        column: column number, counted from 1; None if the source has no lines.
-        path: the keys from the top level to the mistake; empty if the mistake concerns the whole
-            file.
-        message: description of the mistake and, if known, the fix.
-    """
-
-    source: str
-    line: int | None
+    source: str  # path of the file as given; "command line"; "" for a mapping
+    line: int | None  # from 1; None if the source has no lines
     column: int | None
-    path: KeyPath
+    path: KeyPath  # empty for a mistake of the whole file
     message: str
 
     def __str__(self) -> str:

@@ -45,13 +45,7 @@ RULES: tuple[Callable[..., Mistakes], ...] = tuple(
 
 
 def broken_rules(sections: Sections, *, checked: Sections | None = None) -> Mistakes:
-    """Yield a pair (path of the mistaken key, message) for every broken rule.
-
-    Args:
-        sections: the valid sections of the experiment.
-        checked: sections that this function has already checked; the rules that ran for these are
-            skipped.
-    """
+    """Yield (key path, message) for broken rules, except those that already ran for `checked`."""
     for rule in RULES:
         needs = _needs(rule, sections)
         if needs is not None and (checked is None or _needs(rule, checked) is None):
@@ -72,21 +66,12 @@ _Settings = TypeVar("_Settings", bound=Settings)
 
 @dataclass(frozen=True)
 class LoadedExperiment:
-    """A checked experiment, with the file that it was read from.
+    """A checked experiment, with the file that it was read from."""
 
-    Attributes:
-        experiment: the settings with overrides applied; an `ExperimentWithClients` if the file
-            gives the number of clients.
-        path: path of the file; None if the experiment was given as a mapping.
-        base: the directory that relative paths refer to.
-        table: path of the csv file that `federation.participation` names, as written there; the
-            settings have its content in its place. None if no file was read.
-    """
-
-    experiment: Experiment
-    path: Path | None
-    base: Path
-    table: str | None = None
+    experiment: Experiment  # `ExperimentWithClients` if the file gives the number of clients
+    path: Path | None  # None for a mapping
+    base: Path  # the directory that relative paths refer to
+    table: str | None = None  # the file that `federation.participation` names and that was read
 
 
 def load_experiment(
@@ -95,37 +80,14 @@ def load_experiment(
     *,
     base: str | Path | None = None,
 ) -> LoadedExperiment:
-    """Return the checked experiment of a YAML file or a mapping.
+    """Return the checked experiment of a file, or of a mapping, which may have Python objects.
 
     For plug-ins and data files, only the names are checked: nothing is imported or trained. A csv
-    file that `federation.participation` names is read.
-
-    Args:
-        source: the path of the file, or its content as a mapping, in which dataset, model and loss
-            may be Python objects (`fedsim.core.python_objects`), or as a parsed tree (`Node`).
-        overrides: new values of keys, as `["federation.rounds=5"]` or `{"federation.rounds": 5}`;
-            they apply in this order.
-        base: the directory that relative paths refer to; None means the file's directory, or the
-            current directory for a mapping.
+    file that `federation.participation` names is read. Overrides apply in their order. Relative
+    paths refer to `base`; None means the file's directory, or the current directory for a mapping.
 
     Raises:
         ExperimentError: the file or an override has mistakes; the error lists all of them.
-
-    Example:
-        >>> from fedsim.experiment import load_experiment
-        >>> loaded = load_experiment(
-        ...     {
-        ...         "name": "mine",
-        ...         "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 4}},
-        ...         "model": {"name": "logistic"},
-        ...         "federation": {"rounds": 2},
-        ...         "local": {"steps": 1, "batch_size": 32},
-        ...         "privacy": None,
-        ...     },
-        ...     ["federation.rounds=5"],
-        ... )
-        >>> loaded.experiment.federation.rounds
-        5
     """
     problems: list[Problem] = []
     path = Path(source) if isinstance(source, str | Path) else None
@@ -146,9 +108,7 @@ def load_experiment(
 def read_yaml(path: str | Path, problems: list[Problem]) -> Node:
     """Return the parsed YAML of a file, in which each value has its line and column.
 
-    Args:
-        path: the file.
-        problems: list to which mistakes are appended that do not stop the reading.
+    Mistakes that do not stop the reading are appended to `problems`.
 
     Raises:
         ExperimentError: the file cannot be read, or its top level is not a mapping.
@@ -180,10 +140,6 @@ def with_clients(loaded: LoadedExperiment, number: int) -> ExperimentWithClients
 
     The rules that need this number are checked first. If the file already gives the number, the
     settings are returned unchanged.
-
-    Args:
-        loaded: the loaded experiment.
-        number: number of clients in the data.
 
     Raises:
         ExperimentError: a key such as `clients_per_round` contradicts the number of clients.
@@ -242,10 +198,7 @@ def read_checked(
 ) -> _Settings:
     """Return the settings in a YAML file of another kind than an experiment file.
 
-    Args:
-        path: the file.
-        model: the class of the file's settings.
-        rules: function that yields (key path, message) for keys that do not fit together.
+    The rules yield (key path, message) for keys that do not fit together.
 
     Raises:
         ExperimentError: the file has mistakes; the error lists all of them with their places.
@@ -268,11 +221,7 @@ def validated(
 ) -> _Settings | None:
     """Return the settings in a parsed file, or None if the file has mistakes.
 
-    Args:
-        tree: the content of the file.
-        model: the class of the file's settings.
-        problems: list to which the mistakes are appended.
-        sections: mapping to which an `Experiment` adds each valid section, by name.
+    Mistakes are appended to `problems`. An `Experiment` adds each valid section to `sections`.
     """
     raw = to_python(tree)
     try:

@@ -120,24 +120,14 @@ def validation_messages(
 ) -> list[PathMessage]:
     """Return (key path, message) for every mistake that an error of pydantic lists.
 
-    Args:
-        error: the error that `model.model_validate(raw)` raised.
-        raw: the validated mapping.
-        model: the settings class of the mapping.
-        prefix: path of the mapping in the file.
+    The error is of `model.model_validate(raw)`; `prefix` is the path of this mapping in the file.
     """
     messages = _MessageBuilder(raw, model, prefix).messages(error)
     return [((*prefix, *path), message) for path, message in dict.fromkeys(messages)]
 
 
 def args_messages(given: dict[str, Any], kind: Model, path: KeyPath) -> Mistakes:
-    """Yield (key path, message) for every mistake in the arguments of a built-in component.
-
-    Args:
-        given: the arguments by name.
-        kind: the settings class of the arguments.
-        path: the keys from the top level to the arguments.
-    """
+    """Yield (key path, message) for every mistake in the arguments of a built-in component."""
     try:
         kind.model_validate(given)
     except ValidationError as error:

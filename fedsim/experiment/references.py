@@ -1,8 +1,8 @@
 """Checks of the names and files in an experiment, without imports, and reading of public tables.
 
 Public tables are csv files that `federation.participation` names: the clients' availability or
-durations. A run's `experiment.yaml` contains their content. Schedules can therefore be checked,
-replayed and resumed without the files, and a changed file cannot alter a resumed run.
+durations. A run's `experiment.yaml` contains their content, so schedules can be replayed without
+the files, and a changed file cannot alter a resumed run.
 """
 
 import csv
@@ -32,14 +32,7 @@ DATA_SUFFIXES = (".npz", *TABLE_SUFFIXES)
 
 
 def check_name(name: str, kind: str, builtin: Collection[str], base: Path) -> str | None:
-    """Return what is wrong with the name of a component or plug-in, or None if it is valid.
-
-    Args:
-        name: the name, such as `digits`, `package.module:function` or `./file.py:function`.
-        kind: "dataset", "model" or "loss", for the message.
-        builtin: the built-in names.
-        base: the directory that relative paths refer to.
-    """
+    """Return what is wrong with the name of a component or plug-in, or None if it is valid."""
     if name in builtin:
         return None
     if ":" in name:
@@ -55,13 +48,7 @@ def check_name(name: str, kind: str, builtin: Collection[str], base: Path) -> st
 
 
 def check_file(path: str, base: Path, *suffixes: str) -> str | None:
-    """Return what is wrong with the path of a file, or None if the file can be used.
-
-    Args:
-        path: the path as written in the experiment file.
-        base: the directory that relative paths refer to.
-        suffixes: the allowed file name suffixes, such as `.csv`.
-    """
+    """Return what is wrong with the path of a file, or None if the file can be used."""
     if not path.lower().endswith(suffixes):
         return f"must end in {any_of(suffixes)}, got {shorten(repr(path))}"
     return _check_exists(path, base)
@@ -115,14 +102,9 @@ class _TableError(ValueError):
 def read_public_tables(
     federation: FederationSettings, base: Path
 ) -> tuple[FederationSettings | None, list[PathMessage]]:
-    """Read the csv file of the clients' availability or durations, if the settings name one.
+    """Return the settings with the content of the csv file that they name in place of its path.
 
-    The result is the settings with the content of the file in place of its path, or None if the
-    file has mistakes; and a pair (key path in the experiment file, message) for each mistake.
-
-    Args:
-        federation: the `federation` section of the experiment.
-        base: the directory that relative paths refer to.
+    None if the file has mistakes; and a pair (key path in the experiment file, message) for each.
     """
     settings = federation.participation
     named = named_table(settings)
@@ -144,11 +126,7 @@ def read_public_tables(
 
 
 def named_table(settings: ParticipationSettings) -> tuple[KeyPath, str] | None:
-    """Return the csv file of availability or durations that participation settings name.
-
-    The result is a pair (key path in the experiment file, path of the csv file), or None if the
-    settings name no file.
-    """
+    """Return (key path, path) of the csv file that participation settings name, or None."""
     place, path = _PARTICIPATION, None
     if isinstance(settings, TraceParticipation):
         path = settings.path

@@ -30,30 +30,19 @@ from fedsim.simulation.settings import RuntimeSettings
 
 
 class FederatedTask:
-    """Public facts about `task: federated`, the default task.
+    """Public facts about `task: federated`, in which clients train one global model in rounds.
 
-    In this task clients train one global model in rounds. `PateSettings` has the same attributes
-    and methods for `task: pate`.
-
-    Attributes:
-        saves_derived_model: whether the run saves a model other than the one that the server sends
-            to clients; False for this task, True for the student of PATE.
-        votes: content of `votes` in `privacy.json`; None, because clients do not vote.
+    `PateSettings` has the same attributes and methods for `task: pate`.
     """
 
-    saves_derived_model = False
-    votes: Mapping[str, Any] | None = None
+    saves_derived_model = False  # the run saves the model that the server sends to clients
+    votes: Mapping[str, Any] | None = None  # content of `votes` in `privacy.json`
 
     def ballots(self, rounds: int) -> None:
         """Return None, as clients cast no votes in this task."""
 
     def work(self, rounds: int, local: LocalSettings) -> str:
-        """Return the work of a run in words: its rounds, and the local steps or epochs of a round.
-
-        Args:
-            rounds: number of rounds of the run.
-            local: settings of the local training in a round.
-        """
+        """Return the work of a run in words: its rounds, and the steps or epochs of a round."""
         if local.epochs is None:
             length = count_text(local.given_steps, "step")
         else:
@@ -202,8 +191,8 @@ class Experiment(Settings):
     def saves_derived_model(self) -> bool:
         """Whether the saved model is computed from exchanged values together with other values.
 
-        This is so if clients exchange only a part of the model and the whole model is saved. It is
-        also so for zeroth-order steps, and for the student of `task: pate`.
+        This is so if clients exchange only a part of the saved model, and for zeroth-order steps
+        and PATE.
         """
         lora = self.model.lora
         is_merged = self.model.has_local_base and (lora is None or lora.save == "merged")
@@ -254,10 +243,6 @@ class ExperimentWithClients(Experiment):
         """Return an experiment with the number of clients set; it is not validated again.
 
         Parameters of correlated noise that the settings leave open are set, too.
-
-        Args:
-            experiment: the valid settings.
-            num_clients: number of clients.
         """
         partition = experiment.data.partition.model_copy(update={"num_clients": num_clients})
         data = experiment.data.model_copy(update={"partition": partition})
@@ -336,8 +321,7 @@ def flat_settings(experiment: Experiment) -> dict[str, object]:
     """Return all settings as `{"key.path": value}`; a list counts as one value.
 
     A setting that chooses an option, such as `privacy.clipping`, has the option's name as value.
-    The option's further keys, such as `privacy.clipping.quantile`, appear only with values other
-    than the default.
+    The option's further keys appear only with values other than the default.
     """
     return dict(_leaves(experiment.model_dump(mode="json"), "", Experiment))
 

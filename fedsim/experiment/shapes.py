@@ -2,7 +2,7 @@
 
 The location of a pydantic error contains names of union branches, as in
 `data.partition.dirichlet.alpha`, and the error does not list the possible keys. This module finds
-the location in the file, and the possible keys, by a walk through the settings classes.
+both.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,22 +22,13 @@ Model = type[BaseModel]
 
 @dataclass(frozen=True)
 class TaggedUnion:
-    """A choice of settings classes for a mapping; the value of one key, the tag, selects the class.
-
-    Attributes:
-        tag: the key whose value selects the class.
-        variants: the settings classes, by the tag's value or by a name for several of its values.
-        branch_of: function that maps a value of the tag to a key of `variants`.
-        takes_name: whether the file may have the bare value of the tag in place of the mapping, as
-            in `clipping: adaptive` (`Choice`).
-        default: value of the tag if the file has no mapping here.
-    """
+    """A choice of settings classes for a mapping; the value of one key, the tag, selects one."""
 
     tag: str
-    variants: dict[str, Model]
-    branch_of: Callable[[str], str] = str
-    takes_name: bool = False
-    default: str | None = None
+    variants: dict[str, Model]  # by the tag's value, or by a name for several of its values
+    branch_of: Callable[[str], str] = str  # from a value of the tag to a key of `variants`
+    takes_name: bool = False  # the bare value of the tag is allowed, as in `clipping: adaptive`
+    default: str | None = None  # value of the tag if the file has no mapping here
 
     @property
     def choices(self) -> list[str]:
@@ -56,10 +47,7 @@ class TaggedUnion:
         return self.variants.get(self.branch_of(value)) if isinstance(value, str) else None
 
     def mapping(self, given: object) -> dict[str, object]:
-        """Return a given value as a mapping; a bare name becomes `{tag: name}`.
-
-        Any other value that is not a mapping becomes an empty one.
-        """
+        """Return a value as a mapping: a bare name as `{tag: name}`, any other as an empty one."""
         if self.takes_name and isinstance(given, str):
             return {self.tag: given}
         return given if isinstance(given, dict) else {}
@@ -92,19 +80,12 @@ Shape = Model | TaggedUnion | NameOrMapping | ModelCollection | NumberOrWord | N
 
 @dataclass(frozen=True)
 class ErrorPlace:
-    """The place of a pydantic error in the experiment file.
-
-    Attributes:
-        path: the keys from the top level to the error.
-        parent: the shape (allowed keys) of the mapping that has, or lacks, the last key.
-        union: path of the enclosing value that is a name or a mapping; None if there is none.
-        as_mapping: whether pydantic validated the value at `union` as a mapping, not as a name.
-    """
+    """The place of a pydantic error in the experiment file."""
 
     path: KeyPath
-    parent: Shape
-    union: KeyPath | None = None
-    as_mapping: bool = False
+    parent: Shape  # of the mapping that has, or lacks, the last key of the path
+    union: KeyPath | None = None  # the enclosing value that is a name or a mapping
+    as_mapping: bool = False  # pydantic validated the value at `union` as a mapping
 
 
 def shape_of(field: FieldInfo) -> Shape:
@@ -139,12 +120,7 @@ def shape_of(field: FieldInfo) -> Shape:
 
 
 def locate_error(root: Model, location: tuple[int | str, ...]) -> ErrorPlace:
-    """Return the place of a pydantic error in the experiment file.
-
-    Args:
-        root: the settings class of the whole file.
-        location: `loc` of the error, which includes names of union branches.
-    """
+    """Return the place in the file of a pydantic error with this `loc`."""
     path: list[str | int] = []
     parent: Shape = root  # the shape of the mapping with the last key of the path
     shape: Shape = root
@@ -167,12 +143,7 @@ def locate_error(root: Model, location: tuple[int | str, ...]) -> ErrorPlace:
 
 
 def child_shape(shape: Shape, key: str) -> Shape:
-    """Return the shape (allowed keys) of a key's value; None if the value has no known keys.
-
-    Args:
-        shape: the shape of the mapping that has the key.
-        key: the key.
-    """
+    """Return the shape (allowed keys) of a key's value; None if the value has no known keys."""
     if isinstance(shape, ModelCollection):
         return shape.item
     if isinstance(shape, type) and key in shape.model_fields:
@@ -181,11 +152,7 @@ def child_shape(shape: Shape, key: str) -> Shape:
 
 
 def keys_of(shape: Shape) -> dict[str, FieldInfo]:
-    """Return all keys that a shape (description of a mapping) allows, with their pydantic fields.
-
-    If the value of one key (the tag) decides which other keys are allowed, the result has the keys
-    for all values of the tag.
-    """
+    """Return the keys, of all values of a tag, that a shape allows, with their pydantic fields."""
     if isinstance(shape, TaggedUnion):
         variants = shape.variants.values()
         return {key: field for each in variants for key, field in each.model_fields.items()}
@@ -215,15 +182,7 @@ def _sections(shape: Shape, path: KeyPath) -> Iterator[tuple[KeyPath, Shape]]:
 
 
 def choices_of(model: Model, tag: str) -> tuple[str, ...]:
-    """Return the values of a tag to show to users, for one settings class.
-
-    These are the examples that the class gives for the tag, or else all values that select the
-    class.
-
-    Args:
-        model: the settings class.
-        tag: the key whose value selects the class.
-    """
+    """Return the values of a tag to show for a class: its examples, or else all values."""
     field = model.model_fields[tag]
     return tuple(map(str, field.examples or get_args(field.annotation)))
 

@@ -58,10 +58,7 @@ def check_weighting(federation: FederationSettings, privacy: PrivacySettings) ->
 
 
 def check_shares(federation: FederationSettings, round_sizes: RoundSizes) -> Mistakes:
-    """Yield (key path, message) for shares that rounds with so few clients do not allow.
-
-    These are `max_share`, the largest weight, and the share of stragglers that are dropped.
-    """
+    """Yield (key path, message) for shares that rounds with so few clients do not allow."""
     share, (clients, most) = federation.weights.max_share, round_sizes
     if share is not None and share * clients < 1:
         yield mistake(
@@ -252,10 +249,7 @@ def _check_trace(
 
 
 def check_buffered_rounds(federation: FederationSettings, sections: Sections) -> Mistakes:
-    """Yield (key path, message) for settings that buffered rounds (FedBuff) do not allow.
-
-    Their updates may be of an older model.
-    """
+    """Yield (key path, message) for settings that buffered rounds (FedBuff) do not allow."""
     privacy = sections.privacy
     if federation.participation.scheme != "buffered":
         return

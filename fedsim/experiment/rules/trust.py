@@ -31,13 +31,7 @@ _EXAMPLE_KEYS: dict[str, tuple[tuple[object, ...], str]] = {
 
 
 def _check_client_unit(privacy: PrivacySettings, sections: Sections, *, votes: bool) -> Mistakes:
-    """Check that a guarantee for whole clients is proven under every setting.
-
-    Args:
-        privacy: the `privacy` section, with `unit: client`.
-        sections: all valid sections.
-        votes: whether clients send votes, which have a fixed size, instead of updates.
-    """
+    """Check that a guarantee for whole clients is proven; votes have a fixed size and no bound."""
     local, federation = sections.local, sections.federation
     if privacy.max_update_norm is None and not votes:
         yield mistake(
@@ -276,10 +270,7 @@ def _check_ring(secure: SecureAggregationSettings, clients: int, *, weighted: bo
 
 
 def check_client_keys(secure_aggregation: SecureAggregationSettings, num_clients: int) -> Mistakes:
-    """Yield (key path, message) for each list of client keys with too few or too many keys.
-
-    An empty list is allowed.
-    """
+    """Yield (key path, message) for each list of client keys that is neither empty nor complete."""
     for name in ("client_fingerprints", "client_files"):
         named = len(getattr(secure_aggregation.keys, name))
         if named not in (0, num_clients):
