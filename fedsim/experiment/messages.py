@@ -21,7 +21,6 @@ from fedsim.experiment.errors import (
 )
 from fedsim.experiment.schema import NAME_PATTERN, Experiment
 from fedsim.experiment.shapes import (
-    ErrorPlace,
     Model,
     NameOrMapping,
     NumberOrWord,
@@ -29,9 +28,9 @@ from fedsim.experiment.shapes import (
     TaggedUnion,
     child_shape,
     choices_of,
+    chosen_shape,
     field_purpose,
     keys_of,
-    locate_error,
     sections_with_key,
 )
 
@@ -145,29 +144,40 @@ class _MessageBuilder:
 
     def messages(self, error: ValidationError) -> Mistakes:
         errors = error.errors(include_url=False, include_input=False)
-        first = [(each, locate_error(self._model, each["loc"])) for each in errors[:MAX_REPORTED]]
-        relevant = [mistake for mistake in first if self._is_relevant(*mistake)]
-        for details, place in relevant:
-            yield from self._unknown_keys(details, place)
+        placed = [(each, self._path(each)) for each in errors[:MAX_REPORTED]]
+        relevant = [(details, path) for details, path in placed if path is not None]
+        for details, path in relevant:
+            yield from self._unknown_keys(details, path)
         known = [self._message(*each) for each in relevant if each[0]["type"] != "extra_forbidden"]
         yield from (message for message in known if message[0] not in self._explained_paths)
         if len(errors) > MAX_REPORTED:
             yield (), f"{len(errors) - MAX_REPORTED:,} more mistakes; fix the first ones"
 
-    def _is_relevant(self, details: ErrorDetails, place: ErrorPlace) -> bool:
-        """Return whether an error concerns the branch of a union that the file uses."""
-        if isinstance(self._shape(place.path), NumberOrWord):
-            as_word = isinstance(_get(self._raw, place.path), str)
-            return as_word == (details["type"] == "literal_error")
-        if place.union is None:
-            return True
-        return place.as_mapping == isinstance(_get(self._raw, place.union), dict)
+    def _path(self, details: ErrorDetails) -> KeyPath | None:
+        """Return the place of an error in the file; None if the file uses another union branch."""
+        path: KeyPath = ()
+        shape: Shape = self._model
+        for part in details["loc"]:
+            if isinstance(shape, TaggedUnion):
+                shape = shape.variants.get(str(part))
+            elif isinstance(shape, NumberOrWord):
+                if isinstance(_get(self._raw, path), str) != (details["type"] == "literal_error"):
+                    return None
+            elif isinstance(shape, NameOrMapping):
+                # A class with a validator is named function-after[_rule(), TheClass].
+                branch = str(part).rstrip("]").rpartition(" ")[2]
+                as_mapping = branch == shape.mapping.__name__
+                if as_mapping != isinstance(_get(self._raw, path), dict):
+                    return None
+                shape = shape.mapping if as_mapping else None
+            else:
+                path, shape = (*path, part), child_shape(shape, str(part))
+        return path
 
-    def _unknown_keys(self, details: ErrorDetails, place: ErrorPlace) -> Mistakes:
+    def _unknown_keys(self, details: ErrorDetails, path: KeyPath) -> Mistakes:
         """Yield errors of unknown keys, which pydantic omits in a union without its tag."""
-        path = place.path
         if details["type"] == "extra_forbidden":
-            yield path, self._unknown_key_message(path, place.parent)
+            yield path, self._unknown_key_message(path, self._parent(path))
         elif details["type"] == "union_tag_not_found":
             shape = self._shape(path)
             for key in _mapping(_get(self._raw, path)):
@@ -212,7 +222,7 @@ class _MessageBuilder:
             owners = [name for model in models for name in choices_of(model, union.tag)]
             chosen = value_text(_get(self._raw, (*section, union.tag)))
             return f"unknown key for {union.tag} {chosen}; it belongs to {any_of(owners)}"
-        homes = sections_with_key(self._model, key)
+        homes = [*sections_with_key(self._model, key)]
         homes = [home for home in homes if home[: len(section)] == section] or homes
         if len(homes) != 1:
             return None
@@ -220,11 +230,11 @@ class _MessageBuilder:
         home = path_text((*self._prefix, *homes[0])) or "the top level"
         return f"unknown key here; it belongs to {home}"
 
-    def _message(self, details: ErrorDetails, place: ErrorPlace) -> PathMessage:
-        path, kind, context = place.path, details["type"], details.get("ctx", {})
+    def _message(self, details: ErrorDetails, path: KeyPath) -> PathMessage:
+        kind, context = details["type"], details.get("ctx", {})
         given, shape = _get(self._raw, path), self._shape(path)
         if kind == "missing":
-            return path, f"missing; {field_purpose(keys_of(place.parent)[str(path[-1])])}"
+            return path, f"missing; {field_purpose(keys_of(self._parent(path))[str(path[-1])])}"
         if kind == "value_error":  # the settings gave a complete message
             return path, str(context["error"])
         if kind == "string_too_long":
@@ -246,16 +256,11 @@ class _MessageBuilder:
 
     def _shape(self, path: KeyPath) -> Shape:
         """Return the shape of the value at a path, in the union variant that the file selects."""
-        shape: Shape = self._model
-        value = self._raw
-        for part in path:
-            if isinstance(shape, TaggedUnion):
-                shape = shape.variant(shape.mapping(value).get(shape.tag))
-            elif isinstance(shape, NameOrMapping):
-                shape = shape.mapping
-            shape = child_shape(shape, str(part))
-            value = _get(value, (part,))
-        return shape
+        return child_shape(self._parent(path), str(path[-1])) if path else self._model
+
+    def _parent(self, path: KeyPath) -> Shape:
+        """Return the shape of the mapping that has, or lacks, the last key of a path."""
+        return chosen_shape(self._shape(path[:-1]), _get(self._raw, path[:-1]))
 
 
 def _rule(details: ErrorDetails, shape: Shape, given: object) -> tuple[str, Sequence[str]]:

@@ -285,11 +285,10 @@ class _UntitledFields(GenerateJsonSchema):
         return False
 
 
-def json_schema() -> dict[str, object]:
+def json_schema() -> Mapping[str, object]:
     """Return the JSON Schema (draft 2020-12) of an experiment file, for editors."""
-    schema = Experiment.model_json_schema(schema_generator=_UntitledFields)
     head = {"$schema": GenerateJsonSchema.schema_dialect, "title": "fedsim experiment"}
-    return {**head, **{key: value for key, value in schema.items() if key != "title"}}
+    return head | Experiment.model_json_schema(schema_generator=_UntitledFields) | head
 
 
 class _Dumper(yaml.SafeDumper):

@@ -78,16 +78,6 @@ class NumberOrWord:
 Shape = Model | TaggedUnion | NameOrMapping | ModelCollection | NumberOrWord | None
 
 
-@dataclass(frozen=True)
-class ErrorPlace:
-    """The place of a pydantic error in the experiment file."""
-
-    path: KeyPath
-    parent: Shape  # of the mapping that has, or lacks, the last key of the path
-    union: KeyPath | None = None  # the enclosing value that is a name or a mapping
-    as_mapping: bool = False  # pydantic validated the value at `union` as a mapping
-
-
 def shape_of(field: FieldInfo) -> Shape:
     """Return the shape of a settings field's value: which keys the value may have."""
     takes_name = any(isinstance(mark, Choice) for mark in field.metadata)
@@ -119,27 +109,11 @@ def shape_of(field: FieldInfo) -> Shape:
     return ModelCollection(models[0] if value is models[0] else NameOrMapping(models[0]))
 
 
-def locate_error(root: Model, location: tuple[int | str, ...]) -> ErrorPlace:
-    """Return the place in the file of a pydantic error with this `loc`."""
-    path: list[str | int] = []
-    parent: Shape = root  # the shape of the mapping with the last key of the path
-    shape: Shape = root
-    union: KeyPath | None = None
-    as_mapping = False
-    for part in location:
-        if isinstance(shape, TaggedUnion):
-            shape = shape.variants.get(str(part))
-        elif isinstance(shape, NumberOrWord):
-            shape = None
-        elif isinstance(shape, NameOrMapping):
-            # A class with a validator is named function-after[_rule(), TheClass].
-            branch = str(part).rstrip("]").rpartition(" ")[2]
-            union, as_mapping = tuple(path), branch == shape.mapping.__name__
-            shape = shape.mapping if as_mapping else None
-        else:
-            path.append(part)
-            parent, shape = shape, child_shape(shape, str(part))
-    return ErrorPlace(tuple(path), parent, union, as_mapping)
+def chosen_shape(shape: Shape, value: object) -> Shape:
+    """Return the shape of a mapping in the variant of a union that its value selects."""
+    if isinstance(shape, TaggedUnion):
+        return shape.variant(shape.mapping(value).get(shape.tag))
+    return shape.mapping if isinstance(shape, NameOrMapping) else shape
 
 
 def child_shape(shape: Shape, key: str) -> Shape:
@@ -160,9 +134,12 @@ def keys_of(shape: Shape) -> dict[str, FieldInfo]:
     return dict(model.model_fields) if isinstance(model, type) else {}
 
 
-def sections_with_key(root: Model, key: str) -> list[KeyPath]:
-    """Return the paths of all sections that have a key of this name."""
-    return [path for path, shape in _sections(root, ()) if key in keys_of(shape)]
+def sections_with_key(shape: Shape, key: str, path: KeyPath = ()) -> Iterator[KeyPath]:
+    """Yield the paths of all sections, of a shape at a path, that have a key of this name."""
+    if key in keys_of(shape):
+        yield path
+    for name, field in keys_of(shape).items():
+        yield from sections_with_key(shape_of(field), key, (*path, name))
 
 
 def field_purpose(field: FieldInfo) -> str:
@@ -171,14 +148,6 @@ def field_purpose(field: FieldInfo) -> str:
     if field.description or not isinstance(shape, TaggedUnion):
         return field.description or "a section"
     return f"a mapping with {shape.tag}: {any_of(shape.choices)}"
-
-
-def _sections(shape: Shape, path: KeyPath) -> Iterator[tuple[KeyPath, Shape]]:
-    if shape is None:
-        return
-    yield path, shape
-    for key, field in keys_of(shape).items():
-        yield from _sections(shape_of(field), (*path, key))
 
 
 def choices_of(model: Model, tag: str) -> tuple[str, ...]:

@@ -10,13 +10,13 @@ data, only the number of examples is shown, and only if it is public.
 import hashlib
 import json
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedsim.core.commands import Phases
+from fedsim.core.formatting import some_of
 from fedsim.core.plugin_sources import read_sources
 from fedsim.data.file_names import data_files
 from fedsim.experiment import LoadedExperiment
@@ -126,20 +126,15 @@ class DataFindings:
     @property
     def hints(self) -> list[str]:
         """Warnings about data that a run accepts, but that harm its training or its scores."""
-        hints, (low, high) = list[str](), self.test_range
+        low, high = self.test_range
         absent = [name for name, count in (self.test_classes or {}).items() if count == 0]
-        if absent:
-            more = f" and {len(absent) - 5} more" if len(absent) > 5 else ""
-            hints.append(
-                f"the test set has no example of class {', '.join(absent[:5])}{more}, so no score "
-                "tells how well it is learned; raise data.test_fraction or bring a test set"
-            )
-        if low == high:
-            hints.append(
-                f"all features are {low:g} in the test set, and nothing can be learned "
-                "from them; check the columns and the scale"
-            )
-        return hints
+        hints = {
+            f"the test set has no example of class {some_of(absent, 5)}, so no score tells how "
+            "well it is learned; raise data.test_fraction or bring a test set": absent,
+            f"all features are {low:g} in the test set, and nothing can be learned from them; "
+            "check the columns and the scale": low == high,
+        }
+        return [hint for hint, applies in hints.items() if applies]
 
     def lines(self) -> list[str]:
         """Return the facts about the data as lines of text."""
@@ -148,10 +143,8 @@ class DataFindings:
         values = "value" if shape == "1" else "values"
         lines = [f"an example has {shape} {values}, from {low:.4g} to {high:.4g} in the test set"]
         if (classes := self.test_classes) is not None:
-            shown = [f"{name}: {n:,}" for name, n in islice(classes.items(), _MAX_CLASSES)]
-            more = len(classes) - len(shown)
-            rest = f" and {more} more" if more > 0 else ""
-            lines.append(f"classes of the test set: {', '.join(shown)}{rest}")
+            counts = [f"{name}: {n:,}" for name, n in classes.items()]
+            lines.append(f"classes of the test set: {some_of(counts, _MAX_CLASSES)}")
         lines.append(f"the model trains {self.federation.sizes['trained_parameters']:,} values")
         return [*lines, *(f"hint: {hint}" for hint in self.hints)]
 
