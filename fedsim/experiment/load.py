@@ -249,7 +249,8 @@ def _check(tree: Node, base: Path, problems: list[Problem]) -> tuple[Experiment,
         federation, mistakes = read_public_tables(federation, base)
         problems += located(tree, mistakes)
         sections["federation"] = federation
-    known = Sections.of(sections, base, unit=_written_unit(tree))
+    unit = privacy and privacy.node.entries.get("unit")  # also of a section with mistakes
+    known = Sections.of(sections, base, unit=unit and unit.node.value)
     problems += located(tree, broken_rules(known))
     if problems or experiment is None:
         raise ExperimentError(problems)
@@ -269,10 +270,3 @@ def located(tree: Node, messages: Iterable[PathMessage]) -> list[Problem]:
         for path, message in messages
         if not is_broken(tree, path)
     ]
-
-
-def _written_unit(tree: Node) -> object:
-    """Return `privacy.unit` as written in the file, even if the section has mistakes."""
-    privacy = tree.entries.get("privacy")
-    unit = None if privacy is None else privacy.node.entries.get("unit")
-    return None if unit is None else unit.node.value

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from fedsim.core.limits import MAX_CLIENTS, MAX_ROUNDS
 from fedsim.experiment.errors import KeyPath, any_of, did_you_mean, shorten
 from fedsim.experiment.messages import PathMessage
+from fedsim.experiment.tree import MAX_DIGITS
 from fedsim.server.participation.settings import (
     MAX_AVAILABILITY_CHARACTERS,
     BufferedParticipation,
@@ -208,7 +209,8 @@ def _number(
     path: Path, line: int, row: Mapping[str, str], column: str, least: int, most: int
 ) -> int:
     text = row[column].strip()
-    if not (text.isascii() and text.isdigit()) or not least <= int(text) <= most:
+    is_whole = text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
+    if not is_whole or not least <= int(text) <= most:
         raise _TableError(
             f"line {line} of {path.name}: {column} must be a whole number from {least} to {most}, "
             f"got {text!r}"

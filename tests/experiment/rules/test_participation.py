@@ -187,6 +187,7 @@ def test_tables_become_part_of_the_experiment(tmp_path: Path) -> None:
         ("client,first\n0,1\n", "must have the columns client, round or client, first, last"),
         ("client,round\n", "no client has a line"),
         ("client,round\nx,1\n", "line 2 of t.csv: client must be a whole number"),
+        ("client,round\n" + "1" * 5000 + ",1\n", "line 2 of t.csv: client must be a whole number"),
         ("client,round\n0,0\n", "round must be a whole number from 1"),
         ("client,first,last\n0,3,2\n", "last must be a whole number from 3"),
         ("client,round\n0\n", "round must be a whole number"),
