@@ -49,11 +49,7 @@ class GroupedCommands(click.Group):
     """A click group of commands whose help page has a section for each purpose."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse arguments, and refuse those with a NUL character, which no path may have.
-
-        Raises:
-            UsageError: an argument has a NUL character.
-        """
+        """Parse arguments, and refuse those with a NUL character, which no path may have."""
         for argument in args:
             if "\0" in argument:
                 rule = f"{argument!r:.80} has a NUL character; no path has one"

@@ -168,22 +168,14 @@ def _print(result: "ComparisonResult", *, as_json: bool) -> None:
 
 
 def _refuse_options(options: Mapping[str, Any], conflict: str) -> None:
-    """Refuse options that cannot be used with another argument.
-
-    Raises:
-        UsageError: one of the options was given.
-    """
+    """Refuse options, of which one was given, that cannot be used with another argument."""
     for name, value in options.items():
         if value:
             raise click.UsageError(f"--{name.replace('_', '-')} does not go with {conflict}")
 
 
 def _refuse_other_files(file: str, overrides: Sequence[str]) -> None:
-    """Refuse arguments other than one file and its overrides.
-
-    Raises:
-        UsageError: there are other arguments; the message names the fix.
-    """
+    """Refuse arguments other than one file and its overrides; the message names the fix."""
     for text in overrides:
         if "=" not in text or exists(text):
             fix = "compare one FILE, or several RUN directories"

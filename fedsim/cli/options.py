@@ -20,8 +20,7 @@ def bounds_option(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that adds the option `--bounds NAME,NAME` to a command.
 
-    The command gets a tuple of names; without the option the default ones if `is_always`, else
-    None.
+    Without the option, the command gets the default names if `is_always`, else None.
     """
     return click.option(
         "--bounds",

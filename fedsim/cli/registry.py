@@ -1,8 +1,7 @@
 """Import paths of the tools in `fedsim/tools/`; no other module outside that folder names them.
 
-Tools are named here as text, not as entry points of the distribution. A checkout on PYTHONPATH has
-no entry points, or gets those of another installed copy. Reading entry points takes 50 ms, longer
-than `fedsim --help` may take. Entry points also have no order, which the help page needs.
+They are no entry points: a checkout on PYTHONPATH has none, or those of another installed copy,
+reading them takes 50 ms, longer than `fedsim --help` may, and the help page needs an order.
 """
 
 from collections.abc import Callable

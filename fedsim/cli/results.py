@@ -139,12 +139,12 @@ def _score_lines(predictions: "Predictions") -> list[str]:
 )
 @click.option(
     "--base",
-    type=click.Path(exists=True, file_okay=False),
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="With --replay: directory of the experiment's relative paths. Default: the current one.",
 )
 @json_option
 def verify_command(
-    directory: str, root: str | None, replay: bool, base: str | None, as_json: bool
+    directory: str, root: str | None, replay: bool, base: Path | None, as_json: bool
 ) -> None:
     """Check every file of the run directory RUN and recompute every ε from its ledger.
 
@@ -179,8 +179,7 @@ def verify_command(
         phases.begin("checking the files and every ε")
         verification = verify_run(run_directory, root=root)
         if replay and not verification.problems:
-            place = None if base is None else Path(base)
-            replayed = OPTIONS["verify --replay"](run_directory, base=place, phases=phases)
+            replayed = OPTIONS["verify --replay"](run_directory, base=base, phases=phases)
             more["replayed"] = {name: getattr(replayed, name) for name in _REPLAYED}
             verification = replace(verification, problems=replayed.problems)
     lines = [f"{directory}: sound ({_spend_in_words(verification)})"]

@@ -1,7 +1,6 @@
 """Loading of an experiment file: check each section, then the rules between sections.
 
-All mistakes are reported together. A rule runs if all sections that it reads are valid, even if
-other sections have mistakes.
+All mistakes are reported together. A rule runs if all sections that it reads are valid.
 """
 
 import shlex
@@ -168,11 +167,7 @@ def _with_privacy_off(tree: Node) -> Node:
 
 
 def _refuse_comparison(tree: Node, path: Path | None, problems: list[Problem]) -> None:
-    """Refuse a comparison file, which shares no key with an experiment file.
-
-    Raises:
-        ExperimentError: the file is a comparison file.
-    """
+    """Refuse a comparison file, which shares no key with an experiment file."""
     keys = tree.entries.keys()
     if path is not None and keys & _COMPARISON_KEYS and not keys & _EXPERIMENT_KEYS:
         first = next(iter(tree.entries.values())).key
@@ -181,12 +176,9 @@ def _refuse_comparison(tree: Node, path: Path | None, problems: list[Problem]) -
 
 
 def read_settings(path: Path) -> ExperimentWithClients:
-    """Return the settings of a run, read from its `experiment.yaml`.
+    """Return the settings of a run from its `experiment.yaml`, or raise an ExperimentError.
 
     Files and plug-ins that the settings name are not checked: they may have changed or be gone.
-
-    Raises:
-        ExperimentError: the file is not a valid `experiment.yaml` of a run.
     """
     return read_checked(path, ExperimentWithClients)
 
@@ -196,12 +188,9 @@ def read_checked(
     model: type[_Settings],
     rules: Callable[[_Settings], Iterable[PathMessage]] = lambda settings: (),
 ) -> _Settings:
-    """Return the settings in a YAML file of another kind than an experiment file.
+    """Return the settings in a YAML file of another kind, or raise all mistakes (ExperimentError).
 
     The rules yield (key path, message) for keys that do not fit together.
-
-    Raises:
-        ExperimentError: the file has mistakes; the error lists all of them with their places.
     """
     problems: list[Problem] = []
     tree = read_yaml(path, problems)

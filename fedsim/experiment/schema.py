@@ -191,8 +191,7 @@ class Experiment(Settings):
     def saves_derived_model(self) -> bool:
         """Whether the saved model is computed from exchanged values together with other values.
 
-        This is so if clients exchange only a part of the saved model, and for zeroth-order steps
-        and PATE.
+        So if clients exchange only a part of the saved model, and for zeroth-order steps and PATE.
         """
         lora = self.model.lora
         is_merged = self.model.has_local_base and (lora is None or lora.save == "merged")
@@ -262,11 +261,7 @@ class ExperimentWithClients(Experiment):
         return known.model_copy(update={"privacy": privacy.model_copy(update=changes)})
 
     def model_post_init(self, context: object) -> None:
-        """Read the number of clients from the partition and store it.
-
-        Raises:
-            ValueError: the partition does not give the number of clients.
-        """
+        """Store the number of clients, or refuse (ValueError) a partition that does not give it."""
         number = self.data.partition.num_clients
         if number is None:
             raise ValueError("data.partition.num_clients: missing; only the data know it here")

@@ -1,8 +1,6 @@
 """The keys that the settings classes allow in each section of the file (the section's shape).
 
-The location of a pydantic error contains names of union branches, as in
-`data.partition.dirichlet.alpha`, and the error does not list the possible keys. This module finds
-both.
+An error of pydantic does not list them, and its location contains names of union branches.
 """
 
 from collections.abc import Callable, Iterator

@@ -97,11 +97,7 @@ class PlannedCell:
 
 
 def privacy_of(experiment: Experiment) -> PrivacySettings:
-    """Return the section `privacy` of an experiment.
-
-    Raises:
-        PrivacyPlanError: the experiment has no such section.
-    """
+    """Return the section `privacy` of an experiment; without it, raise a PrivacyPlanError."""
     if experiment.privacy is None:
         raise PrivacyPlanError(NOTHING_TO_PLAN)
     return experiment.privacy
@@ -152,8 +148,7 @@ def changed_plans(
 ) -> Federation:
     """Return a federation with the plans of an experiment with changes `{"key.path": value}`.
 
-    Raises:
-        ValueError: the changed experiment has mistakes, or no noise meets its settings.
+    It is a ValueError if the changed experiment has mistakes, or no noise meets its settings.
     """
     content = loaded.experiment.model_dump(mode="json", exclude_unset=True)
     return with_plans(federation, load_experiment(content, changes, base=loaded.base))
@@ -228,17 +223,13 @@ def _strictest(federation: Federation, clients: tuple[CellClient, ...]) -> tuple
 
 @dataclass(frozen=True)
 class PlannedCorrelation:
-    """Noise of the models of a run, with one way to correlate it and to choose clients.
-
-    A model is the sum of the releases of all rounds so far; with momentum, the server's optimizer
-    is applied to the releases first.
-    """
+    """Noise of the models of a run, with one way to correlate it and to choose clients."""
 
     noise: str  # name and size of the correlation, such as "toeplitz, 50 bands", or "none"
     scheme: str  # of `federation.participation`, for which ε holds
     noise_multiplier: float  # of the fresh noise of a round
     error: float  # root mean square of a coordinate's noise over all models, in max_update_norm
-    momentum: float = 0.0  # of the server's optimizer
+    momentum: float = 0.0  # of the server's optimizer, through which releases become models
 
 
 def plan_correlations(federation: Federation) -> tuple[PlannedCorrelation, ...]:
@@ -284,10 +275,8 @@ def compare_correlations(
 ) -> tuple[PlannedCorrelation, ...]:
     """Return the noise of models for each kind of correlation, all at the same ε.
 
-    `clients_per_round` is expected or exact; `blt` is optimised for `momentum`, in [0, 1).
-
-    Raises:
-        ValueError: no noise reaches the target.
+    `clients_per_round` is expected or exact; `blt` is optimised for `momentum`, in [0, 1). It is a
+    ValueError if no noise reaches the target.
     """
     turns = SeparatedSchedule(0, clients, clients_per_round).separation(rounds)
     noise_of = partial(

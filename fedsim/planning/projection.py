@@ -45,8 +45,7 @@ def experiment_curves(
 ) -> tuple[BoundCurve, ...]:
     """Return curves of ε over the number of steps, one for each kind of clients, without training.
 
-    The points of a curve are evenly spaced in the logarithm of the steps; one point is after all
-    steps.
+    The points are evenly spaced in the logarithm of the steps; a single one is after all steps.
 
     Raises:
         PrivacyPlanError: the experiment has no `privacy` section, or no noise meets its target.

@@ -73,9 +73,8 @@ def find_footprint(loaded: LoadedExperiment) -> Footprint:
 def plugin_digest(loaded: LoadedExperiment) -> str | None:
     """Return the SHA-256 of an experiment's plug-ins; None without plug-ins.
 
-    The digest covers the names of the plug-ins and the content of every source file that their
-    import statements reach. It does not cover versions of installed packages, which may differ
-    between nodes.
+    It covers the names of the plug-ins and the content of every source file that their import
+    statements reach, and no versions of installed packages, which may differ between nodes.
 
     Raises:
         PluginError: the file of a plug-in cannot be read.
