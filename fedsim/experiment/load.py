@@ -17,7 +17,7 @@ from fedsim.core.settings import Settings
 from fedsim.experiment.errors import ExperimentError, Problem, value_text
 from fedsim.experiment.messages import Mistakes, PathMessage, validation_messages
 from fedsim.experiment.overrides import Overrides, apply_overrides, parse_overrides
-from fedsim.experiment.references import named_table, read_public_tables
+from fedsim.experiment.public_tables import TABLED, named_table, read_public_tables
 from fedsim.experiment.rules import Sections, algorithm, clients, data, mechanisms, trust
 from fedsim.experiment.schema import Experiment, ExperimentWithClients
 from fedsim.experiment.shapes import field_purpose
@@ -233,7 +233,7 @@ def _check(tree: Node, base: Path, problems: list[Problem]) -> tuple[Experiment,
         purpose = field_purpose(Experiment.model_fields["privacy"])
         problems += located(tree, [(("privacy",), f"no value; {purpose}")])
     federation, named = sections.get("federation"), None
-    if isinstance(federation, FederationSettings):
+    if isinstance(federation, FederationSettings) and isinstance(federation.participation, TABLED):
         named = named_table(federation.participation)
         federation, mistakes = read_public_tables(federation, base)
         problems += located(tree, mistakes)

@@ -1,9 +1,7 @@
 """Messages for pydantic's errors: one line per mistake, with the new name of a renamed key."""
 
-import math
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -60,43 +58,6 @@ PathMessage = tuple[KeyPath, str]
 Mistakes = Iterator[PathMessage]
 
 
-def mistake(line: str) -> PathMessage:
-    """Return (key path, message) of a line `key.path: message`, as a person reads it.
-
-    Args:
-        line: the line; its keys are names without dots, spaces or colons.
-    """
-    key, _, message = line.partition(": ")
-    return tuple(key.split(".")), message
-
-
-def messages_at(path: KeyPath, message: str | None) -> Mistakes:
-    """Yield the pair (key path, message), unless the message is None.
-
-    Args:
-        path: the keys from the top level to the value.
-        message: the message; None means that there is no mistake.
-    """
-    if message is not None:
-        yield path, message
-
-
-def too_many_clients(path: KeyPath, number: int | None, clients: int) -> Mistakes:
-    """Yield (key path, message) if a key asks for more clients than there are."""
-    if number is not None and number > clients:
-        rule = f"must be <= data.partition.num_clients ({value_text(clients)})"
-        yield path, f"{rule}, got {value_text(number)}"
-
-
-def finite_messages(value: object, path: KeyPath) -> Mistakes:
-    """Yield (key path, message) for every infinite number and every NaN inside a value."""
-    if isinstance(value, float) and not math.isfinite(value):
-        yield path, f"must be a finite number, got {value_text(value)}"
-    children = enumerate(value) if isinstance(value, list) else _mapping(value).items()
-    for key, item in children:
-        yield from finite_messages(item, (*path, key))
-
-
 _TYPES = {
     "float_type": "a number",
     "finite_number": "a finite number",
@@ -123,14 +84,6 @@ def validation_messages(
     """
     messages = _MessageBuilder(raw, model, prefix).messages(error)
     return [((*prefix, *path), message) for path, message in dict.fromkeys(messages)]
-
-
-def args_messages(given: dict[str, Any], kind: Model, path: KeyPath) -> Mistakes:
-    """Yield (key path, message) for every mistake in the arguments of a built-in component."""
-    try:
-        kind.model_validate(given)
-    except ValidationError as error:
-        yield from validation_messages(error, given, kind, path)
 
 
 class _MessageBuilder:

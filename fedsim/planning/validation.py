@@ -20,7 +20,7 @@ from fedsim.core.formatting import some_of
 from fedsim.core.plugin_sources import read_sources
 from fedsim.data.file_names import data_files
 from fedsim.experiment import LoadedExperiment
-from fedsim.experiment.references import named_table
+from fedsim.experiment.public_tables import named_table
 
 if TYPE_CHECKING:
     from fedsim.federation.federation import Federation

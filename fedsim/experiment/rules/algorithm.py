@@ -5,15 +5,16 @@ from pydantic import ValidationError
 from fedsim.algorithms.algorithm import Algorithm, algorithms
 from fedsim.clients.local_settings import LocalSettings, SgdSettings
 from fedsim.experiment.errors import KeyPath
-from fedsim.experiment.messages import (
-    Mistakes,
+from fedsim.experiment.messages import Mistakes
+from fedsim.experiment.rules import (
+    RoundSizes,
+    Sections,
     args_messages,
+    check_name,
     finite_messages,
     messages_at,
     mistake,
 )
-from fedsim.experiment.references import check_name
-from fedsim.experiment.rules import RoundSizes, Sections
 from fedsim.server.settings import FederationSettings
 
 _PATH: KeyPath = ("federation", "strategy")

@@ -9,9 +9,15 @@ from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
 from fedsim.core.limits import MAX_LEDGER_RECORDS
 from fedsim.experiment.errors import KeyPath, value_text
-from fedsim.experiment.messages import Mistakes, messages_at, mistake, too_many_clients
-from fedsim.experiment.references import check_file
-from fedsim.experiment.rules import RoundSizes, Sections
+from fedsim.experiment.messages import Mistakes
+from fedsim.experiment.rules import (
+    RoundSizes,
+    Sections,
+    check_file,
+    messages_at,
+    mistake,
+    too_many_clients,
+)
 from fedsim.server.participation.settings import (
     BufferedParticipation,
     CyclicParticipation,

@@ -27,22 +27,20 @@ from fedsim.data.settings import (
 )
 from fedsim.data.tables.settings import ColumnSettings
 from fedsim.experiment.errors import KeyPath, value_text
-from fedsim.experiment.messages import (
-    Mistakes,
+from fedsim.experiment.messages import Mistakes
+from fedsim.experiment.rules import (
+    DATA_SUFFIXES,
+    TABLE_SUFFIXES,
+    Sections,
     args_messages,
+    check_file,
+    check_folder,
+    check_name,
     finite_messages,
     messages_at,
     mistake,
     too_many_clients,
 )
-from fedsim.experiment.references import (
-    DATA_SUFFIXES,
-    TABLE_SUFFIXES,
-    check_file,
-    check_folder,
-    check_name,
-)
-from fedsim.experiment.rules import Sections
 from fedsim.models.catalog import LOSSES, MODELS
 from fedsim.models.settings import FeatureShapeError, ModelSettings, shape_after
 from fedsim.personalization.settings import LabelPriorSettings, PersonalizationSettings

@@ -14,8 +14,8 @@ from fedsim.clients.mechanisms.conditions import unmet
 from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION, KINDS, LOSSES, ReleaseKind
 from fedsim.clients.privacy_settings import BoundedExamplesSettings, PrivacySettings
 from fedsim.core.settings import Settings
-from fedsim.experiment.messages import Mistakes, mistake
-from fedsim.experiment.rules import Sections, example_keys_of_clients
+from fedsim.experiment.messages import Mistakes
+from fedsim.experiment.rules import Sections, example_keys_of_clients, mistake
 from fedsim.experiment.rules.algorithm import built_in_algorithm
 from fedsim.models.catalog import MODELS
 from fedsim.models.settings import ModelSettings

@@ -11,8 +11,8 @@ from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.conditions import LINEAR_CLIPPINGS, unmet
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.experiment.errors import KeyPath
-from fedsim.experiment.messages import Mistakes, mistake
-from fedsim.experiment.rules import RoundSizes, Sections, example_keys_of_clients
+from fedsim.experiment.messages import Mistakes
+from fedsim.experiment.rules import RoundSizes, Sections, example_keys_of_clients, mistake
 from fedsim.models.catalog import TRAIN_METRICS
 from fedsim.noise.correlated.settings import SCHEME
 from fedsim.secagg.settings import EncodingSettings, SecAggSettings, SecureAggregationSettings

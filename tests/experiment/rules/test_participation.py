@@ -7,7 +7,7 @@ import pytest
 
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.experiment import ExperimentError, load_experiment
-from fedsim.experiment.references import read_public_tables
+from fedsim.experiment.public_tables import read_public_tables
 from fedsim.experiment.rules import Sections
 from fedsim.experiment.rules.clients import check_poisson_draws
 from fedsim.secagg.settings import SecureAggregationSettings

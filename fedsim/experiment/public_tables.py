@@ -1,21 +1,21 @@
-"""Checks of the names and files in an experiment, without imports, and reading of public tables.
+"""Reading of public tables: csv files with the clients' availability or durations.
 
-Public tables are csv files that `federation.participation` names: the clients' availability or
-durations. A run's `experiment.yaml` contains their content, so schedules can be replayed without
-the files, and a changed file cannot alter a resumed run.
+`federation.participation` names them. A run's `experiment.yaml` contains their content, so
+schedules can be replayed without the files, and a changed file cannot alter a resumed run.
 """
 
 import csv
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from fedsim.core.limits import MAX_CLIENTS, MAX_ROUNDS
-from fedsim.experiment.errors import KeyPath, any_of, did_you_mean, shorten
+from fedsim.experiment.errors import KeyPath
 from fedsim.experiment.messages import PathMessage
-from fedsim.experiment.tree import MAX_DIGITS
+from fedsim.experiment.rules import check_file
+from fedsim.experiment.yaml_loader import MAX_DIGITS
 from fedsim.server.participation.settings import (
     MAX_AVAILABILITY_CHARACTERS,
     BufferedParticipation,
@@ -28,70 +28,8 @@ from fedsim.server.participation.settings import (
 )
 from fedsim.server.settings import FederationSettings
 
-TABLE_SUFFIXES = (".csv", ".parquet")
-DATA_SUFFIXES = (".npz", *TABLE_SUFFIXES)
-
-
-def check_name(name: str, kind: str, builtin: Collection[str], base: Path) -> str | None:
-    """Return what is wrong with the name of a component or plug-in, or None if it is valid."""
-    if name in builtin:
-        return None
-    if ":" in name:
-        return _check_plugin(name, base)
-    shown = shorten(repr(name))
-    if name.endswith(".py"):
-        return f"unknown {kind} {shown}; to use a function of the file write ./file.py:function"
-    if kind == "dataset" and name.endswith(DATA_SUFFIXES):
-        return f"unknown dataset {shown}; to use a file write {{path: FILE, target: NAME}}"
-    ways = "a plug-in is package.module:function or ./file.py:function"
-    fix = did_you_mean(name, builtin) or f"; built in: {any_of(sorted(builtin))}; {ways}"
-    return f"unknown {kind} {shown}{fix}"
-
-
-def check_file(path: str, base: Path, *suffixes: str) -> str | None:
-    """Return what is wrong with the path of a file, or None if the file can be used."""
-    if not path.lower().endswith(suffixes):
-        return f"must end in {any_of(suffixes)}, got {shorten(repr(path))}"
-    return _check_exists(path, base)
-
-
-def check_folder(path: str, base: Path) -> str | None:
-    """Return what is wrong with the path of a folder of data files, or None if it can be used."""
-    full = _absolute(path, base)
-    if os.path.isfile(full):
-        return f"must be the folder with the files, got the file {full!r}"
-    return None if os.path.isdir(full) else f"no such folder: {full!r}"
-
-
-def _check_plugin(name: str, base: Path) -> str | None:
-    """Return the mistake in a plug-in reference that is visible without importing it, or None."""
-    where, _, function = name.rpartition(":")
-    shown = shorten(repr(name))
-    form = f"must be package.module:function or ./file.py:function, got {shown}"
-    if not _is_dotted_name(function):
-        return form
-    if where.endswith(".py"):
-        return _check_exists(where, base)
-    if where.startswith((".", "/", "~")):
-        return f"a plug-in file must end in '.py', got {shown}"
-    return None if _is_dotted_name(where) else form
-
-
-def _is_dotted_name(text: str) -> bool:
-    return all(part.isidentifier() for part in text.split("."))
-
-
-def _check_exists(path: str, base: Path) -> str | None:
-    full = _absolute(path, base)
-    return None if os.path.isfile(full) else f"no such file: {full!r}"
-
-
-def _absolute(path: str, base: Path) -> str:
-    # os.path.isfile returns False for a path with a NUL or a name that is too long; pathlib raises.
-    if "\0" not in path:
-        path = os.path.expanduser(path)
-    return os.path.abspath(os.path.join(base, path))
-
+TABLED = TraceParticipation, BufferedParticipation
+"""The settings of participation that may name a table."""
 
 _PARTICIPATION: KeyPath = ("federation", "participation")
 
