@@ -79,25 +79,15 @@ def room_around(values: Sequence[float], *, logarithmic: bool = False) -> Point:
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of a chart.
+    """One axis of a chart."""
 
-    Attributes:
-        low: value at the left or lower end; may be larger than `high`, for an axis that falls.
-        high: value at the right or upper end.
-        marks: the text of each tick mark, by its value.
-        label: name of the quantity that the axis shows.
-        logarithmic: whether the axis is logarithmic.
-        grid: whether a line crosses the chart at each mark.
-        upright: whether the text of tick marks below the chart is turned by 90 degrees.
-    """
-
-    low: float
+    low: float  # at the left or lower end; larger than `high` for an axis that falls
     high: float
-    marks: Mapping[float, str]
+    marks: Mapping[float, str]  # the text of each tick mark, by its value
     label: str = ""
     logarithmic: bool = False
-    grid: bool = False
-    upright: bool = False
+    grid: bool = False  # a line crosses the chart at each mark
+    upright: bool = False  # the text of tick marks below the chart is turned by 90 degrees
 
     def share(self, value: float) -> float:
         """Return the position of a value on the axis, from 0 at `low` to 1 at `high`."""
@@ -127,18 +117,7 @@ def number_axis(
     grid: bool = False,
     most: int = 6,
 ) -> Axis:
-    """Return an axis with tick marks at round numbers.
-
-    Args:
-        ends: values at both ends of the axis, ascending.
-        label: name of the quantity.
-        logarithmic: whether the axis is logarithmic.
-        whole: whether only whole numbers are marked.
-        percent: whether marks are written in percent.
-        grid: whether a line crosses the chart at each mark.
-        most: the largest number of marks minus one; a logarithmic axis has marks at decades
-            instead.
-    """
+    """Return an axis with up to `most` + 1 tick marks at round numbers, or at decades."""
     values = ticks(*ends, most, whole=whole)
     if logarithmic:
         few = ends[1] < 99 * ends[0]
@@ -221,39 +200,21 @@ class Look:
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure with a horizontal and a vertical axis.
+    """A figure with a horizontal and a vertical axis; sizes are in pixels."""
 
-    Attributes:
-        label: description of the chart for screen readers.
-        x: horizontal axis, below the chart.
-        y: vertical axis, on the left.
-        marks: lines, areas, dots and notes; later marks are drawn above earlier ones.
-        width: width of the whole drawing, in pixels.
-        height: height between the ends of the vertical axis, in pixels.
-        top: space above the chart, in pixels.
-        right: space to the right of the last value, in pixels; grid lines cross it.
-        names: labels at the ends of lines: (text, last point of the line, colour of the line).
-        tips: tooltips, sorted along the horizontal axis (along the vertical one if `across`).
-        across: whether the pointer shows a tooltip anywhere in a row of the drawing, instead of a
-            column.
-        heading: lines of text above the chart, drawn only in a chart file.
-        legend: style of each named mark, by name, drawn only in a chart file; a page has its own
-            legend.
-    """
-
-    label: str
-    x: Axis
-    y: Axis
-    marks: Sequence[Mark]
-    width: float = 400.0
-    height: float = 224.0
-    top: float = 8.0
-    right: float = EDGE
-    names: Sequence[tuple[str, Point, Ink]] = ()
-    tips: Sequence[Tip] = ()
-    across: bool = False
-    heading: str = ""
-    legend: Mapping[str, Look] = field(default_factory=dict)
+    label: str  # for screen readers
+    x: Axis  # below the chart
+    y: Axis  # on the left
+    marks: Sequence[Mark]  # later ones are drawn above earlier ones
+    width: float = 400.0  # of the whole drawing
+    height: float = 224.0  # between the ends of the vertical axis
+    top: float = 8.0  # above the chart
+    right: float = EDGE  # beside the last value; grid lines cross it
+    names: Sequence[tuple[str, Point, Ink]] = ()  # at the ends of lines, in their colours
+    tips: Sequence[Tip] = ()  # sorted along the horizontal axis, or the vertical one if `across`
+    across: bool = False  # a tooltip is shown anywhere in its row, instead of its column
+    heading: str = ""  # lines of text above the chart, only in a file
+    legend: Mapping[str, Look] = field(default_factory=dict)  # only in a file: a page has its own
 
     @property
     def total_height(self) -> float:
@@ -277,13 +238,6 @@ def target(value: float, words: str) -> list[Mark]:
 
 
 def interval(place: float, ends: Point, ink: Ink, *, across: bool = False) -> list[Mark]:
-    """Return an error bar between two values: horizontal if `across`, else vertical.
-
-    Args:
-        place: coordinate of the bar on the other axis.
-        ends: the two values.
-        ink: colour of the bar.
-        across: whether the bar is horizontal.
-    """
+    """Return an error bar between two values: horizontal if `across`, else vertical."""
     points = [(end, place) if across else (place, end) for end in ends]
     return [Line(points, ink, 1.6), Dots(points, ink, "|" if across else "_", 4.0)]

@@ -33,17 +33,11 @@ _MAX_ROWS = 500  # rows of a figure: more than pixels would only make the file l
 
 
 class _Line(NamedTuple):
-    """A row of a heat map.
-
-    Attributes:
-        client: number of the client.
-        tip: tooltip of the row.
-        cells: share in [0, 1] and text of each cell that is not empty, by column.
-    """
+    """A row of a heat map; a cell that is not empty has a share in [0, 1] and a text."""
 
     client: int
     tip: str
-    cells: Mapping[int, tuple[float, str]]
+    cells: Mapping[int, tuple[float, str]]  # by column
 
 
 def client_data_context(contents: RunContents) -> dict[str, Any] | None:
@@ -68,10 +62,7 @@ def client_data_context(contents: RunContents) -> dict[str, Any] | None:
 
 
 def held_out_accuracies(contents: RunContents) -> dict[int, str] | None:
-    """Return the accuracy on each client's held-out examples as text, by client number.
-
-    The result is None if the run measured no such accuracy.
-    """
+    """Return the accuracy on each client's held-out examples as text; None if not measured."""
     rows = [] if contents.client_data is None else contents.client_data["clients"]
     accuracies = {
         row["client"]: metric_text("accuracy", sum(row["correct"]) / count)
@@ -124,10 +115,7 @@ def _accuracy_line(
 def _heat_map(
     label: str, lines: Sequence[_Line], classes: Sequence[str], names: Mapping[int, str]
 ) -> Markup:
-    """Return a heat map with a row for each client and a column for each class.
-
-    Cells show their texts where there is room.
-    """
+    """Return a heat map of clients (rows) and classes; cells show texts where there is room."""
     count, size = len(lines), len(classes)
     few = count <= MAX_NAMED_ROWS
     clients = [names.get(line.client, str(line.client)) for line in lines] if few else []
@@ -178,29 +166,30 @@ def _largest(counts: Sequence[int]) -> list[tuple[int, int]]:
 def answers_context(contents: RunContents) -> dict[str, Any] | None:
     """Return the template values of the section on votes; None for a run without `task: pate`.
 
-    They are the content of `answers.json`, the number of queries that passed the check, figures by
-    class and, in a run with a guarantee, the numbers that describe the votes and their noise.
+    They are the content of `answers.json` with more figures; `votes` only where ε has a guarantee.
     """
     answers, facts = contents.optional(ANSWERS), contents.facts
     if answers is None:
         return None
-    passed = [row for row in answers["queries"] if (row["share"] or 0.0) >= answers["threshold"]]
     votes = contents.privacy.get("votes") if facts.is_bounded else None
-    z = contents.clients[0]["noise_multiplier"] if votes else 0.0
-    more = {"passed": len(passed), "votes": votes, "z": z, "epsilon": epsilon_text(facts.epsilon)}
-    return {**answers, **more, "classes": _classes(contents, answers)}
+    return {
+        **answers,
+        "passed": sum((row["share"] or 0.0) >= answers["threshold"] for row in answers["queries"]),
+        "votes": votes,
+        "z": contents.clients[0]["noise_multiplier"] if votes else 0.0,
+        "epsilon": epsilon_text(facts.epsilon),
+        "classes": _classes(contents, answers),
+    }
 
 
 def _classes(contents: RunContents, answers: dict[str, Any]) -> list[dict[str, Any]]:
     """Return for each true class its name and its numbers of queries, answers and right answers."""
     names = contents.summary.get("classes")
-    number = 1 + max((row["true"] for row in answers["queries"]), default=-1)
     table: list[dict[str, Any]] = []
-    for label in range(number):
+    for label in range(1 + max((row["true"] for row in answers["queries"]), default=-1)):
         given = [row["label"] for row in answers["queries"] if row["true"] == label]
         answered = [answer for answer in given if answer is not None]
         agreement = f"{100 * answered.count(label) / len(answered):.1f}%" if answered else "–"
-        name = names[label] if names else str(label)
-        numbers = {"queries": len(given), "answered": len(answered)}
-        table.append({"name": name, **numbers, "agreement": agreement})
+        name, counts = names[label] if names else str(label), (len(given), len(answered))
+        table.append(dict(zip(_CLASS_COLUMNS, (name, *counts, agreement), strict=True)))
     return table

@@ -7,6 +7,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from fedsim.statement import guarantee, limits, mechanism, result
@@ -21,16 +22,8 @@ from fedsim.statement.privacy_file import read_facts as read_facts
 from fedsim.statement.sentence import Row, Sentence
 from fedsim.statement.sentence import UnsupportedClaimError as UnsupportedClaimError
 
-SENTENCES: tuple[Row, ...] = (
-    *guarantee.TABLE,
-    *mechanism.TABLE,
-    *result.TABLE,
-    *limits.TABLE,
-)
-
-# The points that must accompany a quoted ε.
-_CORE_POINTS = ("guarantee", "adjacency", "sampling", "accounting", "limit")
-
+SENTENCES: tuple[Row, ...] = (*guarantee.TABLE, *mechanism.TABLE, *result.TABLE, *limits.TABLE)
+_CORE_POINTS = ("guarantee", "adjacency", "sampling", "accounting", "limit")  # beside a quoted ε
 _MAX_JSON_POINTS = 40
 
 
@@ -53,26 +46,15 @@ def to_json(facts: Facts) -> dict[str, Any]:
 
     The entries `profile` and `attack` are None if no finite ε can be stated.
     """
-    sentences = statement_of(facts)
+    sentences, profile = statement_of(facts), None
+    if facts.is_bounded and facts.profile is not None:
+        curve = facts.profile.curve
+        shown = curve[:: max(1, math.ceil(len(curve) / _MAX_JSON_POINTS))]
+        profile = {**asdict(facts.profile), "curve": [list(point) for point in shown]}
     return {
         "statement": in_words(sentences),
         "statement_points": [vars(sentence) for sentence in sentences],
         "certificates": guarantee.certificates_of(facts),
-        "profile": _profile_json(facts),
+        "profile": profile,
         "attack": facts.attack.to_json() if facts.is_bounded and facts.attack else None,
-    }
-
-
-def _profile_json(facts: Facts) -> dict[str, Any] | None:
-    profile = facts.profile
-    if not facts.is_bounded or profile is None:
-        return None
-    stride = max(1, math.ceil(len(profile.curve) / _MAX_JSON_POINTS))
-    return {
-        "client": profile.client,
-        "epsilon": profile.epsilon,
-        "delta": profile.delta,
-        "curve": [list(point) for point in profile.curve[::stride]],
-        "mu": profile.mu,
-        "slack": profile.slack,
     }

@@ -46,24 +46,16 @@ _Rate = Annotated[float, Field(ge=0.0, le=1.0, strict=True)]
 class Profile:
     """The privacy profile δ(ε) of one client's ledger, as points on an upper bound.
 
-    Attributes:
-        client: number of the client.
-        delta: δ of the client's guarantee.
-        epsilon: ε of the ledger at `delta`.
-        curve: pairs (ε, δ), ascending in ε; the client's releases are (ε, δ)-DP at every one of
-            these points.
-        mu: a Gaussian-DP parameter μ. No attack has a true-positive rate more than `slack` above
-            that of the best test of N(0, 1) against N(μ, 1). None if no useful μ exists.
-        slack: the amount that the bound by `mu` adds to the true-positive rate. It is δ / 100, or
-            the last δ of the curve if that is larger.
+    By the Gaussian-DP parameter μ, no attack has a true-positive rate more than `slack` above that
+    of the best test of N(0, 1) against N(μ, 1). `mu` is None if no useful μ exists.
     """
 
     client: int
-    delta: float
-    epsilon: float
-    curve: tuple[tuple[float, float], ...]
+    epsilon: float  # of the ledger at `delta`
+    delta: float  # of the client's guarantee
+    curve: tuple[tuple[float, float], ...]  # pairs (ε, δ), ascending; each holds for the releases
     mu: float | None
-    slack: float
+    slack: float  # δ / 100, or the last δ of the curve if that is larger
 
     def true_positive_bound(self, false_positive_rate: float) -> float:
         """Return an upper bound on any attack's true-positive rate at a false-positive rate.
@@ -100,15 +92,10 @@ class Profile:
 def profile_of(
     row: Mapping[str, Any], accountant: AccountantChoice, adjacency: Adjacency
 ) -> Profile | None:
-    """Return the privacy profile of a client from its ledger.
+    """Return the privacy profile of a client, from `client`, `ledger` and `delta` of its row.
 
     The result is None if the accountant cannot read the ledger, or if its ε is infinite. If this ε
     is above 500, the profile has no curve and no μ.
-
-    Args:
-        row: the client's row in `privacy.json`, of which `client`, `ledger` and `delta` are read.
-        accountant: the method that computes δ(ε).
-        adjacency: the adjacency of the ledger's events.
     """
     try:
         profile = _profile_of_text(json.dumps(row["ledger"]), row["delta"], accountant, adjacency)
@@ -126,43 +113,32 @@ def _profile_of_text(
     slack, exact = _SLACK_PER_DELTA * delta, account.get_epsilon
     epsilon, end = epsilon_with_slack(exact, delta), epsilon_with_slack(exact, slack)
     if not math.isfinite(epsilon) or not end <= _MAX_EPSILON:
-        return None if math.isinf(epsilon) else Profile(0, delta, epsilon, (), None, 0.0)
+        return None if math.isinf(epsilon) else Profile(0, epsilon, delta, (), None, 0.0)
     exact_delta = cache(account.get_delta)
     points = _NUM_POINTS if end > 0.0 else 0
     epsilons = [0.0, *(end * k / points for k in range(1, points + 1))]
     curve = tuple((e, float(delta_with_slack(exact_delta, e))) for e in epsilons)
     slack = max(slack, curve[-1][1])  # room for the rounding of the accountant
-    return Profile(0, delta, epsilon, curve, smallest_mu(curve, slack), slack)
+    return Profile(0, epsilon, delta, curve, smallest_mu(curve, slack), slack)
 
 
 def gaussian_true_positive_rate(mu: float, false_positive_rate: float) -> float:
-    """Return the true-positive rate of the best test of N(0, 1) against N(μ, 1).
-
-    Args:
-        mu: the distance μ of the two means.
-        false_positive_rate: the false-positive rate of the test.
-    """
+    """Return the true-positive rate of the best test of N(0, 1) against N(μ, 1)."""
     return float(ndtr(mu + ndtri(false_positive_rate)))
 
 
 def smallest_mu(curve: tuple[tuple[float, float], ...], slack: float) -> float | None:
     """Return the smallest μ with δ(ε) <= δ_μ(ε) + slack for all ε >= 0, rounded up.
 
-    δ(ε) is the privacy profile that `curve` bounds. δ_μ(ε) is the profile of a Gaussian release:
-    N(0, 1) against N(μ, 1).
+    δ(ε) is the privacy profile that `curve` bounds: pairs (ε, δ) that ascend from ε = 0 to a δ of
+    at most `slack` > 0. δ_μ(ε) is the profile of a Gaussian release: N(0, 1) against N(μ, 1). The
+    result is None if the curve does not end below `slack`, or no μ up to 1,000 suffices.
 
     Guarantee: every test has TPR <= 1 - G_μ(FPR) + slack, where G_μ is the trade-off function of
     N(0, 1) and N(μ, 1) (Dong, Roth, Su 2019, Proposition 2.12: TPR rises by at most `slack` if δ
     does). Between two points of the curve, δ is below their chord. δ_μ, also convex in e^ε, is
     above its tangent at the left point. Both bounds are straight lines, so their order at the two
     ends decides. Beyond the last point δ(ε) <= slack. μ is rounded up by at most 1e-4 of itself.
-
-    Args:
-        curve: pairs (ε, upper bound on δ(ε)), ascending from ε = 0; the last δ is at most `slack`.
-        slack: the amount that is added to the true-positive rate, > 0.
-
-    Returns:
-        The smallest μ; None if the curve does not end below `slack`, or no μ up to 1,000 suffices.
     """
     if not curve or curve[0][0] != 0.0 or curve[-1][1] > slack:
         return None
@@ -191,32 +167,20 @@ def _covers(mu: float, curve: tuple[tuple[float, float], ...], slack: float) -> 
 
 @dataclass(frozen=True)
 class AttackBound:
-    """Upper bound on the true-positive rate of any membership-inference attack on any client.
+    """Upper bound on the true-positive rate of any membership-inference attack on any client."""
 
-    Attributes:
-        false_alarms: false-positive rates, ascending.
-        detection: bound on the true-positive rate at each false-positive rate.
-    """
-
-    false_alarms: tuple[_Rate, ...]
-    detection: tuple[_Rate, ...]
+    false_alarms: tuple[_Rate, ...]  # false-positive rates, ascending
+    detection: tuple[_Rate, ...]  # bound on the true-positive rate at each of them
 
     @classmethod
     def over(cls, profiles: Iterable[Profile]) -> Self:
-        """Return the bound that covers several privacy profiles δ(ε).
-
-        At each false-positive rate, it is the largest of the profiles' bounds on the true-positive
-        rate.
-        """
+        """Return the bound that covers several profiles: at each rate, the largest of theirs."""
         curves = [[profile.true_positive_bound(rate) for rate in _GRID] for profile in profiles]
         return cls(_GRID, tuple(max(bounds) for bounds in zip(_GRID, *curves, strict=True)))
 
     @classmethod
     def from_json(cls, content: object) -> Self | None:
-        """Return the bound in the entry `attack` of `privacy.json`; None if the entry is not valid.
-
-        A valid entry has every rate of `FALSE_POSITIVE_RATES`.
-        """
+        """Return the bound in `attack` of `privacy.json`; None if invalid, or a rate is missing."""
         try:
             bound = TypeAdapter(cls).validate_python(content)
         except ValidationError:
@@ -244,21 +208,13 @@ class AttackBound:
 
 
 def attack_bound(
-    rows: Sequence[Mapping[str, Any]],
-    *,
-    accountant: AccountantChoice,
-    adjacency: Adjacency,
+    rows: Sequence[Mapping[str, Any]], *, accountant: AccountantChoice, adjacency: Adjacency
 ) -> AttackBound | None:
-    """Return the bound that holds for every attack on any client.
+    """Return the bound that holds for every attack on any client, by rows of `privacy.json`.
 
     The result is None if an ε is infinite, a ledger cannot be read, or no client was charged. A
     client is skipped if another has the same δ and event, with at least as many releases and at
     most as much noise: a noisier release is a function of a less noisy one.
-
-    Args:
-        rows: rows of the clients in `privacy.json`.
-        accountant: the method that computes δ(ε).
-        adjacency: the adjacency of the ledgers' events.
     """
     profiles = [profile_of(row, accountant, adjacency) for row in _undominated(rows)]
     known = [profile for profile in profiles if profile is not None]

@@ -20,22 +20,18 @@ NOISES = ("seeded", "secure")
 
 
 class ClippingWords(NamedTuple):
-    """The words of the statement for one rule of clipping.
+    """The words of the statement for one rule of clipping, and for the noise that follows.
 
-    Attributes:
-        how: how a gradient is clipped.
-        noise: standard deviation of the noise, in words.
-        adaptation: sentences on how a noisy count adapts the bound; "" for a fixed bound. With an
-            adapted bound, the ledger must have count and gradients as one joint event.
+    With an adapted bound, the ledger must have count and gradients as one joint event.
     """
 
     how: str = "clipped to L2 norm C"
     noise: str = "of standard deviation z · C"
-    adaptation: str = ""
+    adaptation: str = ""  # how a noisy count adapts the bound, if it does
 
 
 _OF_GROUPS = "of each group's own standard deviation, together with the effect of z · C"
-CLIPPINGS = {
+CLIPPINGS = {  # by the name in `privacy.json`
     "flat": ClippingWords("clipped as a whole to L2 norm C"),
     "per_layer": ClippingWords(
         "clipped layer by layer, to bounds whose squares add up to C²",
@@ -63,10 +59,9 @@ CLIPPINGS = {
         "bounds are functions of these releases (Andrew et al. 2021).",
     ),
 }
-"""Every clipping, by its name in `privacy.json`."""
 
+# What may be said of the largest ε; withheld: the recorded facts do not support the reported ε.
 Outcome = Literal["no privacy", "infinite", "withheld", "nothing released", "bounded"]
-"""What may be said of the largest ε; withheld: the recorded facts do not support the reported ε."""
 
 _RELATIVE_TOLERANCE = 1e-9  # difference of one accountant between machines
 
@@ -81,12 +76,8 @@ def clients_with_large_delta(
 ) -> tuple[int, ...]:
     """Return the positions of the clients with δ >= 1 / n, before a run and in its statement.
 
-    To publish one of n units, chosen at random, would satisfy such a δ.
-
-    Args:
-        deltas: δ of each client.
-        examples: public number of examples of each client, which is n; 0 if it is private.
-        protects_clients: whether the privacy unit is the client; n is then the number of clients.
+    To publish one of n units, chosen at random, would satisfy such a δ. n is the client's public
+    number of examples (0: private), or the number of clients if the unit is the client.
     """
     counts = [len(deltas)] * len(deltas) if protects_clients else examples
     pairs = enumerate(zip(deltas, counts, strict=True))
@@ -95,26 +86,17 @@ def clients_with_large_delta(
 
 @dataclass(frozen=True, kw_only=True)
 class ClientFacts:
-    """The recorded privacy spend of one client; `epsilon` is ∞ if no finite ε can be proven.
+    """The recorded privacy spend of one client.
 
-    Attributes:
-        examples: public number of the client's examples (true or declared), which sets the sampling
-            rate; 0 if the privacy unit is the client, as this number is then private.
-        events: types of the events in the client's ledger.
-        is_joint: whether every event in the ledger is a joint release of several values, such as
-            clipped gradients and a count.
-        is_one_event: whether the ledger has a single event, which covers the whole run.
-        run_noise: noise multiplier of the one Gaussian release that covers the whole run; None if
-            the ledger has any other event.
-        rho: ρ of zero-concentrated DP of all releases, not counting the noise sampler; ∞ if none is
-            known, or if the statement gives none.
-        withdrawn_round: round in which the client withdrew because its budget was spent; None if it
-            did not withdraw.
+    `examples` is the public number (true or declared) that sets the sampling rate; it is 0 if the
+    privacy unit is the client, as this number is then private. `rho` is ρ of zero-concentrated DP
+    of all releases, not counting the noise sampler; ∞ if none is known, or the statement gives
+    none.
     """
 
     client: int
     examples: int
-    epsilon: float
+    epsilon: float  # ∞ if no finite ε can be proven
     delta: float = 1.0
     noise_multiplier: float = 0.0
     sampling_rate: float = 1.0
@@ -122,12 +104,12 @@ class ClientFacts:
     steps: int = 0
     max_grad_norm: float | None = None
     target_epsilon: float | None = None
-    events: frozenset[str] = frozenset()
-    is_joint: bool = False
-    is_one_event: bool = False
-    run_noise: float | None = None
+    events: frozenset[str] = frozenset()  # types of events in the ledger
+    is_joint: bool = False  # every event releases several values, such as gradients and a count
+    is_one_event: bool = False  # a single event covers the whole run
+    run_noise: float | None = None  # noise multiplier of that event, if it is Gaussian
     rho: float = math.inf
-    withdrawn_round: int | None = None
+    withdrawn_round: int | None = None  # when the client's budget was spent
 
     @property
     def has_charges(self) -> bool:
@@ -144,15 +126,9 @@ class ClientFacts:
 class MechanismFacts:
     """The recorded privacy mechanism of all clients, in the words of the experiment file.
 
-    A value that is not recorded is None; without privacy, all values are None.
-
-    Attributes:
-        orders: Rényi orders that the experiment file gives; None means the accountant's defaults.
-        noise_correlation: correlation of noise from step to step; None for independent noise.
-        off_gradients: settings and bounds of a mechanism that adds its noise neither to gradients
-            nor to whole updates; None for all other mechanisms.
-        slack: largest amount that the noise sampler adds to ε and δ of any client.
-        target_rho: ρ of zero-concentrated DP to which the noise was calibrated, if it was.
+    A value that is not recorded is None; without privacy, all values are None. `off_gradients` has
+    settings and bounds of a mechanism that adds its noise neither to gradients nor to whole
+    updates; it is None for all others.
     """
 
     adjacency: str | None = None
@@ -160,11 +136,11 @@ class MechanismFacts:
     noise: str | None = None
     sampling: str | None = None
     clipping: str | None = None
-    orders: tuple[float, ...] | None = None
+    orders: tuple[float, ...] | None = None  # Rényi orders of the experiment file, if it has any
     noise_correlation: Mapping[str, Any] | None = field(default=None, hash=False)
     off_gradients: Mapping[str, Any] | None = field(default=None, hash=False)
-    slack: Slack | None = None
-    target_rho: float | None = None
+    slack: Slack | None = None  # the most that the noise sampler adds to ε and δ of any client
+    target_rho: float | None = None  # ρ of zCDP to which the noise was calibrated, if it was
 
     @property
     def clip_words(self) -> ClippingWords:
@@ -174,57 +150,36 @@ class MechanismFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """Facts about how a run ended.
+    """Facts about how a run ended."""
 
-    Attributes:
-        status: completed, stopped, interrupted or failed.
-        rounds: number of finished rounds.
-        planned_rounds: number of rounds in the experiment; None where it is not known.
-        lost_updates: number of updates, charged or not, that never reached the average of a round.
-        absent_clients: clients that failed, and no update of which reached any average.
-    """
-
-    status: str = "completed"
+    status: str = "completed"  # or stopped, interrupted, failed
     rounds: int = 0
     planned_rounds: int | None = None
-    lost_updates: int = 0
-    absent_clients: tuple[int, ...] = ()
+    lost_updates: int = 0  # charged or not, that never reached the average of a round
+    absent_clients: tuple[int, ...] = ()  # that failed, and no update of which reached an average
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
     """All recorded facts from which the privacy statement of a run is made.
 
-    Attributes:
-        clients: facts about every client. Each client's ε holds against the adversary of `trust`.
-        trust: trust model and privacy unit of the run.
-        against_server: facts of the same run against a server that sees single uploads, in
-            distributed trust; None with another trust model.
-        mechanism: mechanism of all clients; all of its values are None without privacy.
-        profile: privacy profile δ(ε) of the client with the largest ε. None without privacy or
-            charges, if an ε is infinite, or if the ledger cannot be read.
-        attack: bound on every attack on any client. None if an ε is infinite or a ledger cannot be
-            read.
-        digest: hash over the ledgers of all clients.
-        version: version of fedsim that began the run.
-        secure_aggregation: recorded facts of the protocol; None if the server saw single updates.
-        personal_models: method by which clients make personal models; None if they make none.
-        public_parts: fixed features, initial weights and frozen parameters of the model, and
-            constants of table columns (such as ranges) that were read from the rows; None if there
-            are none.
-        run: facts on how the run ended.
+    Each client's ε holds against the adversary of `trust`. In distributed trust, `against_server`
+    has the facts of the same run against a server that sees single uploads. `profile` and `attack`
+    are None without privacy or charges, if an ε is infinite, or if a ledger cannot be read.
+    `public_parts` has fixed features, initial weights and frozen parameters of the model, and
+    constants of table columns (such as ranges) that were read from the rows.
     """
 
     clients: tuple[ClientFacts, ...]
     mechanism: MechanismFacts = MechanismFacts()
     trust: TrustFacts = field(default_factory=TrustFacts)
     against_server: "Facts | None" = None
-    profile: Profile | None = None
-    attack: AttackBound | None = None
-    digest: str | None = None
-    version: str | None = None
+    profile: Profile | None = None  # of the client with the largest ε
+    attack: AttackBound | None = None  # on any client
+    digest: str | None = None  # over the ledgers of all clients
+    version: str | None = None  # of the fedsim that began the run
     secure_aggregation: Mapping[str, Any] | None = field(default=None, hash=False)
-    personal_models: str | None = None
+    personal_models: str | None = None  # the method by which clients make them
     public_parts: Mapping[str, Any] | None = field(default=None, hash=False)
     run: RunFacts = RunFacts()
 
@@ -266,10 +221,7 @@ class Facts:
 
     @cached_property
     def clients_with_large_delta(self) -> tuple[int, ...]:
-        """Numbers of the clients with δ >= 1 / n, where n is the client's number of examples.
-
-        If the privacy unit is the client, n is the number of clients instead.
-        """
+        """Numbers of the clients with δ >= 1 / n, for n examples; for n clients, as the unit."""
         places = clients_with_large_delta(
             [client.delta for client in self.clients],
             [client.examples for client in self.clients],
@@ -286,14 +238,12 @@ class Facts:
     def choices(self) -> Choices:
         """The recorded settings that decide which privacy theorems apply."""
         mechanism, trust, secure = self.mechanism, self.trust, self.secure_aggregation
-        choices: dict[str, Any] = {}
-        if self.is_private:
-            names = ("adjacency", "sampling", "clipping", "noise")
-            choices = {name: getattr(mechanism, name) for name in names}
-        named = {"correlation": mechanism.noise_correlation, "mechanism": mechanism.off_gradients}
-        choices |= {
-            key: str(value.get("name")) for key, value in named.items() if value is not None
-        }
+        names = ("adjacency", "sampling", "clipping", "noise") if self.is_private else ()
+        choices: dict[str, Any] = {name: getattr(mechanism, name) for name in names}
+        if mechanism.noise_correlation is not None:
+            choices["correlation"] = str(mechanism.noise_correlation.get("name"))
+        if mechanism.off_gradients is not None:
+            choices["mechanism"] = str(mechanism.off_gradients.get("name"))
         return Choices(
             trust=trust.trust,
             unit=trust.unit,
@@ -363,7 +313,7 @@ class Facts:
 
 
 def _objections(facts: Facts) -> Iterator[str]:
-    mechanism = facts.mechanism
+    mechanism, charged = facts.mechanism, [c for c in facts.clients if c.has_charges]
     if mechanism.adjacency not in ADJACENCIES:
         yield f"its adjacency {mechanism.adjacency!r} is not known"
     if mechanism.accountant not in ACCOUNTANTS:
@@ -378,10 +328,9 @@ def _objections(facts: Facts) -> Iterator[str]:
         yield f"its clipping {mechanism.clipping!r} is not known"
     yield from unmet(facts.choices).values()
     yield from trust_objections(facts.trust, facts.secure_aggregation)
-    if not facts.has_charges:
+    if not charged:
         return
     yield from _objections_to_events(facts, mechanism)
-    charged = [client for client in facts.clients if client.has_charges]
     if mechanism.noise_correlation is not None:
         single = [client.client for client in charged if not client.is_one_event]
         if single:
@@ -442,7 +391,7 @@ def _objections_to_events(facts: Facts, mechanism: MechanismFacts) -> Iterator[s
         if not client.has_charges or not math.isfinite(client.epsilon):
             continue
         if client.events and client.events <= expected:
-            continue
+            continue  # no event at all is an objection, too
         accounts = f"the ledger of client {client.client} accounts for "
         accounts += " and ".join(sorted(client.events)) or "nothing"
         if mechanism.off_gradients is not None:

@@ -19,7 +19,6 @@ from fedsim.statement.sentence import (
     StatementTable,
     core_text,
     is_private,
-    of_clients,
     of_sums,
     view_of,
 )
@@ -36,26 +35,27 @@ def _ends_as(outcome: Outcome, noise: str | None = None) -> Holds:
 
 # Exactly one of the first six sentences holds.
 
-
-@warning("No differential privacy", holds=_ends_as("no privacy"))
-def no_privacy(facts: Facts) -> str:
-    """Return the sentence saying that the federation has no differential privacy."""
-    return (
-        "This federation ran without differential privacy: anyone who sees a client's updates "
-        "may learn anything about its examples."
-    )
+TABLE.fixed(
+    "guarantee",
+    "warning",
+    "no_privacy",
+    "No differential privacy",
+    "This federation ran without differential privacy: anyone who sees a client's updates may "
+    "learn anything about its examples.",
+    holds=_ends_as("no privacy"),
+)
 
 
 @warning("ε is infinite", holds=_ends_as("infinite"))
 def infinite_epsilon(facts: Facts) -> Said:
     """Return the sentence saying that there is no guarantee, because a client's ε is infinite."""
-    unbounded = facts.unbounded_clients
+    unbounded = facts.unbounded_clients  # none where no client is known
     who = clients_text(unbounded).capitalize() if unbounded else "Some client"
     return (
         f"{who} released updates with too little noise for any bound: the ε of these updates "
         "is infinite, and so is the federation's. Anyone who sees these updates, or what is "
         "made from them, may learn anything about the examples behind them."
-    ), {"clients": list(facts.unbounded_clients)}
+    ), {"clients": list(unbounded)}
 
 
 @warning("No guarantee can be stated", holds=_ends_as("withheld"))
@@ -67,17 +67,20 @@ def withheld(facts: Facts) -> Said:
     ), {"objections": list(facts.objections)}
 
 
-@claim("Nothing was released", holds=_ends_as("nothing released"))
-def nothing_released(facts: Facts) -> str:
-    """Return the sentence saying that no client was charged."""
-    return "No client released an update, so no privacy was spent: ε = 0 for every client."
+TABLE.fixed(
+    "guarantee",
+    "claim",
+    "nothing_released",
+    "Nothing was released",
+    "No client released an update, so no privacy was spent: ε = 0 for every client.",
+    holds=_ends_as("nothing released"),
+)
 
 
 def _largest(facts: Facts) -> str:
     """Return the largest ε with its δ, in words."""
-    deltas = {client.delta for client in facts.clients}
     at = f"δ = {delta_text(facts.delta)}"
-    if len(deltas) > 1:
+    if len({client.delta for client in facts.clients}) > 1:
         at = f"δ ≤ {delta_text(facts.delta)}, each client having a δ of its own"
     return (
         f"The largest ε_k is {epsilon_text(facts.epsilon)} at {at}; this pair is the guarantee of "
@@ -93,9 +96,8 @@ def _pair(facts: Facts) -> Mapping[str, Any]:
 @claim("Guarantee of the simulated mechanism", holds=_ends_as("bounded", noise="seeded"))
 def simulated_guarantee(facts: Facts) -> Said:
     """Return the sentence on the guarantee of the mechanism that seeded noise simulates."""
-    core = core_text(facts)
-    text = f"The mechanism that this run simulates has this guarantee: {core}. {_largest(facts)}"
-    return text, _pair(facts)
+    intro = "The mechanism that this run simulates has this guarantee"
+    return f"{intro}: {core_text(facts)}. {_largest(facts)}", _pair(facts)
 
 
 @claim("Guarantee", holds=_ends_as("bounded", noise="secure"))
@@ -117,11 +119,10 @@ def _is_shared(facts: Facts) -> bool:
 def against_server(facts: Facts) -> Said:
     """Return the sentence on the ε that a client's own noise gives against the server."""
     other = facts.against_server or facts
-    simulated = (
-        "In the mechanism that this run simulates, e" if other.mechanism.noise == "seeded" else "E"
-    )
+    is_seeded = other.mechanism.noise == "seeded"
+    each = "In the mechanism that this run simulates, each" if is_seeded else "Each"
     return (
-        f"{simulated}ach client is also protected by its own share of the noise alone, whatever "
+        f"{each} client is also protected by its own share of the noise alone, whatever "
         "the other parties do, even if they all collude, invent clients or open single updates: "
         f"{core_text(other)}. The largest ε_k is {epsilon_text(other.epsilon)} at δ = "
         f"{delta_text(other.delta)}. Both guarantees hold at once, each against its own "
@@ -129,17 +130,17 @@ def against_server(facts: Facts) -> Said:
     ), _pair(other)
 
 
-@warning(
+TABLE.fixed(
+    "guarantee",
+    "warning",
+    "no_server_guarantee",
     "No guarantee against the server",
-    holds=_is_shared,
-    when=lambda facts: facts.has_charges and supported_epsilon(facts.against_server) is None,
+    "No ε is stated against a server that sees single updates: the recorded shares of the noise "
+    "support none. `fedsim verify` checks the run against its ledger.",
+    holds=lambda facts: (
+        _is_shared(facts) and facts.has_charges and supported_epsilon(facts.against_server) is None
+    ),
 )
-def no_server_guarantee(facts: Facts) -> str:
-    """Return the warning that, in distributed trust, no ε against the server can be stated."""
-    return (
-        "No ε is stated against a server that sees single updates: the recorded shares of the "
-        "noise support none. `fedsim verify` checks the run against its ledger."
-    )
 
 
 @warning(
@@ -233,31 +234,27 @@ def released(facts: Facts) -> str:
     )
 
 
-@TABLE.sentence(
+TABLE.fixed(
     "unit",
     "limit",
+    "unit",
     "One training example, not one person",
-    when=lambda facts: not facts.protects_clients,
+    "The unit of privacy is one training example of one client. A person with several examples on "
+    "one client is protected less. For a person with examples on several clients, the privacy "
+    "losses of these clients accumulate. Neither case is computed here.",
+    holds=lambda facts: facts.is_bounded and not facts.protects_clients,
 )
-def unit(facts: Facts) -> str:
-    """Return the sentences on what one ε protects, for a run whose privacy unit is the example."""
-    return (
-        "The unit of privacy is one training example of one client. A person with several examples "
-        "on one client is protected less. For a person with examples on several clients, the "
-        "privacy losses of these clients accumulate. Neither case is computed here."
-    )
-
-
-@TABLE.sentence("unit", "limit", "Everything that one client has", when=of_clients)
-def client_unit(facts: Facts) -> str:
-    """Return the sentences on what one ε protects, for a run whose privacy unit is the client."""
-    return (
-        "The unit of privacy is everything that one client has: all of its examples together, and "
-        "their number. For a person with data on several clients, the privacy losses of these "
-        "clients accumulate, which is not computed here. An ε of this unit and an ε of one example "
-        "are not comparable."
-    )
-
+TABLE.fixed(
+    "unit",
+    "limit",
+    "client_unit",
+    "Everything that one client has",
+    "The unit of privacy is everything that one client has: all of its examples together, and "
+    "their number. For a person with data on several clients, the privacy losses of these clients "
+    "accumulate, which is not computed here. An ε of this unit and an ε of one example are not "
+    "comparable.",
+    holds=lambda facts: facts.is_bounded and facts.protects_clients,
+)
 
 _CLIENT_ADJACENCIES = {
     "zero_out": "zero-out adjacency: the updates of one client are replaced by zero",
@@ -277,37 +274,30 @@ _VOTE_ADJACENCY = (
 )
 
 
-def _neighbours(facts: Facts) -> tuple[str, str]:
-    """Return the meaning of the adjacency in words, and the symbol of the sensitivity."""
-    kind, name = facts.kind, facts.mechanism.adjacency or ""
-    if facts.counts_votes:
-        return _VOTE_ADJACENCY, kind.sensitivity
-    of_unit = _CLIENT_ADJACENCIES if kind.protects_client else _ADJACENCIES
-    twice = "2" if kind.sensitivity == "1" else f"2{kind.sensitivity}"
-    return of_unit[name], twice if name == "replace_one" else kind.sensitivity
-
-
 @TABLE.sentence("adjacency", "claim", "Neighbouring data sets")
 def adjacency(facts: Facts) -> Said:
     """Return the sentences on the adjacency, its sensitivity, and what is public."""
-    meaning, sensitivity = _neighbours(facts)
-    values = {"adjacency": facts.mechanism.adjacency, "sensitivity": sensitivity}
+    name, sensitivity = facts.mechanism.adjacency or "", facts.kind.sensitivity
     if facts.counts_votes:
         return (
-            f"Two data sets are neighbours under {meaning}, and who takes part is public. The L2 "
-            "sensitivity of the votes on a query is at most √2: another teacher moves two counts "
-            "by 1, and a client that is zeroed out moves one count. All settings, the planned "
-            "number of clients, the queries and the server's test set are public as well."
-        ), values
+            f"Two data sets are neighbours under {_VOTE_ADJACENCY}, and who takes part is public. "
+            "The L2 sensitivity of the votes on a query is at most √2: another teacher moves two "
+            "counts by 1, and a client that is zeroed out moves one count. All settings, the "
+            "planned number of clients, the queries and the server's test set are public as well."
+        ), {"adjacency": name, "sensitivity": sensitivity}
+    if name == "replace_one":
+        sensitivity = "2" if sensitivity == "1" else f"2{sensitivity}"
+    values = {"adjacency": name, "sensitivity": sensitivity}
     if facts.protects_clients:
         taking_part = "public" if facts.trust.participation_rate is None else "secret"
         return (
-            f"Two data sets are neighbours under {meaning}, and who takes part is {taking_part}. "
-            f"The L2 sensitivity of a sum of clipped updates is then at most {sensitivity}. All "
-            "settings, the planned number of clients and the server's test set are public as well."
+            f"Two data sets are neighbours under {_CLIENT_ADJACENCIES[name]}, and who takes part "
+            f"is {taking_part}. The L2 sensitivity of a sum of clipped updates is then at most "
+            f"{sensitivity}. All settings, the planned number of clients and the server's test set "
+            "are public as well."
         ), values
     return (
-        f"Two data sets are neighbours under {meaning}. The L2 sensitivity of "
+        f"Two data sets are neighbours under {_ADJACENCIES[name]}. The L2 sensitivity of "
         f"{facts.kind.sensitivity_of} is then at most {sensitivity}. All settings, the "
         "participation schedule, sampling rates, step counts and the server's test set are public "
         "as well."
@@ -316,12 +306,10 @@ def adjacency(facts: Facts) -> Said:
 
 def certificates_of(facts: Facts) -> list[Certificate]:
     """Return the pair (ε, δ) against each adversary; an ε that the facts do not support is None."""
-    if not facts.is_private:
-        return []
-    views = (facts, facts.against_server)
+    observers = facts.trust.observers if facts.is_private else ()
     return [
         Certificate(against=name, epsilon=supported_epsilon(view), delta=facts.delta)
-        for name, view in zip(facts.trust.observers, views, strict=False)
+        for name, view in zip(observers, (facts, facts.against_server), strict=False)
     ]
 
 
@@ -334,10 +322,8 @@ def supported_epsilon(facts: Facts | None) -> float | None:
 
 def stated_certificates(facts: Facts) -> list[tuple[Certificate, float]]:
     """Return pairs (certificate, ε) for the guarantees that the recorded facts support."""
-    if not facts.has_charges:
-        return []
-    pairs = [(certificate, certificate["epsilon"]) for certificate in certificates_of(facts)]
-    return [(certificate, epsilon) for certificate, epsilon in pairs if epsilon is not None]
+    certificates = certificates_of(facts) if facts.has_charges else []
+    return [(one, epsilon) for one in certificates if (epsilon := one["epsilon"]) is not None]
 
 
 def is_plain(facts: Facts) -> bool:

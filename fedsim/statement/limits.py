@@ -12,21 +12,18 @@ from fedsim.statement.trust_facts import UNMET_CONDITIONS, unmet_conditions
 
 TABLE = StatementTable()
 limit = partial(TABLE.sentence, "limit", "limit")
+fixed_limit = partial(TABLE.fixed, "limit", "limit")
 
-
-@TABLE.sentence(
+TABLE.fixed(
     "limit",
     "warning",
+    "constants_from_rows",
     "Constants of columns were read from the rows",
+    "The constants of the table's columns (ranges, categories, values of gaps) were read from the "
+    "rows, as the experiment declares. No ε here covers what they reveal. The stated ε is that of "
+    "training alone, as if the constants were public knowledge.",
     holds=lambda facts: facts.has_constants_from_rows,
 )
-def constants_from_rows(facts: Facts) -> str:
-    """Return the warning that no ε covers column ranges and categories read from private rows."""
-    return (
-        "The constants of the table's columns (ranges, categories, values of gaps) were read "
-        "from the rows, as the experiment declares. No ε here covers what they reveal. The "
-        "stated ε is that of training alone, as if the constants were public knowledge."
-    )
 
 
 @limit(
@@ -37,9 +34,9 @@ def constants_from_rows(facts: Facts) -> str:
 def trusted_server(facts: Facts) -> str:
     """Return the sentence saying that central trust has no guarantee against the server."""
     noun = "votes" if facts.counts_votes else "updates"
-    seen = f"{'single' if facts.secure_aggregation is None else 'sums of'} {noun}"
+    seen = "single" if facts.secure_aggregation is None else "sums of"
     return (
-        f"The server is trusted: it sees {seen} without noise. No ε of this run covers what "
+        f"The server is trusted: it sees {seen} {noun} without noise. No ε of this run covers what "
         "the server learns, or a party that can read its memory."
     )
 
@@ -100,17 +97,15 @@ def largest_clients(facts: Facts) -> Said:
     ), {"most_examples": most}
 
 
-@limit(
+fixed_limit(
+    "sizes_excluded",
     "Sizes of clients are not covered",
-    when=lambda facts: facts.protects_clients and facts.trust.weighting == "examples",
+    "Clients are weighted by examples, which follows from the number of a client's examples. These "
+    "numbers are treated as public facts that were fixed before the run: no ε covers them.",
+    holds=lambda facts: (
+        facts.is_bounded and facts.protects_clients and facts.trust.weighting == "examples"
+    ),
 )
-def sizes_excluded(facts: Facts) -> str:
-    """Return the sentence saying that weights by size make the size of each client public."""
-    return (
-        f"Clients are weighted by {facts.trust.weighting}, which follows from the number "
-        "of a client's examples. These numbers are treated as public facts that were fixed "
-        "before the run: no ε covers them."
-    )
 
 
 @limit(
@@ -130,57 +125,48 @@ def no_amplification(facts: Facts) -> str:
     )
 
 
-@limit(
+fixed_limit(
+    "seeded_noise",
     "The noise is simulation grade",
+    "The noise is computed from a seed, so that the simulation is reproducible. It gives no "
+    "protection against anyone who knows the seed, and the settings of this run contain it.",
     holds=lambda facts: facts.mechanism.noise == "seeded" and facts.has_charges,
 )
-def seeded_noise(facts: Facts) -> str:
-    """Return the sentence saying that anyone who knows the seed can remove the noise."""
-    return (
-        "The noise is computed from a seed, so that the simulation is reproducible. It gives no "
-        "protection against anyone who knows the seed, and the settings of this run contain it."
-    )
-
-
-@limit(
+fixed_limit(
+    "secure_noise",
     "The noise cannot be repeated",
+    "Batches and noise come from the operating system's random number generator. Neither they nor "
+    "this run can be repeated.",
     holds=lambda facts: facts.mechanism.noise == "secure" and facts.has_charges,
 )
-def secure_noise(facts: Facts) -> str:
-    """Return the sentence saying that noise from the operating system cannot be repeated."""
-    return (
-        "Batches and noise come from the operating system's random number generator. Neither "
-        "they nor this run can be repeated."
-    )
 
 
 @limit("Finite precision")
 def floating_point(facts: Facts) -> Said:
     """Return the sentences on finite precision: which of its effects ε includes."""
-    sums, examples, slack = "", "", facts.mechanism.slack or Slack(math.inf, 1.0)
-    if facts.trust.trust == "distributed":
-        sums = "Integers of one grid add up exactly, so a sum has the noise of all its clients. "
-    if facts.kind.draws_batches:
-        examples = (
-            "The proof assumes that what an example adds depends only on the model and the "
-            "example; a test before the first round checks this. "
-        )
+    slack = facts.mechanism.slack or Slack(math.inf, 1.0)
     simulated = ", which seeded noise simulates" if facts.mechanism.noise == "seeded" else ""
-    return (
+    text = (
         "Every release is made of integers: sums rounded to a public grid, and noise on the same "
         "grid. The noise multipliers of the ledger include the cost of this grid. ε includes the "
         f"cost of the noise sampler{simulated}: {slack.epsilon:.2g} at most "
-        f"(docs/explain/proofs.md). {sums}{examples}No ε covers what timing reveals."
-    ), slack._asdict()
-
-
-@limit("Failures are not covered", holds=is_private, when=lambda facts: facts.run.lost_updates > 0)
-def error_messages(facts: Facts) -> str:
-    """Return the sentence saying that ε does not cover failures of clients and error messages."""
-    return (
-        "Whether a client fails, and its error message, may depend on its examples. Both "
-        "reached the server and this report; no ε includes them."
+        "(docs/explain/proofs.md). "
     )
+    if of_sums(facts):
+        text += "Integers of one grid add up exactly, so a sum has the noise of all its clients. "
+    if facts.kind.draws_batches:
+        text += "The proof assumes that what an example adds depends only on the model and the "
+        text += "example; a test before the first round checks this. "
+    return f"{text}No ε covers what timing reveals.", slack._asdict()
+
+
+fixed_limit(
+    "error_messages",
+    "Failures are not covered",
+    "Whether a client fails, and its error message, may depend on its examples. Both reached the "
+    "server and this report; no ε includes them.",
+    holds=lambda facts: facts.is_private and facts.run.lost_updates > 0,
+)
 
 
 @limit(
@@ -213,23 +199,20 @@ def personal_model(facts: Facts) -> str:
     )
 
 
-@limit(
+fixed_limit(
+    "parties_on_one_host",
     "Non-collusion is simulated",
-    holds=lambda facts: facts.hides_updates,
-    when=lambda facts: bool((facts.secure_aggregation or {}).get("simulated_non_collusion")),
+    "All parties of secure aggregation ran in one simulation. Every message of the protocol was "
+    "real; that its parties do not collude was only simulated.",
+    holds=lambda facts: (
+        facts.hides_updates
+        and bool((facts.secure_aggregation or {}).get("simulated_non_collusion"))
+    ),
 )
-def parties_on_one_host(facts: Facts) -> str:
-    """Return the sentence saying that all parties of secure aggregation ran in one simulation."""
-    return (
-        "All parties of secure aggregation ran in one simulation. Every message of the "
-        "protocol was real; that its parties do not collude was only simulated."
-    )
-
-
-@limit("Updates are not checked", holds=lambda facts: facts.hides_updates)
-def unseen_updates(facts: Facts) -> str:
-    """Return the sentence saying that the server cannot check updates that it cannot see."""
-    return (
-        "Secure aggregation gives no protection against clients that send false updates: the "
-        "server cannot inspect a single update."
-    )
+fixed_limit(
+    "unseen_updates",
+    "Updates are not checked",
+    "Secure aggregation gives no protection against clients that send false updates: the server "
+    "cannot inspect a single update.",
+    holds=lambda facts: facts.hides_updates,
+)

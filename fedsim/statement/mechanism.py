@@ -84,8 +84,7 @@ def _of_share(facts: Facts) -> str:
 @mechanism("DP-SGD in every client", holds=_charged("dp_sgd"))
 def dp_sgd(facts: Facts) -> Said:
     """Return the sentences on the mechanism of one DP-SGD step."""
-    names = ("noise_multiplier", "sampling_rate", "rounds", "steps", "max_grad_norm")
-    values = _ranges(facts, *names)
+    values = _ranges(facts, "noise_multiplier", "sampling_rate", "rounds", "steps", "max_grad_norm")
     how, noise, adaptation = facts.mechanism.clip_words
     bound = "initial C" if adaptation else "C"
     adds = _ADDS.get(facts.trust.trust, _ADDS["local"]).format(noise=noise + _of_share(facts))
@@ -116,22 +115,15 @@ def client_update(facts: Facts) -> Said:
 
 
 def row_of(kind: ReleaseKind) -> Row:
-    """Return the template of the sentence that describes a mechanism.
-
-    Args:
-        kind: what the mechanism releases; `kind.title` is the heading of the sentence, and
-            `kind.statement` its text.
-    """
+    """Return the template of the sentence on a mechanism: `kind.title` and `kind.statement`."""
     name = kind.name.removesuffix("_perturbation")
     return Row(name, "mechanism", "fact", kind.title, _charged(kind.name), _of_kind)
 
 
 def _of_kind(facts: Facts) -> Said:
     """Return the text of a kind, with ranges over the charged clients and the recorded bounds."""
-    kind = facts.kind
-    values = _ranges(facts, "noise_multiplier", "rounds") | dict(
-        facts.mechanism.off_gradients or {}
-    )
+    kind, recorded = facts.kind, dict(facts.mechanism.off_gradients or {})
+    values = _ranges(facts, "noise_multiplier", "rounds") | recorded
     values.pop("name", None)
     if kind.bound:
         values[kind.bound] = _ranges(facts, "max_grad_norm")["max_grad_norm"]
@@ -225,23 +217,23 @@ def round_correlation(facts: Facts) -> Said:
 @mechanism("Divisor, noise and steps are public")
 def public_constants(facts: Facts) -> Said:
     """Return the sentence saying that no private number of examples enters divisor or noise."""
-    values = {"declared_sizes": facts.sizes_are_declared}
-    if facts.protects_clients:
-        return (
-            "Divisor, noise and number of rounds follow from settings: no number of examples "
-            "and no metric leaves a client."
-        ), values
-    if facts.mechanism.off_gradients is not None:
-        return (
-            "Bounds, noise and number of steps follow from settings and public client sizes: "
-            "no private number of examples enters them."
-        ), values
     sizes = "declared sizes" if facts.sizes_are_declared else "public client sizes"
-    return (
+    text = (
         f"Divisor, sampling rate, noise and number of steps follow from settings and {sizes}: "
         "no private number of examples enters them. This differs from libraries that derive them "
         "from the data (arXiv:2605.15648)."
-    ), values
+    )
+    if facts.protects_clients:
+        text = (
+            "Divisor, noise and number of rounds follow from settings: no number of examples "
+            "and no metric leaves a client."
+        )
+    elif facts.mechanism.off_gradients is not None:
+        text = (
+            "Bounds, noise and number of steps follow from settings and public client sizes: "
+            "no private number of examples enters them."
+        )
+    return text, {"declared_sizes": facts.sizes_are_declared}
 
 
 @sampling(
@@ -255,17 +247,20 @@ def sampler(facts: Facts) -> Said:
     return text, {"ran": scheme.name, "accounted_as": scheme.event}
 
 
-@sampling(
+TABLE.fixed(
+    "sampling",
+    "claim",
+    "every_round",
     "Every round is charged in full",
-    holds=lambda facts: facts.is_bounded and facts.protects_clients,
-    when=lambda facts: facts.trust.participation_rate is None and not _is_correlated(facts),
+    "A round is charged in full to every client that takes part: who takes part is public, so that "
+    "drawing clients amplifies nothing.",
+    holds=lambda facts: (
+        facts.is_bounded
+        and facts.protects_clients
+        and facts.trust.participation_rate is None
+        and not _is_correlated(facts)
+    ),
 )
-def every_round(facts: Facts) -> str:
-    """Return the sentence saying that ε uses no amplification by the sampling of clients."""
-    return (
-        "A round is charged in full to every client that takes part: who takes part is public, "
-        "so that drawing clients amplifies nothing."
-    )
 
 
 @sampling(
@@ -288,8 +283,11 @@ def drawn_clients(facts: Facts) -> Said:
 def accounting(facts: Facts) -> Said:
     """Return the sentences on the method that computes every ε as an upper bound."""
     orders, by = facts.mechanism.orders, f" by fedsim {facts.version}" if facts.version else ""
-    method = _METHODS[facts.mechanism.accountant or ""]
-    at = "" if orders is None else f", at orders {_orders(orders)}"
+    method, at = _METHODS[facts.mechanism.accountant or ""], ""
+    if orders is not None:
+        at = f", at orders {', '.join(f'{order:g}' for order in orders)}"
+        if len(orders) > _MAX_NAMED_ORDERS:
+            at = f", at orders of the file, {len(orders)} from {min(orders):g} to {max(orders):g}"
     return (
         f"Every ε was computed{by} with {method}{at}. {facts.kind.fixed} were fixed "
         "before the run, so one ε can be computed for all releases together."
@@ -310,13 +308,6 @@ def concentrated(facts: Facts) -> Said:
         f"ledger every client has ρ = {rho:.4g} at most, not counting the noise "
         "sampler: Gaussian releases add up, and no sampling is assumed."
     ), {"rho": rho, "target_rho": target}
-
-
-def _orders(orders: tuple[float, ...]) -> str:
-    """Return Rényi orders in words: few in full, many by their number and range."""
-    if len(orders) <= _MAX_NAMED_ORDERS:
-        return ", ".join(f"{order:g}" for order in orders)
-    return f"of the file, {len(orders)} from {min(orders):g} to {max(orders):g}"
 
 
 def _model_parts(facts: Facts) -> dict[str, Any]:

@@ -24,41 +24,25 @@ from fedsim.statement.facts import (
 from fedsim.statement.trust_facts import TrustFacts
 
 
-class LedgerEntry(TypedDict):
-    """One entry of a client's ledger: a privacy event as JSON, and how often it was charged."""
-
-    event: dict[str, Any]
-    count: int
-
-
-class ClientRow(TypedDict):
-    """The entry of one client in `privacy.json`; `epsilon` is null if it is not finite.
-
-    `name` is public; it is absent if the client has only a number. `examples` is null if the
-    privacy unit is the client.
-    """
-
-    client: int
-    name: NotRequired[str]
-    examples: int | None
-    epsilon: float | None
-    ledger: list[LedgerEntry]
-
-
-class PrivateClientRow(ClientRow):
+class PrivateClientRow(TypedDict):
     """The entry of one client in `privacy.json`, in a federation with differential privacy.
 
     `epsilon` and `ledger` hold against the adversary that `against` names. In distributed trust,
     `epsilon_against_server` and `ledger_against_server` hold against a server that sees the
-    client's single uploads.
+    client's single uploads. An ε is null if it is not finite. An entry of a ledger is an `event` as
+    JSON, and the `count` of its charges.
     """
 
+    client: int
+    name: NotRequired[str]  # public
+    examples: int | None  # null if the privacy unit is the client
+    epsilon: float | None
+    ledger: list[dict[str, Any]]
     epsilon_against_server: NotRequired[float | None]
-    ledger_against_server: NotRequired[list[LedgerEntry] | None]
+    ledger_against_server: NotRequired[list[dict[str, Any]] | None]
     against: NotRequired[Observer]
     max_update_norm: NotRequired[float | None]
     group_clip_norms: NotRequired[list[float]]
-
     delta: float
     epsilon_rdp: float | None
     target_epsilon: float | None
@@ -74,18 +58,15 @@ class PrivateClientRow(ClientRow):
 
 
 class Certificate(TypedDict):
-    """A pair (ε, δ) that holds for all clients against one adversary.
-
-    `epsilon` is null if the recorded facts do not support it.
-    """
+    """A pair (ε, δ) that holds for all clients against one adversary."""
 
     against: Observer
-    epsilon: float | None
+    epsilon: float | None  # null if the recorded facts do not support it
     delta: float
 
 
 class PrivacyFile(TypedDict):
-    """The content of `privacy.json`; without differential privacy, privacy settings are null."""
+    """The content of `privacy.json`; without privacy, its settings are null, and rows are short."""
 
     sums: NotRequired[Mapping[str, Any]]
     participation: NotRequired[Mapping[str, Any]]
@@ -96,7 +77,6 @@ class PrivacyFile(TypedDict):
     public_parts: NotRequired[Mapping[str, Any]]
     orders: NotRequired[list[float]]
     target_rho: NotRequired[float]
-
     schema: int
     version: str
     private: bool
@@ -117,7 +97,7 @@ class PrivacyFile(TypedDict):
     statement_points: list[dict[str, Any]]
     profile: dict[str, Any] | None
     attack: dict[str, list[float]] | None
-    clients: list[ClientRow]
+    clients: list[PrivateClientRow]
 
 
 _CHOICES = ("adjacency", "accountant", "noise", "sampling", "clipping")
@@ -128,11 +108,8 @@ def read_facts(privacy: Mapping[str, Any], *, run: RunFacts | None = None) -> Fa
 
     The ε of the federation is taken from the clients, not from `system_epsilon`. The profile δ(ε)
     is computed again from the ledger of the client with the largest ε. The bound on attacks is read
-    from `attack`. If this key is absent, the bound is computed from all ledgers.
-
-    Args:
-        privacy: the content of `privacy.json`; the texts of the statement in it are ignored.
-        run: facts on how the run ended, from its other files; None if these are not read.
+    from `attack`; if this key is absent, it is computed from all ledgers. The texts of the
+    statement are ignored. `run` tells how the run ended, by its other files.
 
     Raises:
         KeyError: a key is missing.
@@ -148,7 +125,7 @@ def read_facts(privacy: Mapping[str, Any], *, run: RunFacts | None = None) -> Fa
             off_gradients=privacy.get("mechanism"),
             target_rho=privacy.get("target_rho"),
         )
-    rows: list[ClientRow] = privacy["clients"]
+    rows: list[PrivateClientRow] = privacy["clients"]
     trust, method = _trust(privacy), _method(rows, mechanism)
     # ρ is in the statement only of noise that is correlated, or calibrated to a ρ.
     has_rho = mechanism.target_rho is not None or mechanism.noise_correlation is not None

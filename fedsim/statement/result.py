@@ -29,26 +29,26 @@ def delta_below_one_in_n(facts: Facts) -> Said:
     largest = max(client.delta * client.examples for client in facts.clients)
     if facts.protects_clients:
         largest = facts.delta * len(facts.clients)
-    share, values = percent_text(largest), {"largest_delta_times_examples": largest}
-    if facts.protects_clients:
-        return (
-            f"δ is below 1 / the number of clients: δ · clients is at most {share}. With this "
-            "probability, δ alone would allow to publish everything of one client. Keep it far "
-            "below 100%."
-        ), values
-    if facts.sizes_are_declared:
-        return (
+        text = (
+            "δ is below 1 / the number of clients: δ · clients is at most {}. With this "
+            "probability, δ alone would allow to publish everything of one client."
+        )
+    elif facts.sizes_are_declared:
+        text = (
             "Every client's δ is below 1 / its declared examples: δ · declared examples is at "
-            f"most {share}. The real number is private, and this says nothing about a client "
+            "most {}. The real number is private, and this says nothing about a client "
             "that holds more than declared: let privacy.adjacency.declared_examples be no less "
             "than any client's examples. δ · examples is the probability with which δ alone "
-            "would allow a client to publish one of them. Keep it far below 100%."
-        ), values
-    return (
-        "Every client's δ is below 1 / examples: δ times its number of examples is at most "
-        f"{share}. With this probability, δ alone would allow a client to publish one of its "
-        "examples. Keep it far below 100%."
-    ), values
+            "would allow a client to publish one of them."
+        )
+    else:
+        text = (
+            "Every client's δ is below 1 / examples: δ times its number of examples is at most "
+            "{}. With this probability, δ alone would allow a client to publish one of its "
+            "examples."
+        )
+    text = f"{text.format(percent_text(largest))} Keep it far below 100%."
+    return text, {"largest_delta_times_examples": largest}
 
 
 @TABLE.sentence(
@@ -159,21 +159,17 @@ def secure_aggregation(facts: Facts) -> Said:
     if "privacy_requires" in trust:
         text += f" This requires: {trust['privacy_requires']}."
     if trust.get("forged_clients") == "undetected":
-        text += (
-            " The protocol only counts the clients of a sum: a server that invents clients can "
-            "open a sum with a single real client."
-        )
+        text += " The protocol only counts the clients of a sum: a server that invents clients can "
+        text += "open a sum with a single real client."
     if survivors := parties.get("survivors_per_round"):
         opened = count_text(len(survivors), "sum")
         text += f" {opened} of {range_text(survivors)} clients were opened."
     if aborted := rounds.get("aborted"):
         text += f" {count_text(aborted, 'round')} could not be opened and remain charged."
     if encoding and facts.trust.trust == "local":
-        text += (
-            " Every mean equals the mean of the quantised updates bit for bit. It differs from the "
-            f"mean in real numbers by at most {delta_text(encoding['max_abs_error'])} in each "
-            "coordinate."
-        )
+        error = delta_text(encoding["max_abs_error"])
+        text += " Every mean equals the mean of the quantised updates bit for bit. It differs from "
+        text += f"the mean in real numbers by at most {error} in each coordinate."
     return f"{text} {_ROLES.get(facts.trust.trust, _ON_ITS_OWN)}", recorded
 
 
@@ -208,9 +204,8 @@ def _targets(facts: Facts) -> list[float]:
 )
 def targets_exceeded(facts: Facts) -> Said:
     """Return the sentence saying that some clients spent more than their target ε."""
-    return f"The target ε was exceeded by {clients_text(facts.clients_over_target)}.", {
-        "clients": list(facts.clients_over_target)
-    }
+    clients = facts.clients_over_target
+    return f"The target ε was exceeded by {clients_text(clients)}.", {"clients": list(clients)}
 
 
 @budget("Budgets", when=lambda facts: bool(_targets(facts)) and not facts.clients_over_target)
@@ -224,14 +219,16 @@ def targets_kept(facts: Facts) -> Said:
     ), {"clients": len(targets), "smallest": min(targets), "largest": max(targets)}
 
 
-@budget(
+TABLE.fixed(
+    "budget",
+    "fact",
+    "no_targets",
     "Budgets",
-    holds=is_private,
-    when=lambda facts: not _targets(facts) and facts.mechanism.target_rho is None,
+    "The noise multiplier was given without a target ε: no budget limited the spend.",
+    holds=lambda facts: (
+        facts.is_private and not _targets(facts) and facts.mechanism.target_rho is None
+    ),
 )
-def no_targets(facts: Facts) -> str:
-    """Return the sentence saying that the experiment gave a noise multiplier and no target ε."""
-    return "The noise multiplier was given without a target ε: no budget limited the spend."
 
 
 @budget("Withdrawals", holds=is_private, when=lambda facts: bool(facts.withdrawn_clients))
@@ -292,10 +289,11 @@ def ledger(facts: Facts) -> Said:
     ), {"digest": facts.digest, "command": "fedsim verify ."}
 
 
-@TABLE.sentence("limit", "limit", "Tuning runs are not charged")
-def tuning_not_charged(facts: Facts) -> str:
-    """Return the sentence saying that ε does not include earlier runs on the same data."""
-    return (
-        "Tuning runs on the same data are not charged: every run spends privacy, and this "
-        "account covers one run only."
-    )
+TABLE.fixed(
+    "limit",
+    "limit",
+    "tuning_not_charged",
+    "Tuning runs are not charged",
+    "Tuning runs on the same data are not charged: every run spends privacy, and this account "
+    "covers one run only.",
+)

@@ -1,24 +1,22 @@
 """Sentences of the privacy statement: each has a condition on facts, a heading and a text.
 
-Several sentences, and the tools, name an adversary (observer) and say what it sees under each trust
-model. `fedsim.accountant.trust.OBSERVERS` lists the observers against whom a trust model has a
-guarantee.
+`fedsim.accountant.trust.OBSERVERS` lists the observers against whom a trust model has a guarantee.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, Literal
 
 from fedsim.accountant.trust import Observer
 from fedsim.core.errors import FedsimError
 from fedsim.statement.facts import Facts
 
+# claim: proved; fact: recorded; limit: not covered by a claim; warning: to be read first
 Kind = Literal["claim", "fact", "limit", "warning"]
-"""claim: proved; fact: recorded; limit: not covered by a claim; warning: to be read first."""
-
 Holds = Callable[[Facts], bool]
+# A text, or a text with the values in it, unrounded and by name, for programs.
 Said = str | tuple[str, Mapping[str, Any]]
-"""A text, or a text with the values in it, unrounded and by name, for programs."""
 Words = Callable[[Facts], Said]
 
 
@@ -31,36 +29,19 @@ class Sentence:
     """One sentence of the privacy statement, as in `privacy.json`.
 
     Guarantee: only a template (`Row`) makes a sentence, and only from facts that support it.
-
-    Attributes:
-        id: name of the sentence in files.
-        point: the part of the statement that lists the sentence, such as "guarantee".
-        kind: claim, fact, limit or warning.
-        title: heading of the sentence on a page.
-        text: the sentence.
-        values: the values in the text, unrounded and by name, for programs.
     """
 
     id: str
-    point: str
+    point: str  # the part of the statement that lists the sentence, such as "guarantee"
     kind: Kind
-    title: str
+    title: str  # heading on a page
     text: str
-    values: dict[str, Any]
+    values: dict[str, Any]  # those in the text, unrounded and by name, for programs
 
 
 @dataclass(frozen=True)
 class Row:
-    """Template of a sentence of the statement; a call with facts returns the sentence.
-
-    Attributes:
-        identifier: id of the sentence in files.
-        point: the part of the statement to which the sentence belongs, such as "guarantee".
-        kind: claim, fact, limit or warning.
-        title: heading of the sentence on a page.
-        holds: function that returns whether facts support the sentence.
-        words: function from facts to the text, or to the text and the values in it.
-    """
+    """Template of a `Sentence`; `holds` says whether facts support it, `words` makes its text."""
 
     identifier: str
     point: str
@@ -75,23 +56,17 @@ class Row:
         Raises:
             UnsupportedClaimError: the facts do not support the sentence.
         """
+        name = self.identifier
         if not self.holds(facts):
-            raise UnsupportedClaimError(
-                f"the facts do not support the sentence {self.identifier!r}"
-            )
+            raise UnsupportedClaimError(f"the facts do not support the sentence {name!r}")
         said = self.words(facts)
         text, values = (said, {}) if isinstance(said, str) else said
-        return Sentence(self.identifier, self.point, self.kind, self.title, text, dict(values))
+        return Sentence(name, self.point, self.kind, self.title, text, dict(values))
 
 
-def is_bounded(facts: Facts) -> bool:
-    """Whether clients were charged and a finite ε may be stated, as most sentences require."""
-    return facts.is_bounded
-
-
-def is_private(facts: Facts) -> bool:
-    """Whether the experiment has differential privacy; ε may still be infinite."""
-    return facts.is_private
+is_bounded: Holds = attrgetter("is_bounded")  # as most sentences require
+is_private: Holds = attrgetter("is_private")
+of_clients: Holds = attrgetter("protects_clients")
 
 
 def is_charged(facts: Facts) -> bool:
@@ -102,11 +77,6 @@ def is_charged(facts: Facts) -> bool:
 def of_sums(facts: Facts) -> bool:
     """Whether the trust is distributed, so that observers see sums of uploads."""
     return facts.trust.trust == "distributed"
-
-
-def of_clients(facts: Facts) -> bool:
-    """Whether the privacy unit is the client."""
-    return facts.protects_clients
 
 
 class StatementTable(list[Row]):
@@ -123,15 +93,8 @@ class StatementTable(list[Row]):
     ) -> Callable[[Words], Row]:
         """Return a decorator that adds a template to this list, from a function of facts to words.
 
-        The name of the function is the id of the sentence in files.
-
-        Args:
-            point: part of the statement that lists the sentence, such as "guarantee".
-            kind: claim, fact, limit or warning.
-            title: heading of the sentence on a page.
-            holds: function that returns whether facts support the sentence; by default, whether
-                there is a guarantee.
-            when: a further condition, which the facts must meet as well.
+        The name of the function is the id of the sentence. Facts must meet both conditions,
+        `holds` and `when`.
         """
 
         def add(words: Words) -> Row:
@@ -141,30 +104,29 @@ class StatementTable(list[Row]):
 
         return add
 
+    def fixed(
+        self, point: str, kind: Kind, name: str, title: str, text: str, holds: Holds = is_bounded
+    ) -> None:
+        """Add a template whose text is the same for all facts that support it."""
+        self.append(Row(name, point, kind, title, holds, lambda facts: text))
 
+
+# Each observer, as worded after "against". A claim against one covers all that follow it.
 OBSERVER_NAMES: Mapping[Observer, str] = {
     "server": "a server that sees every update",
     "sums": "an observer of sums",
     "models": "an observer of global models",
 }
-"""Each observer, as worded after "against". A claim against one covers all that follow it."""
 
 
 @dataclass(frozen=True)
 class View:
-    """Phrases on the adversary against whom a run's ε holds, and on what it sees.
+    """Phrases on the adversary against whom a run's ε holds, and on what it sees."""
 
-    Attributes:
-        observer: the adversary, as worded after "against".
-        sees: what the adversary sees, as worded after "An attacker sees".
-        releases: words for the releases that one ε covers, followed by the verb "are".
-        adversary: a sentence without its full stop: the adversary, and all that it sees.
-    """
-
-    observer: str
-    sees: str
-    releases: str
-    adversary: str
+    observer: str  # as worded after "against"
+    sees: str  # as worded after "An attacker sees"
+    releases: str  # what one ε covers, followed by the verb "are"
+    adversary: str  # a sentence without its full stop: the adversary, and all that it sees
 
 
 _UPDATES = {
@@ -217,12 +179,9 @@ def view_of(facts: Facts) -> View:
 def core_text(facts: Facts) -> str:
     """Return a clause that states the guarantee of a run with symbols ε and δ, not their values."""
     view, is_local = view_of(facts), facts.trust.trust == "local"
+    unit = "each of its training examples" if is_local else "each training example of each client k"
     if facts.protects_clients:
         unit = f"everything that {'client' if is_local else 'any client'} k has"
-    elif is_local:
-        unit = "each of its training examples"
-    else:
-        unit = "each training example of each client k"
     return f"against {view.observer}, {view.releases} (ε_k, δ)-differentially private for {unit}"
 
 
@@ -230,6 +189,5 @@ def question_of(facts: Facts) -> str:
     """Return the question that an attacker tries to answer, in words."""
     if facts.protects_clients:
         return "whether one given client trained on its data"
-    if facts.trust.trust == "local":
-        return "whether one given example was in its training data"
-    return "whether one given example was in a client's training data"
+    whose = "its" if facts.trust.trust == "local" else "a client's"
+    return f"whether one given example was in {whose} training data"

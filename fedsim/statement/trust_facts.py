@@ -7,6 +7,7 @@ from typing import Any
 from fedsim.accountant.trust import OBSERVERS, Observer
 
 UNITS = ("example", "client")
+# Each condition of a guarantee against an active server, with what fails without it.
 UNMET_CONDITIONS: Mapping[str, str] = {
     "pinned_keys": "the keys of helpers and clients are not fixed in advance, so parties can be "
     "invented",
@@ -14,73 +15,44 @@ UNMET_CONDITIONS: Mapping[str, str] = {
     "agreed_plan": "uploads are not bound to a plan of the noise that each client checks",
     "fixed_set": "the client set of a sum may depend on values of uploads",
 }
-"""Each condition of a guarantee against an active server, with what fails without it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrustFacts:
     """Recorded facts about a run's trust model and privacy unit.
 
-    A fact is None if it is unknown or does not apply to the run.
-
-    Attributes:
-        trust: the trust model: local, distributed or central.
-        unit: the privacy unit: example or client.
-        min_clients: smallest number m of clients in a secure sum that is opened.
-        colluding_clients: number t of clients of a sum that may collude with its observer or add no
-            noise.
-        local_steps: number of noisy steps of a client in a round.
-        optimizer: optimizer of the clients; "sgd" is plain SGD.
-        opened_sums: number of clients in each sum that was opened.
-        unexplained: number of the first client whose ledger claims more noise than the honest
-            clients add together; None if there is no such client.
-        participation_rate: probability of each client to take part, drawn independently and in
-            secret.
-        weighting: name of the scheme of the clients' weights, if the privacy unit is the client.
-        votes: numbers that describe PATE's votes, under `queries`, `answers`, `sigma_threshold` and
-            `sigma`; None if clients train.
+    A fact is None if it is unknown or does not apply to the run. A client counts as colluding if it
+    adds no noise to a sum, too. `votes` has PATE's `queries`, `answers`, `sigma_threshold` and
+    `sigma`; it is None if clients train.
     """
 
     trust: str = "local"
     unit: str = "example"
-    min_clients: int | None = None
-    colluding_clients: int | None = None
-    local_steps: int | None = None
+    min_clients: int | None = None  # in a secure sum that is opened
+    colluding_clients: int | None = None  # with the observer of a sum, at most
+    local_steps: int | None = None  # noisy steps of a client in a round
     optimizer: str | None = None
-    opened_sums: tuple[int, ...] = ()
-    unexplained: int | None = None
-    participation_rate: float | None = None
-    weighting: str | None = None
+    opened_sums: tuple[int, ...] = ()  # number of clients in each
+    unexplained: int | None = None  # first client whose ledger claims more noise than is added
+    participation_rate: float | None = None  # of each client, independently and in secret
+    weighting: str | None = None  # of clients, if the privacy unit is the client
     votes: Mapping[str, float] | None = None
 
     @property
     def observers(self) -> tuple[Observer, ...]:
-        """The adversaries against whom there is a guarantee.
-
-        The run's ε holds against the first one.
-        """
+        """The adversaries with a guarantee; the run's ε holds against the first one."""
         return OBSERVERS.get(self.trust, ())
 
     @property
     def honest_clients(self) -> int:
-        """Smallest number of honest clients in an opened sum: `min_clients` - `colluding_clients`.
-
-        It is 0 if these numbers are not recorded.
-        """
+        """Smallest number of honest clients in an opened sum; 0 if it is not recorded."""
         if self.min_clients is None or self.colluding_clients is None:
             return 0
         return max(0, self.min_clients - self.colluding_clients)
 
 
 def trust_objections(trust: TrustFacts, secure: Mapping[str, Any] | None) -> Iterator[str]:
-    """Yield reasons why the recorded facts on trust do not support the ε that a run claims.
-
-    These facts are the trust model, the privacy unit, and the protocol that opens sums of uploads.
-
-    Args:
-        trust: facts about trust model and unit.
-        secure: recorded facts on secure aggregation; None without it.
-    """
+    """Yield reasons why the recorded facts on trust do not support the ε that a run claims."""
     if trust.trust not in OBSERVERS:
         yield f"its trust model {trust.trust!r} is not known"
     if trust.unit not in UNITS:
@@ -108,10 +80,6 @@ def trust_objections(trust: TrustFacts, secure: Mapping[str, Any] | None) -> Ite
 
 
 def unmet_conditions(secure: Mapping[str, Any] | None) -> list[str]:
-    """Return the conditions of a guarantee against an active server that are not recorded as met.
-
-    Args:
-        secure: recorded facts on secure aggregation; None without it.
-    """
+    """Return the names in `UNMET_CONDITIONS` of conditions that are not recorded as met."""
     met = ((secure or {}).get("trust") or {}).get("conditions", {})
     return [name for name in UNMET_CONDITIONS if met.get(name) is not True]

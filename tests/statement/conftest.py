@@ -105,7 +105,7 @@ def honest() -> Facts:
         )
         for number, epsilon in enumerate((2.0, 3.0))
     )
-    profile = Profile(1, 1e-5, 3.0, ((0.0, 0.3), (3.0, 1e-5)), 0.7, 1e-7)
+    profile = Profile(1, 3.0, 1e-5, ((0.0, 0.3), (3.0, 1e-5)), 0.7, 1e-7)
     return Facts(
         clients=some,
         mechanism=MechanismFacts(
