@@ -182,14 +182,14 @@ def answers_context(contents: RunContents) -> dict[str, Any] | None:
     }
 
 
-def _classes(contents: RunContents, answers: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return for each true class its name and its numbers of queries, answers and right answers."""
+def _classes(contents: RunContents, answers: dict[str, Any]) -> list[tuple[str, int, int, str]]:
+    """Return for each true class its name, its numbers of queries and answers, and agreement."""
     names = contents.summary.get("classes")
-    table: list[dict[str, Any]] = []
+    table: list[tuple[str, int, int, str]] = []
     for label in range(1 + max((row["true"] for row in answers["queries"]), default=-1)):
         given = [row["label"] for row in answers["queries"] if row["true"] == label]
         answered = [answer for answer in given if answer is not None]
         agreement = f"{100 * answered.count(label) / len(answered):.1f}%" if answered else "–"
-        name, counts = names[label] if names else str(label), (len(given), len(answered))
-        table.append(dict(zip(_CLASS_COLUMNS, (name, *counts, agreement), strict=True)))
+        name = names[label] if names else str(label)
+        table.append((name, len(given), len(answered), agreement))
     return table

@@ -7,8 +7,9 @@ number of examples and of rounds.
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from operator import itemgetter
 
 from markupsafe import Markup
@@ -20,17 +21,14 @@ from fedsim.statement.guarantee import epsilon_heading
 
 MAX_CLIENTS = 200
 SHOWN_CLIENTS = 100
-
-# Above this number of clients, a curve replaces the bars.
-MAX_BARS = 40
-
+MAX_BARS = 40  # clients above which a curve replaces the bars
 _NOTHING = "–"
 _IDENTITY = ("client", "name")
 
 CellValue = str | int
 Cells = tuple[CellValue, ...]
+# A client's number, name, cells by column, and notes: texts by the kind to filter by.
 _Entry = tuple[int, str | None, Mapping[str, CellValue], Mapping[str, str]]
-"""A client's number, name, cells by column, and notes: texts by the kind to filter by."""
 
 
 @dataclass(frozen=True)
@@ -39,34 +37,25 @@ class ClientTable:
 
     Clients of a kind have equal rows, except for number and name. A hundred thousand clients have
     only a few kinds, so the page stays small.
-
-    Attributes:
-        headings: heading of each column, by the column's key; the first columns are the client's
-            number and, if clients have names, the name.
-        kinds: numbers of the clients of each kind, by the kind's row of texts without number and
-            name.
-        first_rows: the first rows with number and name, for a browser that runs no scripts.
-        sorted_by: key of the column that gives the initial order.
-        notes: all types of notes in the table, by which a reader can filter the rows.
-        names: public name of each client, by number; empty where clients have only numbers.
     """
 
-    headings: Mapping[str, str]
-    kinds: Mapping[Cells, Sequence[int]]
-    first_rows: tuple[Cells, ...]
-    sorted_by: str
-    notes: tuple[str, ...]
-    names: Mapping[int, str] = field(default_factory=dict)
+    headings: Mapping[str, str]  # by the column's key; number (and name, if any) come first
+    kinds: Mapping[Cells, Sequence[int]]  # clients by their row without number and name
+    first_rows: tuple[Cells, ...]  # with number and name, for a browser that runs no scripts
+    sorted_by: str  # key of the column that gives the initial order
+    notes: tuple[str, ...]  # all types of notes, by which a reader can filter the rows
+    names: Mapping[int, str]  # by number; empty where clients have only numbers
 
     def to_json(self) -> Markup:
         """Return the table as JSON for the page's script, safe inside `<script>`.
 
         The numbers of a kind's clients are written as the first number, then the differences.
         """
+        members = map(sorted, self.kinds.values())
         content = {
             "keys": [*self.headings],
             "kinds": [*self.kinds],
-            "members": [_steps(sorted(clients)) for clients in self.kinds.values()],
+            "members": [[b - a for a, b in pairwise((0, *numbers))] for numbers in members],
             "names": self.names,
             "sorted_by": self.sorted_by,
         }
@@ -77,19 +66,10 @@ class ClientTable:
         return Markup(text)
 
 
-def _steps(numbers: Sequence[int]) -> list[int]:
-    return [number - before for before, number in zip((0, *numbers), numbers, strict=False)]
-
-
 def client_table(facts: Facts, rows: ClientRows, lost: Mapping[int, int]) -> ClientTable:
-    """Return the table of every client's privacy spend.
+    """Return the table of every client's privacy spend; of over 200, the largest ε come first.
 
-    With over 200 clients, those with the largest ε come first.
-
-    Args:
-        facts: the recorded facts on the run's privacy, on which its privacy statement is based.
-        rows: the clients' rows of `privacy.json`, in the order of `facts.clients`.
-        lost: number of charged updates that never reached an average, by client.
+    `lost` has the number of charged updates that never reached an average, by client.
     """
     pairs, is_long = list(zip(rows, facts.clients, strict=True)), len(rows) > MAX_CLIENTS
     if is_long:
@@ -122,12 +102,8 @@ def plain_table(
 ) -> ClientTable:
     """Return the table of clients for a federation without privacy.
 
-    Args:
-        rows: the clients' rows of `privacy.json`.
-        rounds: number of rounds whose average contains the client's update, by client.
-        lost: number of updates that never reached an average, by client.
-        scores: accuracy of the final model on the client's held-out examples, by client; None
-            where it was not measured.
+    By client, `rounds` has the number of averages with its updates, `lost` that of its other
+    updates, and `scores` the accuracy of the final model on its held-out examples, if measured.
     """
     shown = client_places("page", rows)
     headings = {name: shown[name].heading for name in _IDENTITY if name in shown}
@@ -150,11 +126,8 @@ def _make_table(
     """Return a table of clients; the entries are in the order of the page."""
     headings = {**headings, "notes": "notes"}
     columns = [key for key in headings if key not in _IDENTITY]
-    names: dict[int, str] = {}
-    if "name" in headings:
-        names = {
-            client: name or _NOTHING for client, name, _, _ in sorted(entries, key=itemgetter(0))
-        }
+    named = sorted(entries, key=itemgetter(0)) if "name" in headings else ()
+    names = {client: name or _NOTHING for client, name, _, _ in named}
     shown = SHOWN_CLIENTS if len(entries) > MAX_CLIENTS else len(entries)
     kinds: dict[Cells, list[int]] = {}
     filters: dict[str, None] = {}
@@ -173,10 +146,10 @@ def _spend_notes(
     client: ClientFacts, lost: Mapping[int, int], largest: frozenset[int], loose: frozenset[int]
 ) -> dict[str, str]:
     """Return the notes on a client's spend: withdrawal, lost updates, largest ε."""
-    has_no_bound = math.isinf(client.epsilon)
+    is_finite = not math.isinf(client.epsilon)
     marks = {
-        "no bound": has_no_bound,
-        "largest ε": client.client in largest and client.has_charges and not has_no_bound,
+        "no bound": not is_finite,
+        "largest ε": client.client in largest and client.has_charges and is_finite,
         "over target": client.is_over_target,
         "δ too large": client.client in loose,
     }

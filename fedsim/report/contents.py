@@ -23,30 +23,19 @@ from fedsim.statement import Facts, RunFacts, read_facts
 _MAX_LISTED = 4  # classes in a line of a terminal; of more classes, those with the lowest recall
 _NUM_LOWEST = 3
 _MAX_NAMED = 5  # classes in a sentence
-
-
 _CLASS_KEYS = ("class", "examples", "predicted", "recall", "precision")
 _GROUP_KEYS = ("group", "examples", "accuracy")
 
 
 @dataclass(frozen=True)
 class ClassScore:
-    """The scores of one class or label.
-
-    Attributes:
-        name: name of the class or label.
-        examples: number of test examples of the class.
-        predicted: number of predictions of the class.
-        recall: share of the class's examples that are predicted as the class; None without
-            examples.
-        precision: share of predictions of the class that are correct; None without predictions.
-    """
+    """The scores of one class or label on the test set."""
 
     name: str
     examples: int
     predicted: int
-    recall: float | None
-    precision: float | None
+    recall: float | None  # None without examples
+    precision: float | None  # None without predictions
 
     @property
     def hits(self) -> int:
@@ -61,13 +50,7 @@ class ClassScore:
 
 @dataclass(frozen=True)
 class GroupScore:
-    """The accuracy on one group of test examples, such as the patients of a hospital.
-
-    Attributes:
-        name: name of the group.
-        examples: number of test examples of the group.
-        accuracy: share of these examples that are predicted correctly.
-    """
+    """The accuracy on one group of test examples, such as the patients of a hospital."""
 
     name: str
     examples: int
@@ -76,25 +59,14 @@ class GroupScore:
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores of a run's final model on the test set, as in `scores.json`.
+    """The scores of a run's final model on the test set, as in `scores.json`."""
 
-    Attributes:
-        classes: scores of each class or label; empty in regression.
-        confusion: number of test examples by true class (rows) and predicted class (columns); None
-            if `scores.json` has no such table.
-        majority_class: name of the most frequent class; None for several labels and in regression.
-        majority: accuracy of always predicting the most frequent class; None in regression.
-        metrics: metrics of the last round, by name.
-        group: name of the column that divides the test set into groups; None without groups.
-        groups: accuracy of each group.
-    """
-
-    classes: tuple[ClassScore, ...]
-    confusion: tuple[tuple[int, ...], ...] | None
-    majority_class: str | None
-    majority: float | None
-    metrics: Mapping[str, Any]
-    group: str | None = None
+    classes: tuple[ClassScore, ...]  # empty in regression
+    confusion: tuple[tuple[int, ...], ...] | None  # true classes are rows, predicted are columns
+    majority_class: str | None  # the most frequent; None for several labels and in regression
+    majority: float | None  # accuracy of always predicting it; None in regression
+    metrics: Mapping[str, Any]  # of the last round, by name
+    group: str | None = None  # the column that divides the test set into groups
     groups: tuple[GroupScore, ...] = ()
 
     @classmethod
@@ -152,11 +124,7 @@ class Scores:
         return predicted[0] if len(predicted) == 1 and not self.has_labels else None
 
     def constant_metrics(self, loss: str) -> dict[str, float]:
-        """Return the known test metrics of the best constant prediction, by name.
-
-        Args:
-            loss: the setting `model.loss`.
-        """
+        """Return the known test metrics of the best constant prediction, for a `model.loss`."""
         values = {name: entry.constant for name, entry in METRICS.items()}
         if self.majority is not None:
             values["accuracy"] = self.majority
@@ -242,10 +210,9 @@ class Scores:
 
     @property
     def lines(self) -> list[str]:
-        """Lines of text with the recall of each class, and with the accuracy of each group.
+        """Lines with the recall of each of several classes, and with the accuracy of each group.
 
-        For more than four classes or groups, a line has only the three lowest values. Fewer than
-        two classes have no line.
+        For more than four of them, a line has only the three lowest values.
         """
         recalls = [(score.name, score.recall) for score in self.classes if score.recall is not None]
         lines = [_lowest(f"recall by {self.noun}", recalls)] if len(recalls) > 1 else []

@@ -6,7 +6,7 @@ No library for figures is used, since importing one takes longer than a short ru
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +44,8 @@ class _Layout:
     """Converts the values of a chart into pixels."""
 
     def __init__(self, chart: Chart) -> None:
-        self._chart = chart
-        self._left, self._right = chart.y.room, chart.width - chart.aside - EDGE
-        self._end = chart.width - chart.aside - chart.right
+        self._chart, right = chart, chart.width - chart.aside
+        self._left, self._right, self._end = chart.y.room, right - EDGE, right - chart.right
         self._top, self._bottom = chart.top, chart.top + chart.height
 
     def placed(self) -> Iterator[Mark]:
@@ -123,20 +122,17 @@ class _Layout:
 def _apart(heights: Sequence[float]) -> list[float]:
     """Return heights moved apart to at least `LINE_PIXELS`, as little as groups allow."""
     groups: list[tuple[float, int]] = []  # centre and number of names that stand together
-    for height in heights:
-        groups.append((height, 1))
-        while len(groups) > 1 and _overlap(groups[-2], groups[-1]):
-            (low, few), (high, more) = groups[-2:]
-            groups[-2:] = [((low * few + high * more) / (few + more), few + more)]
+    for centre in heights:
+        count = 1
+        while groups and centre - groups[-1][0] < LINE_PIXELS * (groups[-1][1] + count) / 2:
+            low, few = groups.pop()
+            centre, count = (low * few + centre * count) / (few + count), few + count
+        groups.append((centre, count))
     return [
         centre + LINE_PIXELS * (index - (count - 1) / 2)
         for centre, count in groups
         for index in range(count)
     ]
-
-
-def _overlap(first: tuple[float, int], second: tuple[float, int]) -> bool:
-    return second[0] - first[0] < LINE_PIXELS * (first[1] + second[1]) / 2
 
 
 def _rule(start: Point, end: Point) -> Line:
@@ -145,13 +141,8 @@ def _rule(start: Point, end: Point) -> Line:
 
 def _runs(points: Sequence[Point]) -> list[list[Point]]:
     """Return the points as lists without gaps, split at each point that is NaN."""
-    runs: list[list[Point]] = [[]]
-    for point in points:
-        if math.isnan(point[1]):
-            runs.append([])
-        else:
-            runs[-1].append(point)
-    return [run for run in runs if run]
+    groups = groupby(points, key=lambda point: math.isnan(point[1]))
+    return [list(run) for is_gap, run in groups if not is_gap]
 
 
 def inline_svg(chart: Chart) -> Markup:
@@ -209,8 +200,8 @@ def _symbol(point: Point, symbol: str, radius: float) -> str:
 
 def _text(note: Note, colour: str) -> str:
     (x, y), size = note.point, note.size
-    style = f"font-size: {size}px; fill: {colour}; text-anchor: {note.anchor}"
-    style += "; font-weight: bold" if note.bold else ""
+    bold = "; font-weight: bold" if note.bold else ""
+    style = f"font-size: {size}px; fill: {colour}; text-anchor: {note.anchor}{bold}"
     turn = f' transform="rotate(-90 {x:.1f} {y:.1f})"' if note.turned else ""
     place = f'x="{x:.1f}" y="{y:.1f}" dy="{0.35 * size:.1f}"'
     return f'<text {place} style="{style}"{turn}>{escape(note.words)}</text>'
@@ -264,11 +255,7 @@ class ChartFigure:
 
 
 def write_chart(chart: Chart, path: Path) -> None:
-    """Write a chart to a file, in fixed colours on white.
-
-    Args:
-        chart: the chart.
-        path: path of the file, with suffix .svg, .png or .pdf.
+    """Write a chart to an .svg, .png or .pdf file, in fixed colours on white.
 
     Raises:
         InputError: the suffix is none of .svg, .png and .pdf.
@@ -283,19 +270,17 @@ def write_chart(chart: Chart, path: Path) -> None:
 def file_svg(chart: Chart) -> str:
     """Return a chart as the text of an SVG file, in fixed colours on white."""
     (top, height), width = _sheet(chart), f"{chart.width:.0f}"
-    opening = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}pt" height="{height:.0f}pt" '
-        f'viewBox="0 {top:.0f} {width} {height:.0f}" fill="none" stroke-linejoin="round" '
-        f"font-family=\"'{_FONT}', sans-serif\">"
-    )
     parts = [
         '<?xml version="1.0" encoding="utf-8"?>',
-        opening,
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}pt" height="{height:.0f}pt" '
+        f'viewBox="0 {top:.0f} {width} {height:.0f}" fill="none" stroke-linejoin="round" '
+        f"font-family=\"'{_FONT}', sans-serif\">",
         f"<title>{escape(chart.label)}</title>",
         f'<rect y="{top:.0f}" width="100%" height="100%" style="fill: #ffffff"/>',
         *_elements(_with_words(chart), _PAPER.__getitem__),
+        "</svg>\n",
     ]
-    return "\n".join([*parts, "</svg>\n"])
+    return "\n".join(parts)
 
 
 def _sheet(chart: Chart) -> Point:

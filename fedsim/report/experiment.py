@@ -10,10 +10,7 @@ _MAX_CHARACTERS = 301
 
 
 def experiment_rows(contents: RunContents) -> list[tuple[str, str]]:
-    """Return (label, text) for each line of the box "Experiment".
-
-    Settings that cannot be read from `experiment.yaml` are left out.
-    """
+    """Return (label, text) for each line of the box "Experiment", as far as settings are read."""
     settings = contents.settings
     partition = _call(_section(_section(settings, "data"), "partition"), "scheme")
     task = _name_of(settings.get("task"))
@@ -33,8 +30,7 @@ def experiment_rows(contents: RunContents) -> list[tuple[str, str]]:
 
 def sizes_text(contents: RunContents) -> str:
     """Return as text the smallest and largest number of examples of a client; "" if private."""
-    sizes = _sizes(contents)
-    if not sizes:
+    if not (sizes := _sizes(contents)):
         return ""
     # Under add/remove the true sizes are private, and none of the files has them.
     noun = "declared examples" if contents.privacy["adjacency"] == "add_remove" else "examples"
@@ -100,9 +96,8 @@ def _federation(contents: RunContents) -> str:
     if participation.get("scheme") == "poisson":
         parts.append("participation poisson")
     if participation.get("scheme") == "buffered":
-        at_once, durations = _text(participation.get("concurrency")), participation.get("durations")
-        is_table = isinstance(durations, Mapping)
-        how = "by a table" if is_table else _text(durations).replace("_", "-")
+        at_once, how = _text(participation.get("concurrency")), participation.get("durations")
+        how = "by a table" if isinstance(how, Mapping) else _text(how).replace("_", "-")
         parts.append(f"asynchronous ({at_once} train at once, durations {how})")
     if federation.get("ema_decay"):
         parts.append(f"server averaging {_text(federation['ema_decay'])}")
@@ -113,8 +108,9 @@ def _participants(contents: RunContents, federation: Mapping[str, Any]) -> str:
     """Return the clients of a round in words."""
     participation = _section(federation, "participation")
     count, scheme = len(contents.clients), participation.get("scheme")
-    asked = participation if scheme == "buffered" else federation
-    asked = asked.get("buffer_size" if scheme == "buffered" else "clients_per_round")
+    asked = federation.get("clients_per_round")
+    if scheme == "buffered":
+        asked = participation.get("buffer_size")
     some = "all" if asked is None else _text(asked)
     if scheme == "trace":
         return f"{some} of the available clients (trace)"
@@ -147,8 +143,7 @@ def _privacy(contents: RunContents) -> str:
     if not facts.is_private:
         return "none"
     parts = [f"trust {facts.trust.trust}", f"unit {facts.trust.unit}"]
-    if facts.clients:
-        noises = [client.noise_multiplier for client in facts.clients]
+    if noises := [client.noise_multiplier for client in facts.clients]:
         parts.append(f"noise multiplier {range_text(noises)}")
     bound = privacy.get("max_update_norm") or privacy.get("max_grad_norm")
     groups = _section(privacy, "clipping").get("groups") or {}

@@ -42,9 +42,7 @@ from fedsim.statement.guarantee import against_text, certificates_of
 from fedsim.statement.result import attack_bound
 from fedsim.statement.sentence import OBSERVER_NAMES, question_of, view_of
 
-# A longer script is unreadable; privacy.json has the same events for programs.
-_MAX_EVENTS = 40
-
+_MAX_EVENTS = 40  # a longer script is unreadable; privacy.json has the same events for programs
 _RELATIONS = {"zero_out": "REPLACE_SPECIAL", "add_remove": "ADD_OR_REMOVE_ONE"}
 
 
@@ -62,10 +60,10 @@ class _NoCounterpartError(ValueError):
 
 
 def recipe(contents: RunContents) -> Recipe | None:
-    """Return a Python script that recomputes the federation's ε with the library dp-accounting.
+    """Return a script that recomputes the federation's ε: the one of the client with the largest.
 
-    The script is for the client with the largest ε. The result is None without privacy, if nothing
-    was spent, or if dp-accounting has no counterpart of an event in the ledger.
+    The result is None without privacy, if nothing was spent, or if dp-accounting has no counterpart
+    of an event in the ledger.
     """
     spends = [spend for spend in contents.clients if spend["ledger"]]
     if not contents.facts.is_private or not spends:
@@ -188,10 +186,7 @@ def render_report(contents: RunContents) -> str:
 def render_page(template: str, context: Mapping[str, Any], *folders: Path) -> str:
     """Return a page as HTML; all text of the context is escaped.
 
-    Args:
-        template: file name of the template, which can use the filter `typeset`.
-        context: the values of the template's variables, by name.
-        folders: folders in which templates are looked up before the folder of the report.
+    `template` is a file in one of `folders`, or else in the folder of the report.
     """
     page = _page_templates(*folders).get_template(template).render(context)
     # Error messages may hold lone surrogates, from undecodable file names for example.
@@ -266,30 +261,23 @@ def script_context(path: Path) -> dict[str, Any]:
 
 def _attack(facts: Facts) -> dict[str, Any] | None:
     """Return the attack bounds as a table and two drawings; None without a guarantee."""
-    profile, attack = facts.profile, facts.attack
+    profile, attack, tied = facts.profile, facts.attack, facts.worst_clients
     if not attack_bound.holds(facts) or profile is None or attack is None or not profile.curve:
         return None
+    all_tied = f"all {len(tied):,} clients" if len(tied) == len(facts.clients) else None
     return {
         "client": profile.client,
         "sees": view_of(facts).sees,
         "question": question_of(facts),
-        "tied": _tied(facts),
+        "tied": (all_tied or clients_text(tied)) if len(tied) > 1 else None,
         "rows": [(f"{100 * rate:g}%", percent_text(bound)) for rate, bound in attack.table],
         "profile_plot": inline_svg(profile_chart(profile)),
         "attack_plot": inline_svg(attack_chart(attack)),
     }
 
 
-def _tied(facts: Facts) -> str | None:
-    """Return the clients that share the largest ε, in words; None if a single client has it."""
-    tied = facts.worst_clients
-    if len(tied) < 2:
-        return None
-    return f"all {len(tied):,} clients" if len(tied) == len(facts.clients) else clients_text(tied)
-
-
 def _table(contents: RunContents) -> ClientTable | None:
-    """Return the table of clients; None for a federation without clients."""
+    """Return the table of clients, if there are any."""
     if not contents.clients:
         return None
     lost = Counter(entry["client"] for row in contents.rounds for entry in row["failed"])
@@ -304,17 +292,17 @@ def _ties(facts: Facts) -> str | None:
     shared = narrow_range(facts.clients) if facts.is_bounded else None
     if shared is None:
         return None
-    who, against = f"All {len(facts.clients):,} clients", against_text(facts)
-    if len(facts.worst_clients) == len(facts.clients):
-        return f"{who} spent the same ε = {epsilon_text(shared[1])}{against}."
     low, high = least_epsilon_text(shared[0]), epsilon_text(shared[1])
-    return f"{who} spent nearly the same ε, from {low} to {high}{against}."
+    spent = f"nearly the same ε, from {low} to {high}"
+    if len(facts.worst_clients) == len(facts.clients):
+        spent = f"the same ε = {high}"
+    return f"All {len(facts.clients):,} clients spent {spent}{against_text(facts)}."
 
 
 def _spend_plot(facts: Facts) -> Markup | None:
-    if not facts.is_private or not facts.has_charges or facts.objections:
-        return None
-    return None if narrow_range(facts.clients) else inline_svg(spend_chart(facts.clients))
+    is_stated = facts.is_private and facts.has_charges and not facts.objections
+    is_drawn = is_stated and not narrow_range(facts.clients)
+    return inline_svg(spend_chart(facts.clients)) if is_drawn else None
 
 
 def _spend_caption(facts: Facts) -> str:

@@ -33,14 +33,11 @@ _BYTES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1.0))
 _TIMES = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 _LONG = 3  # smallest axis end in a unit: below it, a smaller unit has better ticks
 
-Drawings = list[tuple[str, Markup]]
+Drawings = list[tuple[str, Markup]]  # (caption, SVG drawing)
 
 
 def round_drawings(contents: RunContents) -> Drawings:
-    """Return a list of (caption, SVG drawing), one for each curve over the rounds.
-
-    The curves show metrics, losses, the largest ε and the noise-to-signal ratio.
-    """
+    """Return a drawing of each curve over the rounds: metrics, losses, ε and noise."""
     if not contents.rounds:
         return []
     over = over_rounds([row["round"] for row in contents.rounds])
@@ -53,11 +50,7 @@ def round_drawings(contents: RunContents) -> Drawings:
 
 
 def metric_chart(contents: RunContents, metric: str | None = None) -> Chart:
-    """Return the chart of a metric over the rounds.
-
-    Args:
-        contents: the files of the run.
-        metric: name of the metric in `rounds.jsonl`, or `epsilon_max`; None means the main metric.
+    """Return the chart of a metric of `rounds.jsonl`, or of `epsilon_max`, over the rounds.
 
     Raises:
         InputError: no round has a finite number of this name.
@@ -76,14 +69,10 @@ def metric_chart(contents: RunContents, metric: str | None = None) -> Chart:
 
 
 def cost_drawings(contents: RunContents) -> Drawings:
-    """Return a list of (caption, SVG drawing): the main metric against each recorded cost.
-
-    The costs are ε, traffic and time, as far as the run recorded them.
-    """
+    """Return a drawing of the main metric against each recorded cost: ε, traffic and time."""
     if len(contents.rounds) < 2 or not contents.metrics:
         return []
-    name = next(iter(contents.metrics))
-    costs = _costs(contents)
+    name, costs = next(iter(contents.metrics)), _costs(contents)
     return _drawn((f"against {cost}", _metric_curve(contents, name, over)) for cost, over in costs)
 
 
@@ -146,21 +135,22 @@ def _epsilon_curve(contents: RunContents, over: Over) -> Curve:
 
 
 def noise_curve(contents: RunContents, over: Over) -> Curve | None:
-    """Return the curve of the noise-to-signal ratio of a round's average update, over the rounds.
+    """Return the curve of the noise-to-signal ratio of a round's average update, if it is known.
 
-    The result is None if the ratio is unknown. The update u is the sum of a signal s and noise of
-    expected length n, so ‖u‖² ≈ ‖s‖² + n². The ratio is n² / ‖s‖². In d dimensions, the squared
-    length of the noise deviates from n² by about n² √(2 / d). A signal whose squared length is
-    below this deviation cannot be told from noise. So the ratio is at most √(d / 2).
+    The update u is the sum of a signal s and noise of expected length n, so ‖u‖² ≈ ‖s‖² + n². The
+    ratio is n² / ‖s‖². In d dimensions, the squared length of the noise deviates from n² by about
+    n² √(2 / d). A signal whose squared length is below this deviation cannot be told from noise. So
+    the ratio is at most √(d / 2).
     """
-    size, ratios = contents.sizes.get("trained_parameters"), list[float | None]()
-    least = math.sqrt(2 / size) if size else 0.0
-    for row in contents.rounds:
-        update, noise = row.get("update_norm"), row.get("noise_norm")
-        if update is None or not noise or not size:
-            ratios.append(None)
-        else:
-            ratios.append(1 / max((update / noise) ** 2 - 1.0, least))
+    size = contents.sizes.get("trained_parameters")
+    if not size:
+        return None
+    least = math.sqrt(2 / size)
+    norms = [(row.get("update_norm"), row.get("noise_norm")) for row in contents.rounds]
+    ratios = [
+        None if update is None or not noise else 1 / max((update / noise) ** 2 - 1.0, least)
+        for update, noise in norms
+    ]
     if not any(ratios):
         return None
     return Curve(
@@ -228,12 +218,11 @@ def _metric_card(contents: RunContents) -> Card:
     if not contents.metrics:
         return Card("Test metrics", "none", "no round was finished")
     (name, value), *others = contents.metrics.items()
-    scores = contents.scores
-    baseline = None if scores is None else scores.baseline
     details = [f"{metric_name(key)} {metric_text(key, other)}" for key, other in others]
-    if name == "test_accuracy" and baseline is not None:
-        details.insert(0, baseline)
-    kind = "none" if scores is not None and scores.warnings else ""
+    scores, kind = contents.scores, ""
+    if scores is not None:
+        details[:0] = [scores.baseline] if name == "test_accuracy" and scores.baseline else []
+        kind = "none" if scores.warnings else ""
     return Card(f"Test {metric_name(name)}", metric_text(name, value), ", ".join(details), kind)
 
 
@@ -289,7 +278,7 @@ def _guarantee_cards(contents: RunContents) -> list[Card]:
         if not is_plain(facts):
             label += f" against {OBSERVER_NAMES[certificate['against']]}"
             detail += f", for {unit_text(facts)}"
-        cards.append(Card(label, f"ε ≤ {epsilon_text(epsilon)}", detail, kind="guarantee"))
+        cards.append(Card(label, f"ε ≤ {epsilon_text(epsilon)}", detail, "guarantee"))
     return cards
 
 

@@ -49,12 +49,9 @@ def print_client_kinds(curves: Sequence[BoundCurve], console: Console | None = N
         print_sentence(console, "no client takes a step, so nothing is charged")
         return
     several = len({curve.schedule.delta for curve in curves}) > 1
-    labels = [bound.label for bound in curves[0].bounds]
-    table = figure_table(
-        "ε of all planned steps by different bounds",
-        ["q", "z", "steps", *["δ"] * several, *labels],
-        texts=["clients"],
-    )
+    headings = ["q", "z", "steps", *["δ"] * several, *(bound.label for bound in curves[0].bounds)]
+    title = "ε of all planned steps by different bounds"
+    table = figure_table(title, headings, texts=["clients"])
     shown = sorted(curves, key=lambda curve: -curve.smallest)[:_MAX_KINDS]
     for curve in sorted(shown, key=lambda curve: curve.schedule.clients):
         schedule = curve.schedule
@@ -67,9 +64,7 @@ def print_client_kinds(curves: Sequence[BoundCurve], console: Console | None = N
             *map(_cell, curve.last),
         )
     notes = [f"δ = {curves[0].schedule.delta:g} for all"] * (not several)
-    if len(curves) > len(shown):
-        notes.append(f"the {len(shown)} largest of {len(curves):,}; --json has all")
-    table.caption = "\n".join(notes)
+    table.caption = "\n".join(notes + _largest_of(len(shown), len(curves)))
     print_table(console, table)
     _print_key(curves[0], console)
 
@@ -90,6 +85,10 @@ def bounds_csv(curves: Sequence[BoundCurve]) -> str:
     return csv_text(["clients", *facts, "steps", *names], rows)
 
 
+def _largest_of(shown: int, count: int) -> list[str]:
+    return [f"the {shown} largest of {count:,}; --json has all"] * (count > shown)
+
+
 def _cell(epsilon: float | None) -> str:
     return "–" if epsilon is None else epsilon_text(epsilon)
 
@@ -103,7 +102,7 @@ def _clients(clients: Sequence[int]) -> str:
 def _print_key(curve: BoundCurve, console: Console) -> None:
     words = "; ".join(f"{bound.label}: {bound.description}" for bound in curve.bounds)
     print_sentence(console, f"{words}. Each is an upper bound of the same releases")
-    if any(epsilon is None for _, epsilons in curve.points for epsilon in epsilons):
+    if any(None in epsilons for _, epsilons in curve.points):
         print_sentence(
             console,
             "–: the theorem does not cover these releases: their sampling has no amplification for "
@@ -124,11 +123,9 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
     console = console or Console()
     budgets = any(client.target_epsilon is not None for client in plan.clients)
     sizes = any(client.examples for client in plan.clients)  # else they are private
-    table = figure_table(
-        "Planned for each client",
-        ["client", *["examples"] * sizes, "q", "z", "rounds", "steps", "ε"]
-        + ["budget", "affords", "until"] * budgets,
-    )
+    headings = ["client", *["examples"] * sizes, "q", "z", "rounds", "steps", "ε"]
+    headings += ["budget", "affords", "until"] * budgets
+    table = figure_table("Planned for each client", headings)
     ordered = sorted(plan.clients, key=lambda client: -client.epsilon)[:MAX_TABLE_CLIENTS]
     for client in sorted(ordered, key=lambda client: client.client):
         table.add_row(
@@ -144,24 +141,15 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
     notes = ["q: sampling rate; z: noise multiplier; ε: after all steps"]
     if budgets:
         notes.append("affords: number of rounds within the budget; until: last round of training")
-    if len(plan.clients) > len(ordered):
-        notes.append(f"the {len(ordered)} largest of {len(plan.clients):,}; --json has all")
-    if plan.note is not None:
-        notes.append(plan.note)
+    notes += _largest_of(len(ordered), len(plan.clients))
+    notes += [] if plan.note is None else [plan.note]
     table.caption = "\n".join(notes)
     print_table(console, table)
-    changes = figure_table(
-        f"Effect of one changed setting on the median client, {plan.median_client}",
-        ["noise z", "steps", "ε at the end"],
-        texts=["change"],
-    )
-    for variation in plan.variations:
-        changes.add_row(
-            variation.change,
-            f"{variation.noise_multiplier:.4g}",
-            str(variation.steps),
-            epsilon_text(variation.epsilon),
-        )
+    title = f"Effect of one changed setting on the median client, {plan.median_client}"
+    changes = figure_table(title, ["noise z", "steps", "ε at the end"], texts=["change"])
+    for one in plan.variations:
+        noise, epsilon = f"{one.noise_multiplier:.4g}", epsilon_text(one.epsilon)
+        changes.add_row(one.change, noise, str(one.steps), epsilon)
     print_table(console, changes)
     if plan.bounds is not None:
         print_client_kinds(plan.bounds, console)
@@ -188,14 +176,11 @@ def _budget_cells(client: PlannedClient) -> list[str]:
 def print_cells(cells: tuple[PlannedCell, ...], console: Console) -> None:
     """Print with which pairs of trust model and privacy unit the experiment could run.
 
-    For a pair that is possible, the noise and the ε against each adversary are printed. For any
-    other pair, the reason why it is impossible is printed.
+    A pair has its noise and its ε against each adversary, or the reason why it is impossible.
     """
-    table = figure_table(
-        "Trust models and units that this experiment can run in",
-        ["z", "ε: server", "sums", "models"],
-        texts=["unit", "trust", "noise by"],
-    )
+    title = "Trust models and units that this experiment can run in"
+    numbers, texts = ["z", "ε: server", "sums", "models"], ["unit", "trust", "noise by"]
+    table = figure_table(title, numbers, texts=texts)
     for cell in cells:
         if cell.reason is not None:
             continue
@@ -215,11 +200,9 @@ def print_cells(cells: tuple[PlannedCell, ...], console: Console) -> None:
 def print_correlations(planned: Sequence[PlannedCorrelation], console: Console) -> None:
     """Print the noise of the models of a run for each kind of correlation, at the same ε."""
     momentum = planned[0].momentum
-    table = figure_table(
-        "Noise of the models, at the same ε",
-        ["noise z", f"error with momentum {momentum:g}" if momentum else "error of sums"],
-        texts=["noise_correlation", "participation"],
-    )
+    error = f"error with momentum {momentum:g}" if momentum else "error of sums"
+    title, texts = "Noise of the models, at the same ε", ["noise_correlation", "participation"]
+    table = figure_table(title, ["noise z", error], texts=texts)
     for row in planned:
         table.add_row(row.noise, row.scheme, f"{row.noise_multiplier:.4g}", f"{row.error:.4g}")
     table.caption = "error: root mean square over 1, 2, ... rounds, in max_update_norm"
@@ -228,19 +211,13 @@ def print_correlations(planned: Sequence[PlannedCorrelation], console: Console) 
 
 def _lines(cells: tuple[PlannedCell, ...]) -> Iterator[str]:
     for cell in cells:
-        name = f"{cell.unit}, {cell.trust}"
+        name, strictest = f"{cell.unit}, {cell.trust}", "the claim of all clients"
+        if len(cell.strictest) != len(cell.clients):
+            strictest = f"the strictest claim, of {clients_text(cell.strictest)},"
         if cell.reason is not None:
             yield f"{name}: cannot run: {cell.reason.partition(';')[0]}"
         elif cell.trust == "distributed":
-            yield (
-                f"{name}: {_strictest(cell)} sets every client's share; the smallest sum has "
-                f"{count_text(cell.honest or 0, 'honest share')}"
-            )
+            shares = count_text(cell.honest or 0, "honest share")
+            yield f"{name}: {strictest} sets every client's share; the smallest sum has {shares}"
         elif cell.trust == "central":
-            yield f"{name}: {_strictest(cell)} sets the server's noise"
-
-
-def _strictest(cell: PlannedCell) -> str:
-    if len(cell.strictest) == len(cell.clients):
-        return "the claim of all clients"
-    return f"the strictest claim, of {clients_text(cell.strictest)},"
+            yield f"{name}: {strictest} sets the server's noise"

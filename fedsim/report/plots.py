@@ -1,8 +1,9 @@
 """Functions that make the charts of the report and of the option `--plot`."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 from fedsim.core.formatting import (
@@ -52,19 +53,12 @@ _SAME_SHARE = 0.99  # share of the largest ε from which bars look the same
 
 @dataclass(frozen=True)
 class Over:
-    """The horizontal coordinates of the points of a curve, and the labels of their axis.
+    """The horizontal coordinates of the points of a curve, and the labels of their axis."""
 
-    Attributes:
-        label: name of the quantity, such as "round", shown below the axis.
-        values: horizontal coordinates of the points, ascending.
-        text: function that returns a coordinate as text, such as "round 3".
-        whole: whether only whole numbers are marked.
-    """
-
-    label: str
-    values: Sequence[float]
-    text: Callable[[float], str]
-    whole: bool = False
+    label: str  # of the quantity, below the axis
+    values: Sequence[float]  # ascending
+    text: Callable[[float], str]  # of a coordinate, such as "round 3"
+    whole: bool = False  # only whole numbers are marked
 
     def axis(self) -> Axis:
         """Return the horizontal axis, which reaches from the first to the last coordinate."""
@@ -80,29 +74,17 @@ def over_rounds(rounds: Sequence[int]) -> Over:
 
 @dataclass(frozen=True)
 class Curve:
-    """A curve of a quantity over the rounds, or over a cost such as ε.
+    """A curve of a quantity over the rounds, or over a cost such as ε."""
 
-    Attributes:
-        label: name of the quantity, in words.
-        over: the points' horizontal coordinates, with their axis.
-        values: the value at each horizontal coordinate; None for a value that was not finite.
-        text: function that returns a value as text; the text of the last value stands at its point.
-        percent: whether the vertical axis is labelled in percent, and ends at 100 %.
-        target: value of a horizontal line for comparison; None for no line.
-        target_text: text at the horizontal line; None means the value of the line.
-        from_zero: whether the vertical axis starts at 0.
-        logarithmic: whether the vertical axis is logarithmic.
-    """
-
-    label: str
+    label: str  # of the quantity, in words
     over: Over
-    values: Sequence[float | None]
-    text: Callable[[float], str]
-    percent: bool = False
-    target: float | None = None
-    target_text: str | None = None
-    from_zero: bool = False
-    logarithmic: bool = False
+    values: Sequence[float | None]  # at each coordinate; None for a value that was not finite
+    text: Callable[[float], str]  # of a value; that of the last one stands at its point
+    percent: bool = False  # the vertical axis is labelled in percent, and ends at 100 %
+    target: float | None = None  # value of a horizontal line for comparison
+    target_text: str | None = None  # at this line; None means its value
+    from_zero: bool = False  # the vertical axis starts at 0
+    logarithmic: bool = False  # the vertical axis
 
     def chart(self) -> Chart | None:
         """Return the chart of the curve, or None if no value is finite."""
@@ -136,24 +118,17 @@ class Curve:
 
 
 def spend_chart(clients: Sequence[ClientFacts]) -> Chart:
-    """Return the chart of every client's ε.
-
-    The chart has a bar for each client. For more than `MAX_BARS` clients, it has instead one curve
-    of all ε in sorted order.
-    """
+    """Return the chart of every client's ε: bars, or for many clients one curve in sorted order."""
     draw = _bars if len(clients) <= MAX_BARS else _ranked
     return draw(clients, "Epsilon spent by each client; the table below has every number")
 
 
 def narrow_range(clients: Sequence[ClientFacts]) -> tuple[float, float] | None:
-    """Return (smallest, largest) ε of two or more clients if these differ by at most 1 %.
-
-    Otherwise the result is None.
-    """
+    """Return (smallest, largest) ε of several clients if they differ by at most 1 %, else None."""
     epsilons = [client.epsilon for client in clients]
     if len(epsilons) < 2 or not min(epsilons) >= _SAME_SHARE * max(epsilons):
         return None
-    return (min(epsilons), max(epsilons))
+    return min(epsilons), max(epsilons)
 
 
 def common_target(clients: Sequence[ClientFacts]) -> float | None:
@@ -169,7 +144,7 @@ def _spend_text(client: ClientFacts) -> str:
 
 def _bars(clients: Sequence[ClientFacts], label: str) -> Chart:
     finite = [client.epsilon for client in clients if math.isfinite(client.epsilon)]
-    targets = [client.target_epsilon for client in clients if client.target_epsilon is not None]
+    targets = [aim for client in clients if (aim := client.target_epsilon) is not None]
     longest = max([*finite, *targets, 1e-9])
     largest = aligned_epsilon(max(finite, default=0.0)) if len(finite) == len(clients) else None
     texts = [aligned_epsilon(client.epsilon) for client in clients]
@@ -181,13 +156,11 @@ def _bars(clients: Sequence[ClientFacts], label: str) -> Chart:
         marks.append(Area(corners, "accent" if text == largest else "bar"))
         # In one column, beyond the longest bar, where no target line crosses them.
         marks.append(Note(text, (longest, row), (10, 0), bold=text == largest))
-        if client.target_epsilon is not None and shared is None:
-            ends = [(client.target_epsilon, row - 0.42), (client.target_epsilon, row + 0.42)]
-            marks.append(Line(ends, "text", 1.4))
+        if (aim := client.target_epsilon) is not None and shared is None:
+            marks.append(Line([(aim, row - 0.42), (aim, row + 0.42)], "text", 1.4))
     if shared is not None:
         marks.append(Line([(shared, math.inf), (shared, -math.inf)], "muted", 1.1, "4 3"))
-        words, place = f"target {shared:g}", (shared, math.inf)
-        marks.append(Note(words, place, (0, -9), "muted", "middle"))
+        marks.append(Note(f"target {shared:g}", (shared, math.inf), (0, -9), "muted", "middle"))
     numbers = {float(row): str(client.client) for row, client in enumerate(clients)}
     y = Axis(len(clients) - 0.5, -0.5, numbers, "client")
     tips = [Tip(0, row, _spend_text(client)) for row, client in enumerate(clients)]
@@ -220,11 +193,7 @@ def _ranked(clients: Sequence[ClientFacts], label: str) -> Chart:
 
 
 def profile_chart(profile: Profile) -> Chart:
-    """Return the chart of a client's privacy profile δ(ε), with a dot at the reported (ε, δ).
-
-    Args:
-        profile: a profile with a curve, so that its ε is finite.
-    """
+    """Return the chart of a profile δ(ε) that has a curve, with a dot at the reported (ε, δ)."""
     points = [(epsilon, delta) for epsilon, delta in profile.curve if delta > _MIN_DELTA]
     pair = (profile.epsilon, profile.delta)
     epsilons, deltas = zip(*points, pair, strict=True)
@@ -274,67 +243,35 @@ _PLAN_PIXELS = (460, 240)
 _MAX_DOTS = 60  # points of a line; with more, the line has no dots
 
 
-def line_chart(
-    lines: Mapping[str, Sequence[float | None]],
-    xs: Sequence[float],
-    title: str,
-    x_label: str,
-    y_label: str,
-    *,
-    log_x: bool = True,
-    dotted: Sequence[float] | None = None,
-) -> Chart:
-    """Return a chart of lines over a common horizontal axis, with each line's name at its end.
-
-    Args:
-        lines: values of each line at `xs`, by name; a value that is None, not finite or not above
-            0 is left out.
-        xs: horizontal coordinates of all lines, ascending.
-        title: text above the chart, on one or several lines.
-        x_label: label of the horizontal axis.
-        y_label: label of the vertical axis, which is logarithmic.
-        log_x: whether the horizontal axis is logarithmic.
-        dotted: horizontal coordinates among `xs` at which lines have a dot; None means all.
-    """
-    marks, ends, values = list[Mark](), list[tuple[str, Point, Ink]](), list[float]()
-    places = set(xs if dotted is None else dotted)
-    for index, (name, line) in enumerate(lines.items()):
-        pairs, ink = zip(xs, line, strict=True), SERIES[index % len(SERIES)]
-        points = [(x, y) for x, y in pairs if y is not None and math.isfinite(y) and y > 0]
-        if points:
-            dots = [point for point in points if point[0] in places]
-            marks += [Line(points, ink), Dots(dots if len(dots) <= _MAX_DOTS else (), ink)]
-            ends.append((name, points[-1], ink))
-            values += [y for _, y in points]
-    x = number_axis(room_around(xs, logarithmic=log_x), x_label, logarithmic=log_x)
-    ends_y = room_around(values or [1.0], logarithmic=True)
-    y = number_axis(ends_y, y_label, logarithmic=True, grid=True)
-    label = f"{y_label} against {x_label}: {' '.join(title.split())}"
-    return Chart(label, x, y, marks, *_LINES_PIXELS, names=ends, heading=title)
-
-
 def bounds_chart(
     curve: "BoundCurve", *, dotted: Sequence[int] | None = None, whose: str = ""
 ) -> Chart:
     """Return a chart of ε over the number of steps, with a line for each bound on ε.
 
-    A text beside each line names the bound and its ε after all steps.
-
-    Args:
-        curve: ε by each bound at ascending numbers of steps.
-        dotted: numbers of steps at which lines have a dot; None means all.
-        whose: the clients that take the steps, as text for the title; "" without clients.
+    A text beside each line names the bound and its ε after all steps. An ε that is None, infinite
+    or 0 is left out. `dotted` are the numbers of steps with a dot (None: all); `whose` names the
+    clients that take the steps.
     """
     steps = [steps for steps, _ in curve.points]
-    lines = {
-        f"{bound.label} {epsilon_text(last)}": [epsilons[index] for _, epsilons in curve.points]
-        for index, (bound, last) in enumerate(zip(curve.bounds, curve.last, strict=True))
-        if last is not None
-    }
+    marks, names, values = list[Mark](), list[tuple[str, Point, Ink]](), list[float]()
+    known = [index for index, last in enumerate(curve.last) if last is not None]
+    for index, ink in zip(known, cycle(SERIES)):
+        pairs = [(number, epsilons[index]) for number, epsilons in curve.points]
+        points = [(x, y) for x, y in pairs if y is not None and math.isfinite(y) and y > 0]
+        if points:
+            dots = [point for point in points if dotted is None or point[0] in dotted]
+            marks += [Line(points, ink), Dots(dots if len(dots) <= _MAX_DOTS else (), ink)]
+            name = f"{curve.bounds[index].label} {epsilon_text(curve.last[index])}"
+            names.append((name, points[-1], ink))
+            values += [y for _, y in points]
+    log_x = steps[-1] >= 10 * steps[0]
+    x = number_axis(room_around(steps, logarithmic=log_x), "steps", logarithmic=log_x)
+    ends = room_around(values or [1.0], logarithmic=True)
+    y = number_axis(ends, "ε", logarithmic=True, grid=True)
     settings = f"{whose}: {curve.schedule.text}" if whose else curve.schedule.text
     title = f"{settings}\nbeside each line: ε after {count_text(steps[-1], 'step')}"
-    log_x = steps[-1] >= 10 * steps[0]
-    return line_chart(lines, steps, title, "steps", "ε", log_x=log_x, dotted=dotted)
+    label = f"ε against steps: {' '.join(title.split())}"
+    return Chart(label, x, y, marks, *_LINES_PIXELS, names=names, heading=title)
 
 
 def plan_chart(plan: "Plan") -> Chart:

@@ -92,10 +92,8 @@ def scale_note(features: NDArray[np.generic], names: Sequence[str] | None) -> st
     """Return a note if the scales of the features differ too much or are too large, else None.
 
     The largest features then dominate the gradients, so the model learns little from the others.
-
-    Args:
-        features: features (n, ...) of the public test set, as the model gets them.
-        names: name of each of the k features if `features` is (n, k); None without names.
+    `features` (n, ...) are those of the public test set, as the model gets them; `names` are those
+    of the k features if `features` is (n, k).
     """
     if features.dtype.kind != "f" or not len(features):
         return None
@@ -138,9 +136,7 @@ def _feature_names(federation: Federation) -> list[str] | None:
     dataset = experiment.data.dataset
     if columns is None or not isinstance(dataset, FileDataset) or experiment.model.features:
         return None
-    return [
-        name for column in columns for name in dataset.constants_of(column).feature_names(column)
-    ]
+    return [name for key in columns for name in dataset.constants_of(key).feature_names(key)]
 
 
 def _sizes(federation: Federation) -> str:
@@ -154,11 +150,7 @@ def _sizes(federation: Federation) -> str:
 
 
 def warnings(federation: Federation) -> list[str]:
-    """Return warnings to print before a run, about training and privacy.
-
-    The warnings name parameters that training would not change, clients whose δ is too large, and
-    constants that were read from private rows.
-    """
+    """Return warnings to print before a run: on still parameters, large δ and private constants."""
     return [*still_warnings(federation.model.still), *privacy_warnings(federation)]
 
 
@@ -168,12 +160,8 @@ _PATIENCE_SECONDS = 5.0  # without a terminal, only a longer phase gets a line
 class PhaseDisplay:
     """Display of the current phase of a run before or after the rounds: "checking the model".
 
-    In a terminal it is a spinner with the elapsed time, elsewhere a line of text.
-
-    Args:
-        console: console to print to.
-        patience: if the output is no terminal, a line is printed for a phase that takes longer than
-            this, in seconds.
+    In a terminal it is a spinner with the elapsed time; elsewhere a line of text, for a phase that
+    takes longer than `patience` seconds.
     """
 
     def __init__(self, console: Console, *, patience: float = _PATIENCE_SECONDS) -> None:
@@ -237,8 +225,7 @@ class ProgressCallback:
             console=self._console,
         )
         self._task: TaskID | None = None
-        self._rounds, self._finished = 0, 0
-        self._start = monotonic()
+        self._rounds, self._finished, self._start = 0, 0, monotonic()
         self._failures = Counter[tuple[int, str]]()
 
     def phase(self, name: str) -> None:
@@ -264,11 +251,10 @@ class ProgressCallback:
         done, figures = int(row["round"]), _figures(row)
         for entry in row["failed"]:
             self._print_failure(done, entry["client"], str(entry["reason"]))
-        for entry in row["withdrawn"]:
-            self._warn(f"round {done}: client {entry['client']} withdrew: {entry['reason']}")
-        for entry in (row.get("evaluated") or {}).get("failed", ()):
-            who = f"client {entry['client']}"
-            self._warn(f"round {done}: {who} did not evaluate: {entry['reason']}")
+        unevaluated = (row.get("evaluated") or {}).get("failed", ())
+        for what, entries in (("withdrew", row["withdrawn"]), ("did not evaluate", unevaluated)):
+            for entry in entries:
+                self._warn(f"round {done}: client {entry['client']} {what}: {entry['reason']}")
         if unmoved := row.get("unmoved"):
             self._warn(
                 f"warning: round {done} left {some_of(unmoved, _MAX_NAMES)} as before: no update "
@@ -292,8 +278,7 @@ class ProgressCallback:
     def _print_failure(self, round_number: int, client: int, reason: str) -> None:
         """Print that a client failed; a reason that repeats is a warning once, and silent later."""
         self._failures[client, reason] += 1
-        count = self._failures[client, reason]
-        if count < MIN_REPETITIONS:
+        if (count := self._failures[client, reason]) < MIN_REPETITIONS:
             self._warn(f"round {round_number}: client {client} failed: {reason}")
         elif count == MIN_REPETITIONS:
             self._warn(
@@ -318,13 +303,12 @@ class _TimeLeft(ProgressColumn):
 
 def _left_text(end: float) -> str:
     """Return the time until a moment of the monotonic clock, as "12 s left"; "" below 1 s."""
-    seconds = round(end - monotonic())
-    minutes, rest = divmod(seconds, 60)
+    minutes, seconds = divmod(round(end - monotonic()), 60)
     if minutes >= 60:
         return f"{minutes // 60} h {minutes % 60} min left"
     if minutes > 0:
-        return f"{minutes} min {rest} s left"
-    return f"{seconds} s left" if seconds > 0 else ""
+        return f"{minutes} min {seconds} s left"
+    return f"{seconds} s left" if minutes == 0 < seconds else ""
 
 
 def _figures(row: Mapping[str, Any]) -> str:
@@ -347,8 +331,7 @@ _PASSING = re.compile(r"(?:round )?(?P<done>\d+)/(?P<total>\d+)\b.*|.* \.\.\.")
 
 def notebook_progress() -> ProgressCallback | None:
     """Return a callback that shows a run's progress in a notebook; None outside of notebooks."""
-    console = notebook_console()
-    return None if console is None else ProgressCallback(console)
+    return None if (console := notebook_console()) is None else ProgressCallback(console)
 
 
 def notebook_console() -> Console | None:
@@ -365,19 +348,14 @@ class NotebookArea(io.StringIO):
     """A text stream that shows the last lines written to it as one output of a notebook cell.
 
     A line such as "round 3/20" or "checking the model ..." is replaced by the next line. While it
-    is the last line, a progress bar is shown below it, in notebooks that show HTML.
-
-    Args:
-        display: the module `IPython.display`.
+    is the last line, a progress bar is shown below it, in notebooks that show HTML. `display` is
+    the module `IPython.display`.
     """
 
     def __init__(self, display: Any) -> None:
         super().__init__()
-        self._display = display
-        self._id = uuid4().hex
-        self._shown = False
-        self._rest = ""
-        self._lines: list[str] = []
+        self._display, self._id, self._shown = display, uuid4().hex, False
+        self._rest, self._lines = "", list[str]()
 
     def write(self, text: str, /) -> int:
         """Add text to the stream, show all complete lines, and return the length of the text."""

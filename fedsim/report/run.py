@@ -20,8 +20,6 @@ from fedsim.tracking.callbacks import RunCallback
 def render_head(path: Path) -> str:
     """Return the headline figures and the guarantee of a run directory as a piece of HTML.
 
-    The styles of this piece affect no other part of a page. All text from files is escaped.
-
     Raises:
         RunDirectoryError: the run has no result files.
     """
@@ -30,11 +28,7 @@ def render_head(path: Path) -> str:
 
 
 def draw(path: Path, metric: str | None) -> ChartFigure:
-    """Return a figure of one metric over the rounds of a run.
-
-    Args:
-        path: the run directory.
-        metric: name of the metric; None means the main metric.
+    """Return a figure of a metric, or of the main one, over the rounds of a run directory.
 
     Raises:
         InputError: the run has no such metric.

@@ -34,14 +34,9 @@ _GLUE = "\u00a0"
 
 
 def wrap_text(text: str, width: int, *, indent: str = "") -> str:
-    """Return a text, wrapped into lines of at most `width` characters.
+    """Return a text, wrapped into lines of at most `width` characters; the first has no indent.
 
     A word that is longer than a line, such as a path, is not broken.
-
-    Args:
-        text: the text on one line.
-        width: maximal length of a line, in characters.
-        indent: prefix of every line but the first.
     """
     lines = textwrap.wrap(
         _GLUED.sub(_GLUE, text),
@@ -72,12 +67,9 @@ _MAX_FAILING = 5
 
 
 def figure_table(title: str, numbers: list[str], *, texts: Sequence[str] = ()) -> Table:
-    """Return a table without rows; ten columns of numbers fit into a width of 80 characters.
+    """Return a table without rows, with columns of texts first, and then of numbers.
 
-    Args:
-        title: title of the table.
-        numbers: headings of the columns of numbers.
-        texts: headings of the columns of texts, which come first.
+    Ten columns of numbers fit into a width of 80 characters.
     """
     table = Table(
         box=box.SIMPLE_HEAD,
@@ -120,14 +112,10 @@ def print_result(
 ) -> None:
     """Print the result of a run: a table of clients' ε, a summary, warnings and the root digest.
 
-    The root digest covers all records in the run's manifest.
+    The root digest covers all records in the run's manifest. `waited` is the time in seconds since
+    the user gave the command, if it is known.
 
     Guarantee: an ε is stated only where the privacy statement of the run states it.
-
-    Args:
-        directory: the run directory.
-        console: the console to print to; None for standard output.
-        waited: seconds since the user gave the command; None if they are not known.
     """
     console = console or Console()
     contents = read_contents(directory)
@@ -135,11 +123,11 @@ def print_result(
         print_table(console, _privacy_table(contents))
     for line in _summary(contents, waited):
         print_sentence(console, line)
-    scores = contents.scores
-    for warning in () if scores is None else scores.warnings:
-        print_sentence(console, f"warning: {warning}", style="yellow")
-    if scores is not None and scores.is_constant:
-        print_sentence(console, _ADVICE)
+    if (scores := contents.scores) is not None:
+        for warning in scores.warnings:
+            print_sentence(console, f"warning: {warning}", style="yellow")
+        if scores.is_constant:
+            print_sentence(console, _ADVICE)
     lines = [f"report: {directory.report}"]
     if (root := root_of(directory)) is not None:
         lines.append(f"root: {root}")
@@ -151,28 +139,25 @@ def print_result(
 
 
 def _privacy_table(contents: RunContents) -> Table:
-    clients, trust = contents.clients, contents.facts.trust
-    plain = is_plain(contents.facts)
+    clients, facts = contents.clients, contents.facts
     places = client_places("terminal", clients)
     headings = {name: place.heading for name, place in places.items()}
-    if trust.observers:
-        headings["epsilon"] = epsilon_heading(contents.facts, trust.observers[0])
-    if "examples" in places and contents.facts.sizes_are_declared:
+    against = {observer: epsilon_heading(facts, observer) for observer in facts.trust.observers}
+    if against:
+        headings["epsilon"] = next(iter(against.values()))
+    if "examples" in places and facts.sizes_are_declared:
         headings["examples"] = "declared"
     table = figure_table("Privacy spent by each client", ["client", *headings.values()])
-    spent = {client.client: client.epsilon for client in contents.facts.clients}
+    spent = {client.client: client.epsilon for client in facts.clients}
     ordered = sorted(clients, key=lambda row: -spent[row["client"]])
     shown = sorted(ordered[:MAX_TABLE_CLIENTS], key=lambda row: row["client"])
     for spend in shown:
         cells = (str(place.text(spend.get(name))) for name, place in places.items())
         table.add_row(client_text(spend["client"], spend.get("name")), *cells)
     notes = ["z: noise multiplier"]
-    if not plain:
-        notes += [
-            f"{epsilon_heading(contents.facts, observer)}: against {OBSERVER_NAMES[observer]}"
-            for observer in trust.observers
-        ]
-        notes.append(f"each ε protects {unit_text(contents.facts)}")
+    if not is_plain(facts):
+        notes += [f"{epsilon}: against {OBSERVER_NAMES[name]}" for name, epsilon in against.items()]
+        notes.append(f"each ε protects {unit_text(facts)}")
     if "delta" not in places:
         notes.append(f"δ = {delta_text(clients[0]['delta'])} for all")
     if "withdrawn_round" in places:
@@ -185,9 +170,8 @@ def _privacy_table(contents: RunContents) -> Table:
 
 def _summary(contents: RunContents, waited: float | None) -> list[str]:
     """Return the summary of a run: a line each on the run, the model and the guarantee."""
-    summary, lost = contents.summary, contents.facts.run.lost_updates
+    summary, scores, lost = contents.summary, contents.scores, contents.facts.run.lost_updates
     reason = f": {summary['reason']}" if summary["status"] in ("stopped", "failed") else ""
-    scores = contents.scores
     baseline = f" ({scores.baseline})" if scores is not None and scores.baseline else ""
     metrics = ", ".join(
         f"{name.replace('_', ' ')} {metric_text(name, value)}"

@@ -4,6 +4,7 @@ import math
 import re
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -22,7 +23,7 @@ from fedsim.report.chart import (
     ticks,
 )
 from fedsim.report.drawing import file_svg, inline_svg, write_chart
-from fedsim.report.plots import line_chart
+from fedsim.report.plots import bounds_chart
 
 
 def chart(*marks: Mark, **settings: object) -> Chart:
@@ -76,7 +77,11 @@ def test_a_file_has_heading_and_legend_and_a_page_has_neither(tmp_path: Path) ->
 
 
 def test_lines_without_a_finite_value_leave_an_empty_chart() -> None:
-    one = line_chart({"none": [None, math.inf]}, [1, 2], "t", "x", "y")
+    bounds = (SimpleNamespace(label="none"), SimpleNamespace(label="not proved"))
+    schedule = SimpleNamespace(text="q = 1")
+    points = ((1, (None, 1.0)), (2, (math.inf, None)))
+    curve = SimpleNamespace(bounds=bounds, points=points, last=points[-1][1], schedule=schedule)
+    one = bounds_chart(curve)  # type: ignore[arg-type]
     assert (one.marks, one.names) == ([], [])
     assert "svg" in file_svg(one)
 
