@@ -1,7 +1,4 @@
-"""Data classes that describe a chart: its axes, lines, dots, areas and texts.
-
-Other modules make charts of these classes, and `fedsim.report.drawing` draws them.
-"""
+"""Data classes that describe a chart, which `fedsim.report.drawing` draws."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence

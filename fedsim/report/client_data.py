@@ -1,7 +1,4 @@
-"""Report sections on clients' private data, and on the votes of a run with `task: pate`.
-
-The section on private data is left out if the run has differential privacy or secure aggregation.
-"""
+"""Report sections on private data of a run without any protection, and on votes (`task: pate`)."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,8 +23,6 @@ _WIDTH_PIXELS = (330, 640)
 _MIN_TEXT_PIXELS = 27  # width of a cell with a number in it
 _MAX_TICKS = 16
 _MAX_CHARACTERS = 9
-
-
 _MAX_TIP_CLASSES = 6
 _MAX_ROWS = 500  # rows of a figure: more than pixels would only make the file larger
 

@@ -1,8 +1,4 @@
-"""The report's table of clients, as HTML rows and as JSON for the page's script.
-
-With privacy, the table has every client's privacy spend. Without privacy, it has each client's
-number of examples and of rounds.
-"""
+"""The report's table of clients, as HTML rows and as JSON for the page's script."""
 
 import json
 import math

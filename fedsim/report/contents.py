@@ -71,13 +71,10 @@ class Scores:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Scores":
-        """Return the scores from the parsed content of `scores.json`.
-
-        Raises:
-            ValueError: two parts of the content have other classes.
-        """
+        """Return the scores in `scores.json`; two parts with other classes are a ValueError."""
         majority, matrix = content["majority"], content["confusion"]
         rows = [ClassScore(*(row[key] for key in _CLASS_KEYS)) for row in content["by_class"]]
+        groups = content.get("by_group", ())
         if majority is not None and majority["class"] not in (None, *(row.name for row in rows)):
             raise ValueError(f"majority has class {majority['class']!r:.40}, and by_class has not")
         if matrix is not None and len(matrix) != len(rows):
@@ -89,10 +86,7 @@ class Scores:
             majority=None if majority is None else majority["share"],
             metrics=content["metrics"],
             group=content.get("group"),
-            groups=tuple(
-                GroupScore(*(row[key] for key in _GROUP_KEYS))
-                for row in content.get("by_group", ())
-            ),
+            groups=tuple(GroupScore(*(row[key] for key in _GROUP_KEYS)) for row in groups),
         )
 
     @property
@@ -223,11 +217,7 @@ class Scores:
 
 
 def read_scores(directory: RunDirectory) -> Scores | None:
-    """Return the scores in a run's `scores.json`; None if the run has no such file.
-
-    Raises:
-        DamagedRunError: the file is damaged.
-    """
+    """Return the scores in `scores.json`, if a run has it; a damaged file is a DamagedRunError."""
     if not (directory.path / FILE).exists():
         return None
     content = directory.read_json(FILE)

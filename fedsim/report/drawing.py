@@ -222,11 +222,7 @@ _DPI = 200
 
 
 def check_chart_path(path: Path) -> Path:
-    """Check the suffix of a chart file, and return its path.
-
-    Raises:
-        InputError: the suffix is none of .svg, .png and .pdf.
-    """
+    """Return the path of a chart file; another suffix than .svg, .png and .pdf is an InputError."""
     if path.suffix not in (".svg", ".png", ".pdf"):
         raise InputError(f"a plot is a .svg, .png or .pdf file, got {path.name!r}")
     return path
@@ -255,12 +251,7 @@ class ChartFigure:
 
 
 def write_chart(chart: Chart, path: Path) -> None:
-    """Write a chart to an .svg, .png or .pdf file, in fixed colours on white.
-
-    Raises:
-        InputError: the suffix is none of .svg, .png and .pdf.
-        OSError: the file cannot be written.
-    """
+    """Write a chart to an .svg, .png or .pdf file, in fixed colours on white."""
     if check_chart_path(path).suffix == ".svg":
         path.write_text(file_svg(chart), encoding="utf-8")
     else:

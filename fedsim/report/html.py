@@ -106,10 +106,7 @@ def _script(spend: Mapping[str, Any], privacy: Mapping[str, Any]) -> Iterator[st
 def _recomputation(
     accountant: str, ledger: list[dict[str, Any]], epsilon: float | None, delta: float
 ) -> Iterator[str]:
-    """Yield code that computes ε from a ledger, after the line that makes the accountant.
-
-    The code adds the slack of the noise sampler, which depends on the recorded ε.
-    """
+    """Yield code that computes ε from a ledger, with the noise sampler's slack at this ε."""
     yield ""
     yield accountant
     for event, count in _merged(ledger):
@@ -164,11 +161,7 @@ _HERE = Path(__file__).parent
 
 
 def write_report(directory: RunDirectory) -> None:
-    """Write `report.html` from the other files of a run directory, and list it in the manifest.
-
-    Raises:
-        RunDirectoryError: the run has no result files.
-    """
+    """Write `report.html` from the other files of a run directory, and list it in the manifest."""
     save_report(directory, render_report(read_contents(directory)))
 
 

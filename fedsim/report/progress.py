@@ -1,7 +1,4 @@
-"""Display of a run's progress on stderr or in a notebook: headline, warnings and rounds.
-
-IPython is never imported: in a notebook it is loaded already.
-"""
+"""Display of a run's progress on stderr or in a notebook: headline, warnings and rounds."""
 
 import io
 import re
@@ -336,7 +333,7 @@ def notebook_progress() -> ProgressCallback | None:
 
 def notebook_console() -> Console | None:
     """Return a console that prints into the notebook's running cell; None outside of notebooks."""
-    ipython: Any = sys.modules.get("IPython")
+    ipython: Any = sys.modules.get("IPython")  # loaded in a notebook already
     shell = None if ipython is None else ipython.get_ipython()
     if shell is None or not hasattr(shell, "kernel"):  # IPython in a terminal has no kernel
         return None

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, NotRequired, TypedDict
 
 from fedsim.accountant import PrivacyLedger, zcdp_rho
-from fedsim.accountant.accountants import AccountantChoice, AccountantName, choose_accountant
+from fedsim.accountant.accountants import AccountantName, choose_accountant
 from fedsim.accountant.events import Adjacency
 from fedsim.accountant.sampler_slack import Slack
 from fedsim.accountant.trust import Observer, is_explained_by_shares
@@ -101,6 +101,11 @@ class PrivacyFile(TypedDict):
 
 
 _CHOICES = ("adjacency", "accountant", "noise", "sampling", "clipping")
+_OF_SUMS = ("min_clients", "colluding_clients", "local_steps", "optimizer")
+_SAME = (
+    *("delta", "noise_multiplier", "sampling_rate", "rounds", "steps"),
+    *("target_epsilon", "withdrawn_round"),
+)
 
 
 def read_facts(privacy: Mapping[str, Any], *, run: RunFacts | None = None) -> Facts:
@@ -126,17 +131,20 @@ def read_facts(privacy: Mapping[str, Any], *, run: RunFacts | None = None) -> Fa
             target_rho=privacy.get("target_rho"),
         )
     rows: list[PrivateClientRow] = privacy["clients"]
-    trust, method = _trust(privacy), _method(rows, mechanism)
+    trust = _trust(privacy)
     # ρ is in the statement only of noise that is correlated, or calibrated to a ρ.
     has_rho = mechanism.target_rho is not None or mechanism.noise_correlation is not None
     adjacency = privacy["adjacency"] if has_rho else None
+    clients = tuple(_client(row, adjacency) for row in rows)
+    against_server = _against_server(privacy, run) if trust.trust == "distributed" else None
+    profile, attack = _bounds(privacy, mechanism)
     return Facts(
-        clients=tuple(_client(row, adjacency) for row in rows),
+        clients=clients,
         mechanism=mechanism,
         trust=trust,
-        against_server=_against_server(privacy, run) if trust.trust == "distributed" else None,
-        profile=None if method is None else _profile(rows, *method),
-        attack=None if method is None else _attack(privacy, *method),
+        against_server=against_server,
+        profile=profile,
+        attack=attack,
         digest=ledger_digest(rows) if mechanism.accountant else None,
         version=privacy["version"],
         secure_aggregation=privacy["secure_aggregation"],
@@ -144,9 +152,6 @@ def read_facts(privacy: Mapping[str, Any], *, run: RunFacts | None = None) -> Fa
         public_parts=privacy.get("public_parts"),
         run=run or RunFacts(),
     )
-
-
-_OF_SUMS = ("min_clients", "colluding_clients", "local_steps", "optimizer")
 
 
 def _trust(privacy: Mapping[str, Any]) -> TrustFacts:
@@ -180,17 +185,17 @@ def _unexplained(rows: Sequence[Mapping[str, Any]], honest: int) -> int | None:
 
 
 def _against_server(privacy: Mapping[str, Any], run: RunFacts | None) -> Facts | None:
-    """Return the facts of the same run against a server that sees single uploads.
+    """Return the facts against a server that sees single uploads: shares of noise in local trust.
 
-    Each client's share of the noise is a mechanism of local trust.
+    The result is None if a client has no ledger against the server.
     """
-    share_rows: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for row in privacy["clients"]:
         epsilon, ledger = row.get("epsilon_against_server"), row.get("ledger_against_server")
         if ledger is None:
             return None
-        share_rows.append({**row, "epsilon": epsilon, "ledger": ledger, "target_epsilon": None})
-    return read_facts({**privacy, "trust": "local", "clients": share_rows, "attack": None}, run=run)
+        rows.append({**row, "epsilon": epsilon, "ledger": ledger, "target_epsilon": None})
+    return read_facts({**privacy, "trust": "local", "clients": rows, "attack": None}, run=run)
 
 
 def ledger_digest(rows: Iterable[Mapping[str, Any]]) -> str | None:
@@ -204,12 +209,6 @@ def ledger_digest(rows: Iterable[Mapping[str, Any]]) -> str | None:
         return None
     lines = "".join(f"{client} {head}\n" for client, head in heads)
     return hashlib.sha256(lines.encode()).hexdigest()
-
-
-_SAME = (
-    *("delta", "noise_multiplier", "sampling_rate", "rounds", "steps"),
-    *("target_epsilon", "withdrawn_round"),
-)
 
 
 def _client(row: Mapping[str, Any], adjacency: Adjacency | None) -> ClientFacts:
@@ -247,30 +246,22 @@ def _rho(row: Mapping[str, Any], adjacency: Adjacency) -> float:
         return math.inf
 
 
-def _method(
-    rows: Sequence[Mapping[str, Any]], mechanism: MechanismFacts
-) -> tuple[AccountantChoice, Adjacency] | None:
-    """Return accountant and adjacency of the ledgers; None if an ε is infinite or not known."""
-    accountant, adjacency = mechanism.accountant, mechanism.adjacency
+def _bounds(
+    privacy: Mapping[str, Any], mechanism: MechanismFacts
+) -> tuple[Profile | None, AttackBound | None]:
+    """Return the profile of the client with the largest ε, and the bound on attacks.
+
+    Both are None if an ε is infinite or not known. The profile is None, too, without a charge.
+    """
+    rows, accountant, adjacency = privacy["clients"], mechanism.accountant, mechanism.adjacency
     if accountant not in ACCOUNTANTS or adjacency not in ADJACENCIES or not rows:
-        return None
+        return None, None
     has_wrong_orders = mechanism.orders is not None and accountant != "rdp"
     if has_wrong_orders or any(row["epsilon"] is None for row in rows):
-        return None
-    return choose_accountant(accountant, mechanism.orders), adjacency
-
-
-def _attack(
-    privacy: Mapping[str, Any], accountant: AccountantChoice, adjacency: Adjacency
-) -> AttackBound | None:
-    if "attack" in privacy:
-        return AttackBound.from_json(privacy["attack"])
-    return attack_bound(privacy["clients"], accountant=accountant, adjacency=adjacency)
-
-
-def _profile(
-    rows: Sequence[Mapping[str, Any]], accountant: AccountantChoice, adjacency: Adjacency
-) -> Profile | None:
-    """Return the profile of the client with the largest ε; None if its ledger proves no ε."""
+        return None, None
+    method = choose_accountant(accountant, mechanism.orders)
     worst = max(rows, key=lambda row: row["epsilon"])
-    return profile_of(worst, accountant, adjacency) if worst["ledger"] else None
+    profile = profile_of(worst, method, adjacency) if worst["ledger"] else None
+    if "attack" in privacy:
+        return profile, AttackBound.from_json(privacy["attack"])
+    return profile, attack_bound(rows, accountant=method, adjacency=adjacency)

@@ -51,11 +51,7 @@ class Row:
     words: Words
 
     def __call__(self, facts: Facts) -> Sentence:
-        """Return the sentence for facts.
-
-        Raises:
-            UnsupportedClaimError: the facts do not support the sentence.
-        """
+        """Return the sentence; if the facts do not support it, raise `UnsupportedClaimError`."""
         name = self.identifier
         if not self.holds(facts):
             raise UnsupportedClaimError(f"the facts do not support the sentence {name!r}")
