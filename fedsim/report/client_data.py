@@ -30,7 +30,7 @@ _MAX_ROWS = 500  # rows of a figure: more than pixels would only make the file l
 class _Line(NamedTuple):
     """A row of a heat map; a cell that is not empty has a share in [0, 1] and a text."""
 
-    client: int
+    name: str  # or number of the client
     tip: str
     cells: Mapping[int, tuple[float, str]]  # by column
 
@@ -44,14 +44,13 @@ def client_data_context(contents: RunContents) -> dict[str, Any] | None:
     rows, classes = _ordered(figures["clients"]), figures["classes"]
     labels = [_label_line(row, classes, names) for row in rows]
     scored = [_accuracy_line(row, classes, names) for row in rows if sum(row.get("held_out", ()))]
-    what = "Accuracy of the final model by class on the held-out examples of each client"
+    shares = "Share of each class in the training examples of each client"
+    accuracies = "Accuracy of the final model by class on the held-out examples of each client"
     return {
         "note": CLIENT_DATA_NOTE,
-        "labels": _heat_map(
-            "Share of each class in the training examples of each client", labels, classes, names
-        ),
+        "labels": _heat_map(shares, labels, classes),
         "skew": f"{100 * _label_skew(rows):.0f}%",
-        "accuracy": _heat_map(what, scored, classes, names) if scored else None,
+        "accuracy": _heat_map(accuracies, scored, classes) if scored else None,
         "left_out": len(figures["clients"]) - len(rows),
     }
 
@@ -93,7 +92,8 @@ def _label_line(row: Mapping[str, Any], classes: Sequence[str], names: Mapping[i
     labels, total = row["labels"], sum(row["labels"])
     cells = {k: (n / total, f"{n}") for k, n in enumerate(labels) if n}
     listed = some_of([f"{classes[k]}: {n:,}" for k, n in _largest(labels)], _MAX_TIP_CLASSES)
-    return _Line(row["client"], f"{_who(row, names)}, {total:,} examples: {listed}", cells)
+    name, who = _who(row, names)
+    return _Line(name, f"{who}, {total:,} examples: {listed}", cells)
 
 
 def _accuracy_line(
@@ -103,19 +103,17 @@ def _accuracy_line(
     shares = {k: right[k] / n for k, n in enumerate(held) if n}
     cells = {k: (share, f"{100 * share:.0f}") for k, share in shares.items()}
     parts = [f"{classes[k]}: {right[k]} of {n}" for k, n in _largest(held)]
-    tip = f"{_who(row, names)}: {sum(right):,} of {sum(held):,} right; "
-    return _Line(row["client"], tip + some_of(parts, _MAX_TIP_CLASSES), cells)
+    (name, who), listed = _who(row, names), some_of(parts, _MAX_TIP_CLASSES)
+    return _Line(name, f"{who}: {sum(right):,} of {sum(held):,} right; {listed}", cells)
 
 
-def _heat_map(
-    label: str, lines: Sequence[_Line], classes: Sequence[str], names: Mapping[int, str]
-) -> Markup:
+def _heat_map(label: str, lines: Sequence[_Line], classes: Sequence[str]) -> Markup:
     """Return a heat map of clients (rows) and classes; cells show texts where there is room."""
     count, size = len(lines), len(classes)
     few = count <= MAX_NAMED_ROWS
-    clients = [names.get(line.client, str(line.client)) for line in lines] if few else []
     beside = "client" if few else f"{count:,} clients, by their most frequent class"
-    places = {row + 0.5: shortened(name, _MAX_CHARACTERS) for row, name in enumerate(clients)}
+    named = enumerate(lines if few else ())
+    places = {row + 0.5: shortened(line.name, _MAX_CHARACTERS) for row, line in named}
     stride = -(-size // _MAX_TICKS)
     below = {k + 0.5: shortened(classes[k], _MAX_CHARACTERS) for k in range(0, size, stride)}
     upright = sum(map(len, below.values())) > 4 * _MAX_TICKS or max(map(len, below.values())) > 4
@@ -148,9 +146,10 @@ def _notes(lines: Sequence[_Line]) -> Iterator[Note]:
             yield Note(text, (column + 0.5, row + 0.5), anchor="middle", size=9.5)
 
 
-def _who(row: Mapping[str, Any], names: Mapping[int, str]) -> str:
-    name = names.get(row["client"])
-    return f"client {row['client']}" + (f" ({name})" if name else "")
+def _who(row: Mapping[str, Any], names: Mapping[int, str]) -> tuple[str, str]:
+    """Return a client's name, or else its number, and the text on both in a tooltip."""
+    name, client = names.get(row["client"]), f"client {row['client']}"
+    return (name, f"{client} ({name})") if name else (str(row["client"]), client)
 
 
 def _largest(counts: Sequence[int]) -> list[tuple[int, int]]:

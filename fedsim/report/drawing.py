@@ -254,8 +254,21 @@ def write_chart(chart: Chart, path: Path) -> None:
     """Write a chart to an .svg, .png or .pdf file, in fixed colours on white."""
     if check_chart_path(path).suffix == ".svg":
         path.write_text(file_svg(chart), encoding="utf-8")
-    else:
-        _write_image(chart, path)
+        return
+    import matplotlib
+    import matplotlib.style
+    from matplotlib.figure import Figure
+
+    with matplotlib.style.context("default"), matplotlib.rc_context({"font.family": _FONT}):
+        top, height = _sheet(chart)
+        figure = Figure(figsize=(chart.width / 72, height / 72))
+        axes = figure.add_axes((0, 0, 1, 1), xlim=(0, chart.width), ylim=(top + height, top))
+        axes.set_axis_off()
+        axes.set_autoscale_on(False)
+        for mark in _with_words(chart):
+            _add_to(axes, mark)
+        date = {"CreationDate": None} if path.suffix == ".pdf" else {}
+        figure.savefig(path, dpi=_DPI, metadata={"Title": chart.label, **date})
 
 
 def file_svg(chart: Chart) -> str:
@@ -295,25 +308,6 @@ def _with_words(chart: Chart) -> Iterator[Mark]:
         if look.symbol:
             yield Dots([(x + 12, y)], look.ink, look.symbol, 3.0)
         yield Note(name, (x + 32, y))
-
-
-def _write_image(chart: Chart, path: Path) -> None:
-    import matplotlib
-    import matplotlib.style
-    from matplotlib.figure import Figure
-
-    with matplotlib.style.context("default"), matplotlib.rc_context({"font.family": _FONT}):
-        top, height = _sheet(chart)
-        figure = Figure(figsize=(chart.width / 72, height / 72))
-        axes = figure.add_axes((0, 0, 1, 1), xlim=(0, chart.width), ylim=(top + height, top))
-        axes.set_axis_off()
-        axes.set_autoscale_on(False)
-        for mark in _with_words(chart):
-            _add_to(axes, mark)
-        metadata: dict[str, str | None] = {"Title": chart.label}
-        if path.suffix == ".pdf":
-            metadata["CreationDate"] = None
-        figure.savefig(path, dpi=_DPI, metadata=metadata)
 
 
 def _add_to(axes: Any, mark: Mark) -> None:

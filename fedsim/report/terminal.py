@@ -142,9 +142,10 @@ def _privacy_table(contents: RunContents) -> Table:
     clients, facts = contents.clients, contents.facts
     places = client_places("terminal", clients)
     headings = {name: place.heading for name, place in places.items()}
-    against = {observer: epsilon_heading(facts, observer) for observer in facts.trust.observers}
-    if against:
-        headings["epsilon"] = next(iter(against.values()))
+    observers = facts.trust.observers
+    against = {observer: epsilon_heading(facts, observer) for observer in observers}
+    if observers:
+        headings["epsilon"] = against[observers[0]]
     if "examples" in places and facts.sizes_are_declared:
         headings["examples"] = "declared"
     table = figure_table("Privacy spent by each client", ["client", *headings.values()])
@@ -156,7 +157,7 @@ def _privacy_table(contents: RunContents) -> Table:
         table.add_row(client_text(spend["client"], spend.get("name")), *cells)
     notes = ["z: noise multiplier"]
     if not is_plain(facts):
-        notes += [f"{epsilon}: against {OBSERVER_NAMES[name]}" for name, epsilon in against.items()]
+        notes += [f"{against[one]}: against {OBSERVER_NAMES[one]}" for one in observers]
         notes.append(f"each ε protects {unit_text(facts)}")
     if "delta" not in places:
         notes.append(f"δ = {delta_text(clients[0]['delta'])} for all")

@@ -62,7 +62,6 @@ class Row:
 
 is_bounded: Holds = attrgetter("is_bounded")  # as most sentences require
 is_private: Holds = attrgetter("is_private")
-of_clients: Holds = attrgetter("protects_clients")
 
 
 def is_charged(facts: Facts) -> bool:
