@@ -327,11 +327,7 @@ def compare_runs(
 
 
 def _baseline(variants: GivenVariants, asked: str | None) -> Baseline:
-    """Return the baseline, or the baseline of each privacy unit if the variants have two units.
-
-    Raises:
-        ComparisonError: the baseline does not exist, or a unit has no baseline.
-    """
+    """Return the baseline, or the baseline of each privacy unit if the variants have two units."""
     experiments = {name: runs[0].experiment for name, runs in variants.items()}
     units = {name: entry.privacy and entry.privacy.unit for name, entry in experiments.items()}
     if asked is not None and asked not in units:

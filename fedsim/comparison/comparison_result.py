@@ -223,10 +223,6 @@ def write_settings(comparison: LoadedComparison, path: Path) -> None:
     """Write `comparison.yaml`: the settings of a comparison, with its seeds and variants listed.
 
     A directory with this file counts as the directory of a comparison.
-
-    Args:
-        comparison: the checked comparison.
-        path: path of the file to write.
     """
     content = {
         "name": comparison.name,
@@ -251,12 +247,7 @@ def write_comparison(result: ComparisonResult) -> None:
 
 
 def write_figures(results: Results, directory: Path) -> None:
-    """Write each figure as SVG and CSV into `figures/`, and remove all older SVG and CSV files.
-
-    Args:
-        results: the results of the comparison.
-        directory: directory of the comparison.
-    """
+    """Write each figure as SVG and CSV into `figures/`, and remove all older SVG and CSV files."""
     folder = directory / FIGURES
     folder.mkdir(exist_ok=True)
     files: dict[str, str] = {}

@@ -34,18 +34,11 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
 
 @dataclass(frozen=True)
 class SettingsTable:
-    """The table of the settings in which variants differ.
-
-    Attributes:
-        keys: the differing keys, such as `local.steps`, in the order of the settings' schema.
-        values: the values as `{variant: {key: value}}`; keys that a variant does not have are left
-            out.
-        texts: the values as texts, `{variant: {key: text}}`. The text is `–` if the variant has no
-            such key. It is `given` for a section of settings that is null in another variant.
-    """
+    """The settings in which variants differ, `{variant: {key: value}}`, in the schema's order."""
 
     keys: tuple[str, ...] = ()
     values: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    # The text of a missing key is `–`, or `given` for a section that is null in another variant.
     texts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def among(self, names: Iterable[str]) -> "SettingsTable":
@@ -56,22 +49,16 @@ class SettingsTable:
 
 
 def compared_settings(experiment: Experiment) -> dict[str, object]:
-    """Return an experiment's settings except name and seed, as `{"key.path": value}`.
-
-    A list is a single value.
-    """
+    """Return an experiment's settings except name and seed; a list is a single value."""
     settings = flat_settings(experiment)
     return {key: value for key, value in settings.items() if key not in _NOT_COMPARED}
 
 
 def settings_table(variants: Mapping[str, Mapping[str, object]]) -> SettingsTable:
-    """Return the table of the settings in which variants differ.
+    """Return the table of the settings (see `compared_settings`) in which variants differ.
 
     If a section such as `privacy` is null in one variant, the table has the key of the section.
     The keys within the section are compared among the other variants.
-
-    Args:
-        variants: for each variant by name, its settings as `compared_settings` returns them.
     """
     names = list(dict.fromkeys(key for settings in variants.values() for key in settings))
     tops = [key.partition(".")[0] for key in names]
@@ -114,15 +101,11 @@ class SharedText:
     """The common part of several texts, and the parts in which the texts differ.
 
     Texts have the same form if they have equally many words and differ in few of them. The common
-    part of such texts has letters in brackets, such as [a], where the words differ.
-
-    Attributes:
-        common: the common part of texts of the same form; for texts of different forms, the
-            sentences that all texts contain.
-        letters: the letters in `common`.
-        words: for each text, the pair (name of the text, words that replace the letters in it).
-        rest: for each text, the pair (name of the text, its sentences that are not in `common`);
-            empty if all texts have the same form.
+    part of such texts has letters in brackets, such as [a], where the words differ; `words` pairs
+    each
+    text's name with its words there. Of other texts, `common` has the sentences that all contain,
+    and
+    `rest` pairs each name with the other sentences.
     """
 
     common: str
@@ -132,11 +115,7 @@ class SharedText:
 
 
 def shared_text(texts: Sequence[tuple[str, str]]) -> SharedText:
-    """Return the common part of several texts, and the parts in which the texts differ.
-
-    Args:
-        texts: pairs (name, text), such as a variant and its privacy statement.
-    """
+    """Return the common part of pairs (name, text), and the parts in which the texts differ."""
     if len(texts) < 2:
         return SharedText("", rest=tuple(texts))
     common = _common_form([text.split() for _, text in texts])
@@ -213,16 +192,10 @@ def _digest(arrays: Iterable[np.ndarray]) -> str:
 
 @dataclass(frozen=True)
 class PairCheck:
-    """The result of the check that runs of one seed share data, initial model and participants.
+    """The result of the check that runs of one seed share data, initial model and participants."""
 
-    Attributes:
-        differences: for each variant that differs from its baseline, the names of the digests that
-            differ, such as `data`.
-        checked: number of compared pairs of runs.
-    """
-
-    differences: Mapping[str, tuple[str, ...]]
-    checked: int
+    differences: Mapping[str, tuple[str, ...]]  # names of digests, by variant that differs
+    checked: int  # compared pairs of runs
 
     @property
     def is_paired(self) -> bool:
@@ -262,11 +235,8 @@ def check_pairs(
 ) -> PairCheck:
     """Return which digests differ between the runs of each variant and of its baseline.
 
-    Runs with equal seeds are compared, for the seeds that both have.
-
-    Args:
-        digests: the digests of all finished runs, `{variant: {seed: pair_digests(...)}}`.
-        pairs: pairs (name of a variant, name of its baseline).
+    Runs with equal seeds are compared. `digests` are `{variant: {seed: pair_digests(...)}}`, and
+    `pairs` are pairs (name of a variant, name of its baseline).
     """
     differences: dict[str, tuple[str, ...]] = {}
     checked = 0
@@ -290,13 +260,7 @@ Baseline = str | Mapping[str, str]
 
 @dataclass(frozen=True)
 class UnitGroup:
-    """A group of variants with the same privacy unit.
-
-    Attributes:
-        unit: the privacy unit, `example` or `client`; None if no variant has privacy.
-        baseline: name of the variant that the others of the group are compared with.
-        names: names of all variants of the group, in the order of the comparison file.
-    """
+    """A group of variants with the same privacy unit, in the order of the comparison file."""
 
     unit: str | None
     baseline: str
@@ -314,10 +278,6 @@ def group_by_unit(units: Mapping[str, str | None], baseline: Baseline) -> tuple[
     A variant without privacy has no unit. If all other variants have the same unit, the variant is
     in their group. Otherwise there is a group for each unit, and a variant without privacy is only
     in a group whose baseline it is.
-
-    Args:
-        units: unit of each variant by name; None for a variant without privacy.
-        baseline: name of the baseline, or a mapping from unit to the name of the unit's baseline.
     """
     kinds = units_of(units)
     groups = []
@@ -334,13 +294,7 @@ def units_of(units: Mapping[str, str | None]) -> list[str]:
 
 
 def unit_problems(units: Mapping[str, str | None], baseline: Baseline) -> Iterator[PathMessage]:
-    """Yield (key path, message) for each mistake in the choice of baselines.
-
-    Args:
-        units: unit of each variant by name; None for a variant without privacy.
-        baseline: name of the baseline, or a mapping from unit to the name of the unit's baseline.
-            All these names are names of variants.
-    """
+    """Yield (key path, message) for each mistake in the choice of existing baselines."""
     kinds = units_of(units)
     named = dict.fromkeys(kinds, baseline) if isinstance(baseline, str) else dict(baseline)
     missing = [unit for unit in kinds if unit not in named]

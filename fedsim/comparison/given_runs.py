@@ -34,28 +34,19 @@ _NO_PLUGIN = ("data", "test", "model", "privacy")
 
 @dataclass(frozen=True)
 class GivenRun:
-    """A finished run that passed verification.
+    """A finished run that passed verification."""
 
-    Attributes:
-        path: path of the run directory as the user gave it.
-        experiment: the experiment of the run.
-        settings: all settings without name and seed (`compared_settings`), plus the version of
-            fedsim and the digest of each plug-in's source.
-        inputs: digests of the data, the initial model and the plug-ins, from
-            `checkpoint/inputs.json`.
-    """
-
-    path: Path
+    path: Path  # as the user gave it
     experiment: ExperimentWithClients
-    settings: dict[str, object]
-    inputs: dict[str, str]
+    settings: dict[str, object]  # with the version of fedsim and digests of plug-ins
+    inputs: dict[str, str]  # from `checkpoint/inputs.json`
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """Return the run directories that the given paths name or contain.
+    """Return the run directories that the given paths name or contain, each once.
 
     Each path is a run directory, the directory of a comparison, or a directory that contains run
-    directories. A run that several paths name is returned once.
+    directories.
 
     Raises:
         RunDirectoryError: a path is not a directory of a run or of a comparison.

@@ -33,7 +33,7 @@ from fedsim.core.plugin_sources import read_sources
 from fedsim.core.python_objects import PythonObject
 from fedsim.data.sources import load_dataset
 from fedsim.experiment import LoadedExperiment
-from fedsim.runs.directory import RunDirectory, RunDirectoryError
+from fedsim.runs.directory import RunDirectory, RunDirectoryError, is_finite
 from fedsim.runs.files import find_object, try_lock
 from fedsim.runs.inputs import objects_digest, package_version, private_digest
 
@@ -42,6 +42,7 @@ _WITHOUT_EFFECT = ("name", "runtime")
 _PACKAGES = ("torch", "numpy", "scipy", "flwr", "scikit-learn")
 _ROOMS = ("fedsim.accountant", "fedsim.clients", "fedsim.server")
 # Parts of fedsim/ that compute no run.
+_RESULTS = ("summary.json", "privacy.json", "scores.json", CLIENT_METRICS)  # read from each run
 _COMPUTES_NO_RUN = ("cli", "comparison", "report", "tools", "tracking")
 
 
@@ -127,26 +128,15 @@ FINISHED = ("completed", "stopped")
 
 @dataclass(frozen=True)
 class Job:
-    """A job of a comparison: the run of one variant with one seed.
-
-    Attributes:
-        variant: name of the variant.
-        seed: seed of the experiment.
-        loaded: the experiment to run.
-        directory: the run directory.
-        digest: the digest of everything that the run depends on (`run_fingerprint`).
-        action: the work to do: reuse a finished run, run from the start, or resume an unfinished
-            run after its last round.
-        measure: whether `client_metrics.json` of the run must still be written.
-    """
+    """A job of a comparison: the run of one variant with one seed."""
 
     variant: str
     seed: int
     loaded: LoadedExperiment
     directory: Path
-    digest: str
-    action: Action
-    measure: bool
+    digest: str  # by `run_fingerprint`
+    action: Action  # `resume` continues after the last round
+    measure: bool  # whether `client_metrics.json` must still be written
 
     @property
     def is_pending(self) -> bool:
@@ -171,10 +161,6 @@ class Job:
 
 def check_directory(out: Path, *, of_runs: bool = False) -> None:
     """Check that a directory is new, empty, or the directory of a comparison of the same kind.
-
-    Args:
-        out: the directory.
-        of_runs: whether the comparison is one of existing runs.
 
     Raises:
         RunDirectoryError: the directory is none of these, or a file of a run is damaged.
@@ -225,8 +211,9 @@ def plan_jobs(comparison: LoadedComparison, out: Path) -> list[Job]:
             path = out / "runs" / variant.name / f"seed-{seed}"
             digest, action = run_fingerprint(loaded), "run"
             if find_object(path / RECORD).get("fingerprint") == digest:
-                status = find_object(path / "summary.json").get("status")
-                action = "reuse" if status in FINISHED else "resume"
+                found = [find_object(path / name) for name in _RESULTS]
+                is_whole = found[0].get("status") in FINISHED and is_finite(found)
+                action = "reuse" if is_whole else "resume"
             elif path.exists():
                 parent = out / "superseded" / variant.name
                 parent.mkdir(parents=True, exist_ok=True)
@@ -260,15 +247,11 @@ def execute(
     on_message: MessageHandler,
     inherited: tuple[int, ...] = (),
 ) -> None:
-    """Run all jobs in `workers` parallel, single-threaded processes.
+    """Run all jobs in `workers` parallel, single-threaded processes; `log` has their output.
 
-    Args:
-        jobs: the jobs as messages for `fedsim.comparison.worker`.
-        workers: number of parallel processes.
-        log: path of the file for all output of the workers.
-        on_message: function that is called in this thread for each message of a worker, with (index
-            of the job in `jobs`, message); the last message about a job is `finished` or `failed`.
-        inherited: file descriptors that stay open in the workers.
+    `on_message` is called in this thread with (index of the job, message); the last message of a
+    job is
+    `finished` or `failed`. The file descriptors `inherited` stay open in the workers.
 
     Raises:
         KeyboardInterrupt: the user interrupted; all workers have ended and written their files.
@@ -282,16 +265,10 @@ def execute(
 def execute_here(
     jobs: Sequence[Mapping[str, Any]], *, log: Path, on_message: MessageHandler
 ) -> None:
-    """Run all jobs of a comparison in the calling process, one after another.
+    """Run all jobs of a comparison in the calling process, one after another, as `execute` does.
 
     Comparisons whose data or model are Python objects need this, because a worker process has no
-    copy of these objects. All other comparisons use `execute`.
-
-    Args:
-        jobs: one mapping for each run of the comparison, as `Job.to_message` makes it.
-        log: file to which tracebacks and warnings of the runs are appended.
-        on_message: function that is called for each message of a run, with (index of the job in
-            `jobs`, message); the last message of a run is `finished` or `failed`.
+    copy of these objects.
 
     Raises:
         KeyboardInterrupt: the user pressed Ctrl-C; the interrupted run has written its files.

@@ -39,20 +39,12 @@ from fedsim.experiment.yaml_loader import Location, Node, from_python, to_python
 
 @dataclass(frozen=True)
 class LoadedVariant:
-    """A variant of a comparison, with its checked experiment.
-
-    Attributes:
-        name: name of the variant in results and directories.
-        changes: the variant's changes to the base experiment, as `{"key.path": value}`.
-        loaded: the experiment, with the seed of the base.
-        arm: name of the predefined baseline (`arm`) that the variant starts from, such as `pooled`
-            for training on the data of all clients in one place; None without one.
-    """
+    """A variant of a comparison, with its checked experiment (with the seed of the base)."""
 
     name: str
-    changes: Mapping[str, object]
+    changes: Mapping[str, object]  # to the base, as `{"key.path": value}`
     loaded: LoadedExperiment
-    arm: str | None = None
+    arm: str | None = None  # name of the predefined baseline that it starts from
 
     @property
     def experiment(self) -> Experiment:
@@ -83,22 +75,12 @@ class LoadedVariant:
 
 @dataclass(frozen=True)
 class LoadedComparison:
-    """A comparison file after a check of the experiments of all variants and seeds.
-
-    Attributes:
-        settings: the content of the file.
-        name: name of the comparison.
-        base: path of the base experiment; if it was given as a mapping, its parsed content.
-        seeds: the seeds; every variant runs once with each of them. A search (`select.search`) has
-            only the seed of the base experiment.
-        variants: all variants in the order of the file. An entry with lists of values (a grid)
-            gives one variant for each combination of values.
-    """
+    """A comparison file after a check of the experiments of all variants and seeds."""
 
     settings: ComparisonSettings
     name: str
-    base: Path | Node
-    seeds: tuple[int, ...]
+    base: Path | Node  # a node if the experiment was given as a mapping
+    seeds: tuple[int, ...]  # a search has only that of the base
     variants: tuple[LoadedVariant, ...]
 
     @property
@@ -132,17 +114,11 @@ def load_comparison(
     changes: Mapping[str, object] = MappingProxyType({}),
     overrides: Overrides = (),
 ) -> LoadedComparison:
-    """Load a comparison from a YAML file or a mapping.
+    """Load a comparison from a YAML file or a mapping, whose `base` may be a mapping, too.
 
-    No plug-in is imported and no data are read. The base experiment is loaded once for every
-    variant, so all experiments are checked before the first run.
-
-    Args:
-        source: path of the file, or its content as a mapping, whose `base` may be the content of
-            the base experiment.
-        search: whether to load the file for a search (`select.search`) instead of a comparison.
-        changes: new values of keys of the comparison file, such as `{"seeds": 3}`.
-        overrides: new values of keys of the base experiment, for all variants.
+    No plug-in is imported and no data are read. All experiments are checked before the first run.
+    `changes` are new values of keys of the comparison file, such as `{"seeds": 3}`, and `overrides`
+    those of the base experiment. `search` loads the file for a search (`select.search`).
 
     Raises:
         ExperimentError: the file, the base or a variant has mistakes; the error lists all.
@@ -179,16 +155,11 @@ def load_tree(
 ) -> LoadedComparison:
     """Load a comparison from the parsed YAML of its file.
 
-    Args:
-        tree: the parsed content of the file, with the line and column of each value.
-        place: path of the file: relative paths in it, such as that of the base experiment, refer to
-            its directory, and its stem is the name of a comparison without one.
-        problems: mistakes that were already found.
-        search: whether to load the file for a search (`select.search`) instead of a comparison.
-        overrides: new values of keys of the base experiment; changes of a variant replace them.
-        first_is_centre: whether other variants with the settings of the first one are left out.
-        given: the parsed content of the base experiment; None means to read the file that `base`
-            names.
+    Relative paths refer to the directory of `place`, the file, whose stem names a comparison
+    without a
+    name. `problems` are earlier mistakes. `given` is the content of the base experiment; None: read
+    the
+    file. With `first_is_centre`, other variants with the settings of the first one are left out.
 
     Raises:
         ExperimentError: there are mistakes; the error lists all, including `problems`.
@@ -229,11 +200,7 @@ def load_tree(
 
 
 def _refuse_experiment(tree: Node, problems: list[Problem], fix: str, run: str) -> None:
-    """Raise if the content is that of an experiment, whose keys would all be unknown.
-
-    Raises:
-        ExperimentError: the content is that of an experiment; the message says what to do.
-    """
+    """Raise if the content is that of an experiment, whose keys would all be unknown."""
     if "model" in tree.entries and not {"base", "variants"} & tree.entries.keys():
         what = "this is an experiment, not a comparison"
         message = f"{what}: {fix} to compare variants of it, or run it with {run}"

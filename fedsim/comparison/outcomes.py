@@ -12,71 +12,38 @@ from fedsim.comparison.worker import CLIENT_METRICS, RECORD
 from fedsim.core.metrics import computed_metrics
 from fedsim.experiment import Experiment
 from fedsim.report.contents import Scores, read_scores
-from fedsim.runs.directory import RunDirectory, RunDirectoryError
-from fedsim.runs.recorded_figures import personal_metrics
+from fedsim.runs.directory import RunDirectory, RunDirectoryError, is_finite
+from fedsim.runs.files import find_object
+from fedsim.runs.recorded_figures import SCORES, personal_metrics
 from fedsim.server.round_report import numbers_of
 
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """The result of one run, which is one variant with one seed.
-
-    Attributes:
-        variant: name of the variant.
-        seed: the experiment's seed.
-        path: the run directory, relative to the comparison's directory.
-        status: "failed" if the worker reported a failure, else the status in `summary.json`;
-            "interrupted" without that file.
-        reason: reason of a failure or a stop; None without one.
-        reused: whether the run was already finished before this call.
-        metrics: final metrics on the test set by name; metrics whose name starts with `personal_`
-            are of the clients' personal models on public data. A value that is not finite is None.
-        is_private: whether the clients trained with differential privacy; False for clipping
-            without noise.
-        epsilon: the largest ε of any client; None if infinite or not private.
-        delta: the δ of `epsilon`; None if not private.
-        trust: trust model in which `epsilon` holds; None if not private.
-        unit: privacy unit, `example` or `client`, also for clipping without noise; None without
-            privacy settings.
-        certificates: the largest ε of any client against each observer (adversary), by the
-            observer's name; a value is None if infinite.
-        adjacency: adjacency of `epsilon`; None if not private.
-        seconds: wall-clock time of all rounds, in seconds.
-        rounds: the lines of `rounds.jsonl`.
-        clients: the entry `clients` of `privacy.json`, with each client's ε.
-        client_metrics: metrics of the global model on each client's own data; empty without
-            `client_metrics: true`.
-        pair_digests: digests of the data, initial model and participants, which runs of one seed
-            share.
-        scores: scores by class on the public test set; None for a run that ended before scoring.
-        main_metric: name of the first entry of `evaluation.metrics` that is one number; without
-            such a setting, the usual metric of the task. None if the task is not known.
-        constant_metrics: metrics that the best constant prediction would have on the test set, by
-            name; metrics for which this is not known are left out.
-    """
+    """The result of one run, which is one variant with one seed."""
 
     variant: str
     seed: int
-    path: str
-    status: str
+    path: str  # relative to the comparison's directory
+    status: str  # of `summary.json`, or "failed" by the worker; "interrupted" without that file
     reason: str | None = None
     reused: bool = False
-    metrics: Mapping[str, float | None] = field(default_factory=dict)
-    is_private: bool = False
-    epsilon: float | None = None
+    metrics: Mapping[str, float | None] = field(default_factory=dict)  # None: not finite
+    is_private: bool = False  # False for clipping without noise
+    epsilon: float | None = None  # the largest of any client; None if infinite or not private
     delta: float | None = None
-    trust: str | None = None
-    unit: str | None = None
-    certificates: Mapping[str, float | None] = field(default_factory=dict)
+    trust: str | None = None  # None if not private
+    unit: str | None = None  # also for clipping without noise; None without privacy settings
+    certificates: Mapping[str, float | None] = field(default_factory=dict)  # ε by observer
     adjacency: str | None = None
-    seconds: float = 0.0
+    seconds: float = 0.0  # of all rounds
     rounds: tuple[Mapping[str, Any], ...] = ()
-    clients: tuple[Mapping[str, Any], ...] = ()
+    clients: tuple[Mapping[str, Any], ...] = ()  # of `privacy.json`
     client_metrics: tuple[Mapping[str, Any], ...] = ()
     pair_digests: Mapping[str, str] = field(default_factory=dict)
     scores: Scores | None = None
-    main_metric: str | None = None
-    constant_metrics: Mapping[str, float] = field(default_factory=dict)
+    main_metric: str | None = None  # the first of `evaluation.metrics`, or the task's usual one
+    constant_metrics: Mapping[str, float] = field(default_factory=dict)  # of the best constant
 
     @property
     def is_finished(self) -> bool:
@@ -105,13 +72,7 @@ class RunOutcome:
 
 
 def read_outcome(job: Job, out: Path, failure: str | None) -> RunOutcome:
-    """Return the result of a job's run.
-
-    Args:
-        job: the job of the run.
-        out: directory of the comparison.
-        failure: reason why the worker failed; None if it did not fail.
-    """
+    """Return the result of a job's run; `failure` is the reason if the worker reported one."""
     digests = _read(RunDirectory(job.directory), RECORD).get("pairing", {})
     outcome = read_run(job.directory, out, job.loaded.experiment, job.variant, digests)
     outcome = replace(outcome, reused=job.action == "reuse")
@@ -123,20 +84,12 @@ def read_outcome(job: Job, out: Path, failure: str | None) -> RunOutcome:
 def read_run(
     path: Path, out: Path, experiment: Experiment, variant: str, pair_digests: Mapping[str, str]
 ) -> RunOutcome:
-    """Return the result of a run, read from its files.
-
-    Args:
-        path: the run directory; files that the run did not reach may be missing.
-        out: directory of the comparison.
-        experiment: the experiment of the run.
-        variant: name of the run's variant.
-        pair_digests: digests of the data, initial model and participants, which runs of one seed
-            share.
-    """
+    """Return the result of a run, read from its files, of which some may be missing."""
     directory = RunDirectory(path)
     summary, privacy = _read(directory, "summary.json"), _read(directory, "privacy.json")
     settings = experiment.privacy
-    scores = read_scores(directory)
+    is_scored = is_finite(find_object(path / SCORES))
+    scores = read_scores(directory) if is_scored else None
     constant = {} if scores is None else scores.constant_metrics(experiment.model.loss)
     private = settings if settings is not None and settings.adds_noise else None
     certificates = privacy.get("certificates", ()) if private else ()
@@ -169,9 +122,10 @@ def read_run(
 
 def _read(directory: RunDirectory, name: str) -> dict[str, Any]:
     try:
-        return directory.read_json(name)
+        content = directory.read_json(name)
     except RunDirectoryError:  # the run did not get that far
         return {}
+    return content if is_finite(content) else {}
 
 
 def finite_values(outcomes: Sequence[RunOutcome], metric: str) -> dict[int, float]:

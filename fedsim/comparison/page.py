@@ -60,9 +60,6 @@ def _table(cells: Mapping[str, Sequence[_Cell]]) -> dict[str, Any]:
     If all variants' names begin with the same setting key, such as `target_epsilon=`, the first
     column's heading is this key and its cells have only the rest of the names. Variants have the
     colours 1, 2, ... in all figures.
-
-    Args:
-        cells: cells of each variant by its name.
     """
     prefix = common_words(list(cells))
     headings = [heading for heading, _, _ in next(iter(cells.values()))]
@@ -74,11 +71,7 @@ def _table(cells: Mapping[str, Sequence[_Cell]]) -> dict[str, Any]:
 
 
 def variants_table(results: Results) -> dict[str, Any]:
-    """Return the table of the variants: mean, interval, difference to the baseline, and time.
-
-    Further columns are added if they are needed: δ if it differs, and trust model and observer if a
-    variant has another trust model than `local`.
-    """
+    """Return the table of the variants: mean, interval, difference to the baseline, and time."""
     return _table({variant.name: list(_cells(results, variant)) for variant in results.variants})
 
 
@@ -107,11 +100,7 @@ def _cells(results: Results, variant: VariantResult) -> Iterator[_Cell]:
 
 
 def differences_table(results: Results) -> dict[str, Any] | None:
-    """Return the table of the settings in which variants differ; None if all settings are equal.
-
-    Args:
-        results: the results of the variants of one privacy unit.
-    """
+    """Return the table of settings in which variants of one unit differ; None without any."""
     settings = results.settings.among(variant.name for variant in results.variants)
     if not settings.keys:
         return None
@@ -123,11 +112,7 @@ def differences_table(results: Results) -> dict[str, Any] | None:
 
 
 def runs_table(results: Results) -> dict[str, Any]:
-    """Return the table of runs, each with a link to its report; at most the first `_MAX_RUNS` runs.
-
-    Args:
-        results: the results of all variants.
-    """
+    """Return the table of the first `_MAX_RUNS` runs, each with a link to its report."""
     units = [enumerate(part.variants, start=1) for part in results.by_unit]
     series = {variant.name: number for unit in units for number, variant in unit}
     rows = [

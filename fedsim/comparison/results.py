@@ -44,20 +44,12 @@ class NothingFinishedError(FedsimError, RuntimeError):
 
 @dataclass(frozen=True)
 class VariantResult:
-    """The results of one variant.
-
-    Attributes:
-        name: name of the variant.
-        changes: the variant's changes to the base experiment.
-        outcomes: results of the single runs, one for each seed.
-        difference: difference from the baseline in the compared metric. None for the baseline
-            itself, if no seed finished in both, or if the baseline is useless (see
-            `Results.unfit`).
-    """
+    """The results of one variant."""
 
     name: str
     changes: Mapping[str, object]
     outcomes: tuple[RunOutcome, ...]
+    # None for the baseline, without common seeds, or if the baseline is unfit
     difference: PairedDifference | None
 
     @property
@@ -137,23 +129,7 @@ class VariantResult:
 
 @dataclass(frozen=True)
 class Results:
-    """The results of a comparison: of all variants, or of the variants of one privacy unit.
-
-    Attributes:
-        name: name of the comparison.
-        metric: name of the compared metric.
-        baseline: name of the baseline variant, or a mapping from privacy unit to the unit's
-            baseline.
-        seeds: the seeds that any variant was run with.
-        variants: results of the variants, in the order of the file.
-        pair_check: whether paired runs share data, initial model and participants.
-        settings: the settings in which variants differ.
-        remarks: additional notes for the reader, such as on runs that were left out.
-        has_sibling: whether these are the results of one of two privacy units of a comparison.
-        unfit: variants that are useless for comparisons, such as models that learnt nothing. If the
-            baseline is one of them, no differences are computed.
-        remedy: a command that tunes every variant, for a comparison with unfit variants; else None.
-    """
+    """The results of a comparison: of all variants, or of the variants of one privacy unit."""
 
     name: str
     metric: str
@@ -162,10 +138,10 @@ class Results:
     variants: tuple[VariantResult, ...]
     pair_check: PairCheck
     settings: SettingsTable = field(default_factory=SettingsTable)
-    remarks: tuple[str, ...] = ()
-    has_sibling: bool = False
-    unfit: tuple[UnfitVariant, ...] = ()
-    remedy: str | None = None
+    remarks: tuple[str, ...] = ()  # notes, such as on runs that were left out
+    has_sibling: bool = False  # one of two privacy units of a comparison
+    unfit: tuple[UnfitVariant, ...] = ()  # if the baseline is among them, there is no difference
+    remedy: str | None = None  # a command that tunes every variant
 
     @property
     def outcomes(self) -> tuple[RunOutcome, ...]:
@@ -232,17 +208,9 @@ def summarise(
 ) -> Results:
     """Return the means, differences and tests of a comparison from the results of its runs.
 
-    Args:
-        name: name of the comparison.
-        outcomes: the results of all single runs.
-        metric: name of the compared metric; None means one that all runs have, if possible the main
-            metric.
-        baseline: name of the baseline variant, or a mapping from privacy unit to the unit's
-            baseline.
-        seeds: the seeds that any variant was run with.
-        settings: all settings except name and seed of each variant by name, as
-            `{"key.path": value}`, in the order of the results.
-        changes: changes to the base experiment of each variant that has one, by name.
+    If `metric` is None, it is one that all runs have, if possible the main metric. `settings` are
+    those
+    of `compared_settings` by variant, in the order of the results.
 
     Raises:
         ComparisonError: runs lack the compared metric, or have no metric in common.

@@ -59,30 +59,16 @@ _SEES_LEAST_FIRST: tuple[Observer, ...] = tuple(OBSERVER_NAMES)[::-1]
 
 @dataclass(frozen=True)
 class Composition:
-    """The composed privacy cost of several runs.
-
-    Attributes:
-        runs: number of runs.
-        not_private: number of runs without privacy, which have no finite ε.
-        epsilon: composed ε of the private runs; None if infinite, if there is no private run, or if
-            the runs have two units or adjacencies.
-        delta: the δ of `epsilon`; None without private runs.
-        against: the adversary against whom `epsilon` holds. Of the adversaries of all runs, it is
-            the one that sees least: a guarantee against any other one also holds against it. None
-            if there is no private run, or if the runs have two units or adjacencies.
-        selected_epsilon: the ε that releasing only the best run would have, if the number of runs
-            had been drawn at random and kept secret; None if `epsilon` is None.
-        shares_noise: whether two runs have the same seed of seeded noise. `epsilon` then is that of
-            the deployed runs, each with noise of its own, and not of the simulated ones.
-    """
+    """The composed privacy cost of several runs."""
 
     runs: int
     not_private: int
-    epsilon: float | None
+    epsilon: float | None  # None if infinite, of two units or adjacencies, or without private runs
     delta: float | None
-    selected_epsilon: float | None
-    against: Observer | None = None
-    shares_noise: bool = False
+    selected_epsilon: float | None  # if the number of runs were random and secret, and only the
+    # best run were released
+    against: Observer | None = None  # the one of all runs that sees least, so all ε hold against it
+    shares_noise: bool = False  # two runs share seeded noise: `epsilon` is that of deployed runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,21 +76,12 @@ class Tuning:
     """The privacy cost of all runs of a comparison together, and of selecting a variant.
 
     These are the keys of the entry `tuning` of `comparison.json`.
-
-    Attributes:
-        selected: name of the selected variant; None without a selection, or if no candidate
-            finished all of its runs.
-        on: the data that the selection, or the tuning before the comparison, uses: `public_test` or
-            `public_data`, as the file declares. None without selection and tuning.
-        everything: cost of all runs of the directory, including interrupted and superseded ones.
-        candidates: cost of the runs of all candidate variants; None without a selection.
-        statement: the cost as a sentence.
     """
 
     selected: str | None = None
-    on: str | None = None
-    everything: Composition
-    candidates: Composition | None = None
+    on: str | None = None  # `public_test` or `public_data`, as the file declares
+    everything: Composition  # all runs of the directory, interrupted and superseded ones included
+    candidates: Composition | None = None  # None without a selection
     statement: str
 
 
@@ -114,12 +91,7 @@ def tuning_cost(results: Results, out: Path, select: SelectSettings | None) -> T
     Guarantee: for every training example, all private runs together are (`epsilon`, `delta`)-DP
     under their adjacency. Rényi DP adds up over runs. At each order, a run counts with the largest
     Rényi divergence bound of any client, so the sum bounds every example, whichever client holds
-    it.
-
-    Args:
-        results: the results of the comparison.
-        out: directory of the comparison; the durable ledger of every run below it counts.
-        select: settings of the selection; None without one.
+    it. The durable ledger of every run below `out` counts.
     """
     everything = _cost_of(results, _all_runs(out))
     if select is None:
@@ -144,11 +116,7 @@ def cost_of_tuned(
 ) -> Tuning:
     """Return the privacy cost of a comparison whose variants were tuned before it (`tune:`).
 
-    Args:
-        results: the results of the comparison.
-        out: directory of the comparison; the candidates are in its folder `tuning`.
-        tune: the settings of the tuning.
-        chosen: the chosen values of each variant as text, by name.
+    The candidates are in the folder `tuning`; `chosen` has each variant's values as text, by name.
     """
     everything = _cost_of(results, _all_runs(out))
     listed = "; ".join(f"{name}: {text}" for name, text in chosen.items())
@@ -164,12 +132,7 @@ def cost_of_tuned(
 
 
 def tuning_of_runs(results: Results, paths: Sequence[Path]) -> Tuning:
-    """Return the privacy cost of existing runs together, without a selection.
-
-    Args:
-        results: the results of the comparison.
-        paths: the directories of runs that passed verification.
-    """
+    """Return the privacy cost of existing, verified runs together, without a selection."""
     everything = _cost_of(results, paths, are_verified=True)
     statement = _without_selection(everything).replace(" in this directory", "")
     return Tuning(everything=everything, statement=statement)

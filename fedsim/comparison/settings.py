@@ -246,11 +246,7 @@ def file_problems(settings: ComparisonSettings) -> Iterator[PathMessage]:
 
 
 def candidate_problems(candidates: Mapping[str, Experiment]) -> Iterator[PathMessage]:
-    """Yield (key path, message) for each reason why a variant cannot be a candidate of a search.
-
-    Args:
-        candidates: the experiment of each candidate by name.
-    """
+    """Yield (key path, message) for each reason why a variant cannot be a candidate of a search."""
     first = next(iter(candidates))
     for name, experiment in candidates.items():
         for key, message in _problems(experiment):

@@ -1,11 +1,10 @@
 """Means over seeds with intervals, and paired differences between variants with tests.
 
 There is one value for each seed, so intervals and tests are about chance between seeds, not between
-examples. Intervals are Student's t intervals. They are exact for normally distributed values,
-approximate for others, and wide for few seeds. A paired difference has two tests with different
-assumptions. The paired t test assumes normal differences. The sign-flip test (Fisher 1935, The
-Design of Experiments, section 21) only assumes that, without an effect, each difference is
-symmetric about zero. With n seeds, the p value of this test is never below 2 / 2^n.
+examples. Student's t intervals are exact for normally distributed values, approximate for others,
+and wide for few seeds. The paired t test assumes normal differences. The sign-flip test (Fisher
+1935, The Design of Experiments, section 21) only assumes that, without an effect, each difference
+is symmetric about zero. With n seeds, its p value is never below 2 / 2^n.
 """
 
 import math
@@ -25,19 +24,11 @@ _TIE_TOLERANCE = 1e-12  # relative: the order of a sum may change its last digit
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds with its confidence interval.
-
-    Attributes:
-        n: number of values.
-        mean: mean of the values.
-        sd: sample standard deviation (n - 1 in the denominator); None for a single value.
-        low: lower end of the mean's interval; None for a single value.
-        high: upper end of the mean's interval; None for a single value.
-    """
+    """A mean over seeds with its confidence interval."""
 
     n: int
     mean: float
-    sd: float | None
+    sd: float | None  # with n - 1 in the denominator; None for a single value, like the interval
     low: float | None
     high: float | None
 
@@ -46,24 +37,17 @@ class Estimate:
 class PairedDifference:
     """The mean of `value - baseline` over the seeds that both variants have, with its tests.
 
-    Attributes:
-        estimate: the mean difference and its interval.
-        t_p: two-sided p value of the paired t test. None for a single pair, or if all differences
-            have the same value other than zero, since the test needs some spread.
-        sign_flip_p: two-sided p value of the exact sign-flip test; None for a single pair, or for
-            more than `MAX_FLIPPED_PAIRS`.
-        sign_flip_floor: the smallest p value that is possible in the sign-flip test with this
-            number of pairs.
-        seeds: the seeds of the pairs; empty if they are not known.
-        holm_p: `t_p` after Holm's correction for all variants of the comparison.
+    The p values are two-sided, and None for a single pair. The t test also needs some spread, and
+    the
+    exact sign-flip test at most `MAX_FLIPPED_PAIRS` pairs.
     """
 
     estimate: Estimate
     t_p: float | None
     sign_flip_p: float | None
-    sign_flip_floor: float
+    sign_flip_floor: float  # the smallest p value that is possible with these pairs
     seeds: tuple[int, ...] = ()
-    holm_p: float | None = None
+    holm_p: float | None = None  # `t_p` after Holm's correction for all variants
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry `difference` of a variant in `comparison.json`."""
@@ -78,14 +62,10 @@ class PairedDifference:
 
 
 def t_interval(values: Sequence[float], *, confidence: float = CONFIDENCE) -> Estimate:
-    """Return the mean of independent values with its t interval.
+    """Return the mean of one or more independent, finite values with its t interval.
 
     Guarantee: for independent normal values the interval covers their mean with probability
     `confidence`, whatever their variance.
-
-    Args:
-        values: one finite number for each seed, at least one.
-        confidence: coverage probability, in (0, 1).
     """
     array = np.asarray(values, dtype=np.float64)
     mean = float(array.mean())
@@ -102,10 +82,6 @@ def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> Pai
     Guarantee: if the differences are independent, normal and of mean zero, `t_p` is below p with
     probability p. The interval then misses zero with probability 1 - `CONFIDENCE`. If they are
     independent and symmetric about zero, `sign_flip_p` is at most p with probability at most p.
-
-    Args:
-        values: one finite number for each seed.
-        baseline: the baseline's numbers for the same seeds, in the same order.
     """
     differences = np.subtract(values, baseline, dtype=np.float64)
     estimate = t_interval(differences.tolist())

@@ -118,12 +118,7 @@ def notebook_comparison() -> ComparisonProgress | None:
 
 
 def print_comparison(result: ComparisonResult, console: Console | None = None) -> None:
-    """Print the results table of a comparison and its notes.
-
-    Args:
-        result: the result of the comparison.
-        console: console to print to; None means stdout.
-    """
+    """Print the results table of a comparison and its notes; without a console, to stdout."""
     console, results = console or Console(), result.results
     if results.unfit:
         warning = f"warning: {' '.join(unfit_sentences(results).values())}"

@@ -265,18 +265,11 @@ _MAX_NAMED = 3  # classes of a variant that a sentence names
 
 @dataclass(frozen=True)
 class ClassRecall:
-    """The recall of one class in all variants.
-
-    Attributes:
-        name: name of the class or label.
-        examples: mean number of test examples of the class in a run.
-        recalls: for each variant, the mean recall over its finished runs; None if none of these
-            runs has examples of the class.
-    """
+    """The mean recall of one class in each variant, and its mean number of test examples."""
 
     name: str
     examples: float
-    recalls: tuple[float | None, ...]
+    recalls: tuple[float | None, ...]  # None without examples of the class
 
 
 def recall_by_class(results: Results) -> list[ClassRecall]:
@@ -400,11 +393,7 @@ def groups_table(results: Results) -> Table | None:
 
 
 def scores_json(variant: VariantResult) -> dict[str, Any]:
-    """Return the scores of a variant as JSON values.
-
-    These are the accuracy of always predicting the largest class, the recall of each class, and the
-    accuracy of each group of test examples.
-    """
+    """Return the scores of a variant as JSON values."""
     rows = [{"class": name, "recall": recall} for name, recall in _recalls(variant).items()]
     groups = [{"group": name, **vars(mean)} for name, mean in group_estimates(variant).items()]
     return {"majority": majority_of(variant), "by_class": rows, "by_group": groups}

@@ -48,29 +48,15 @@ _OF_POOLING = (
 
 @dataclass(frozen=True)
 class UnfitVariant:
-    """A variant that no other one should be compared with, and the reasons.
-
-    Attributes:
-        variant: name of the variant.
-        constant: mean metric of the best constant answer, if the variant's mean is not better. None
-            if the variant is better, or if the metric of a constant answer is not known.
-        answer: the class that a constant answer predicts; None in regression, or with several
-            labels.
-        is_constant: whether the variant is no better than a constant answer.
-        has_useless_loss: whether the model diverged or learnt nothing. The test loss is then not
-            finite in some run; or it is above that of a constant answer in every run, with a metric
-            that is not clearly better.
-        constant_loss: mean test loss of the best constant answer; None where it is not known.
-        worse_than: variants with less information and a clearly better metric, the best one first.
-    """
+    """A variant that no other one should be compared with, and the reasons."""
 
     variant: str
-    constant: float | None
-    answer: str | None
+    constant: float | None  # mean metric of the best constant answer, if that is not worse
+    answer: str | None  # the class that it predicts; None in regression, or with several labels
     is_constant: bool
     has_useless_loss: bool
-    constant_loss: float | None
-    worse_than: tuple[str, ...]
+    constant_loss: float | None  # mean test loss of the best constant answer
+    worse_than: tuple[str, ...]  # variants with less information, the best one first
 
 
 _Runs = Mapping[str, Sequence[RunOutcome]]
@@ -85,11 +71,6 @@ def unfit_variants(
     Guarantee: if no variant is truly worse than one with less information, `worse_than` is empty
     for all of them with probability at least 95 %. This holds for normal differences, since the
     intervals are simultaneous over all ordered pairs (Bonferroni).
-
-    Args:
-        metric: name of the compared metric.
-        runs: outcomes of the runs of each variant by name.
-        settings: all settings of each variant by name, as `{"key.path": value}`.
     """
     worse = _worse_than(metric, runs, settings)
     every = (

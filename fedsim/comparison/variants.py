@@ -1,9 +1,7 @@
 """Variants of a comparison file, turned into overrides of settings of the base experiment.
 
-Variants may use nested mappings, dotted keys, grids and `arm`. Every override keeps its location in
-the file, so that mistakes are reported there. `arm` names a predefined baseline, which is a list of
-changes to the base experiment: for example `arm: pooled` puts all data into one place. The
-variant is then an ordinary experiment, and `fedsim run` can run its `experiment.yaml`.
+Every override keeps its location in the file, so that mistakes are reported there. `arm` names a
+predefined baseline: a list of changes to the base, such as `arm: pooled` for all data in one place.
 """
 
 import itertools
@@ -36,9 +34,7 @@ class ArmError(ValueError):
 class Arm:
     """A predefined baseline of a federation, defined by changes to a base experiment.
 
-    Attributes:
-        note: a sentence on what the baseline protects and whom it trusts, for the HTML report.
-        changes: function that returns the baseline's changes to a base experiment (a mapping).
+    `note` says in the HTML report what the baseline protects and whom it trusts.
     """
 
     note: str
@@ -195,11 +191,7 @@ ARMS: dict[str, Arm] = {
 
 
 def arm_notes(arms: Mapping[str, str]) -> Iterator[str]:
-    """Yield a sentence for each predefined baseline: what it protects, and whom it trusts.
-
-    Args:
-        arms: name of the baseline (`arm`) by variant, for the variants that have one.
-    """
+    """Yield what each predefined baseline in `arms`, by variant, protects, and whom it trusts."""
     for arm, entry in ARMS.items():
         if names := [variant for variant, other in arms.items() if other == arm]:
             yield f"{', '.join(names)} (arm {arm}): {entry.note}"
@@ -216,18 +208,10 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._+-]+")
 
 @dataclass(frozen=True)
 class Variant:
-    """A variant of a comparison file, before its experiments are checked.
-
-    Attributes:
-        name: name of the variant in results and directories.
-        origin: key of the variant in the comparison file; variants from one grid have the same key.
-            A variant is dropped if its settings equal those of the variant with this name.
-        overrides: the variant's changes to the base experiment.
-        arm: name of the predefined baseline (`arm`) that the variant starts from; None without one.
-    """
+    """A variant of a comparison file, before its experiments are checked."""
 
     name: str
-    origin: str
+    origin: str  # its key in the file; left out if its settings equal those of this variant
     overrides: tuple[Override, ...]
     arm: str | None = None
 
@@ -245,14 +229,9 @@ class Variant:
 def expand_variants(
     variants: Mapping[str, Entry], base: Node | None, problems: list[Problem]
 ) -> list[Variant]:
-    """Return the variants of a comparison in the order of the file.
+    """Return the variants in the order of the file, one for each combination of values of a grid.
 
-    A grid becomes one variant for each combination of its values.
-
-    Args:
-        variants: the entries of `variants:`.
-        base: the parsed YAML of the base experiment; None where it cannot be read.
-        problems: list to which all mistakes are appended.
+    All mistakes are appended to `problems`. `base` is None where it cannot be read.
     """
     expanded: list[Variant] = []
     for name, entry in variants.items():
@@ -426,11 +405,7 @@ def axis_labels(paths: list[tuple[str, ...]]) -> list[str]:
 def value_label(number: int, node: Node) -> str:
     """Return the text of a value in a variant's name, such as 8.0 or 64x32.
 
-    If the value contains a mapping, the text is `number`.
-
-    Args:
-        number: position of the value in the list of values.
-        node: the value.
+    If the value contains a mapping, the text is `number`, its position in the list of values.
     """
     value = to_python(node)
     parts = value if isinstance(value, list) else [value]

@@ -1,11 +1,8 @@
 """Values of keys to compare (`--vary KEY=VALUE,...`) or to try before a comparison (`tune:`).
 
-Each combination of varied values is a variant. The result is the content of a comparison file,
-which is loaded, run and written like any other.
-
-Tuning finds the best values of a few keys for every variant. The values to try are run as a
-separate comparison in the folder `tuning/`. Its seeds differ from those of the comparison that
-follows.
+Each combination of varied values is a variant of a comparison file, which is loaded, run and
+written like any other. Candidates of tuning are a comparison of their own in the folder `tuning/`,
+with other seeds than the comparison that follows.
 """
 
 import itertools
@@ -52,10 +49,6 @@ Vary = Mapping[str, Sequence[object]]
 def parse_vary(texts: Sequence[str], *, option: str = "--vary") -> dict[str, list[object]]:
     """Parse texts `key.path=value,value` into `{"key.path": [value, ...]}`; values are YAML.
 
-    Args:
-        texts: the values of the option.
-        option: name of the option, for messages.
-
     Raises:
         ExperimentError: texts cannot be parsed; the error lists all of them.
     """
@@ -83,9 +76,7 @@ def parse_vary(texts: Sequence[str], *, option: str = "--vary") -> dict[str, lis
 
 
 def parse_tune(texts: Sequence[str]) -> dict[str, list[object] | None]:
-    """Parse texts `key.path=value,value` into `{"key.path": [value, ...]}`.
-
-    A text that is only `key.path` gives `{"key.path": None}`.
+    """Parse texts `key.path=value,value` as `parse_vary`; a text without values gives None.
 
     Raises:
         ExperimentError: texts cannot be parsed; the error lists all of them.
@@ -104,15 +95,10 @@ def load_varied(
 ) -> LoadedComparison:
     """Load a comparison whose variants are one experiment with varied values.
 
-    Args:
-        source: path of the experiment file, or its content as a mapping.
-        vary: values by key; every combination of values is a variant. None as value of
-            `privacy.target_epsilon` or `privacy.noise_multiplier` means no privacy.
-        overrides: settings for all variants.
-        one_at_a_time: whether a variant changes only one key to one value, instead of every
-            combination; the unchanged file is then the first variant, `base`.
-        changes: further keys of the comparison file, such as `seeds`; the default `baseline` is the
-            first variant.
+    None as value of `privacy.target_epsilon` or `privacy.noise_multiplier` means no privacy. With
+    `one_at_a_time`, a variant changes only one key to one value, and the unchanged file is the
+    first
+    variant, `base`. `changes` are further keys of the comparison file, such as `seeds`.
 
     Raises:
         ExperimentError: the experiment or a variant has mistakes; the error lists all.
@@ -193,11 +179,7 @@ def _axes_of(
 def _refuse_many(
     axes: Sequence[Sequence[Override]], one_at_a_time: bool, problems: list[Problem]
 ) -> None:
-    """Raise if there are mistakes, or more than `MAX_VARIED` variants.
-
-    Raises:
-        ExperimentError: there are `problems`, or too many variants.
-    """
+    """Raise if there are mistakes, or more than `MAX_VARIED` variants."""
     sizes = [len(axis) for axis in axes]
     total = 1 + sum(sizes) if one_at_a_time else math.prod(sizes)
     if total > MAX_VARIED:
@@ -251,10 +233,6 @@ def load_candidates(
     tuned over any key of `privacy`. In the loaded comparison each candidate is a variant, with the
     seeds to tune on.
 
-    Args:
-        comparison: the comparison to tune.
-        tune: the section `tune` of the comparison file.
-
     Raises:
         ExperimentError: a key or a value does not fit a variant; the error lists all.
     """
@@ -289,11 +267,6 @@ def tuned_comparison(
 ) -> tuple[LoadedComparison, dict[str, str]]:
     """Return the comparison with tuned variants, and each variant's best values as text, by name.
 
-    Args:
-        comparison: the comparison to tune.
-        candidates: the candidates of all variants, as `load_candidates` returns them.
-        results: the results of the candidates.
-
     Raises:
         ComparisonError: no candidate of a variant has the metric for every seed.
     """
@@ -315,11 +288,7 @@ def tuned_comparison(
 
 
 def _candidates(variant: LoadedVariant, tune: TuneSettings) -> dict[str, dict[str, object]]:
-    """Return the values of the tuned keys by the name of the candidate.
-
-    Raises:
-        ExperimentError: values are needed, or two have the same text in the names of candidates.
-    """
+    """Return the values of the tuned keys by the name of the candidate."""
     problems: list[Problem] = []
     varied = {
         key: values or _around(variant, key)
@@ -336,11 +305,7 @@ def _candidates(variant: LoadedVariant, tune: TuneSettings) -> dict[str, dict[st
 
 
 def _around(variant: LoadedVariant, key: str) -> list[object]:
-    """Return values around a variant's own value of a key, which must be a positive number.
-
-    Raises:
-        ExperimentError: the variant has no such number.
-    """
+    """Return values around a variant's own value of a key, which must be a positive number."""
     value = variant.settings.get(key)
     if not isinstance(value, float) or value <= 0.0:
         given = value_text(value) if key in variant.settings else "no value"

@@ -1,9 +1,8 @@
 """A worker process that runs experiments: it reads jobs on stdin and writes messages on stdout.
 
-Jobs and messages are lines of JSON. A separate process starts with one thread for numerics, frees
-its memory at the end, and loses only its current run when it crashes. It is `python -m
-fedsim.comparison.worker`, not a fork of the caller, so a script that calls `fedsim.compare` needs
-no `if __name__ == "__main__"`.
+A separate process starts with one thread for numerics, frees its memory at the end, and loses only
+its current run when it crashes. It is `python -m fedsim.comparison.worker`, not a fork of the
+caller, so a script that calls `fedsim.compare` needs no `if __name__ == "__main__"`.
 
 Metrics on every client's own data are computed after the run from its final model and not sent in
 messages. No ε covers them: a client's accuracy on its private data reveals information about it.
@@ -57,12 +56,7 @@ def serve_jobs() -> None:
 
 
 def answer(job: Mapping[str, Any], send: SendMessage) -> Mapping[str, Any]:
-    """Run a job, and return the last message that was sent about it.
-
-    Args:
-        job: the job, as a mapping that `Job.to_message` returned.
-        send: called with every message; the last one is `finished` or `failed`.
-    """
+    """Run a job, and return the last message that was sent about it: `finished` or `failed`."""
     try:
         with contained_exits():
             status = _execute(job, send)
@@ -144,11 +138,8 @@ WARNING = (
 def write_client_metrics(federation: "Federation", directory: "RunDirectory") -> None:
     """Compute `client_metrics.json` of a finished run, write it, and list it in the manifest.
 
-    Each client has the global model, or its own one where the algorithm trains one per client.
-
-    Args:
-        federation: the federation of the run's experiment; its model's weights are overwritten.
-        directory: the run directory with its `model.safetensors`.
+    Each client has the global model, or its own one where the algorithm trains one per client. The
+    weights of the federation's model are overwritten.
     """
     from flwr.app import ArrayRecord
     from safetensors.torch import load_file

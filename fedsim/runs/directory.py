@@ -454,6 +454,15 @@ class RunFiles:
         return self.directory.read_json(name) if is_there else None
 
 
+def is_finite(content: object) -> bool:
+    """Whether JSON content has no NaN and no infinity, which no run writes and Python reads."""
+    try:
+        json.dumps(content, allow_nan=False)
+    except ValueError:
+        return False
+    return True
+
+
 def privacy_text(content: Mapping[str, Any]) -> str:
     """Return the text of `privacy.json`, with one line for each client.
 

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -197,6 +198,31 @@ def test_only_what_changed_is_to_be_run_again(
     # Nothing is overwritten: what the former runs spent is still on record.
     assert (copy / "superseded" / "dp" / "seed-0-1" / "ledger.jsonl").is_file()
     assert not (copy / "runs" / "dp" / "seed-0").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "number"),
+    [
+        ("summary.json", '"test_accuracy"', "NaN"),
+        ("privacy.json", '"delta"', "1e999"),
+        ("scores.json", '"recall"', "NaN"),
+        ("client_metrics.json", '"client_accuracy"', "-Infinity"),
+    ],
+)
+def test_a_finished_run_with_a_number_that_is_not_finite_is_finished_anew(
+    compared: ComparisonResult, tmp_path: Path, name: str, key: str, number: str
+) -> None:
+    out = shutil.copytree(compared.path, tmp_path / "out")
+    file = out / "runs" / "dp" / "seed-0" / name
+    text = re.sub(rf"{key}: [0-9.e-]+", f"{key}: {number}", file.read_text(), count=1)
+    assert f"{key}: {number}" in text
+    file.write_text(text)
+    again = fedsim.compare(source_of(compared), out=out, workers=1)
+    assert [run.reused for run in again.results.outcomes] == [True, True, False, True]
+    assert not again.failed
+    assert number not in file.read_text()
+    means = (result.results.variants[1].metrics for result in (compared, again))
+    assert next(means) == next(means)
 
 
 @pytest.mark.parametrize("folder", ["runs", "superseded"])

@@ -188,6 +188,16 @@ def test_a_changed_run_is_refused_and_an_unfinished_one_left_out(runs: Path) -> 
     assert found.results.remarks == (f"{runs / 'dp-1'} is left out: the run is unfinished.",)
 
 
+def test_a_number_that_is_not_finite_is_found_before_anything_is_compared(runs: Path) -> None:
+    path = runs / "dp-0" / "scores.json"
+    content = json.loads(path.read_text())
+    content["by_group"] = [{"group": "a", "examples": 1, "accuracy": float("nan")}]
+    path.write_text(json.dumps(content))
+    write_manifest(RunDirectory(runs / "dp-0"))
+    with pytest.raises(ComparisonError, match=r"dp-0: scores.json has a number that is not finite"):
+        compare_runs(of(runs, "plain-0", "dp-0"), out=runs / "out")
+
+
 @pytest.mark.parametrize(
     ("names", "options", "message"),
     [

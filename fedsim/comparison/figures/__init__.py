@@ -33,14 +33,9 @@ _LEAST_APART = 0.1  # of the axis, between two marks at ε
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure of a comparison: a chart, and the numbers that it shows.
+    """A figure of a comparison: a chart, and the numbers that it shows as the rows of a CSV.
 
-    Attributes:
-        name: name of the figure in the page and of its files, such as `rounds`.
-        caption: the line above the figure.
-        chart: the drawing; if it shows private data, its heading warns the reader.
-        columns: column names of the figure's CSV.
-        rows: the drawn numbers, row by row; None is an empty cell.
+    If the chart shows private data, its heading warns the reader.
     """
 
     name: str
@@ -76,20 +71,12 @@ def looks_of(results: Results) -> dict[str, Look]:
 
 
 def figure_name(results: Results, name: str) -> str:
-    """Return a figure's name that is unique among the figures of both privacy units.
-
-    Args:
-        results: the results of the variants of one privacy unit.
-        name: name of the figure; with two privacy units, the unit is appended.
-    """
+    """Return a figure's name that is unique among the figures of both privacy units."""
     return f"{name}-{results.groups[0].unit}" if results.has_sibling else name
 
 
 def ends_of(metric: str, estimate: Estimate) -> Point | None:
-    """Return the interval (low, high) of a mean metric; None for a single seed.
-
-    Both ends are clipped to the metric's range.
-    """
+    """Return the interval of a mean metric, clipped to its range; None for a single seed."""
     least, most = metric_entry(metric).bounds
     if estimate.low is None or estimate.high is None:
         return None
@@ -109,15 +96,7 @@ def numbers_of(metric: str, variant: VariantResult) -> tuple[float | None, ...]:
 
 
 def estimate(variant: VariantResult, metric: str, place: float, look: Look, tip: str) -> list[Mark]:
-    """Return the chart marks of a variant's mean metric: a dot for the mean, and its interval.
-
-    Args:
-        variant: the variant.
-        metric: name of the metric.
-        place: position of the dot on the x axis.
-        look: colour and symbol of the dot.
-        tip: tooltip of the dot.
-    """
+    """Return the chart marks of a variant's mean metric: a dot for the mean, and its interval."""
     mean = variant.metrics[metric]
     ends = ends_of(metric, mean)
     marks = [] if ends is None else interval(place, ends, look.ink)
@@ -125,14 +104,7 @@ def estimate(variant: VariantResult, metric: str, place: float, look: Look, tip:
 
 
 def metric_axis(metric: str, values: Sequence[float], label: str, *, most: int = 6) -> Axis:
-    """Return the axis for a metric's values, limited to the metric's range.
-
-    Args:
-        metric: name of the metric.
-        values: all values to draw.
-        label: label of the axis.
-        most: largest number of steps from one tick mark to the next.
-    """
+    """Return the axis for a metric's values, limited to its range, with at most `most` steps."""
     (low, high), entry = room_around(values), metric_entry(metric)
     margin = 0.02 * (high - low)  # a line on the bound stays whole
     ends = max(low, entry.bounds[0] - margin), min(high, entry.bounds[1] + margin)
@@ -142,10 +114,7 @@ def metric_axis(metric: str, values: Sequence[float], label: str, *, most: int =
 def epsilon_axis(epsilons: Sequence[float], label: str, beyond: float | None = None) -> Axis:
     """Return a logarithmic axis for ε with few tick marks, at values of ε or at round numbers.
 
-    Args:
-        epsilons: the values of ε to draw.
-        label: label of the axis.
-        beyond: the position at which clients without privacy are drawn; None if there are none.
+    Clients without privacy are drawn at `beyond`; None if there are none.
     """
     ends = min(epsilons) / 1.35, 1.6 * max([*epsilons, beyond or 0.0])
     axis = number_axis(ends, label, logarithmic=True)

@@ -50,15 +50,12 @@ _LEAST_RATIO = 4.0  # of the largest to the smallest value of a logarithmic axis
 
 @dataclass(frozen=True)
 class SweepLine:
-    """Variants that differ only in one setting, drawn as one line.
+    """Variants that differ only in one setting, as pairs (text of its value, variant) in order.
 
-    Attributes:
-        name: the settings in which this line differs from the figure's other lines; "" if it is
-            the only line.
-        points: pairs (text of the setting's value, variant), in the order of the values.
+    The name has the settings in which this line differs from the figure's other lines.
     """
 
-    name: str
+    name: str  # "" of the only line
     points: tuple[tuple[str, VariantResult], ...]
 
 
@@ -66,12 +63,9 @@ class SweepLine:
 class Sweep:
     """One figure of the compared metric over the values of one setting, with one or more lines.
 
-    Attributes:
-        key: key of the setting, such as `local.optimizer.lr`.
-        places: position of each value on the x axis, by the text of the value. It is the value
-            itself if all values are numbers, else 0, 1, 2, ... in the order of the variants.
-        is_numeric: whether the values are numbers.
-        lines: the lines, at least one.
+    `places` has the position of each value on the x axis, by the text of the value: the value
+    itself
+    if all values are numbers, else 0, 1, 2, ... in the order of the variants.
     """
 
     key: str
@@ -89,9 +83,6 @@ def find_sweeps(results: Results) -> tuple[Sweep, ...]:
     """Return a figure (`Sweep`) for each setting that is the only difference of some variants.
 
     If the setting's values are not numbers, at least three different values are needed.
-
-    Args:
-        results: the results of the variants of one privacy unit.
     """
     variants = {v.name: v for v in results.variants if results.metric in v.metrics}
     table = results.settings.among(variants)
@@ -184,11 +175,7 @@ _LEAST_SPREAD = 0.1  # of the ε of a line, for the ε of each point to be writt
 
 
 def against_settings(results: Results) -> tuple[Picture, ...]:
-    """Return a figure for each setting that is the only difference between some variants.
-
-    Args:
-        results: the results of the variants of one privacy unit.
-    """
+    """Return a figure for each setting that is the only difference between some variants."""
     metric, sweeps = results.metric, find_sweeps(results)
     labels = axis_labels([tuple(sweep.key.split(".")) for sweep in sweeps])
     shown = [variant for sweep in sweeps for line in sweep.lines for _, variant in line.points]

@@ -143,10 +143,7 @@ def _path(points: Sequence[_CurvePoint], look: Look, tip: str) -> Line | Dots:
 def _curve(variant: VariantResult, metric: str, x: str) -> list[_CurvePoint]:
     """Return the means over the rounds that all finished seeds have, up to one not finite.
 
-    Args:
-        variant: the variant.
-        metric: key of the metric in `rounds.jsonl`.
-        x: key of the x value there.
+    `x` and `metric` are keys of `rounds.jsonl`.
     """
     points = list[_CurvePoint]()
     for rows in zip(*(run.rounds for run in variant.finished_runs), strict=False):
@@ -224,12 +221,7 @@ class _Client(NamedTuple):
 
 
 def fairness(results: Results, metric: str) -> Picture | None:
-    """Return the figure of each client's metric against its ε; None without client metrics.
-
-    Args:
-        results: the results of the comparison.
-        metric: a metric of `client_metrics.json`, such as `client_accuracy`.
-    """
+    """Return the figure of each client's metric against its ε; None without client metrics."""
     looks = looks_of(results)
     clients = {variant.name: list(_clients(variant, metric)) for variant in results.variants}
     every = [client for members in clients.values() for client in members]
@@ -278,12 +270,7 @@ def _clients(variant: VariantResult, metric: str) -> Iterator[_Client]:
 
 
 def metric_boxes(results: Results, metric: str) -> Picture | None:
-    """Return box plots of a metric of the clients for each variant; None without client metrics.
-
-    Args:
-        results: the results of the comparison.
-        metric: a metric of `client_metrics.json`, such as `client_accuracy`.
-    """
+    """Return box plots of a metric of the clients for each variant; None without client metrics."""
     values = {
         variant.name: [client.value for client in _clients(variant, metric)]
         for variant in results.variants

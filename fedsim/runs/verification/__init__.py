@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, cast, get_args
 
 from fedsim.runs.client_columns import clients_table
-from fedsim.runs.directory import KEPT, RunDirectory, RunFiles
+from fedsim.runs.directory import KEPT, RunDirectory, RunFiles, is_finite
 from fedsim.runs.files import alike, read_bytes
 from fedsim.runs.manifest import (
     FILE,
@@ -167,6 +167,14 @@ def _epsilon_of_rounds(files: RunFiles) -> Iterator[str]:
         before = now
 
 
+def _finite_problems(files: RunFiles) -> Iterator[str]:
+    """Yield a line for each file with NaN or infinity, which Python reads and no run writes."""
+    names = ("environment.json", "summary.json", "privacy.json", *(entry.name for entry in FIGURES))
+    for name in names:
+        if not is_finite(files.optional(name)):
+            yield f"{name} has a number that is not finite"
+
+
 @dataclass(frozen=True)
 class Verification:
     """The result of the check of a run.
@@ -196,6 +204,7 @@ _CHECKS: tuple[tuple[str, Callable[[RunFiles], Iterable[str]]], ...] = (
     *((f"{figure.name}, {figure.others}", figure.problems) for figure in FIGURES),
     ("model.safetensors, summary.json, rounds.jsonl and privacy.json", model_card_problems),
     ("experiment.yaml, privacy.json and ledger.jsonl", plan_problems),
+    ("files of figures", _finite_problems),
 )
 
 
