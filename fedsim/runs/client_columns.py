@@ -1,8 +1,4 @@
-"""Columns of the tables of clients: in `clients.csv`, in Python, in the terminal and in the report.
-
-`COLUMNS` has all columns. The values of a column are those of one key in the clients' rows of
-`privacy.json`.
-"""
+"""Columns of the tables of clients: `clients.csv`, in Python, in the terminal and in the report."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,34 +30,20 @@ def _differs(name: str, rows: ClientRows) -> bool:
 
 @dataclass(frozen=True)
 class Place:
-    """How a table in the terminal or the report shows a column: position, heading and format.
+    """How a table in the terminal or the report shows a column."""
 
-    Attributes:
-        order: number by which a table sorts its columns.
-        heading: heading of the column, with the symbol of the figure.
-        text: function that returns a value as text for people.
-        where: function of (name of the column, all rows), which returns whether to show the column.
-    """
-
-    order: float
+    order: float  # from left to right
     heading: str
     text: Callable[[Any], str | int] = str
-    where: _Rule = _always
+    where: _Rule = _always  # whether to show it
 
 
 @dataclass(frozen=True)
 class ClientColumn:
-    """A column of the tables of clients, with at most one value for each client.
+    """A column of the tables of clients; its name is a key in a client's row of `privacy.json`.
 
-    Attributes:
-        name: key in a client's row of `privacy.json` (or absent there), and heading in
-            `clients.csv`.
-        page: how the report shows the column; None if it does not.
-        terminal: how the terminal shows the column, after the client's number and name; None if it
-            does not.
-        is_text: whether the values are text instead of numbers.
-        where: function of (name of the column, all rows), which returns whether `clients.csv` has
-            the column.
+    `page` and `terminal` are None where the table does not show it; `where` is whether
+    `clients.csv` has it.
     """
 
     name: str

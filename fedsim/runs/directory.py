@@ -73,13 +73,6 @@ class _Digests(RootModel[dict[str, str]]):
 class RunDirectory:
     """A run directory: the paths of its files, and methods that write and read them.
 
-    Attributes:
-        path: path of the directory.
-        ledger: path of the durable, hash-chained ledger.
-        rounds: path of `rounds.jsonl`, which has one JSON object for each finished round.
-        releases: path of the keyed checksums (tags) of the uploads of each round.
-        report: path of the HTML report.
-
     Raises:
         RunDirectoryError: the path has a NUL character.
     """
@@ -95,10 +88,10 @@ class RunDirectory:
         self._lock: RunLock | None = None
 
     def refuse_overwriting(self) -> None:
-        """Check that the directory is new or empty.
+        """Check that the directory is new or empty; a run is never overwritten.
 
         Raises:
-            RunDirectoryError: the directory has content; a run is never overwritten.
+            RunDirectoryError: the directory has content.
             RunInUseError: another process is writing a run there.
         """
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
@@ -119,13 +112,7 @@ class RunDirectory:
         """Create the directory with the first files of a run, and lock it for this process.
 
         The directory appears with all files that a resumed run needs and the lock, or not at all.
-
-        Args:
-            experiment: content of `experiment.yaml`.
-            environment: content of `environment.json`.
-            inputs: digests of data, model and plug-ins by name, for `checkpoint/inputs.json`.
-            opens_sums: whether secure aggregation will open sums of updates, which
-                `checkpoint/opening.json` records.
+        With `opens_sums`, `checkpoint/opening.json` records the sums that secure aggregation opens.
 
         Raises:
             RunDirectoryError: the directory is not new or empty.
@@ -195,10 +182,7 @@ class RunDirectory:
         return directory
 
     def read_version(self) -> str:
-        """Return the version of fedsim that began the run.
-
-        If the directory holds a model that a search selected, the result is the version of fedsim
-        that began the search.
+        """Return the version of fedsim that began the run, or the search that selected its model.
 
         Raises:
             DamagedRunError: `environment.json` is missing or damaged.
@@ -215,11 +199,7 @@ class RunDirectory:
         return version
 
     def refuse_other_version(self) -> None:
-        """Check that this version of fedsim began the run; only this version can resume it.
-
-        Raises:
-            SchemaError: another version began the run; the message names the fix.
-        """
+        """Raise a SchemaError if another version began the run: only the same one can resume it."""
         check_version(self.path, self.read_version(), _RESUME_OR_START_ANEW)
 
     def write_text(self, name: str, text: str) -> None:
@@ -258,9 +238,7 @@ class RunDirectory:
         return content
 
     def read_rounds(self) -> list[RoundRow]:
-        """Return the records of finished rounds in `rounds.jsonl`.
-
-        A last line that a crash cut short is left out.
+        """Return the finished rounds in `rounds.jsonl`, without a last line that was cut short.
 
         Raises:
             DamagedRunError: the file is missing or damaged.
@@ -294,12 +272,7 @@ class RunDirectory:
         return read_arrays(self.path / MODEL)[0]
 
     def write_model(self, arrays: Mapping[str, np.ndarray], metadata: dict[str, str]) -> None:
-        """Write the final global model.
-
-        Args:
-            arrays: the values of the model, by name.
-            metadata: facts that loading the model needs, for the header of the file.
-        """
+        """Write the final global model; the metadata are facts that loading it needs."""
         self.write_bytes(MODEL, arrays_bytes(arrays, metadata))
 
     def write_checkpoint(self, checkpoint: RunCheckpoint) -> None:
@@ -317,10 +290,7 @@ class RunDirectory:
         return RunCheckpoint.read(path) if path.exists() else None
 
     def write_opening(self, opening: OpenedSum) -> None:
-        """Record which clients are in the secure sum that is opened next.
-
-        The new record replaces the record of the previous sum.
-        """
+        """Record which clients are in the secure sum that is opened next, in place of the last."""
         content = {"round": opening.round_number, "clients": list(opening.clients)}
         if opening.digest:
             content["sum"] = opening.digest
@@ -339,11 +309,7 @@ class RunDirectory:
 
 
 class RunFiles:
-    """The content of a run's files; a file is read on first use, and raises an error if damaged.
-
-    Args:
-        directory: the run directory.
-    """
+    """The content of a run's files; a file is read on first use, and raises an error if damaged."""
 
     def __init__(self, directory: RunDirectory) -> None:
         self.directory = directory
@@ -464,11 +430,7 @@ def is_finite(content: object) -> bool:
 
 
 def privacy_text(content: Mapping[str, Any]) -> str:
-    """Return the text of `privacy.json`, with one line for each client.
-
-    Args:
-        content: content of the file, with key `clients` last; NaN or infinity raises a ValueError.
-    """
+    """Return the text of `privacy.json`, with one line for each client; `clients` is last."""
     text = json.dumps({**content, "clients": []}, indent=2, allow_nan=False)
     encode = json.JSONEncoder(allow_nan=False).encode  # without an indent, it is in C
     lines = ",\n    ".join(map(encode, content["clients"]))

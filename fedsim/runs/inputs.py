@@ -48,9 +48,6 @@ def private_digest(arrays: Iterable[np.ndarray]) -> str:
     Guarantee: without the key, the digest is a pseudorandom function's value and tells nothing of
     the arrays. With the same key, equal digests mean equal arrays, up to a collision.
 
-    Args:
-        arrays: arrays of any type and shape.
-
     Raises:
         StorageError: the key can neither be read nor written.
     """
@@ -112,8 +109,8 @@ def fingerprint(federation: Federation) -> dict[str, str]:
     """Return digests of data, initial model, privacy mechanisms and plug-ins' sources, by name.
 
     The digest of the data is keyed, so that an adversary with the run directory cannot test guesses
-    of an example. The digest `test` is of the test set's targets: runs with the same one have
-    comparable scores. No digest covers the number of rounds, as a resumed run may have more.
+    of an example. Runs with the same digest `test`, of the test set's targets, have comparable
+    scores. No digest covers the number of rounds, as a resumed run may have more.
     """
     data, targets = federation.data, federation.data.test.targets
     examples = chain([data.test], data.clients, data.held_out or ())
@@ -139,11 +136,7 @@ def objects_digest(experiment: Experiment) -> dict[str, str]:
 
 
 def refuse_other_inputs(before: Mapping[str, str], federation: Federation) -> None:
-    """Check that a run resumes with the data, model and plug-ins that it began with.
-
-    Args:
-        before: the digests in `checkpoint/inputs.json`.
-        federation: the federation to resume.
+    """Check that a run resumes with the inputs that it began with; `before` has their digests.
 
     Raises:
         RunDirectoryError: an input differs; the message names it.

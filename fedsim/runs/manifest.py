@@ -1,11 +1,9 @@
 """The file `manifest.json`: a digest of every file of an ended run, and one digest of all records.
 
 The records are the files that say what ran and what was spent. `root` is the digest of all records,
-which a user can sign or keep elsewhere. Pages, such as `report.html`, are made from the records and
-can be written again. So pages are listed separately and do not change the root.
-
-A changed file no longer matches the manifest. But a forger can change the manifest as well. Only a
-root that was kept elsewhere shows such a forgery.
+which a user can sign or keep elsewhere: a forger can change the manifest together with the files,
+and only a root that was kept shows it. Pages, such as `report.html`, are made from the records and
+can be written again, so they are listed separately and do not change the root.
 """
 
 import hashlib
@@ -39,12 +37,7 @@ class ManifestError(RunDirectoryError):
 
 @dataclass(frozen=True)
 class Manifest:
-    """The content of `manifest.json`: digests of a run's files.
-
-    Attributes:
-        records: SHA-256 of each record, by its path in the run directory.
-        pages: SHA-256 of each page (such as `report.html`), by its path in the run directory.
-    """
+    """The content of `manifest.json`: SHA-256 of records and pages, by path in the directory."""
 
     records: Mapping[str, str]
     pages: Mapping[str, str]
@@ -81,13 +74,9 @@ def write_manifest(directory: RunDirectory) -> None:
 
 
 def list_again(directory: RunDirectory, path: str) -> None:
-    """Write the new digest of one file into the manifest; the other entries do not change.
+    """Write the new digest of one page, or of a record added after the run, into the manifest.
 
     A run that was killed has no manifest; nothing is written then.
-
-    Args:
-        directory: the run directory.
-        path: path in the run directory of a page, or of a record that was added after the run.
 
     Raises:
         ManifestError: the manifest was changed.
@@ -168,11 +157,6 @@ def changed_files(
     """Yield one line of text for each file that was changed, is missing or is not in the manifest.
 
     If the whole folder `checkpoint/` is absent, its files do not count as missing.
-
-    Args:
-        directory: the run directory.
-        manifest: the manifest of the run.
-        pages: whether pages such as `report.html` are checked, too.
     """
     listed = {**manifest.records, **manifest.pages}
     present = set(_files(directory.path))
@@ -193,10 +177,7 @@ def changed_files(
 
 
 def uncovered_folders(directory: RunDirectory) -> tuple[str, ...]:
-    """Return the names of the folders that trackers (such as MLflow) wrote.
-
-    No manifest lists the files in these folders.
-    """
+    """Return the names of the folders of trackers (such as MLflow), which no manifest lists."""
     return tuple(name for name in sorted(TRACKERS) if (directory.path / name).is_dir())
 
 

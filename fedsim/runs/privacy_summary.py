@@ -106,10 +106,7 @@ def privacy_file(
 ) -> PrivacyFile:
     """Return the content of `privacy.json` with its statement, in words and in figures.
 
-    Args:
-        federation: the federation that ran.
-        spends: the spend of every client; empty for a federation without differential privacy.
-        secure: value of the key `secure_aggregation`.
+    `spends` is empty without differential privacy; `secure` is the value of `secure_aggregation`.
     """
     terms = recorded_terms(federation.experiment)
     epsilon = max((spend.epsilon for spend in spends), default=math.inf)
@@ -156,11 +153,6 @@ def summarise_privacy(
     """Return every client's privacy spend from the durable ledger; empty without privacy.
 
     The ledger counts every charge, even if the update never arrived at the server.
-
-    Args:
-        federation: the federation, with its ledger.
-        rows: the lines of `rounds.jsonl`, which name the clients that withdrew.
-        state: state of the server after the last round, with the adaptive clip norms.
 
     Raises:
         JournalError: the ledger was changed.
@@ -231,11 +223,7 @@ def secure_summary(
 ) -> dict[str, Any] | None:
     """Return the value of `secure_aggregation` in `privacy.json`; None without secure aggregation.
 
-    Args:
-        federation: the federation that ran.
-        rows: the lines of `rounds.jsonl`.
-        one_operator: whether one simulation ran all parties, so that nothing kept them from
-            colluding.
+    With `one_operator`, one simulation ran all parties, so that nothing kept them from colluding.
     """
     channel, privacy = federation.secure, federation.experiment.privacy
     if channel is None:
@@ -280,16 +268,11 @@ def secure_facts(
 ) -> dict[str, Any]:
     """Return the facts on secure aggregation in a run that `privacy.json` records.
 
-    Args:
-        settings: settings of secure aggregation.
-        encoder: encoder of updates as integers, with the parameters of the encoding.
-        rounds: value of `secure_aggregation` in each line of `rounds.jsonl`, by round.
-        clients_sampled: number of clients of a round.
-        plan_digest: digest of the privacy plan, which each upload names; "" without privacy.
-        repeats_noise: whether a repeated round draws the same noise again, from its seed.
-        is_integer_sum: whether uploads are integers with noise already added, so that no client is
-            left out because of its values.
-        one_operator: whether one simulation ran all parties.
+    `rounds` has the value of `secure_aggregation` in each line of `rounds.jsonl`. `plan_digest` is
+    that of the privacy plan, which each upload names; "" without privacy. `repeats_noise` is
+    whether a repeated round draws the same noise again, from its seed. With `is_integer_sum`,
+    uploads are integers with noise already added, so that no client is left out because of its
+    values.
     """
     hidden = settings.protocol.name != "quantized"
     # The uploads of an aborted round stay charged, as they were sent.

@@ -1,18 +1,13 @@
-"""Files with scores and other figures that a run writes at its end.
+"""Files with scores and other figures that a run writes at its end, each with an entry in `FIGURES`.
 
 `answers.json` of a run with `task: pate` has the queries (public examples that clients vote on),
 noisy shares of the votes, and labels. All of these follow from charged releases and from public
-labels, so they cost no further ε.
-
-`scores.json` has the final model's scores by class, on public examples, which cost no ε.
-`personalization.json` has the scores of personal models, and is written only for data declared
-public.
+labels, so they cost no further ε. `scores.json` has scores on public examples, which cost no ε.
+`personalization.json` has the scores of personal models, only for data declared public.
 
 `client_data.json` has figures of the clients' private data, computed after the last round. No ε
 covers them. So they are written only in a run without differential privacy and without secure
 aggregation, like the scores of `evaluation.holdout`.
-
-Each file has an entry in `FIGURES`, with the functions that compute and check the file's content.
 """
 
 import math
@@ -46,11 +41,7 @@ from fedsim.runs.files import alike
 class EndedRun:
     """A run at its end, from which the files with scores and figures are computed.
 
-    Attributes:
-        federation: federation of the run; computing figures overwrites the weights of its model.
-        state: state of the server after the last round.
-        status: how the run ended, such as "completed" or "failed".
-        metrics: metrics of the final model on the test set, by name.
+    Computing figures overwrites the weights of the federation's model.
     """
 
     federation: Federation
@@ -106,12 +97,7 @@ def _answer_problems(files: RunFiles) -> Iterator[str]:
 
 
 def _rows(answers: Mapping[str, np.ndarray], true: np.ndarray) -> list[dict[str, Any]]:
-    """Return one mapping for each query.
-
-    Args:
-        answers: arrays of the public answers, by name.
-        true: public label of each query (queries,).
-    """
+    """Return one mapping for each query, from the public answers and the true public labels."""
     columns = (array.tolist() for array in (answers[SHARES], answers[LABELS], true))
     return [
         {
@@ -318,11 +304,7 @@ def summary_of(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def personal_metrics(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the mean metrics of personal models, by names such as `personal_loss`.
-
-    Args:
-        summary: content of `summary.json`.
-    """
+    """Return the mean metrics of personal models, by names such as `personal_loss`."""
     personal = summary.get("personalization") or {"personal": {}}
     return {f"personal_{name}": value for name, value in personal["personal"].items()}
 
@@ -368,13 +350,7 @@ def _pooled(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 class FigureFile:
     """A file with scores or figures of a run, and the functions that compute and check its content.
 
-    Attributes:
-        name: name of the file.
-        content: function that returns the file's content without the schema number, or None if the
-            run has no such file.
-        others: names of the other files that `problems` reads, as a text for messages.
-        problems: function that yields a line of text for each contradiction within the file, or
-            between the file and other files of the run.
+    `content` returns None if the run has no such file. `problems` also reads the files `others`.
     """
 
     name: str

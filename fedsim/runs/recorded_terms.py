@@ -24,9 +24,6 @@ def recorded_terms(experiment: ExperimentWithClients) -> dict[str, Any]:
     """Return the values of `privacy.json` that follow from a run's settings, in the file's order.
 
     A `NotRequired` key of `PrivacyFile` is absent where it does not apply.
-
-    Args:
-        experiment: the settings, with the number of clients.
     """
     privacy = experiment.privacy
     if privacy is None:
@@ -67,11 +64,8 @@ def client_terms(
 ) -> dict[str, Any]:
     """Return the values in a client's row of `privacy.json` that follow from the client's settings.
 
-    Args:
-        client_privacy: privacy settings of the client.
-        plan: privacy plan of the client. The plan's noise is not in the result, as it depends on
-            the model.
-        clip_norm: adaptive clip norm at the end of the run; None if the clip norm is fixed.
+    The plan's noise is not among them, as it depends on the model. `clip_norm` is the adaptive one
+    at the end of the run; None if it is fixed.
     """
     privacy = client_privacy.privacy
     is_client = privacy.release_kind.protects_client
@@ -93,12 +87,7 @@ def client_terms(
 
 
 def server_ledger(spend: ClientSpend, trust: Trust) -> PrivacyLedger | None:
-    """Return a client's ledger with the server as adversary; None unless trust is distributed.
-
-    Args:
-        spend: the client's privacy spend.
-        trust: the trust model of the run.
-    """
+    """Return a client's ledger with the server as adversary; None unless trust is distributed."""
     if trust != "distributed" or spend.rounds > 0:
         return spend.against_server
     return PrivacyLedger()

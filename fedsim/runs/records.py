@@ -1,15 +1,8 @@
 """Types for the records in a run's files: rounds, releases, checkpoint and model card.
 
 Each round ends with a line in `releases.jsonl`, a line in `rounds.jsonl` and a new checkpoint. They
-are written in this order, and each is begun when the one before is on disk. A line of
-`releases.jsonl` has a tag (keyed checksum) of every unencrypted upload; `fedsim verify RUN
---replay` computes the tags again.
-
-The checkpoint has the server's state, and digests of the other files at that time. It is one
+are written in this order, and each is begun when the one before is on disk. The checkpoint is one
 safetensors file with a digest of its content, so that a crash leaves no mixture of two states.
-
-The model card in the header of `model.safetensors` says how to build the model, how to read its
-outputs, and where it comes from.
 """
 
 import hashlib
@@ -63,19 +56,11 @@ class _Content(BaseModel):
 
 @dataclass(frozen=True)
 class RunCheckpoint:
-    """A checkpoint after a finished round, from which `--resume` continues.
-
-    Attributes:
-        state: the state of the server.
-        heads: for each charged client, the hash of the last ledger record that the server knew at
-            the end of the round.
-        rounds_digest: SHA-256 of the lines of `rounds.jsonl` up to and including this round.
-        releases_digest: SHA-256 of the lines of `releases.jsonl` up to and including this round.
-    """
+    """A checkpoint after a finished round, from which `--resume` continues."""
 
     state: ServerState
-    heads: Mapping[int, str] = field(default_factory=dict)
-    rounds_digest: str = ""
+    heads: Mapping[int, str] = field(default_factory=dict)  # last ledger record of each client
+    rounds_digest: str = ""  # SHA-256 of the lines of `rounds.jsonl` up to this round
     releases_digest: str = ""
 
     def to_bytes(self) -> bytes:
@@ -110,9 +95,6 @@ class RunCheckpoint:
     @classmethod
     def read(cls, path: Path) -> "RunCheckpoint":
         """Return the checkpoint in a file.
-
-        Args:
-            path: the file.
 
         Raises:
             SchemaError: this version of fedsim cannot read the checkpoint.
@@ -225,20 +207,14 @@ def digest_of_lines(path: Path, count: int) -> str:
 class Releases(BaseModel):
     """The tags (keyed checksums) of the clients' uploads in one round: a line of `releases.jsonl`.
 
-    Attributes:
-        round: the round, from 1.
-        conditions: digest of the settings, plug-in sources, versions and device.
-        blocks: "planned" if clients trained vectorized in the planned blocks (groups of clients);
-            "alone" if they trained one by one.
-        model: SHA-256 of the global model after the round.
-        uploads: tag of each client's upload, by client; an encrypted upload has no tag.
+    An encrypted upload has no tag. `fedsim verify RUN --replay` computes the tags again.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     round: int = Field(ge=1)
-    conditions: str
-    blocks: Literal["planned", "alone"]
-    model: str
+    conditions: str  # digest of the settings, plug-in sources, versions and device
+    blocks: Literal["planned", "alone"]  # whether clients trained together or one by one
+    model: str  # SHA-256 of the global model after the round
     uploads: dict[Annotated[int, Field(strict=False)], str]  # keys of JSON are texts
 
 
@@ -261,38 +237,21 @@ _CARD = "fedsim"  # one entry of the metadata: safetensors writes several in any
 
 
 class ModelCard(BaseModel):
-    """The description of a saved model: how to use the model, and where it comes from.
-
-    Attributes:
-        input_shape: shape of one example as the model gets it, after `model.features`.
-        num_outputs: number of outputs per example.
-        raw_input_shape: shape of one example in the dataset, before `model.features`.
-        task: `classification`, `labels` or `regression`.
-        class_names: name of each class; None where the data do not name them.
-        columns: names of the feature columns of a table, in the order of the inputs; None if the
-            data are not a table.
-        experiment: name of the experiment.
-        rounds: number of rounds after which the model was saved.
-        metrics: metrics of the model on the public test set, by name.
-        statement: the privacy guarantee in words, as in `privacy.json`.
-        fedsim: version of fedsim that trained the model.
-        values: digest of the values that clients trained, if the file holds a full model made from
-            them and from fixed values; None if the file holds only the trained values.
-    """
+    """The description of a saved model: how to use the model, and where it comes from."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    input_shape: tuple[int, ...]
+    input_shape: tuple[int, ...]  # of an example after `model.features`
     num_outputs: int
-    raw_input_shape: tuple[int, ...]
+    raw_input_shape: tuple[int, ...]  # of an example in the dataset
     task: str
     class_names: tuple[str, ...] | None
-    columns: tuple[str, ...] | None
+    columns: tuple[str, ...] | None  # the features of a table, in the order of the inputs
     experiment: str
     rounds: int
     metrics: Mapping[str, Any]
     statement: str
     fedsim: str
-    values: str | None = None
+    values: str | None = None  # digest of the trained values, where the file holds a derived model
 
     def to_json(self) -> dict[str, Any]:
         """Return the card as a JSON object."""

@@ -36,13 +36,7 @@ def recorded_experiment(files: RunFiles) -> ExperimentWithClients:
 
 
 def resume_command(source: object, overrides: Mapping[str, Any] | Sequence[str], path: Path) -> str:
-    """Return the command that continues a run.
-
-    Args:
-        source: path or content of the experiment; the command names only a path.
-        overrides: the changes of settings that were given to the run.
-        path: the run directory.
-    """
+    """Return the command that continues a run; it names an experiment only by its path."""
     file = str(source) if isinstance(source, str | Path) else "FILE"
     changes = [overrides] if isinstance(overrides, str) else overrides
     if isinstance(changes, Mapping):
@@ -61,10 +55,6 @@ def refuse_changes(before: Experiment, after: Experiment) -> None:
     `federation.rounds` may grow without privacy, with a given `noise_multiplier`, and with
     `input_perturbation`, whose rounds cost nothing. It may not grow with `noise_correlation`, which
     charges the whole run at its start.
-
-    Args:
-        before: the experiment of the run.
-        after: the experiment to resume with.
 
     Raises:
         RunDirectoryError: another key changed; the message names it with both values.
@@ -108,12 +98,8 @@ def _check_rounds(after: Experiment, old: int, new: int) -> None:
 def differences(old: Any, new: Any, path: str) -> dict[str, tuple[Any, Any]]:
     """Return {"key.path": (old, new)} for each value that differs between two nested mappings.
 
-    A key that only one mapping has gets "absent" in place of the missing value.
-
-    Args:
-        old: the first mapping or value.
-        new: the second mapping or value.
-        path: key path of both in the whole mappings; "" for the whole mappings.
+    A key that only one mapping has gets "absent" in place of the missing value. `path` is the key
+    path of both in the whole mappings.
     """
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return {} if old == new else {path: (old, new)}
@@ -130,10 +116,8 @@ def differences(old: Any, new: Any, path: str) -> dict[str, tuple[Any, Any]]:
 def contradictions(files: RunFiles, *, ledger_lags: bool = False) -> Iterator[str]:
     """Yield one line of text for each contradiction between the files of a run.
 
-    Args:
-        files: the files of the run.
-        ledger_lags: whether clients on other machines keep the charges until the run ends, as in a
-            deployment. The ledger is then not compared with the other files.
+    With `ledger_lags`, clients on other machines keep the charges until the run ends, as in a
+    deployment: the ledger is then not compared with the other files.
 
     Raises:
         DamagedRunError: a file is missing or damaged.

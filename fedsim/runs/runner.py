@@ -61,20 +61,12 @@ AddPages = Callable[[RunDirectory], None]
 
 @dataclass(frozen=True)
 class RunParts:
-    """The engine that executes a run, and the functions that are called during the run.
-
-    Attributes:
-        engine: engine that executes the federation.
-        callback: callback that is called at the start, after every round and at the end.
-        add_pages: function that writes pages such as the report at the end of a run; None for no
-            pages.
-        phases: display of what the run does before and after the rounds, such as loading data.
-    """
+    """The engine that executes a run, and the functions that are called during the run."""
 
     engine: Engine
     callback: RunCallback
-    add_pages: AddPages | None
-    phases: Phases
+    add_pages: AddPages | None  # writes pages such as the report
+    phases: Phases  # shows what the run does before and after the rounds
 
     @property
     def is_local(self) -> bool:
@@ -199,11 +191,7 @@ def _recorder(
 ) -> "_Recorder":
     """Check a federation's noise and clipping, and return its recorder.
 
-    Args:
-        loaded: the experiment.
-        run: the run directory.
-        parts: engine and functions of the run.
-        inputs: digests of the inputs of the run to resume; None for a new run.
+    `inputs` are the digests of the inputs of the run to resume; None for a new run.
     """
     phases, here = parts.phases, parts.is_local
     federation = assemble(loaded, ledger=run.ledger, in_process=here, phases=phases)
@@ -246,11 +234,7 @@ class _Recorder:
         self._rows = self._directory.read_rounds()[: self._state.round_number]
 
     def begin_again(self, experiment: str) -> None:
-        """Rewind the files of an earlier process to its last checkpoint.
-
-        Args:
-            experiment: new content of `experiment.yaml`.
-        """
+        """Rewind the files of an earlier process to its last checkpoint."""
         remove_manifest(self._directory)
         self._directory.write_text("experiment.yaml", experiment)
         self._rounds.cut(self._state.round_number)

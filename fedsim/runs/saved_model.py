@@ -65,12 +65,7 @@ def read_model_card(run: str | Path) -> ModelCard:
 
 
 def same_arrays(saved: Mapping[str, np.ndarray], arrays: Mapping[str, np.ndarray]) -> bool:
-    """Return whether two sets of named arrays have the same names, shapes, types and bits.
-
-    Args:
-        saved: arrays that were read from a file, by name.
-        arrays: arrays in memory.
-    """
+    """Return whether two sets of named arrays have the same names, shapes, types and bits."""
     return saved.keys() == arrays.keys() and all(
         value.dtype == saved[name].dtype
         and value.shape == saved[name].shape
@@ -125,11 +120,6 @@ def load_model(
 def load_core(run: str | Path, *, base: Path, build: ModelBuilder | None = None) -> nn.Module:
     """Return the final model of a run, which takes inputs to which `model.features` was applied.
 
-    Args:
-        run: the run directory.
-        base: directory of the experiment file, where plug-ins are found.
-        build: the class or function that the experiment gave as a Python object, if it gave one.
-
     Raises:
         Exception: any error that `load_model` raises.
     """
@@ -163,11 +153,7 @@ def _load(
 
 
 def _with_object(settings: ModelSettings, build: ModelBuilder | None) -> ModelSettings:
-    """Return the settings with the Python object that `model.name` names.
-
-    Raises:
-        ModelError: the name is that of another object or of none, or the object is missing.
-    """
+    """Return the settings with the Python object that `model.name` names."""
     name = settings.name
     if build is None and is_object_name(name):
         raise ModelError(

@@ -177,19 +177,12 @@ def _finite_problems(files: RunFiles) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Verification:
-    """The result of the check of a run.
-
-    Attributes:
-        clients: the recorded and the recomputed ε of each client whose ε could be recomputed.
-        problems: one line of text for each mistake that was found; empty for a sound run.
-        unchecked: one line of text for each fact that could not be checked.
-        root: the digest of all records in the manifest; None if the manifest is missing or damaged.
-    """
+    """The result of the check of a run; `problems` is empty for a sound run."""
 
     clients: tuple[Checked, ...]
     problems: tuple[str, ...]
-    unchecked: tuple[str, ...] = ()
-    root: str | None = None
+    unchecked: tuple[str, ...] = ()  # facts that could not be checked
+    root: str | None = None  # of the manifest; None if that is missing or damaged
 
 
 # Each check, with the names of the files that it reads.
@@ -221,13 +214,9 @@ def verify_run(
     sampling rate, the noise, the δ and the steps that `experiment.yaml` plans for the recorded
     client sizes.
 
-    Only `root` shows a forgery that rewrites all files consistently, the manifest included.
-
-    Args:
-        directory: the run directory.
-        root: the digest of all records that the user kept elsewhere, to compare with the manifest;
-            None compares nothing.
-        pages: whether pages such as `report.html` are checked, too.
+    Only `root`, a digest of all records that the user kept elsewhere, shows a forgery that rewrites
+    all files consistently, the manifest included. With `pages`, pages such as `report.html` are
+    checked, too.
 
     Raises:
         DamagedRunError: `environment.json` is missing or damaged.

@@ -40,12 +40,7 @@ _MALFORMED = (
 
 
 def attempt(files: str, check: Callable[[], Iterable[str]]) -> list[str]:
-    """Run a check and return the problems that it found; an unreadable file is a problem, too.
-
-    Args:
-        files: the names of the files that the check reads, for a message on unreadable content.
-        check: function that yields the problems.
-    """
+    """Run a check and return the problems that it found; an unreadable file is a problem, too."""
     problems: list[str] = []
     try:
         for problem in check():
@@ -58,12 +53,7 @@ def attempt(files: str, check: Callable[[], Iterable[str]]) -> list[str]:
 
 
 def ledger_problems(files: RunFiles) -> Iterator[str]:
-    """Yield a line of text for each sign that the file `ledger.jsonl` of a run is not whole.
-
-    The signs are a missing file, and a last line that is cut short. A whole file yields nothing.
-
-    Args:
-        files: files of the run that `fedsim verify` checks.
+    """Yield a line for each sign that `ledger.jsonl` is not whole: missing, or cut short.
 
     Raises:
         JournalError: a record does not fit its hash chain; the message names it.
@@ -84,14 +74,7 @@ _BEYOND = 1e-3  # largest absolute excess of a tighter method's bound over a loo
 
 @dataclass(frozen=True)
 class Checked:
-    """The ε of one client against one adversary: as recorded, and recomputed by two accountants.
-
-    Attributes:
-        client: number of the client.
-        reported: ε in `privacy.json`.
-        recomputed: ε of the ledger, computed again by the run's accountant.
-        other: ε of the ledger, computed by a second accountant.
-    """
+    """The ε of one client against one adversary: as recorded, and recomputed by two accountants."""
 
     client: int
     reported: float
@@ -103,11 +86,7 @@ def check_spend(files: RunFiles, checked: list[Checked]) -> Iterator[str]:
     """Yield a line for each mistake in the recorded privacy spend of any client.
 
     For each client and adversary, ε is recomputed from the ledgers in `privacy.json`: by the run's
-    accountant, and by other accountants.
-
-    Args:
-        files: the files of the run.
-        checked: list to which every client whose ε was recomputed is appended.
+    accountant, and by other accountants. Every recomputed client is appended to `checked`.
     """
     privacy, charges, rows = files.privacy, files.charges, files.clients
     name, adjacency = privacy["accountant"], privacy["adjacency"]
@@ -140,26 +119,14 @@ def check_spend(files: RunFiles, checked: list[Checked]) -> Iterator[str]:
 
 
 def of_client(row: Mapping[str, Any], problems: Iterable[str]) -> Iterator[str]:
-    """Return problems with the number of the client that they concern.
-
-    Args:
-        row: row of the client in `privacy.json`.
-        problems: one line of text for each problem.
-    """
+    """Return problems with the number of the client that they concern."""
     return (f"client {row['client']}: {problem}" for problem in problems)
 
 
 def _recomputed(
     files: RunFiles, accountant: AccountantChoice, adjacency: Adjacency, checked: list[Checked]
 ) -> Iterator[str]:
-    """Yield a line for each ε, against each observer, that another computation contradicts.
-
-    Args:
-        files: the files of the run.
-        accountant: accountant of the run.
-        adjacency: adjacency of every ledger.
-        checked: list to which the ε of every client is appended, against the observer of the claim.
-    """
+    """Yield a line for each ε, against each observer, that another computation contradicts."""
     rows = cast(list[dict[str, Any]], files.clients)
     other: AccountantChoice = "rdp" if accountant == "pld" else "pld"
     symbols = {"": "ε"}  # by the ending of the keys for an observer
@@ -180,14 +147,10 @@ def _recomputed(
 def _against_ledger(
     row: PrivateClientRow, history: Sequence[Charge], *, by_event: bool, shared: bool
 ) -> Iterator[str]:
-    """Yield the differences between a row and the client's records.
+    """Yield the differences between a row of `privacy.json` and the client's records, oldest first.
 
-    Args:
-        row: row of the client in `privacy.json`.
-        history: the client's records in `ledger.jsonl`, oldest first.
-        by_event: whether the numbers of events and steps may differ; `plan_problems` counts the
-            events.
-        shared: whether the run has a second ledger, against the server.
+    With `by_event`, the numbers of events and steps may differ; `plan_problems` counts the events.
+    `shared` is whether the run has a second ledger, against the server.
     """
     total = total_of(history)
     if total.to_list() != row["ledger"]:
@@ -213,9 +176,7 @@ def _against_ledger(
 def _against_turns(history: Sequence[Charge], turns: Mapping[str, Any] | None) -> Iterator[str]:
     """Yield a problem where a client's charged rounds are closer, or more, than it is charged for.
 
-    Args:
-        history: the client's charges in the ledger.
-        turns: recorded correlation of noise, with its participation if it is over rounds.
+    `turns` is the recorded correlation of noise, with its participation if it is over rounds.
     """
     if turns is None or "rounds_apart" not in turns:
         return
@@ -240,12 +201,6 @@ def _bounds(
     """Return ε of every client against one observer, by each method.
 
     The run's method computes each client on its own, the other methods all clients together.
-
-    Args:
-        deltas: δ of each client.
-        ledgers: ledger of each client against this observer.
-        own: accountant of the run.
-        adjacency: adjacency of every ledger.
     """
     bounds: list[dict[AccountantChoice, float]] = [{} for _ in deltas]
     for name in dict.fromkeys(("pld", renyi_choice(own), own)):
