@@ -1,4 +1,4 @@
-"""Files with scores and other figures that a run writes at its end, each with an entry in `FIGURES`.
+"""Scores and other figures that a run writes at its end; each file has an entry in `FIGURES`.
 
 `answers.json` of a run with `task: pate` has the queries (public examples that clients vote on),
 noisy shares of the votes, and labels. All of these follow from charged releases and from public
