@@ -192,8 +192,7 @@ def _summary(
 ) -> tuple[Results, Tuning]:
     """Return the results of all runs and their privacy cost.
 
-    `chosen` has the chosen values of tuned variants; it is None without tuning, and empty for
-    candidates.
+    `chosen` has the values of tuned variants; None without tuning, and empty for candidates.
     """
     settings, variants = comparison.settings, comparison.variants
     results = summarise(

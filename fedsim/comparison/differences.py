@@ -102,10 +102,8 @@ class SharedText:
 
     Texts have the same form if they have equally many words and differ in few of them. The common
     part of such texts has letters in brackets, such as [a], where the words differ; `words` pairs
-    each
-    text's name with its words there. Of other texts, `common` has the sentences that all contain,
-    and
-    `rest` pairs each name with the other sentences.
+    each text's name with its words there. Of other texts, `common` has the sentences that all
+    contain, and `rest` pairs each name with the other sentences.
     """
 
     common: str
@@ -131,10 +129,7 @@ def shared_text(texts: Sequence[tuple[str, str]]) -> SharedText:
 
 
 def _common_form(texts: Sequence[Sequence[str]]) -> tuple[str, list[tuple[str, ...]]] | None:
-    """Return (common form with letters where words differ, the words at each letter).
-
-    None if the numbers of words differ, or too many words do.
-    """
+    """Return (form with letters where words differ, the words there); None if too many differ."""
     if len({len(words) for words in texts}) != 1:
         return None
     form: list[str] = []
@@ -160,10 +155,7 @@ SHARED_PARTS = {
 
 
 def pair_digests(federation: "Federation") -> dict[str, str]:
-    """Return digests of the data, the initial model and the planned participants, by name.
-
-    The digest of the data is keyed with a secret key.
-    """
+    """Return digests of the data (keyed), the initial model and the planned participants."""
     data = federation.data
     examples = chain(data.clients, [data.test], data.held_out or ())
     state = federation.model.module.state_dict()
@@ -235,8 +227,7 @@ def check_pairs(
 ) -> PairCheck:
     """Return which digests differ between the runs of each variant and of its baseline.
 
-    Runs with equal seeds are compared. `digests` are `{variant: {seed: pair_digests(...)}}`, and
-    `pairs` are pairs (name of a variant, name of its baseline).
+    `digests` are `{variant: {seed: pair_digests(...)}}`; `pairs` are (variant, its baseline).
     """
     differences: dict[str, tuple[str, ...]] = {}
     checked = 0

@@ -43,14 +43,7 @@ class GivenRun:
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """Return the run directories that the given paths name or contain, each once.
-
-    Each path is a run directory, the directory of a comparison, or a directory that contains run
-    directories.
-
-    Raises:
-        RunDirectoryError: a path is not a directory of a run or of a comparison.
-    """
+    """Return the run directories that the given paths name or contain, each once."""
     runs: dict[Path, Path] = {}
     for run in (run for path in paths for run in _runs_of(path)):
         runs.setdefault(run.resolve(), run)
@@ -79,14 +72,11 @@ def _below(path: Path, pattern: str) -> list[Path]:
 def read_given(paths: Sequence[Path]) -> tuple[list[GivenRun], list[str]]:
     """Return the finished runs in the given directories, and a sentence for each unfinished run.
 
-    Guarantee: every returned run passes `fedsim verify`; only pages, such as `report.html`, are
-    not checked.
+    Guarantee: every returned run passes `fedsim verify`; only pages, such as `report.html`, are not
+    checked.
 
     Raises:
-        RunDirectoryError: a directory contains no run.
         ComparisonError: runs fail verification; the message names the first ones.
-        ExperimentError: `experiment.yaml` of a run is not valid for this version.
-        SchemaError: a run has another schema.
     """
     runs: list[GivenRun] = []
     left_out: list[str] = []
@@ -100,21 +90,16 @@ def read_given(paths: Sequence[Path]) -> tuple[list[GivenRun], list[str]]:
             more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
             unsound.append(f"{path}: {problems[0]}{more}")
         else:
-            runs.append(_read(path, directory))
+            experiment, inputs = read_settings(path / _EXPERIMENT), directory.read_inputs()
+            plugins = {name: text[:12] for name, text in inputs.items() if name not in _NO_PLUGIN}
+            settings = {**compared_settings(experiment), "fedsim": directory.read_version()}
+            runs.append(GivenRun(path, experiment, {**settings, **plugins}, inputs))
     if unsound:
         head = "a run that `fedsim verify` does not find sound cannot be compared:"
         more = len(unsound) - _MAX_UNSOUND
         tail = [f"and {more} more runs"] if more > 0 else []
         raise ComparisonError("\n".join([head, *unsound[:_MAX_UNSOUND], *tail]))
     return runs, left_out
-
-
-def _read(path: Path, directory: RunDirectory) -> GivenRun:
-    experiment = read_settings(directory.path / _EXPERIMENT)
-    inputs = directory.read_inputs()
-    plugins = {name: digest[:12] for name, digest in inputs.items() if name not in _NO_PLUGIN}
-    settings = {**compared_settings(experiment), "fedsim": directory.read_version(), **plugins}
-    return GivenRun(path, experiment, settings, inputs)
 
 
 _MAX_NAME_CHARACTERS = 60
@@ -129,10 +114,7 @@ GivenVariants = Mapping[str, tuple[GivenRun, ...]]
 def group_runs(runs: Sequence[GivenRun]) -> tuple[GivenVariants, list[str]]:
     """Return the variants in the order of their first runs, and a sentence for each repeated run.
 
-    A second run of the same experiment with the same seed is left out, as it adds no seed.
-
-    Raises:
-        ComparisonError: two runs have the same settings and seed but different data.
+    A repeated run, with the same seed, is left out. With other data, it raises a ComparisonError.
     """
     groups: dict[str, dict[int, GivenRun]] = {}
     repeated: list[str] = []
@@ -141,8 +123,8 @@ def group_runs(runs: Sequence[GivenRun]) -> tuple[GivenVariants, list[str]]:
         first = group.setdefault(run.experiment.seed, run)
         if first is run:
             continue
-        digests = first.inputs.get("data", ""), run.inputs.get("data", "")
-        if have_one_key(*digests) and digests[0] != digests[1]:
+        one, other = first.inputs.get("data", ""), run.inputs.get("data", "")
+        if have_one_key(one, other) and one != other:
             raise ComparisonError(
                 f"{first.path} and {run.path} have the same settings and seed, but other data: "
                 "the data set was changed between them, so they are not of one experiment; "

@@ -49,13 +49,10 @@ _COMPUTES_NO_RUN = ("cli", "comparison", "report", "tools", "tracking")
 def run_fingerprint(loaded: LoadedExperiment) -> str:
     """Return the SHA-256 of everything that a run of the experiment depends on.
 
-    The digest covers a keyed hash of each file that the experiment names, so it reveals nothing
-    about the file's content.
-
     Guarantee: the digest changes with every setting (defaults included, `name` and `runtime`
-    excluded) and every byte of a file that the experiment names. It changes with the sources of
-    plug-ins (`fedsim.core.plugin_sources`) and of fedsim, and the versions of the numeric
-    libraries.
+    excluded), every byte of a file that the experiment names, the sources of plug-ins and of
+    fedsim, and the versions of the numeric libraries. Digests of files are keyed, so it reveals
+    nothing of them.
     """
     settings = loaded.experiment.model_dump(mode="json")
     for key in _WITHOUT_EFFECT:
@@ -144,10 +141,7 @@ class Job:
         return self.action != "reuse" or self.measure
 
     def to_message(self) -> dict[str, Any]:
-        """Return the job as a message (a mapping) for a worker.
-
-        All values are JSON, unless the experiment has Python objects.
-        """
+        """Return the job as a mapping for a worker: JSON, unless it has Python objects."""
         mode = "python" if self.loaded.experiment.objects else "json"
         return {
             "action": self.action,
@@ -160,12 +154,7 @@ class Job:
 
 
 def check_directory(out: Path, *, of_runs: bool = False) -> None:
-    """Check that a directory is new, empty, or the directory of a comparison of the same kind.
-
-    Raises:
-        RunDirectoryError: the directory is none of these, or a file of a run is damaged.
-        SchemaError: another schema version wrote a run.
-    """
+    """Refuse a directory that is not new, empty, or that of a comparison of the same kind."""
     if out.exists() and not out.is_dir():
         raise RunDirectoryError(f"{out} is a file; choose another --out")
     marker = out / MARKER
@@ -183,12 +172,9 @@ def check_directory(out: Path, *, of_runs: bool = False) -> None:
 def lock_directory(out: Path) -> Iterator[tuple[int, ...]]:
     """Lock a comparison's directory, so that no second comparison writes into the same runs.
 
-    The lock ends with the processes that hold it, however they end. The context manager yields the
-    file descriptors of the lock. Workers must inherit them, so that a worker that briefly outlives
-    a killed caller keeps the lock. Platforms without file locks have no lock.
-
-    Raises:
-        RunDirectoryError: another process holds the lock.
+    The lock ends with the processes that hold it, however they end. Workers must inherit the
+    yielded file descriptors, so that a worker that briefly outlives a killed caller keeps the lock.
+    Platforms without file locks have no lock.
     """
     with (out / ".lock").open("w") as file:
         if not try_lock(file.fileno()):
@@ -250,11 +236,8 @@ def execute(
     """Run all jobs in `workers` parallel, single-threaded processes; `log` has their output.
 
     `on_message` is called in this thread with (index of the job, message); the last message of a
-    job is
-    `finished` or `failed`. The file descriptors `inherited` stay open in the workers.
-
-    Raises:
-        KeyboardInterrupt: the user interrupted; all workers have ended and written their files.
+    job is `finished` or `failed`. The file descriptors `inherited` stay open in the workers. After
+    a KeyboardInterrupt, all workers have ended and written their files.
     """
     if jobs:
         with log.open("ab") as errors:
@@ -267,11 +250,7 @@ def execute_here(
 ) -> None:
     """Run all jobs of a comparison in the calling process, one after another, as `execute` does.
 
-    Comparisons whose data or model are Python objects need this, because a worker process has no
-    copy of these objects.
-
-    Raises:
-        KeyboardInterrupt: the user pressed Ctrl-C; the interrupted run has written its files.
+    A worker process has no copy of the Python objects that data or model may be.
     """
     threads = torch.get_num_threads()
     try:

@@ -85,11 +85,7 @@ class LoadedComparison:
 
     @property
     def baseline(self) -> Baseline:
-        """Name of the baseline variant, or a mapping from privacy unit to the name of its baseline.
-
-        Raises:
-            ValueError: the file is for a search (`select.search`), which has no baseline.
-        """
+        """Name of the baseline variant, or by privacy unit; a search has none (ValueError)."""
         if self.settings.baseline is None:
             raise ValueError("a search has no baseline")
         return self.settings.baseline
@@ -114,14 +110,11 @@ def load_comparison(
     changes: Mapping[str, object] = MappingProxyType({}),
     overrides: Overrides = (),
 ) -> LoadedComparison:
-    """Load a comparison from a YAML file or a mapping, whose `base` may be a mapping, too.
+    """Load a comparison from a YAML file or a mapping; an ExperimentError lists all mistakes.
 
     No plug-in is imported and no data are read. All experiments are checked before the first run.
     `changes` are new values of keys of the comparison file, such as `{"seeds": 3}`, and `overrides`
     those of the base experiment. `search` loads the file for a search (`select.search`).
-
-    Raises:
-        ExperimentError: the file, the base or a variant has mistakes; the error lists all.
     """
     problems: list[Problem] = []
     fixed, given = parse_overrides(overrides, problems), None
@@ -153,16 +146,12 @@ def load_tree(
     first_is_centre: bool = False,
     given: Node | None = None,
 ) -> LoadedComparison:
-    """Load a comparison from the parsed YAML of its file.
+    """Load a comparison from the parsed YAML of its file; an ExperimentError lists all mistakes.
 
     Relative paths refer to the directory of `place`, the file, whose stem names a comparison
-    without a
-    name. `problems` are earlier mistakes. `given` is the content of the base experiment; None: read
-    the
-    file. With `first_is_centre`, other variants with the settings of the first one are left out.
-
-    Raises:
-        ExperimentError: there are mistakes; the error lists all, including `problems`.
+    without a name. `problems` are earlier mistakes. `given` is the content of the base experiment;
+    None: read the file. With `first_is_centre`, other variants with the settings of the first one
+    are left out.
     """
     settings = validated(tree, ComparisonSettings, problems)
     base, base_tree = (given, given) if given else _read_base(tree, place.parent, problems)
@@ -210,10 +199,7 @@ def _refuse_experiment(tree: Node, problems: list[Problem], fix: str, run: str) 
 def _read_base(
     tree: Node, directory: Path, problems: list[Problem]
 ) -> tuple[Path, Node] | tuple[None, None]:
-    """Return the path and the tree of the base experiment; None twice if it cannot be read.
-
-    Mistakes in its keys are reported later, when a variant is loaded.
-    """
+    """Return the path and the tree of the base experiment; None twice if it cannot be read."""
     entry = tree.entries.get("base")
     if entry is None or not isinstance(entry.node.value, str):
         return None, None  # reported already

@@ -57,9 +57,8 @@ _Cell = tuple[str, str, float | str | None]  # heading, text, and value to sort 
 def _table(cells: Mapping[str, Sequence[_Cell]]) -> dict[str, Any]:
     """Return the template's table of variants, which readers can sort by each column.
 
-    If all variants' names begin with the same setting key, such as `target_epsilon=`, the first
-    column's heading is this key and its cells have only the rest of the names. Variants have the
-    colours 1, 2, ... in all figures.
+    A setting key with which all names begin, such as `target_epsilon=`, becomes the heading of the
+    first column. Variants have the colours 1, 2, ... in all figures.
     """
     prefix = common_words(list(cells))
     headings = [heading for heading, _, _ in next(iter(cells.values()))]

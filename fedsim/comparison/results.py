@@ -209,12 +209,8 @@ def summarise(
     """Return the means, differences and tests of a comparison from the results of its runs.
 
     If `metric` is None, it is one that all runs have, if possible the main metric. `settings` are
-    those
-    of `compared_settings` by variant, in the order of the results.
-
-    Raises:
-        ComparisonError: runs lack the compared metric, or have no metric in common.
-        NothingFinishedError: no run was finished.
+    those of `compared_settings` by variant, in the order of the results. Runs without a common
+    metric raise a ComparisonError, and a NothingFinishedError if no run finished.
     """
     finished = [outcome for outcome in outcomes if outcome.is_finished]
     if not finished:

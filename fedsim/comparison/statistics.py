@@ -38,8 +38,7 @@ class PairedDifference:
     """The mean of `value - baseline` over the seeds that both variants have, with its tests.
 
     The p values are two-sided, and None for a single pair. The t test also needs some spread, and
-    the
-    exact sign-flip test at most `MAX_FLIPPED_PAIRS` pairs.
+    the exact sign-flip test at most `MAX_FLIPPED_PAIRS` pairs.
     """
 
     estimate: Estimate
@@ -96,9 +95,8 @@ def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> Pai
 def sign_flip_test(differences: NDArray[np.float64]) -> float | None:
     """Return the exact p value of the sign-flip test of n paired differences.
 
-    Each of the 2^n choices of signs for the n differences has a mean. The p value is the share of
-    choices whose mean is at least as far from zero as the observed mean. The result is None for
-    fewer than 2 or more than `MAX_FLIPPED_PAIRS` differences.
+    It is the share of the 2^n choices of signs whose mean is at least as far from zero as the
+    observed one; None for fewer than 2 or more than `MAX_FLIPPED_PAIRS` differences.
     """
     n = len(differences)
     if not 2 <= n <= MAX_FLIPPED_PAIRS:
@@ -112,9 +110,7 @@ def sign_flip_test(differences: NDArray[np.float64]) -> float | None:
 
 
 def holm(p_values: Sequence[float | None]) -> tuple[float | None, ...]:
-    """Return p values adjusted for multiple comparisons (Holm 1979), in the given order.
-
-    A value None stays None and is not counted.
+    """Return p values adjusted for multiple comparisons (Holm 1979), in order; None is not counted.
 
     Guarantee: if all adjusted values below p are called significant, the probability that one or
     more of these calls are wrong is at most p. The tests may depend on one another in any way.

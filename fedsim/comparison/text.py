@@ -52,8 +52,7 @@ def guarantee_text(result: VariantResult | RunOutcome) -> str:
 def observer_text(variant: VariantResult) -> str:
     """Return the name of the adversary against whom a variant's ε holds.
 
-    If ε relies on secure aggregation, the text also has the ε against a server that sees the
-    client's own upload.
+    If ε relies on secure aggregation, the ε against a server that sees single uploads is added.
     """
     if variant.observer is None:
         return NOTHING
@@ -300,10 +299,7 @@ def baseline_note(results: Results) -> str | None:
 
 
 def score_warnings(results: Results) -> list[str]:
-    """Return warnings about variants that never predict a class or do not beat a constant answer.
-
-    The list has at most `_MAX_WARNINGS` warnings; if there are others, a last line says how many.
-    """
+    """Return up to `_MAX_WARNINGS` warnings about useless models, and how many others there are."""
     warnings = list(_warnings(results))
     more = len(warnings) - _MAX_WARNINGS
     last = [f"{more} more such findings are in the table of classes."] if more > 0 else []
@@ -325,10 +321,7 @@ def _warnings(results: Results) -> Iterator[str]:
 
 
 def scores_table(results: Results) -> Table | None:
-    """Return the terminal table of recall by class; None for fewer than two classes.
-
-    If there are many classes, the table has those in which variants differ most.
-    """
+    """Return the terminal table of recall by class: of the classes that differ most."""
     rows = recall_by_class(results)
     if len(rows) < 2:
         return None
@@ -372,10 +365,7 @@ def group_names(results: Results) -> tuple[str | None, list[str]]:
 
 
 def groups_table(results: Results) -> Table | None:
-    """Return the terminal table of accuracy by group of test examples; None without groups.
-
-    It has a row for each variant, and a column for each of the first `_MAX_COLUMNS` groups.
-    """
+    """Return the terminal table of accuracy by group of test examples; None without groups."""
     column, names = group_names(results)
     if column is None:
         return None

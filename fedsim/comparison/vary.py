@@ -47,11 +47,7 @@ Vary = Mapping[str, Sequence[object]]
 
 
 def parse_vary(texts: Sequence[str], *, option: str = "--vary") -> dict[str, list[object]]:
-    """Parse texts `key.path=value,value` into `{"key.path": [value, ...]}`; values are YAML.
-
-    Raises:
-        ExperimentError: texts cannot be parsed; the error lists all of them.
-    """
+    """Parse texts `key.path=value,value` into `{"key.path": [value, ...]}`; values are YAML."""
     problems: list[Problem] = []
     varied: dict[str, list[object]] = {}
     for text in texts:
@@ -76,11 +72,7 @@ def parse_vary(texts: Sequence[str], *, option: str = "--vary") -> dict[str, lis
 
 
 def parse_tune(texts: Sequence[str]) -> dict[str, list[object] | None]:
-    """Parse texts `key.path=value,value` as `parse_vary`; a text without values gives None.
-
-    Raises:
-        ExperimentError: texts cannot be parsed; the error lists all of them.
-    """
+    """Parse texts `key.path=value,value` as `parse_vary`; a text without values gives None."""
     without = {text.strip(): None for text in texts if "=" not in text}
     return {**without, **parse_vary([text for text in texts if "=" in text], option="--tune")}
 
@@ -97,11 +89,7 @@ def load_varied(
 
     None as value of `privacy.target_epsilon` or `privacy.noise_multiplier` means no privacy. With
     `one_at_a_time`, a variant changes only one key to one value, and the unchanged file is the
-    first
-    variant, `base`. `changes` are further keys of the comparison file, such as `seeds`.
-
-    Raises:
-        ExperimentError: the experiment or a variant has mistakes; the error lists all.
+    first variant, `base`. `changes` are further keys of the comparison file, such as `seeds`.
     """
     problems: list[Problem] = []
     given = None
@@ -229,12 +217,8 @@ def load_candidates(
 ) -> tuple[LoadedComparison, TunedValues]:
     """Load the candidates of every variant: copies with all combinations of the values to try.
 
-    A variant is tuned only over the keys that it has; for example, a variant without privacy is not
-    tuned over any key of `privacy`. In the loaded comparison each candidate is a variant, with the
-    seeds to tune on.
-
-    Raises:
-        ExperimentError: a key or a value does not fit a variant; the error lists all.
+    A variant is tuned only over the keys that it has: without privacy, over none of `privacy`. In
+    the loaded comparison each candidate is a variant, with the seeds to tune on.
     """
     values = {variant.name: _candidates(variant, tune) for variant in comparison.variants}
     variants = {
@@ -265,11 +249,7 @@ def tuned_comparison(
     candidates: tuple[LoadedComparison, TunedValues],
     results: Results,
 ) -> tuple[LoadedComparison, dict[str, str]]:
-    """Return the comparison with tuned variants, and each variant's best values as text, by name.
-
-    Raises:
-        ComparisonError: no candidate of a variant has the metric for every seed.
-    """
+    """Return the comparison with tuned variants, and each variant's best values as text."""
     loaded = {candidate.name: candidate for candidate in candidates[0].variants}
     variants, texts = [], {}
     for variant in comparison.variants:

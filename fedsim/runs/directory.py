@@ -28,7 +28,6 @@ from fedsim.runs.files import (
     RunLock,
     arrays_bytes,
     check_schema,
-    check_version,
     read_arrays,
     read_bytes,
     read_lines,
@@ -47,7 +46,6 @@ from fedsim.statement.privacy_file import PrivacyFile, PrivateClientRow
 # Trackers change no result, and the plug-in file of a user's own tracker may be gone.
 WITHOUT_TRACKERS = {"runtime.trackers": []}
 
-_RESUME_OR_START_ANEW = "resume it with fedsim {version}, or start a new run with another --out"
 KEPT = "checkpoint/"
 """The folder of a run directory that is not published: only resuming and comparing need it."""
 
@@ -73,8 +71,8 @@ class _Digests(RootModel[dict[str, str]]):
 class RunDirectory:
     """A run directory: the paths of its files, and methods that write and read them.
 
-    Raises:
-        RunDirectoryError: the path has a NUL character.
+    A missing or damaged file raises a DamagedRunError, and one of another version a SchemaError.
+    The path must have no NUL character.
     """
 
     def __init__(self, path: Path) -> None:
@@ -88,12 +86,7 @@ class RunDirectory:
         self._lock: RunLock | None = None
 
     def refuse_overwriting(self) -> None:
-        """Check that the directory is new or empty; a run is never overwritten.
-
-        Raises:
-            RunDirectoryError: the directory has content.
-            RunInUseError: another process is writing a run there.
-        """
+        """Refuse a directory with content: a run is never overwritten."""
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             refuse_in_use(self.path)
             raise RunDirectoryError(
@@ -148,12 +141,7 @@ class RunDirectory:
             raise
 
     def lock(self) -> None:
-        """Keep other processes from writing this run until `unlock` is called.
-
-        Raises:
-            RunInUseError: another process is writing the run; the message names that process.
-            DamagedRunError: the directory has no `checkpoint`.
-        """
+        """Keep others from writing this run until `unlock`; a RunInUseError if one is."""
         self._lock = RunLock(self.path)
 
     @property
@@ -168,13 +156,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":
-        """Open the directory of an earlier run.
-
-        Raises:
-            RunDirectoryError: the directory holds no run.
-            DamagedRunError: `environment.json` is missing or damaged.
-            SchemaError: this version of fedsim cannot read the files of the run.
-        """
+        """Open the directory of an earlier run, or raise a RunDirectoryError."""
         if not any((path / name).is_file() for name in ("experiment.yaml", "manifest.json")):
             raise RunDirectoryError(f"{path} is not a run directory: it has no experiment.yaml")
         directory = cls(path)
@@ -182,12 +164,7 @@ class RunDirectory:
         return directory
 
     def read_version(self) -> str:
-        """Return the version of fedsim that began the run, or the search that selected its model.
-
-        Raises:
-            DamagedRunError: `environment.json` is missing or damaged.
-            SchemaError: this version of fedsim cannot read the files of the run.
-        """
+        """Return the version of fedsim that began the run, or the search for its model."""
         path, selection = self.path / _ENVIRONMENT, self.path / _SELECTION
         if not path.exists() and selection.is_file():
             path = selection
@@ -197,10 +174,6 @@ class RunDirectory:
         if not isinstance(version, str):
             raise DamagedRunError.of(path, f"fedsim = {version!r:.40} names no version")
         return version
-
-    def refuse_other_version(self) -> None:
-        """Raise a SchemaError if another version began the run: only the same one can resume it."""
-        check_version(self.path, self.read_version(), _RESUME_OR_START_ANEW)
 
     def write_text(self, name: str, text: str) -> None:
         """Write a text file of the directory as a whole: no half-written file is left."""
@@ -221,12 +194,7 @@ class RunDirectory:
         self.write_text(name, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """Return the JSON object in a file of the directory.
-
-        Raises:
-            RunDirectoryError: the file is missing, or is no JSON object.
-            SchemaError: this version of fedsim cannot read the file.
-        """
+        """Return the JSON object in a file; without the file, an error says how to resume."""
         if not (self.path / name).exists():
             raise RunDirectoryError(
                 f"{self.path} has no {name}: the run is still running, or was killed before its "
@@ -238,19 +206,11 @@ class RunDirectory:
         return content
 
     def read_rounds(self) -> list[RoundRow]:
-        """Return the finished rounds in `rounds.jsonl`, without a last line that was cut short.
-
-        Raises:
-            DamagedRunError: the file is missing or damaged.
-        """
+        """Return the finished rounds in `rounds.jsonl`, without a last line that was cut short."""
         return [cast(RoundRow, content) for _, content in read_lines(self.rounds, RoundLine)]
 
     def read_inputs(self) -> dict[str, str]:
-        """Return the recorded digests of data, model and plug-ins, by name.
-
-        Raises:
-            DamagedRunError: the digests or `environment.json` are missing or damaged.
-        """
+        """Return the recorded digests of data, model and plug-ins, by name."""
         digests = read_sealed(self.path / _INPUTS, _Digests).root
         if digests.pop("environment", None) != self._environment_digest():
             raise DamagedRunError.of(self.path / _ENVIRONMENT, "the file was changed")
@@ -264,11 +224,7 @@ class RunDirectory:
         self.write_text("clients.csv", clients_table(rows))
 
     def read_model(self) -> dict[str, np.ndarray]:
-        """Return the arrays of the final global model by name.
-
-        Raises:
-            DamagedRunError: the file is missing or damaged.
-        """
+        """Return the arrays of the final global model by name."""
         return read_arrays(self.path / MODEL)[0]
 
     def write_model(self, arrays: Mapping[str, np.ndarray], metadata: dict[str, str]) -> None:
@@ -280,12 +236,7 @@ class RunDirectory:
         self.write_bytes(_CHECKPOINT, checkpoint.to_bytes())
 
     def read_checkpoint(self) -> RunCheckpoint | None:
-        """Return the checkpoint after the last finished round; None before the first round ends.
-
-        Raises:
-            SchemaError: the checkpoint has another schema.
-            DamagedRunError: the checkpoint is damaged.
-        """
+        """Return the checkpoint after the last finished round; None before the first round ends."""
         path = self.path / _CHECKPOINT
         return RunCheckpoint.read(path) if path.exists() else None
 
@@ -297,11 +248,7 @@ class RunDirectory:
         write_sealed(self.path / _OPENING, content)
 
     def read_opening(self) -> OpenedSum | None:
-        """Return the record of the last sum that secure aggregation opened; None without sums.
-
-        Raises:
-            DamagedRunError: the file is damaged.
-        """
+        """Return the record of the last sum that secure aggregation opened; None without sums."""
         if not (self.path / _OPENING).exists():
             return None
         opening = read_sealed(self.path / _OPENING, _Opening)

@@ -77,9 +77,6 @@ def list_again(directory: RunDirectory, path: str) -> None:
     """Write the new digest of one page, or of a record added after the run, into the manifest.
 
     A run that was killed has no manifest; nothing is written then.
-
-    Raises:
-        ManifestError: the manifest was changed.
     """
     if not (directory.path / FILE).exists():
         return
@@ -88,17 +85,11 @@ def list_again(directory: RunDirectory, path: str) -> None:
     directory.write_text(FILE, replace(manifest, **{kind: listed}).to_text())
 
 
-def remove_manifest(directory: RunDirectory) -> None:
-    """Remove the manifest, before a resumed run changes any file."""
-    directory.remove(FILE)
-
-
 def read_manifest(directory: RunDirectory) -> Manifest:
     """Return the manifest of a run.
 
     Raises:
-        ManifestError: the manifest is missing, was changed, or was written by a version of fedsim
-            with another format.
+        ManifestError: it is missing, was changed, or has another format.
     """
     if (directory.path / FILE).is_symlink():
         raise ManifestError(f"{FILE} is a link, and fedsim wrote a file")
@@ -123,10 +114,9 @@ def read_manifest(directory: RunDirectory) -> Manifest:
 
 
 def refuse_changed_records(directory: RunDirectory) -> None:
-    """Check before a run is resumed that its files are those in its manifest.
+    """Check before a run is resumed that the files from which it resumes are those in its manifest.
 
-    Only the files from which a run resumes are checked. A killed run has no manifest, and nothing
-    is checked.
+    A killed run has no manifest, and nothing is checked.
 
     Raises:
         DamagedRunError: a file or the manifest was changed; the message names it.
@@ -143,11 +133,7 @@ def refuse_changed_records(directory: RunDirectory) -> None:
 
 
 def root_of(directory: RunDirectory) -> str | None:
-    """Return the digest of all records in the manifest; None for a run without a manifest.
-
-    Raises:
-        ManifestError: the manifest was changed.
-    """
+    """Return the digest of all records in the manifest; None for a run without a manifest."""
     return read_manifest(directory).root if (directory.path / FILE).exists() else None
 
 
@@ -174,11 +160,6 @@ def changed_files(
             yield f"{name}: listed in {FILE} and missing{way_out}"
         elif _digest(directory.path / path) != listed[path]:
             yield f"{name}: changed after {FILE} was written{way_out}"
-
-
-def uncovered_folders(directory: RunDirectory) -> tuple[str, ...]:
-    """Return the names of the folders of trackers (such as MLflow), which no manifest lists."""
-    return tuple(name for name in sorted(TRACKERS) if (directory.path / name).is_dir())
 
 
 def _files(directory: Path, folder: str = "") -> Iterator[str]:

@@ -268,16 +268,19 @@ def secure_facts(
 ) -> dict[str, Any]:
     """Return the facts on secure aggregation in a run that `privacy.json` records.
 
-    `rounds` has the value of `secure_aggregation` in each line of `rounds.jsonl`. `plan_digest` is
-    that of the privacy plan, which each upload names; "" without privacy. `repeats_noise` is
-    whether a repeated round draws the same noise again, from its seed. With `is_integer_sum`,
-    uploads are integers with noise already added, so that no client is left out because of its
-    values.
+    `rounds` has the value of `secure_aggregation` in each line of `rounds.jsonl`. Each upload names
+    `plan_digest`; "" without privacy. `repeats_noise` is whether a repeated round draws the same
+    noise again, from its seed. With `is_integer_sum`, uploads are integers with noise already
+    added, so that no client is left out because of its values.
     """
     hidden = settings.protocol.name != "quantized"
     # The uploads of an aborted round stay charged, as they were sent.
     aborted = {k: row["aborted"] for k, row in rounds.items() if row["aborted"] is not None}
     finished = sorted(k for k, row in rounds.items() if row["survivors"] and k not in aborted)
+    seen = ["every update", "every weight", *(f"every {name}" for name in settings.metrics)]
+    if hidden:
+        sums = (f"sum of weighted {name}" for name in settings.metrics)
+        seen = ["sum of weighted updates", "sum of weights", *sums]
     return {
         "protocol": settings.protocol.name,
         "implementation": "fedsim.secagg 1",
@@ -289,7 +292,7 @@ def secure_facts(
         },
         "trust": _trust(settings, bool(plan_digest), repeats_noise, is_integer_sum),
         "simulated_non_collusion": one_operator,
-        "server_view": _server_view(hidden, list(settings.metrics)),
+        "server_view": [*seen, "participant ids", "timings"],
         "encoding": {name: getattr(encoder, name) for name in _ENCODING},
         "exactness": "equals quantised plain averaging bit for bit",
         **({"plan_digest": plan_digest} if plan_digest else {}),
@@ -327,12 +330,3 @@ def _trust(
         },
         "forged_clients": "not_needed" if name == "quantized" else forged,
     }
-
-
-def _server_view(hidden: bool, metrics: list[str]) -> list[str]:
-    if hidden:
-        seen = ["sum of weighted updates", "sum of weights"]
-        seen += [f"sum of weighted {name}" for name in metrics]
-    else:
-        seen = ["every update", "every weight", *(f"every {name}" for name in metrics)]
-    return [*seen, "participant ids", "timings"]

@@ -64,10 +64,7 @@ class RunCheckpoint:
     releases_digest: str = ""
 
     def to_bytes(self) -> bytes:
-        """Return the checkpoint as the content of a safetensors file.
-
-        An entry `names` has the order of the model's arrays, which safetensors does not keep.
-        """
+        """Return the content of a safetensors file, which does not keep the order in `names`."""
         arrays = to_numpy(self.state.arrays)
         content = _Content(
             round=self.state.round_number,
@@ -219,13 +216,7 @@ class Releases(BaseModel):
 
 
 def read_releases(path: Path) -> list[Releases]:
-    """Return the records of `releases.jsonl` for finished rounds.
-
-    A last line that a crash cut short is left out.
-
-    Raises:
-        DamagedRunError: the file is missing, or a line names another round than its own.
-    """
+    """Return the records of `releases.jsonl` for finished rounds, without a last line cut short."""
     rounds = [releases for releases, _ in read_lines(path, Releases)]
     for number, releases in enumerate(rounds, start=1):
         if releases.round != number:
@@ -263,11 +254,7 @@ class ModelCard(BaseModel):
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str]) -> Self:
-        """Return the card that the metadata of a safetensors file hold.
-
-        Raises:
-            ValueError: the metadata have no card.
-        """
+        """Return the card that the metadata of a safetensors file hold, or raise a ValueError."""
         try:
             return cls.model_validate(parse_json(metadata[_CARD]))
         except (KeyError, ValueError) as error:

@@ -23,11 +23,7 @@ _MAY_CHANGE = ("runtime.", "secure_aggregation.on_abort", "secure_aggregation.pr
 
 
 def recorded_experiment(files: RunFiles) -> ExperimentWithClients:
-    """Return the experiment of a run that is to be resumed.
-
-    Raises:
-        DamagedRunError: `experiment.yaml` is damaged.
-    """
+    """Return the experiment of a run that is to be resumed."""
     try:
         return files.experiment
     except ExperimentError as error:
@@ -40,12 +36,11 @@ def resume_command(source: object, overrides: Mapping[str, Any] | Sequence[str],
     file = str(source) if isinstance(source, str | Path) else "FILE"
     changes = [overrides] if isinstance(overrides, str) else overrides
     if isinstance(changes, Mapping):
-        changes = [f"{key}={_yaml(value)}" for key, value in changes.items()]
+        texts = {
+            k: v if isinstance(v, str) else json.dumps(v, default=str) for k, v in changes.items()
+        }
+        changes = [f"{key}={text}" for key, text in texts.items()]
     return shlex.join(["fedsim", "run", file, *changes, "--out", str(path), "--resume"])
-
-
-def _yaml(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def refuse_changes(before: Experiment, after: Experiment) -> None:
@@ -98,8 +93,7 @@ def _check_rounds(after: Experiment, old: int, new: int) -> None:
 def differences(old: Any, new: Any, path: str) -> dict[str, tuple[Any, Any]]:
     """Return {"key.path": (old, new)} for each value that differs between two nested mappings.
 
-    A key that only one mapping has gets "absent" in place of the missing value. `path` is the key
-    path of both in the whole mappings.
+    "absent" is in place of a missing value. `path` is the key path of both in the whole mappings.
     """
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return {} if old == new else {path: (old, new)}

@@ -154,14 +154,7 @@ class RunResult:
 
 
 def import_pandas(instead: str) -> Any:
-    """Return the module pandas, which is imported only for tables.
-
-    Args:
-        instead: the file that has the same table; the error message names this file.
-
-    Raises:
-        MissingPandasError: pandas is not installed.
-    """
+    """Return the module pandas; the error without it names the file `instead`."""
     try:
         import pandas
     except ImportError as error:

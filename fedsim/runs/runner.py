@@ -25,9 +25,9 @@ from fedsim.federation.mechanism_probe import probe_mechanisms
 from fedsim.protocol.arrays import digest
 from fedsim.protocol.errors import FederationError
 from fedsim.runs.directory import RunDirectory, RunDirectoryError, RunFiles, privacy_text
-from fedsim.runs.files import SCHEMAS, DamagedRunError, LinesFile
+from fedsim.runs.files import SCHEMAS, DamagedRunError, LinesFile, check_version
 from fedsim.runs.inputs import describe_environment, fingerprint, refuse_other_inputs
-from fedsim.runs.manifest import refuse_changed_records, remove_manifest, write_manifest
+from fedsim.runs.manifest import FILE, refuse_changed_records, write_manifest
 from fedsim.runs.privacy_summary import (
     PrivacySummary,
     privacy_file,
@@ -56,6 +56,7 @@ from fedsim.simulation.engines import LocalEngine, engine_for
 from fedsim.tracking.callbacks import ForwardingCallback, RunCallback
 from fedsim.tracking.trackers import add_trackers
 
+_RESUME_OR_START_ANEW = "resume it with fedsim {version}, or start a new run with another --out"
 AddPages = Callable[[RunDirectory], None]
 
 
@@ -166,7 +167,7 @@ def _resume(loaded: LoadedExperiment, path: Path, parts: RunParts) -> _Prepared:
     The whole run is checked before anything is spent or written. Its directory stays locked.
     """
     directory = RunDirectory.open(path)
-    directory.refuse_other_version()
+    check_version(path, directory.read_version(), _RESUME_OR_START_ANEW)
     directory.lock()
     try:
         parts.phases.begin("checking the finished rounds")
@@ -235,7 +236,7 @@ class _Recorder:
 
     def begin_again(self, experiment: str) -> None:
         """Rewind the files of an earlier process to its last checkpoint."""
-        remove_manifest(self._directory)
+        self._directory.remove(FILE)
         self._directory.write_text("experiment.yaml", experiment)
         self._rounds.cut(self._state.round_number)
         self._releases.cut(self._state.round_number)
@@ -312,7 +313,7 @@ class _Recorder:
 
     def conclude(self) -> RunResult:
         """Write the result files, their manifest and pages, and return the result."""
-        remove_manifest(self._directory)  # an interrupt may end the run a second time
+        self._directory.remove(FILE)  # an interrupt may end the run a second time
         phases = self._parts.phases
         phases.begin("computing the results")
         result = self._finish(self._outcome.status, self._outcome.reason)
@@ -324,22 +325,14 @@ class _Recorder:
         return result
 
     def conclude_interrupted(self, interrupt: KeyboardInterrupt) -> RunResult:
-        """Conclude the run as interrupted, at any time after its directory was created.
-
-        Raises:
-            KeyboardInterrupt: the run has no directory yet.
-        """
+        """Conclude the run as interrupted; without a directory, raise the interrupt."""
         if not self._directory.is_locked:
             raise interrupt
         self._outcome = _Outcome("interrupted", str(interrupt) or INTERRUPTED)
         return self.conclude()
 
     def raise_failure(self, result: RunResult) -> None:
-        """Raise the error that ended the rounds, if there was one; the files are written.
-
-        Raises:
-            RunFailedError: the federation failed.
-        """
+        """Raise the error that ended the rounds, if there was one; the files are written."""
         failure = self._outcome.failure
         if isinstance(failure, FederationError):
             raise RunFailedError(str(failure), result) from failure

@@ -118,11 +118,7 @@ def load_model(
 
 
 def load_core(run: str | Path, *, base: Path, build: ModelBuilder | None = None) -> nn.Module:
-    """Return the final model of a run, which takes inputs to which `model.features` was applied.
-
-    Raises:
-        Exception: any error that `load_model` raises.
-    """
+    """Return the final model of a run, which takes inputs to which `model.features` was applied."""
     return _load(run, base, build)[1].eval()
 
 

@@ -63,9 +63,8 @@ class SweepLine:
 class Sweep:
     """One figure of the compared metric over the values of one setting, with one or more lines.
 
-    `places` has the position of each value on the x axis, by the text of the value: the value
-    itself
-    if all values are numbers, else 0, 1, 2, ... in the order of the variants.
+    `places` has the position of each value on the x axis, by its text: the value itself if all are
+    numbers, else 0, 1, 2, ... in the order of the variants.
     """
 
     key: str

@@ -1,14 +1,9 @@
 """Checks of a finished run: its files are compared with the manifest and with each other.
 
-| module | compares |
-|---|---|
-| `__init__.py` | the files and `manifest.json`; figures and words computed from other files |
-| `spend.py` | `ledger.jsonl` and `privacy.json`: chains, sums, every ε recomputed |
-| `plans.py` | ledger and `privacy.json` with `experiment.yaml`: q, z, δ, steps |
-| `plans.py` | `rounds.jsonl` with the schedule, the ledger and the checkpoint |
-
-q is the sampling rate and z the noise multiplier. No file outside of the run directory is imported
-or read, since a plug-in or a table may have any content.
+`spend.py` compares `ledger.jsonl` and `privacy.json`: chains, sums, every ε recomputed. `plans.py`
+compares both with `experiment.yaml` (sampling rate q, noise multiplier z, δ, steps), and
+`rounds.jsonl` with schedule, ledger and checkpoint. No file outside of the run directory is
+imported or read, since a plug-in or a table may have any content.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -18,13 +13,7 @@ from typing import Any, cast, get_args
 from fedsim.runs.client_columns import clients_table
 from fedsim.runs.directory import KEPT, RunDirectory, RunFiles, is_finite
 from fedsim.runs.files import alike, read_bytes
-from fedsim.runs.manifest import (
-    FILE,
-    ManifestError,
-    changed_files,
-    read_manifest,
-    uncovered_folders,
-)
+from fedsim.runs.manifest import FILE, ManifestError, changed_files, read_manifest
 from fedsim.runs.recorded_figures import FIGURES, is_scored, public_metrics
 from fedsim.runs.recorded_terms import recorded_terms
 from fedsim.runs.records import repeated_failures
@@ -46,6 +35,7 @@ from fedsim.runs.verification.spend import (
     same_number,
 )
 from fedsim.server.round_report import numbers_of
+from fedsim.simulation.settings import TRACKERS
 from fedsim.statement import read_facts, to_json
 from fedsim.statement.facts import spread_of
 from fedsim.statement.privacy_file import PrivacyFile, ledger_digest
@@ -232,7 +222,8 @@ def verify_run(
         return Verification((), (unfinished,))
     unchecked = [
         f"{folder}/, the files of a tracker, which {FILE} does not cover"
-        for folder in uncovered_folders(directory)
+        for folder in sorted(TRACKERS)
+        if (directory.path / folder).is_dir()
     ]
     if not files.has_checkpoint:
         unchecked.append(f"{KEPT}, which was kept back: the final model is not compared with it")

@@ -58,10 +58,7 @@ def plan_problems(files: RunFiles) -> Iterator[str]:
 
 
 def _schedule(files: RunFiles) -> tuple[Sequence[ClientPrivacy], StepSchedule]:
-    """Return each client's privacy settings and the steps, from recorded sizes and tables.
-
-    The settings are empty in a run without privacy.
-    """
+    """Return each client's privacy settings (none without privacy) and the steps."""
     settings = files.experiment.privacy
     tables = {} if settings is None else _tables(settings, files.clients)
     terms, schedule = schedule_of(files.experiment, Path(), _sizes(files), tables=tables)
@@ -182,10 +179,7 @@ def _tables(settings: PrivacySettings, rows: list[PrivateClientRow]) -> Mapping[
 
 
 def _is_unreadable(files: RunFiles, client_privacy: ClientPrivacy) -> bool:
-    """Whether a csv file outside of the run gives a client's sampling rate, and so its charges.
-
-    The client's batches may only approximate this rate.
-    """
+    """Whether a csv file outside of the run gives a client's sampling rate, and so its charges."""
     settings, group = files.experiment.privacy, client_privacy.group
     if settings is None or group is None:
         return False
@@ -203,10 +197,7 @@ def schedule_problems(files: RunFiles) -> Iterator[str]:
 
 
 def charge_problems(files: RunFiles) -> Iterator[str]:
-    """Yield a line for each charge of a wrong number of steps, or of a client that was not asked.
-
-    A client was not asked if the server sent it no training request in the round of the charge.
-    """
+    """Yield a line for each charge of wrong steps, or of a client that got no training request."""
     if files.experiment.privacy is None:
         return
     terms, steps_of = _schedule(files)
