@@ -69,8 +69,7 @@ class LoadedVariant:
     @property
     def unit(self) -> str | None:
         """The privacy unit, `example` or `client`; None without privacy settings."""
-        privacy = self.experiment.privacy
-        return None if privacy is None else privacy.unit
+        return self.experiment.privacy and self.experiment.privacy.unit
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,10 @@ def load_comparison(
     else:
         place, advice = Path(source), ("add --vary KEY=VALUE,VALUE", "fedsim run")
         tree = read_yaml(source, problems)
-    _refuse_experiment(tree, problems, *advice)
+    if "model" in tree.entries and not {"base", "variants"} & tree.entries.keys():
+        what, (fix, run) = "this is an experiment, not a comparison", advice
+        message = f"{what}: {fix} to compare variants of it, or run it with {run}"
+        raise tree.location.error(problems, message)  # all of its keys would be unknown
     tree = apply_overrides(tree, parse_overrides(dict(changes), problems), None, problems)
     return load_tree(tree, place, problems, search=search, overrides=fixed, given=given)
 
@@ -168,7 +170,10 @@ def load_tree(
         variants = [replace(variant, origin=variants[0].name) for variant in variants]
     mistakes: list[Problem] = []
     loaded = _load_variants(base, variants, mistakes)
-    repeated = _repeated(variants, loaded)
+    # Variants with the settings of the variant that they were made from.
+    settings_of = {variant.name: variant.settings for variant in loaded}
+    made = {v.name: v.origin for v in variants if v.name in settings_of and v.name != v.origin}
+    repeated = {name for name, of in made.items() if settings_of[name] == settings_of.get(of)}
     loaded = tuple(variant for variant in loaded if variant.name not in repeated)
     if settings is not None:
         names = [variant.name for variant in variants if variant.name not in repeated]
@@ -186,14 +191,6 @@ def load_tree(
     if problems:
         raise ExperimentError(problems)
     return comparison
-
-
-def _refuse_experiment(tree: Node, problems: list[Problem], fix: str, run: str) -> None:
-    """Raise if the content is that of an experiment, whose keys would all be unknown."""
-    if "model" in tree.entries and not {"base", "variants"} & tree.entries.keys():
-        what = "this is an experiment, not a comparison"
-        message = f"{what}: {fix} to compare variants of it, or run it with {run}"
-        raise tree.location.error(problems, message)
 
 
 def _read_base(
@@ -232,13 +229,6 @@ def _load_variants(
     of_base = base.location.source if isinstance(base, Node) else str(base)
     problems += _in_words(mistakes, len(variants), of_base)
     return tuple(loaded)
-
-
-def _repeated(variants: list[Variant], loaded: tuple[LoadedVariant, ...]) -> set[str]:
-    """Return the names of variants with the settings of the variant that they were made from."""
-    settings = {variant.name: variant.settings for variant in loaded}
-    made = {v.name: v.origin for v in variants if v.name in settings and v.name != v.origin}
-    return {name for name, origin in made.items() if settings[name] == settings.get(origin)}
 
 
 def _in_words(

@@ -41,10 +41,6 @@ class Arm:
     changes: Callable[[Mapping[str, Any]], Changes]
 
 
-def _plain(base: Mapping[str, Any]) -> Changes:
-    return {"privacy": None, **_without_noise_weights(base)}
-
-
 def _clipping_only(base: Mapping[str, Any]) -> Changes:
     privacy = _section(base, "privacy")
     if base.get("task") == "pate" or not privacy:
@@ -160,7 +156,7 @@ def _section(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 ARMS: dict[str, Arm] = {
     "plain": Arm(
         "no privacy: nobody's examples are protected from anyone who sees updates or models.",
-        _plain,
+        lambda base: {"privacy": None, **_without_noise_weights(base)},
     ),
     "clipping_only": Arm(
         "no privacy: gradients or updates are clipped and get no noise, so ε is infinite and "

@@ -56,22 +56,18 @@ _QUARTILES = (0, 25, 50, 75, 100)
 
 def pictures_of(results: Results) -> dict[str, Picture | None]:
     """Return all figures of the results, by name; a figure that has no data to show is None."""
-    metric = _client_metric(results)
+    rows = (row for run in results.outcomes for row in run.client_metrics)
+    metric = "client_" + results.metric.removeprefix("test_")
+    metric = metric if metric in next(rows, ()) else "client_loss"
+    against, spent = "against the spent ε", "largest ε of any client so far"
     return {
         "tradeoff": tradeoff(results),
-        "rounds": over_rounds(results),
-        "over_epsilon": over_epsilon(results),
+        "rounds": _curves(results, "rounds", "over the rounds", "round", "round"),
+        "over_epsilon": _curves(results, "over-epsilon", against, spent, "epsilon_max"),
         "fairness": fairness(results, metric),
         "boxes": metric_boxes(results, metric),
         "spend": spend_boxes(results),
     }
-
-
-def _client_metric(results: Results) -> str:
-    """Return the per-client metric that corresponds to the compared metric, or else the loss."""
-    wanted = "client_" + results.metric.removeprefix("test_")
-    rows = (row for run in results.outcomes for row in run.client_metrics)
-    return wanted if wanted in next(rows, ()) else "client_loss"
 
 
 class _CurvePoint(NamedTuple):
@@ -83,19 +79,8 @@ class _CurvePoint(NamedTuple):
     ends: Point | None
 
 
-def over_rounds(results: Results) -> Picture | None:
-    """Return the figure of each variant's mean metric over rounds; None if no value is finite."""
-    return _curves(results, "rounds", "over the rounds", "round", "round")
-
-
-def over_epsilon(results: Results) -> Picture | None:
-    """Return the figure of the mean metric against the ε spent so far; None if no ε is finite."""
-    label = "largest ε of any client so far"
-    return _curves(results, "over-epsilon", "against the spent ε", label, "epsilon_max")
-
-
 def _curves(results: Results, name: str, against: str, x_label: str, x: str) -> Picture | None:
-    """Return the figure of the mean metric against `x`, a key of `rounds.jsonl`."""
+    """Return the figure of each variant's mean metric against `x`, a key of `rounds.jsonl`."""
     metric, words, is_rounds = results.metric, metric_words(results.metric), x == "round"
     shown = [v for v in results.variants if is_rounds or v.epsilon is not None]
     curves = {v.name: points for v in shown if (points := _curve(v, metric, x))}

@@ -14,8 +14,7 @@ from fedsim.comparison.figures import Picture
 from fedsim.comparison.figures.variants import (
     fairness,
     metric_boxes,
-    over_epsilon,
-    over_rounds,
+    pictures_of,
     spend_boxes,
     spend_sentence,
     tradeoff,
@@ -23,6 +22,10 @@ from fedsim.comparison.figures.variants import (
 from fedsim.comparison.results import Results
 from fedsim.report.chart import Dots
 from fedsim.report.drawing import file_svg
+
+
+def over_rounds(results: Results) -> Picture | None:
+    return pictures_of(results)["rounds"]
 
 
 def table(picture: Picture | None) -> list[dict[str, str]]:
@@ -81,7 +84,8 @@ def test_bands_are_t_intervals_over_the_seeds(compared: ComparisonResult) -> Non
 
 def test_bands_end_at_what_the_metric_can_be(compared: ComparisonResult) -> None:
     results = with_accuracies(compared.results, [0.90, 0.02], [1.00, 0.10])
-    for picture in (over_rounds(results), over_epsilon(results)):
+    for name in ("rounds", "over_epsilon"):
+        picture = pictures_of(results)[name]
         rows = table(picture)
         assert max(float(row["high"]) for row in rows) == 1.0
         assert min(float(row["low"]) for row in rows) == 0.0
