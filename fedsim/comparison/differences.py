@@ -116,35 +116,26 @@ def shared_text(texts: Sequence[tuple[str, str]]) -> SharedText:
     """Return the common part of pairs (name, text), and the parts in which the texts differ."""
     if len(texts) < 2:
         return SharedText("", rest=tuple(texts))
-    common = _common_form([text.split() for _, text in texts])
-    if common is not None:
-        form, columns = common
-        names = (name for name, _ in texts)
-        words = tuple(zip(names, zip(*columns, strict=True), strict=False))
-        return SharedText(form, tuple(_LETTERS[: len(columns)]), words)
-    split = [(name, _SENTENCE_END.split(text)) for name, text in texts]
-    shared = [part for part in split[0][1] if all(part in parts for _, parts in split)]
-    rest = [(name, " ".join(part for part in parts if part not in shared)) for name, parts in split]
+    split = [text.split() for _, text in texts]
+    differing = [i for i, place in enumerate(zip(*split, strict=False)) if len(set(place)) > 1]
+    if len({len(words) for words in split}) == 1 and len(differing) <= len(_LETTERS):
+        form = list(split[0])
+        for letter, i in zip(_LETTERS, differing, strict=False):
+            ends = {words[i][-1] for words in split}  # of a sentence or its part: not a difference
+            end = ends.pop() if len(ends) == 1 and ends <= {*".,;:"} else ""
+            for words in split:
+                words[i] = words[i].removesuffix(end)
+            form[i] = f"[{letter}]{end}"
+        named = tuple(
+            (name, tuple(words[i] for i in differing))
+            for (name, _), words in zip(texts, split, strict=True)
+            if differing
+        )
+        return SharedText(" ".join(form), tuple(_LETTERS[: len(differing)]), named)
+    parts = [(name, _SENTENCE_END.split(text)) for name, text in texts]
+    shared = [part for part in parts[0][1] if all(part in others for _, others in parts)]
+    rest = [(name, " ".join(part for part in own if part not in shared)) for name, own in parts]
     return SharedText(" ".join(shared), rest=tuple(rest))
-
-
-def _common_form(texts: Sequence[Sequence[str]]) -> tuple[str, list[tuple[str, ...]]] | None:
-    """Return (form with letters where words differ, the words there); None if too many differ."""
-    if len({len(words) for words in texts}) != 1:
-        return None
-    form: list[str] = []
-    columns: list[tuple[str, ...]] = []
-    for place in zip(*texts, strict=True):
-        if len(set(place)) == 1:
-            form.append(place[0])
-            continue
-        if len(columns) == len(_LETTERS):
-            return None
-        end = place[0][-1] if place[0][-1] in ".,;:" else ""
-        end = end if all(word.endswith(end) for word in place) else ""
-        form.append(f"[{_LETTERS[len(columns)]}]{end}")
-        columns.append(tuple(word.removesuffix(end) for word in place))
-    return " ".join(form), columns
 
 
 SHARED_PARTS = {
