@@ -65,8 +65,8 @@ class Composition:
     not_private: int
     epsilon: float | None  # None if infinite, of two units or adjacencies, or without private runs
     delta: float | None
-    selected_epsilon: float | None  # if the number of runs were random and secret, and only the
-    # best run were released
+    # Of releasing the best run alone, had the number of runs been drawn at random and kept secret.
+    selected_epsilon: float | None
     against: Observer | None = None  # the one of all runs that sees least, so all ε hold against it
     shares_noise: bool = False  # two runs share seeded noise: `epsilon` is that of deployed runs
 

@@ -138,7 +138,7 @@ def _not_private(federation: Federation) -> list[dict[str, Any]]:
     return [
         {
             "client": client,
-            **_named(None if names is None else names[client]),
+            **({} if names is None else {"name": names[client]}),
             "examples": size,
             "epsilon": None,
             "ledger": [],
@@ -192,15 +192,10 @@ def summarise_privacy(
     return tuple(clients)
 
 
-def _named(name: str | None) -> dict[str, str]:
-    """Return the entry `name` of a client's row; empty for a client without a name."""
-    return {} if name is None else {"name": name}
-
-
 def _client_row(spend: ClientSummary, trust: Trust) -> dict[str, Any]:
     row: dict[str, Any] = {
         "client": spend.client,
-        **_named(spend.name),
+        **({} if spend.name is None else {"name": spend.name}),
         **spend.terms,
         "epsilon": finite_or_none(spend.epsilon),
         "epsilon_rdp": finite_or_none(spend.epsilon_rdp),
