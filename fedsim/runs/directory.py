@@ -368,10 +368,10 @@ class RunFiles:
 
 
 def is_finite(content: object) -> bool:
-    """Whether JSON content has no NaN and no infinity, which no run writes and Python reads."""
+    """Whether parsed JSON can be written again: not with NaN or infinity, which Python reads."""
     try:
         json.dumps(content, allow_nan=False)
-    except ValueError:
+    except (RecursionError, ValueError):
         return False
     return True
 
