@@ -51,12 +51,7 @@ def _step_numbers(
 
 
 def round_numbers(first: int, last: int) -> tuple[int, ...]:
-    """Return `first`, `last` and all numbers 1, 2, 5, 10, 20, ... between them, ascending.
-
-    Args:
-        first: first number, at least 1.
-        last: last number, at least `first`.
-    """
+    """Return `first`, `last` and all numbers 1, 2, 5, 10, 20, ... between them, ascending."""
     ticks = (tick * 10**power for power in range(len(str(last))) for tick in (1, 2, 5))
     return tuple(sorted({first, last, *(tick for tick in ticks if first < tick < last)}))
 

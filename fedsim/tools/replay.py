@@ -50,20 +50,12 @@ class ReplayImpossibleError(InputError):
 
 @dataclass(frozen=True)
 class Replay:
-    """The result of a replay.
+    """The result of a replay."""
 
-    Attributes:
-        rounds: number of rounds that were run again.
-        uploads: number of uploads that were recomputed and compared.
-        charges: number of charges that were recomputed and compared.
-        problems: a message for each difference in the first round that has differences, in
-            ascending order of client numbers; empty if the replay equals the records.
-    """
-
-    rounds: int
-    uploads: int
+    rounds: int  # run again
+    uploads: int  # computed again and compared
     charges: int
-    problems: tuple[str, ...]
+    problems: tuple[str, ...]  # of the first round with differences, by ascending client; else none
 
 
 def replay_run(
@@ -71,15 +63,12 @@ def replay_run(
 ) -> Replay:
     """Run a federation again and compare its charges, uploads and models with the run's records.
 
+    `base` is the directory that the experiment's relative paths refer to; None means the current
+    directory.
+
     Guarantee: if no problem is found, this fedsim computes the same records from the experiment,
     its seed and its data: every charge, the tag (keyed checksum) of every upload, and the digest of
     the global model after every round.
-
-    Args:
-        directory: directory of a run that passed verification.
-        base: the directory that the experiment's relative paths refer to; None means the current
-            directory.
-        phases: object to which the phases of the work are reported.
 
     Raises:
         ReplayImpossibleError: the run cannot be replayed here; the message says why.
@@ -132,19 +121,12 @@ def _federation(directory: RunDirectory, base: Path | None, phases: Phases) -> F
 
 @dataclass(frozen=True)
 class _RecordedRound:
-    """The records of one round of a run.
+    """The records of one round of a run."""
 
-    Attributes:
-        number: number of the round, from 1.
-        row: the round's line of `rounds.jsonl`; None if the round was interrupted.
-        releases: the round's line of `releases.jsonl`; None if the round was interrupted.
-        charges: charge of each client that was charged in the round, by client number.
-    """
-
-    number: int
-    row: RoundRow | None = None
-    releases: Releases | None = None
-    charges: Mapping[int, Charge] = field(default_factory=dict)
+    number: int  # from 1
+    row: RoundRow | None = None  # its line of rounds.jsonl; None if it was interrupted
+    releases: Releases | None = None  # its line of releases.jsonl; None likewise
+    charges: Mapping[int, Charge] = field(default_factory=dict)  # by client
 
     @property
     def uploads(self) -> Mapping[int, str]:
@@ -211,12 +193,6 @@ class _ReplayGrid(LocalGrid):
 
     For all other clients it repeats the recorded failure or withdrawal. Which clients failed may
     have depended on the machine (a worker that died, an interrupt), so the records say it.
-
-    Args:
-        client_app: the ClientApp of every node.
-        num_clients: number of nodes.
-        replay: the replay, of which `train` sets `failures`.
-        options: the other arguments of `LocalGrid`.
     """
 
     def __init__(
@@ -280,26 +256,15 @@ class _EndOfRecordError(Exception):
 
 @dataclass
 class _Comparison:
-    """A replay in progress: it runs the federation again and compares each round.
-
-    Attributes:
-        directory: directory of the run.
-        federation: the federation assembled from the run's experiment, which charges `journal`.
-        journal: the charges of the replay.
-        rounds: the recorded rounds.
-        phases: progress phases; each round is a phase.
-        failures: the errors of the current round's clients, by client number.
-        finished: number of rounds that were compared.
-        problems: a message for each difference.
-    """
+    """A replay in progress: it runs the federation again and compares each round."""
 
     directory: RunDirectory
-    federation: Federation
+    federation: Federation  # assembled from the run's experiment; charges `journal`
     journal: _MemoryJournal
     rounds: Sequence[_RecordedRound]
     phases: Phases
-    failures: dict[int, str] = field(default_factory=dict)
-    finished: int = 0
+    failures: dict[int, str] = field(default_factory=dict)  # in the current round, by client
+    finished: int = 0  # rounds that were compared
     problems: list[str] = field(default_factory=list)
 
     def run(self) -> Replay:

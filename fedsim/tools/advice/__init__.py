@@ -6,11 +6,7 @@ from fedsim.planning import NOTHING_TO_PLAN
 
 
 def why_not_advised(experiment: Experiment) -> str | None:
-    """Return the reason why no advice is possible about an experiment; None if it is possible.
-
-    Args:
-        experiment: the experiment; only its settings are read.
-    """
+    """Return the reason why no advice is possible about an experiment; None if it is possible."""
     privacy = experiment.privacy
     if privacy is None:
         return NOTHING_TO_PLAN

@@ -25,11 +25,7 @@ from fedsim.tools.advice.ranking import PROPOSAL, Ranked, Ranking, weighting_tex
 
 
 def yaml_lines(changes: Mapping[str, Any]) -> str:
-    """Return changed settings as YAML, with one line per section if possible; "" if none.
-
-    Args:
-        changes: the changed settings, as `{"key.path": value}`.
-    """
+    """Return changed settings as YAML, with one line per section if possible; "" if none."""
     tree: dict[str, Any] = {}
     for path, value in changes.items():
         *sections, key = path.split(".")
@@ -46,13 +42,7 @@ _WORTH_SAYING = 0.9  # of the proposal's predicted error
 
 
 def notes_of(federation: Federation, ranking: Ranking, rows: Sequence[Ranked]) -> Iterator[str]:
-    """Yield the notes of the advice: on sampling, number of trained parameters and trust models.
-
-    Args:
-        federation: the federation of the experiment file.
-        ranking: the ranking of the candidates, which predicts errors.
-        rows: the candidates that the advice shows, with their predicted errors.
-    """
+    """Yield the notes of the advice: on sampling, number of trained parameters and trust models."""
     best = next((row for row in rows if row.name == PROPOSAL), rows[0])
     if best.rates == (1.0, 1.0):
         yield "sampling: at a sampling rate of 1 every privacy.sampling gives the same batches"
@@ -119,21 +109,13 @@ _CLEAR_GAIN = 0.95  # of the file's predicted error
 
 @dataclass(frozen=True)
 class Advice:
-    """The advice on one experiment: candidate settings, compared without reading any example.
+    """The advice on one experiment: candidate settings, compared without reading any example."""
 
-    Attributes:
-        facts: the public facts about the federation, from which errors are predicted.
-        rows: the candidates to show: the file's settings, the proposal if there is one, and others.
-        compared: number of all candidates that were compared, also those not shown.
-        notes: sentences about settings that no candidate changes.
-        refusal: reason why `fedsim run` refuses the file; None if it accepts the file.
-    """
-
-    facts: PublicFacts
-    rows: tuple[Ranked, ...]
-    compared: int
-    notes: tuple[str, ...]
-    refusal: str | None = None
+    facts: PublicFacts  # from which errors are predicted
+    rows: tuple[Ranked, ...]  # to show: the file's settings, the proposal if any, others
+    compared: int  # number of all candidates, also of those not shown
+    notes: tuple[str, ...]  # about settings that no candidate changes
+    refusal: str | None = None  # why `fedsim run` refuses the file
 
     @property
     def proposal(self) -> Ranked | None:
@@ -197,10 +179,6 @@ def advise_experiment(loaded: LoadedExperiment, *, phases: Phases | None = None)
     """Return advice on an experiment, without training and without reading any example.
 
     Data are loaded, but only their sizes are used, such as the clients' numbers of examples.
-
-    Args:
-        loaded: the loaded experiment.
-        phases: object to which the phases of the work are reported.
 
     Raises:
         PrivacyPlanError: advice is not possible for the experiment, or no noise meets its target.

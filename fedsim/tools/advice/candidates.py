@@ -35,26 +35,15 @@ _FIGURES = 2  # significant digits of a learning rate
 
 @dataclass(frozen=True)
 class AdviceCandidate:
-    """A training schedule that the advice compares with the schedule of the experiment file.
-
-    Attributes:
-        rounds: number of rounds.
-        steps: local steps per round.
-        rate: sampling rate of all clients, or "full" (all examples in every batch); None keeps the
-            batches of the file.
-        weighting: value of `federation.weighting`, a name or a mapping.
-        learning_rate: learning rate of the local optimizer.
-        sampling: a new value of `privacy.sampling`; None keeps the value of the file.
-        correlation: a new value of `privacy.noise_correlation`; None keeps the value of the file.
-    """
+    """A training schedule that the advice compares with the schedule of the experiment file."""
 
     rounds: int
-    steps: int
-    rate: Rate
-    weighting: Any = field(hash=False)
+    steps: int  # local, per round
+    rate: Rate  # sampling rate of all clients; None keeps the batches of the file
+    weighting: Any = field(hash=False)  # value of `federation.weighting`, a name or a mapping
     learning_rate: float
-    sampling: str | None = None
-    correlation: Any = field(default=None, hash=False)
+    sampling: str | None = None  # new `privacy.sampling`
+    correlation: Any = field(default=None, hash=False)  # new `privacy.noise_correlation`
 
     @property
     def local_steps(self) -> int:
@@ -67,45 +56,23 @@ _UNKNOWN_LABEL_SKEW = 0.1  # of a partition that the file does not describe
 
 @dataclass(frozen=True, eq=False)
 class PublicFacts:
-    """Public facts about a federation of K training clients, as its experiment file plans it.
+    """Public facts about a federation of K training clients, as its experiment file plans it."""
 
-    Attributes:
-        examples: public number of examples of each client, shape (K,).
-        rates: sampling rate of each client under the file's settings, (K,).
-        noise: planned noise multiplier of each client under the file's settings, (K,).
-        epsilons: ε that each client may spend, (K,).
-        clip_norms: clip norm C of each client for an example's gradient, (K,).
-        unit_mu: Gaussian-DP parameter μ of each client's budget, (K,). One release with noise
-            multiplier 1/μ spends the whole budget.
-        clients_per_round: number of clients that train in a round.
-        given: the schedule of the experiment file. With `local.epochs`, its steps are the median
-            over clients.
-        stride: largest length of the step of the local optimizer at learning rate 1.
-        trained_values: number of trained parameters.
-        inputs: number of features of an example.
-        outputs: number of classes, or 1.
-        label_skew: expected squared distance between a client's label distribution and the average
-            one; it follows from the settings of the partition alone.
-        members: client numbers of the K training clients, (K,).
-        given_noise_epsilon: largest ε of the clients whose noise multiplier is given instead of
-            calibrated; None without such clients.
-    """
-
-    examples: Floats
-    rates: Floats
-    noise: Floats
-    epsilons: Floats
-    clip_norms: Floats
-    unit_mu: Floats
-    clients_per_round: int
-    given: AdviceCandidate
-    stride: float
-    trained_values: int
-    inputs: int
-    outputs: int
-    label_skew: float
-    members: NDArray[np.int64]
-    given_noise_epsilon: float | None
+    examples: Floats  # public number of each client, (K,), as are the next five
+    rates: Floats  # sampling rates under the file's settings
+    noise: Floats  # planned noise multipliers under the file's settings
+    epsilons: Floats  # that each client may spend
+    clip_norms: Floats  # C for an example's gradient
+    unit_mu: Floats  # Gaussian-DP μ of each budget: one release with noise multiplier 1/μ spends it
+    clients_per_round: int  # that train
+    given: AdviceCandidate  # of the file; with `local.epochs`, steps are the clients' median
+    stride: float  # largest length of a local step at learning rate 1
+    trained_values: int  # number of trained parameters
+    inputs: int  # features of an example
+    outputs: int  # classes, or 1
+    label_skew: float  # expected squared distance of clients' label distributions to the mean one
+    members: NDArray[np.int64]  # numbers of the K training clients
+    given_noise_epsilon: float | None  # largest ε of clients whose noise is given, not calibrated
 
     @property
     def median_place(self) -> int:
@@ -119,11 +86,7 @@ class PublicFacts:
 
 
 def public_facts(federation: Federation) -> PublicFacts:
-    """Return the public facts about a private federation.
-
-    Args:
-        federation: the assembled federation; its examples are not read.
-    """
+    """Return the public facts about a private federation."""
     experiment, data = federation.experiment, federation.data
     every = [terms.privacy for terms in federation.plan.client_privacy or ()]
     planned = federation.plan.clients or ()
@@ -163,10 +126,6 @@ def budget_of(plan: PrivacyPlan, privacy: PrivacySettings) -> float:
 
     If the noise or the number of steps is calibrated to the client's target ε, the result is this
     target. Otherwise it is the ε of the planned steps; 0 without steps.
-
-    Args:
-        plan: privacy plan of the client.
-        privacy: privacy settings of the client.
     """
     if plan.planned_steps == 0:
         return 0.0
@@ -222,10 +181,7 @@ def candidate_grid(
 ) -> list[AdviceCandidate]:
     """Return all candidate schedules: first that of the file, then all combinations of values.
 
-    Args:
-        given: the schedule of the file.
-        rates: sampling rates to try; the batches of the file are always tried as well.
-        weightings: values of `federation.weighting` to try.
+    The batches and the learning rate of the file are always tried as well.
     """
     rounds = sorted({r for r in _ROUNDS if r < given.rounds} | {given.rounds})
     steps = sorted({*_STEPS, given.steps})
@@ -247,13 +203,7 @@ def _learning_rates(given: AdviceCandidate, steps: int) -> list[float]:
 def changes_of(
     candidate: AdviceCandidate, experiment: Experiment, facts: PublicFacts
 ) -> dict[str, Any]:
-    """Return the settings that a candidate changes, as `{"key.path": value}`.
-
-    Args:
-        candidate: the candidate schedule.
-        experiment: the file's settings.
-        facts: public facts of the federation.
-    """
+    """Return the settings that a candidate changes, as `{"key.path": value}`."""
     given = facts.given
     values = {
         "federation.rounds": (candidate.rounds, given.rounds),
@@ -279,13 +229,7 @@ def changes_of(
 def batch_changes(
     candidate: AdviceCandidate, experiment: Experiment, facts: PublicFacts
 ) -> dict[str, Any]:
-    """Return a candidate's changes of the batch size, the sampling scheme and its rate.
-
-    Args:
-        candidate: the candidate schedule.
-        experiment: the file's settings.
-        facts: public facts of the federation.
-    """
+    """Return a candidate's changes of the batch size, the sampling scheme and its rate."""
     batch_size, rate = experiment.local.batch_size, candidate.rate
     before, changes, update = privacy_of(experiment).sampling, dict[str, Any](), dict[str, Any]()
     if rate == FULL and batch_size != FULL:

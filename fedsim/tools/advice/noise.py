@@ -58,10 +58,6 @@ def screening_noise(candidates: Sequence[AdviceCandidate], facts: PublicFacts) -
     With this noise, each client spends its whole budget. If a candidate has the same batches as the
     experiment file, the result is corrected: it is multiplied by the planned noise of the file's
     schedule, divided by the approximate noise of that schedule.
-
-    Args:
-        candidates: the candidate schedules.
-        facts: public facts of the federation.
     """
     share = facts.clients_per_round / facts.num_clients
     steps = np.array([[max(1.0, c.local_steps * share)] for c in candidates])
@@ -84,10 +80,6 @@ def planned_clients(
 ) -> list[tuple[PrivacyPlan, PrivacySettings]]:
     """Return (privacy plan, privacy settings) of every client under the settings of a candidate.
 
-    Args:
-        experiment: the settings of a candidate, with privacy.
-        federation: the federation whose clients are planned.
-
     Raises:
         PrivacyPlanError: no noise meets the settings.
         ValueError: the table of a group of clients does not fit the federation.
@@ -105,11 +97,6 @@ def sampling_noise_ratio(
 
     Both noise multipliers are for the client with the median number of examples. They are
     calibrated by Rényi DP, which is faster than the PLD accountant.
-
-    Args:
-        federation: the federation of the experiment file.
-        facts: public facts of the federation.
-        sampling: name of the other sampling scheme.
 
     Raises:
         PrivacyPlanError: the sampling has no guarantee with these settings.
@@ -139,27 +126,16 @@ class NoiseTask:
 
     The defaults are fitted to federations that no test and no page reports. C is the clipping
     bound, and h the length of a local step times the largest curvature.
-
-    Attributes:
-        curvature: κ, the largest curvature, in units of 1 / C.
-        alignment: ρ², the squared norm of the mean clipped gradient at the start, divided by C².
-        spread: the smallest curvature divided by the largest one.
-        start: squared norm of the initial model divided by that of the optimum.
-        oscillation: squared error that remains after steps of length h = 1, times the number of
-            steps.
-        skew: squared distance between the clients' optima, per unit of label skew.
-        drift: squared error that a local step of length h = 1 adds, per unit of label skew.
-        sampling: variance of the examples' clipped gradients, divided by ρ² C².
     """
 
-    curvature: float = 0.018
-    alignment: float = 0.6
-    spread: float = 0.1
-    start: float = 0.0015
-    oscillation: float = 80.0
-    skew: float = 0.075
-    drift: float = 0.3
-    sampling: float = 0.0001
+    curvature: float = 0.018  # κ, the largest curvature, in units of 1 / C
+    alignment: float = 0.6  # ρ², the mean clipped gradient's squared norm over C², at the start
+    spread: float = 0.1  # the smallest curvature over the largest one
+    start: float = 0.0015  # squared norm of the initial model over that of the optimum
+    oscillation: float = 80.0  # squared error left after steps of h = 1, times their number
+    skew: float = 0.075  # squared distance between the clients' optima, per unit of label skew
+    drift: float = 0.3  # squared error that a local step of h = 1 adds, per unit of label skew
+    sampling: float = 0.0001  # variance of the examples' clipped gradients, over ρ² C²
 
 
 _CURVATURES, _ALIGNMENTS = (1 / 3, 1.0, 3.0), (0.4, 1.0, 2.5)
@@ -174,28 +150,15 @@ class Schedules:
     Client k has the weight w_k in the average, the noise multiplier z_k, the expected batch size
     L_k, the sampling rate q_k, and n_k of all n examples. The formulas are for clients that have
     the same clipping bound and all train in every round.
-
-    Attributes:
-        rounds: number of rounds T.
-        steps: local steps per round.
-        reach: length r = lr · C of a local step, with the clipping bound C.
-        noise: d Σ w_k² (z_k / L_k)², the noise variance in the average of one step, divided by C²,
-            for d trained parameters.
-        sampling: Σ w_k² (1 − q_k) / L_k, the variance due to random batches, divided by the
-            variance of one example's gradient.
-        weight_skew: Σ (w_k − n_k / n)², the squared distance between the clients' weights and their
-            shares of all examples.
-        label_skew: expected squared distance between a client's label distribution and the average
-            one.
     """
 
-    rounds: Floats
-    steps: Floats
-    reach: Floats
-    noise: Floats
-    sampling: Floats
-    weight_skew: Floats
-    label_skew: float
+    rounds: Floats  # T
+    steps: Floats  # local, per round
+    reach: Floats  # r = lr · C of a local step, with the clipping bound C
+    noise: Floats  # d Σ w_k² (z_k / L_k)²: its variance in one step's average over C²; d parameters
+    sampling: Floats  # Σ w_k² (1 − q_k) / L_k: of random batches, over one example's variance
+    weight_skew: Floats  # Σ (w_k − n_k / n)²: squared distance of weights to shares of the examples
+    label_skew: float  # as in `PublicFacts`
 
 
 def plausible_tasks() -> tuple[NoiseTask, ...]:
@@ -207,12 +170,7 @@ def plausible_tasks() -> tuple[NoiseTask, ...]:
 
 
 def noise_to_signal(schedules: Schedules, task: NoiseTask) -> Floats:
-    """Return the predicted noise-to-signal ratio of each candidate for one task, (candidates,).
-
-    Args:
-        schedules: the quantities of the candidates.
-        task: properties of the learning task.
-    """
+    """Return the predicted noise-to-signal ratio of each candidate for one task, (candidates,)."""
     steps = schedules.rounds * schedules.steps
     h = task.curvature * schedules.reach
     curvatures = task.spread ** np.linspace(1.0, 0.0, _NUM_DIRECTIONS)
@@ -234,19 +192,14 @@ def noise_to_signal(schedules: Schedules, task: NoiseTask) -> Floats:
 
 
 def predicted_errors(schedules: Schedules) -> Floats:
-    """Return the noise-to-signal ratio of each candidate for plausible tasks (tasks, candidates).
-
-    Args:
-        schedules: the quantities of the candidates.
-    """
+    """Return the noise-to-signal ratios of candidates for plausible tasks (tasks, candidates)."""
     return np.stack([noise_to_signal(schedules, task) for task in plausible_tasks()])
 
 
 def mean_errors(errors: Floats) -> Floats:
     """Return for each candidate the geometric mean of its errors over all tasks, (candidates,).
 
-    Args:
-        errors: predicted errors, (tasks, candidates).
+    `errors` is (tasks, candidates).
     """
     return np.exp(np.log(errors + 1e-3).mean(axis=0))
 
@@ -263,10 +216,6 @@ def correlated_candidates(
     The candidates differ in the number of bands of the correlation. The ratio is the noise error in
     prefix sums of gradients, divided by the error of independent noise on Poisson batches. Both
     errors are for the client with the median number of examples, with noise calibrated by Rényi DP.
-
-    Args:
-        federation: the federation of the experiment file.
-        facts: public facts of the federation.
     """
     if privacy_of(federation.experiment).is_correlated:
         return
@@ -313,17 +262,8 @@ def predict_noise_error(
     equal steps and batches.
 
     The adjacency is zero-out. No data are read. The effect of rounding noise to integers is
-    ignored; it is below a thousandth of the noise.
-
-    Args:
-        examples: the client's public number of examples n, at least 1.
-        batch_size: expected number of examples of a batch; at most n is used.
-        steps: total number of steps T of the client, at least 1.
-        target_epsilon: ε of all steps together, > 0.
-        delta: δ of the target, in (0, 1).
-        sampling: how batches are drawn; with bands > 1, "cyclic_poisson" or "cyclic".
-        bands: number of bands of `noise_correlation`; 1 means independent noise.
-        accountant: name of the accountant that computes ε.
+    ignored; it is below a thousandth of the noise. At most `examples` are used of `batch_size`.
+    `bands` > 1 needs "cyclic_poisson" or "cyclic"; 1 means independent noise.
 
     Raises:
         ValueError: the sampling does not support this number of bands, or no noise reaches the

@@ -52,30 +52,17 @@ _SLACK = 1.0 + 1e-6  # of an ε against the file's, for rounding
 
 @dataclass(frozen=True, eq=False)
 class Ranked:
-    """A candidate schedule with its predicted error.
-
-    Attributes:
-        name: short description of the candidate.
-        candidate: the candidate schedule.
-        changes: settings that the candidate changes, as `{"key.path": value}`.
-        rates: smallest and largest sampling rate over clients.
-        all_noise: noise multiplier of each client, (K,).
-        exact: True if the noise is that of a planned run, False if it is from an approximate
-            formula.
-        error: predicted noise-to-signal ratio, the geometric mean over plausible tasks.
-        ratio: `error` divided by the error of the file's schedule.
-        ratio_range: smallest and largest ratio over the plausible tasks.
-    """
+    """A candidate schedule with its predicted error."""
 
     name: str
     candidate: AdviceCandidate
-    changes: Mapping[str, Any]
-    rates: tuple[float, float]
-    all_noise: Floats
-    exact: bool
-    error: float
-    ratio: float
-    ratio_range: tuple[float, float]
+    changes: Mapping[str, Any]  # `{"key.path": value}`
+    rates: tuple[float, float]  # smallest and largest over clients
+    all_noise: Floats  # noise multiplier of each client, (K,)
+    exact: bool  # the noise is that of a planned run, not of an approximate formula
+    error: float  # noise-to-signal ratio, the geometric mean over plausible tasks
+    ratio: float  # `error` over that of the file's schedule
+    ratio_range: tuple[float, float]  # smallest and largest over the plausible tasks
 
     @property
     def noise(self) -> tuple[float, float]:
@@ -116,13 +103,7 @@ class Ranking:
     def error_with(
         self, row: Ranked, *, noise: Floats | None = None, trained_values: int | None = None
     ) -> float:
-        """Return the predicted error of a candidate with other noise or another model.
-
-        Args:
-            row: the candidate.
-            noise: noise multiplier of each client, (K,); None keeps those of the candidate.
-            trained_values: number of trained parameters of the model; None keeps that of the file.
-        """
+        """Return the predicted error of a candidate with other noise (K,) or another model size."""
         values = self.facts.trained_values if trained_values is None else trained_values
         facts = replace(self.facts, trained_values=values)
         return _mean(_errors(row.candidate, row.all_noise if noise is None else noise, facts))
@@ -264,10 +245,7 @@ def schedules_of(
 ) -> Schedules:
     """Return the quantities of each candidate from which its error is predicted.
 
-    Args:
-        candidates: the candidate schedules.
-        noise: noise multipliers of each client, (candidates, K).
-        facts: public facts of the federation.
+    `noise` has the noise multipliers of each client, (candidates, K).
     """
     rates, known = sampling_rates(candidates, facts), dict[str, Floats]()
     # What weights depend on; the learning rate does not change them.
@@ -296,10 +274,7 @@ def schedules_of(
 def shares_of(weighting: str | Mapping[str, Any], noise: Floats, facts: PublicFacts) -> Floats:
     """Return the share of each of K clients in the weighted average for one weighting, (K,).
 
-    Args:
-        weighting: value of `federation.weighting`.
-        noise: noise multiplier of each client divided by its sampling rate, z / q, (K,).
-        facts: public facts of the federation.
+    `noise` is the noise multiplier of each client over its sampling rate, z / q, (K,).
 
     Raises:
         WeightingError: the plans' values do not determine weights.

@@ -28,46 +28,26 @@ from fedsim.planning.alternatives import privacy_of
 
 @dataclass(frozen=True)
 class SumView:
-    """A secure sum that an adversary sees: one client's upload plus the noise of other parties.
+    """A secure sum that an adversary sees: one client's upload plus the noise of other parties."""
 
-    Attributes:
-        part: the share of the noise of the sum that the client adds; if it adds none, the sum has
-            noise that the server adds.
-        step_length: size of one unit of the integers that are summed, divided by the client's
-            sensitivity.
-        others: client numbers of the other honest clients, whose noise is in the sum.
-    """
-
-    part: SumPart
-    step_length: float
-    others: tuple[int, ...] = ()
+    part: SumPart  # the client's share of the noise of the sum; if it adds none, the server does
+    step_length: float  # one unit of the summed integers, over the client's sensitivity
+    others: tuple[int, ...] = ()  # the other honest clients, whose noise is in the sum
 
 
 @dataclass(frozen=True)
 class Adversary:
-    """An adversary against whom a client has a claimed ε.
+    """An adversary against whom a client has a claimed ε."""
 
-    Attributes:
-        against: what the adversary sees: "server" for the client's single uploads, "sums" for the
-            opened sums, "models" for the global models.
-        epsilon: the ε that is claimed against the adversary.
-        view: the sum in which the adversary sees the client's upload; None under local trust, where
-            it sees the upload itself.
-    """
-
-    against: Against
-    epsilon: float
-    view: SumView | None = None
+    against: Against  # which sees single uploads, opened sums, or global models
+    epsilon: float  # claimed against it
+    view: SumView | None = None  # None under local trust: it sees the upload itself
 
 
 def adversaries_of(federation: Federation, client: int) -> list[Adversary]:
     """Return the adversaries against whom a client has a claimed ε.
 
     The first one is the adversary against whom the run's reported ε holds.
-
-    Args:
-        federation: the assembled federation, with privacy.
-        client: number of a client with noise.
 
     Raises:
         PrivacyPlanError: the federation has no privacy.
@@ -92,24 +72,13 @@ def adversaries_of(federation: Federation, client: int) -> list[Adversary]:
 
 @dataclass(frozen=True)
 class OtherNoise:
-    """The noise that all parties except the audited client add to a secure sum.
-
-    Attributes:
-        federation: the assembled federation, with plans.
-        view: the sum, which names the other parties that add noise.
-        gradients: per-example gradients of the audited client's model; None if whole updates are
-            released.
-        targets: targets of the audited client (n, ...), of which only type and shape are used: the
-            other clients train without examples here.
-        model: the model that the audited client trains.
-        loss: the loss of that model.
-    """
+    """The noise that all parties except the audited client add to a secure sum."""
 
     federation: Federation
     view: SumView
-    gradients: PerExampleGradients | None
-    targets: Tensor
-    model: SharedModel
+    gradients: PerExampleGradients | None  # of the client; None if updates are released
+    targets: Tensor  # (n, ...), for type and shape alone: others train without examples
+    model: SharedModel  # that the audited client trains
     loss: PerExampleLoss
 
     @cached_property
@@ -121,12 +90,7 @@ class OtherNoise:
         }
 
     def of_round(self, number: int, *, secure: bool) -> Tensor:
-        """Return the sum of all other parties' noise in a round, as integers in float64 (size,).
-
-        Args:
-            number: number of the round.
-            secure: whether noise comes from the operating system's random source.
-        """
+        """Return the sum of all other parties' noise in a round, as integers in float64 (size,)."""
         experiment, parameters = self.federation.experiment, self.model.parameters
         none = torch.arange(0, device=self.targets.device), self.targets[:0]
         total = torch.zeros(parameters.size, dtype=torch.float64, device=self.targets.device)

@@ -50,14 +50,8 @@ def audit_experiment(
 ) -> Audit:
     """Add canaries to clients' examples, train the clients privately and measure the leakage.
 
-    Args:
-        loaded: the loaded experiment, with privacy.
-        clients: maximum number of clients to audit, those with the largest claimed ε first.
-        steps: minimum number of steps of each client; more steps give tighter bounds.
-        confidence: probability that a correct federation passes, in (0, 1).
-        on_client: function called after each client with (number of audited clients, number to
-            audit).
-        phases: object to which the phases of the work are reported.
+    `on_client` is called after each client with (number of audited clients, number to audit). A
+    correct federation passes with probability `confidence`.
 
     Raises:
         PrivacyPlanError: the experiment has no privacy, or no client with a claimed ε.

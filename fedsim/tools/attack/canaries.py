@@ -30,14 +30,10 @@ CANARY_SCALE = 1e4  # a canary's gradient, in clipping bounds
 class CanaryModel(nn.Module):
     """A model whose input is the index of an example, with one canary parameter per example.
 
-    Args:
-        model: the experiment's model.
-        examples: all examples of a client (n, ...); an input i stands for example i.
-        has_canary: 1 for an example whose loss has the canary term, otherwise 0 (n,).
-        bound: the clip norm C; a canary's gradient is 10⁴ C.
-        spares: number of extra canary parameters without an example, whose coordinates show only
-            noise.
-        groups: number of parameter groups that have canaries.
+    An input i stands for `examples[i]`, whose loss has the canary term if `has_canary[i]` is 1 (not
+    0). A canary's gradient is 10⁴ times `bound`. `spares` are extra canary parameters without an
+    example, whose coordinates show only noise; `groups` is the number of parameter groups with
+    canaries.
     """
 
     def __init__(
@@ -70,28 +66,17 @@ class CanaryModel(nn.Module):
 
 @dataclass(frozen=True)
 class CanaryView:
-    """The positions of the canary parameters in a flat release, and how to read their values.
+    """The positions of the canary parameters in a flat release, and how to read their values."""
 
-    Attributes:
-        places: for each parameter group with canaries, the slice of a release that holds the
-            observed canary coordinates of the group.
-        groups: for each slice, the index of its parameter group.
-    """
-
-    places: tuple[slice, ...]
-    groups: tuple[int, ...]
+    places: tuple[slice, ...]  # of the observed coordinates, for each parameter group with canaries
+    groups: tuple[int, ...]  # for each slice, the index of its parameter group
 
     @classmethod
     def of(cls, step: DpSgdMechanism, parameters: FlatParameters, most: int) -> Self:
         """Find the places at which a release of a `CanaryModel` shows its canaries.
 
-        A release is one flat vector of all trained values. Each canary has one value in it for
-        each group of parameters.
-
-        Args:
-            step: the DP-SGD mechanism of the `CanaryModel`, which defines the parameter groups.
-            parameters: names and shapes of the parameters in the flat vector.
-            most: maximum number of canaries to observe; the first ones are taken.
+        A release is one flat vector of all trained values. Each canary has one value in it for each
+        group of parameters. The first `most` canaries are observed.
         """
         members = step.groups(parameters).members
         indices = [index for index, name in enumerate(parameters.names) if is_canary(name)]
@@ -113,10 +98,8 @@ class CanaryView:
     def read(self, values: Tensor, step: DpSgdMechanism, bounds: Sequence[float]) -> Tensor:
         """Return the value of each observed canary, summed over groups, as float64 (coordinates,).
 
-        Args:
-            values: a release or an update (size,), in units of the first group's clip norm.
-            step: the mechanism, whose noise multipliers z_m give the groups' weights 1 / z_m².
-            bounds: clip norm C_m of each group m.
+        `values` (size,) are in units of the first group's clip norm; `bounds` has the clip norm C_m
+        of each group m. The weights of the groups are 1 / z_m².
         """
         multipliers = self._multipliers(step)
         total = group_noise_multiplier(multipliers)
@@ -134,10 +117,6 @@ class CanaryView:
 
 def with_canaries(step: DpSgdMechanism, parameters: FlatParameters) -> DpSgdMechanism:
     """Return the mechanism bound to a `CanaryModel`, with a canary in each group of parameters.
-
-    Args:
-        step: the mechanism of the experiment's model.
-        parameters: parameters of the `CanaryModel`.
 
     Raises:
         ValueError: the clipping does not fit the parameters.

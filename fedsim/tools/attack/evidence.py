@@ -28,13 +28,7 @@ class Interval:
 
 
 def rate_interval(hits: int, trials: int, *, miss: float) -> Interval:
-    """Return the Clopper-Pearson interval (1934) of a probability, from a number of successes.
-
-    Args:
-        hits: number of successes, 0 to `trials`.
-        trials: number of independent trials; without trials, the interval is [0, 1].
-        miss: probability that an end of the interval is wrong, the same for both ends.
-    """
+    """Return the Clopper-Pearson interval (1934) of a probability, from a number of successes."""
     if trials == 0:
         return Interval(math.nan, 0.0, 1.0)
     low = float(betaincinv(hits, trials - hits + 1, miss)) if hits else 0.0
@@ -50,10 +44,6 @@ def gdp_lower_bound(false_alarms: Interval, misses: Interval) -> float:
     Nasr et al. 2023, arXiv:2302.07956).
 
     Guarantee: the bound exceeds the true μ only if the upper end of a rate is wrong.
-
-    Args:
-        false_alarms: interval of the false alarm rate.
-        misses: interval of the miss rate.
     """
     return max(0.0, -float(ndtri(false_alarms.high)) - float(ndtri(misses.high)))
 
@@ -65,17 +55,11 @@ def shift_lower_bound(
 
     An attack says "present" above a threshold t. Its false alarms have probability P(noise > t) and
     its misses P(noise ≤ t − shift). Both are rates of one sample of the noise, whatever its
-    distribution.
+    distribution. `noise` is ascending. The thresholds are chosen independently of it; the largest
+    bound counts.
 
     Guarantee: the bound exceeds the true μ with probability at most `miss`, if the values are
     independent draws of the noise.
-
-    Args:
-        noise: a sample of the noise, ascending (n,).
-        shift: the value that a present example adds.
-        thresholds: thresholds t, chosen independently of the sample; the result is the largest
-            bound of any threshold.
-        miss: probability of a wrong bound.
     """
     end, n = miss / (2 * max(1, len(thresholds))), noise.size
 
@@ -95,18 +79,11 @@ def run_lower_bound(
     """Return a lower bound on ε from scores of whole runs, for any distribution of the noise.
 
     For an (ε, δ) release, P(alarm | present) ≤ e^ε P(alarm | absent) + δ, and likewise for the
-    opposite event (Kairouz, Oh, Viswanath 2015; as an audit Jagielski et al. 2020).
+    opposite event (Kairouz, Oh, Viswanath 2015; as an audit Jagielski et al. 2020). The thresholds
+    are chosen independently of the scores; the largest bound counts.
 
     Guarantee: the bound exceeds the true ε with probability at most `miss`, if the scores are
     independent.
-
-    Args:
-        outside: scores of runs without the example (n,).
-        inside: scores of runs with the example (m,).
-        thresholds: thresholds of an alarm, chosen independently of the scores; the result is the
-            largest bound of any threshold.
-        delta: δ of the guarantee.
-        miss: probability of a wrong bound.
     """
     if not (outside.size and inside.size and len(thresholds)):
         return 0.0
@@ -124,9 +101,7 @@ def run_lower_bound(
 def deviation_interval(values: Floats, *, miss: float) -> Interval:
     """Return the standard deviation of zero-mean Gaussian noise, with its chi-square interval.
 
-    Args:
-        values: a sample of the noise (n,); the relative standard error is 1 / √(2 n).
-        miss: probability that an end of the interval is wrong, the same for both ends.
+    The relative standard error of n values is 1 / √(2 n).
     """
     if values.size == 0:
         return Interval(math.nan, 0.0, math.inf)
@@ -142,12 +117,7 @@ def distance_to_normal(noise: Floats, deviation: float, *, miss: float) -> Inter
     """Return the largest distance between the distribution functions of noise and N(0, σ²).
 
     The interval is that of Dvoretzky, Kiefer, Wolfowitz and Massart (1990), valid for any n. It is
-    conservative if σ is estimated from the noise itself.
-
-    Args:
-        noise: a sample of the noise, ascending (n,).
-        deviation: standard deviation σ.
-        miss: probability that the low end of the interval is wrong.
+    conservative if σ is estimated from the noise itself. `noise` is ascending.
     """
     if noise.size == 0:
         return Interval(math.nan, 0.0, 1.0)
@@ -161,11 +131,7 @@ def distance_to_normal(noise: Floats, deviation: float, *, miss: float) -> Inter
 def correlation_interval(first: Floats, second: Floats, *, miss: float) -> Interval:
     """Return the correlation of two samples of noise, with an approximate interval.
 
-    Args:
-        first: the first sample, of any shape with n values.
-        second: the second sample, of the same shape; for independent samples, the standard error is
-            1 / √n.
-        miss: probability that an end of the interval is wrong, the same for both ends.
+    For n independent pairs, the standard error is 1 / √n.
     """
     if first.size == 0:
         return Interval(math.nan, -1.0, 1.0)

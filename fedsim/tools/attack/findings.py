@@ -37,64 +37,32 @@ _SHARED_COLUMNS = 100  # of the noise, to compare it with that of other clients
 
 @dataclass(frozen=True)
 class Claim:
-    """The mechanism and the ε that a client is charged for, which the audit tests.
+    """The mechanism and the ε that a client is charged for, which the audit tests."""
 
-    Attributes:
-        epsilon: claimed ε after all steps.
-        noise: charged noise multiplier σ / C (noise deviation over clip norm) on the canaries'
-            coordinates.
-        sampling: the sampling scheme of the batches.
-        steps: number of steps over the whole run.
-        accounting: δ, accountant and adjacency of the claim.
-        is_fixed: whether all steps have the same clip norm.
-    """
-
-    epsilon: float
-    noise: float
+    epsilon: float  # after all steps
+    noise: float  # charged σ / C (noise deviation over clip norm) on the canaries' coordinates
     sampling: Sampling
-    steps: int
+    steps: int  # of the whole run
     accounting: Accounting
-    is_fixed: bool
+    is_fixed: bool  # all steps have the same clip norm
 
 
 @dataclass(frozen=True)
 class Findings:
-    """The measurements of one client's mechanism, which has clip norm C and noise deviation σ.
+    """The measurements of one client's mechanism, which has clip norm C and noise deviation σ."""
 
-    Attributes:
-        epsilon: lower bound of ε for the whole run, from bounds on a step's noise and sampling
-            rate.
-        epsilon_of_runs: lower bound of ε from only the uploads of whole runs.
-        epsilon_estimate: ε of the whole run with the measured noise, clipping and sampling.
-        noise: measured σ / C divided by the claimed σ / C.
-        noise_distance: largest distance between the distribution functions of the noise and a
-            Gaussian.
-        contribution: mean, minimum and maximum of what a canary adds to a sum of clipped gradients,
-            in units of C.
-        contribution_limit: largest contribution, in units of C, that is no violation, since
-            rounding can explain it.
-        sampling_rate: measured sampling rate divided by the charged one.
-        count_variance: variance over examples of how often each was drawn, divided by the variance
-            under independent batches; 1 if the client does not claim independent batches.
-        noise_correlations: two correlations of the noise: between successive steps, and between
-            successive rounds.
-        noise_rows: noise of each step in a few coordinates (steps, coordinates), in units of C, to
-            compare clients.
-        uploads: distribution of a canary's value in an upload; None if it was not measured.
-    """
-
-    epsilon: float
-    epsilon_of_runs: float
-    epsilon_estimate: float
-    noise: Interval
-    noise_distance: Interval
-    contribution: Interval
-    contribution_limit: float
-    sampling_rate: Interval
-    count_variance: Interval
-    noise_correlations: tuple[Interval, ...]
-    noise_rows: Floats
-    uploads: UploadDistribution | None
+    epsilon: float  # lower bound for the whole run, by bounds on a step's noise and sampling rate
+    epsilon_of_runs: float  # lower bound by nothing but the uploads of whole runs
+    epsilon_estimate: float  # of the whole run, with the measured noise, clipping and sampling
+    noise: Interval  # measured σ / C over the claimed one
+    noise_distance: Interval  # of the noise's distribution function to a Gaussian one, at most
+    contribution: Interval  # mean, least, largest that a canary adds to a sum, over C
+    contribution_limit: float  # in units of C; rounding can explain contributions up to it
+    sampling_rate: Interval  # over the charged one
+    count_variance: Interval  # of how often examples were drawn, over that of independent batches
+    noise_correlations: tuple[Interval, ...]  # of successive steps, and of successive rounds
+    noise_rows: Floats  # (steps, some coordinates), in units of C, to compare clients
+    uploads: UploadDistribution | None  # of a canary's value in an upload; None if not measured
 
 
 def measure_leakage(seen: Observations, claim: Claim, *, miss: float) -> Findings:
@@ -102,11 +70,6 @@ def measure_leakage(seen: Observations, claim: Claim, *, miss: float) -> Finding
 
     Guarantee: each interval end is wrong with probability at most `miss`. A correct mechanism has
     `violations` with probability at most `NUM_INTERVAL_ENDS` times `miss`.
-
-    Args:
-        seen: the observed coordinates of a client.
-        claim: the client's claimed mechanism.
-        miss: probability that an end of an interval is wrong, in (0, 1/2).
     """
     contribution = _contribution(seen)
     shift = 0.0 if math.isnan(contribution.estimate) else contribution.estimate
@@ -238,25 +201,14 @@ def violations(findings: Findings, claim: Claim) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class ClientAudit:
-    """The audit of one client: its measurements and its claim against one adversary.
-
-    Attributes:
-        client: number of the client.
-        num_examples: number of examples of the client.
-        claim: the claim of the client.
-        findings: the measurements.
-        views: estimated ε against each of three adversaries. None if no canary's upload was
-            measured, or if `against` is an adversary who sees sums.
-        against: what the adversary of the claim sees: "server", "sums" or "models" (see
-            `Adversary`).
-    """
+    """The audit of one client: its measurements and its claim against one adversary."""
 
     client: int
     num_examples: int
     claim: Claim
     findings: Findings
-    views: ObservedViews | None = None
-    against: Against = "server"
+    views: ObservedViews | None = None  # None if no upload was measured, or sums are seen
+    against: Against = "server"  # see `Adversary`
 
     @property
     def violations(self) -> tuple[str, ...]:
@@ -291,23 +243,14 @@ class ClientAudit:
 
 @dataclass(frozen=True)
 class Audit:
-    """The audit of an experiment: the results of all audited clients.
-
-    Attributes:
-        name: name of the experiment.
-        clients: results of the audited clients, one for each client and adversary.
-        num_clients: total number of clients of the federation.
-        steps: number of audited steps of each client.
-        confidence: probability that a correct federation has no violation.
-        shared_noise: a message for each pair of audited clients whose noise is correlated.
-    """
+    """The audit of an experiment: the results of all audited clients."""
 
     name: str
-    clients: tuple[ClientAudit, ...]
-    num_clients: int
-    steps: int
-    confidence: float
-    shared_noise: tuple[str, ...]
+    clients: tuple[ClientAudit, ...]  # one for each audited client and adversary
+    num_clients: int  # of the federation
+    steps: int  # audited of each client
+    confidence: float  # probability that a correct federation has no violation
+    shared_noise: tuple[str, ...]  # a message for each pair of clients with correlated noise
 
     @property
     def violations(self) -> tuple[str, ...]:

@@ -58,30 +58,16 @@ class Observations:
 
     The first coordinates belong to examples; under client-level DP, the first one belongs to the
     client. The spare coordinates after them belong to no example and show only noise.
-
-    Attributes:
-        released: the coordinates' values in the noisy sum of each step (steps, coordinates), in
-            units of the step's clip norm C.
-        drawn: whether an example was in a step's batch (steps, examples).
-        has_canary: whether an example has a canary (examples,); a canary adds at most 1 to
-            `released`.
-        contributions: measured values that canaries added to sums (n,), in units of C.
-        contribution_error: largest rounding error of a contribution, in units of C.
-        uploads: the coordinates' values in the uploaded update of each round (rounds, coordinates);
-            the sign is such that canaries add positive values.
-        signals: what gradients without noise add to `uploads`, for coordinates with a canary
-            (rounds, canaries).
-        round_steps: number of steps of a round.
     """
 
-    released: Floats
-    drawn: Bools
-    has_canary: Bools
-    contributions: Floats
-    contribution_error: float
-    uploads: Floats
-    signals: Floats
-    round_steps: int
+    released: Floats  # in the noisy sum of each step (steps, coordinates), over its clip norm C
+    drawn: Bools  # whether an example was in a step's batch (steps, examples)
+    has_canary: Bools  # (examples,); a canary adds at most 1 to `released`
+    contributions: Floats  # measured values that canaries added to sums (n,), in units of C
+    contribution_error: float  # largest rounding error of a contribution, in units of C
+    uploads: Floats  # in each round's update (rounds, coordinates); canaries add to them
+    signals: Floats  # what gradients without noise add to `uploads` (rounds, canaries)
+    round_steps: int  # steps of a round
 
     @property
     def inside(self) -> Bools:
@@ -100,19 +86,12 @@ class Observations:
 
 @dataclass(frozen=True)
 class _Round:
-    """The observations of one round.
+    """The observations of one round."""
 
-    Attributes:
-        released: released values (steps, coordinates), in units of the clip norm.
-        drawn: whether an example with an observed coordinate was in the batch (steps, examples).
-        upload: uploaded values (coordinates,).
-        adapted_clip_norm: the adaptive clip norm after the round; None if it is fixed.
-    """
-
-    released: Floats
-    drawn: Bools
-    upload: Floats
-    adapted_clip_norm: AdaptiveClipNorm | None
+    released: Floats  # (steps, coordinates), in units of the clip norm
+    drawn: Bools  # whether an example with a coordinate was in the batch (steps, examples)
+    upload: Floats  # (coordinates,)
+    adapted_clip_norm: AdaptiveClipNorm | None  # after the round; None if it is fixed
 
 
 M = TypeVar("M", bound=Mechanism)
@@ -122,24 +101,13 @@ class _Rounds(ABC, Generic[M]):
     """Runner of rounds of one client, as in a run, whose canaries an adversary observes.
 
     Some rounds are run again with and without content (gradients, or all data of the client), to
-    measure what the content adds.
-
-    Args:
-        federation: the assembled federation.
-        client: number of the client.
-        steps: minimum number of steps; the count is rounded up to whole rounds.
-        round_steps: number of steps of a round.
-
-    Attributes:
-        sampling: the sampling scheme that the client is charged for.
-        charged_noise: noise multiplier σ / C on a canary's coordinate that the client is charged
-            for, which need not be the one that is added.
-        is_fixed: whether single uploads can be compared, since all rounds have one clip norm.
+    measure what the content adds. `steps` is the least number of steps; the count is rounded up to
+    whole rounds.
     """
 
-    sampling: Sampling
-    charged_noise: float
-    is_fixed: bool
+    sampling: Sampling  # that the client is charged for
+    charged_noise: float  # σ / C on a canary's coordinate; need not be the noise that is added
+    is_fixed: bool  # single uploads can be compared, since all rounds have one clip norm
     _release: M
     _has_canary: Bools
     _shared_model: SharedModel
@@ -184,10 +152,8 @@ class _Rounds(ABC, Generic[M]):
     def _run(self, number: int, *, has_content: bool | None = None, secure: bool = False) -> _Round:
         """Train one round and return its observations.
 
-        Args:
-            number: number of the round.
-            has_content: whether there is more than noise; None for as in a run.
-            secure: whether batches and noise come from the operating system's random source.
+        `has_content` is whether there is more than noise (None for as in a run); `secure`, whether
+        batches and noise come from the operating system.
         """
 
 
@@ -195,13 +161,6 @@ class ExampleRounds(_Rounds[DpSgdMechanism]):
     """Rounds of one client, half of whose examples have a canary of their own.
 
     Only the first `MAX_COORDINATES` canary parameters are recorded.
-
-    Args:
-        federation: the assembled federation, whose privacy unit is the example.
-        client: number of the client.
-        view: the secure sum in which the adversary sees the client's releases; None if it sees the
-            releases themselves.
-        steps: minimum number of steps.
 
     Raises:
         TypeError: the charged event is not Gaussian noise.
@@ -310,9 +269,7 @@ def _network_and_loss(federation: Federation, features: Tensor) -> tuple[nn.Modu
 class CanaryClient(nn.Module):
     """A model with an extra canary parameter, which is in the loss of all examples of a client.
 
-    Args:
-        model: the experiment's model.
-        steepness: gradient of each example's loss in the canary parameter.
+    The gradient of each example's loss in it is `steepness`.
     """
 
     def __init__(self, model: nn.Module, steepness: float) -> None:
@@ -332,13 +289,6 @@ class UpdateRounds(_Rounds[UpdateMechanism]):
 
     The charge assumes that clients are drawn by Poisson lots. No estimate is made for single
     uploads.
-
-    Args:
-        federation: the assembled federation, whose privacy unit is the client.
-        client: number of the client.
-        view: the secure sum in which the adversary sees the client's upload; None if it sees the
-            upload itself.
-        steps: number of rounds, each of which is one step.
     """
 
     is_fixed = False

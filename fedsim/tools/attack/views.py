@@ -29,11 +29,7 @@ _MOST_EPSILON = 1e6
 def gaussian_pair_epsilon(shift: float, outside: float, inside: float, *, delta: float) -> float:
     """Return the ε at δ between N(0, outside²) and N(shift, inside²), in the worse direction.
 
-    Args:
-        shift: distance between the means.
-        outside: standard deviation without the example, > 0.
-        inside: standard deviation with the example, > 0.
-        delta: δ in (0, 1).
+    `outside` and `inside` are the standard deviations without and with the example, both > 0.
     """
     pairs = (inside, outside), (outside, inside)
     return max(_epsilon(shift, p, q, delta) for p, q in pairs)
@@ -104,17 +100,11 @@ def _log_interval(low: float, high: float) -> float:
 
 @dataclass(frozen=True)
 class UploadDistribution:
-    """The distribution of the values of a canary's coordinate in one upload.
+    """The distribution of the values of a canary's coordinate in one upload."""
 
-    Attributes:
-        shift: mean of what a canary in the data adds to the value.
-        spread: variance of what the canary adds, due to random batches.
-        noise: variance of the noise.
-    """
-
-    shift: float
-    spread: float
-    noise: float
+    shift: float  # mean of what a canary in the data adds
+    spread: float  # variance of what it adds, due to random batches
+    noise: float  # variance of the noise
 
     @classmethod
     def of(cls, seen: Observations) -> "UploadDistribution | None":
@@ -128,10 +118,8 @@ class UploadDistribution:
     def epsilon(self, factors: Sequence[float], noise: float, *, delta: float) -> float:
         """Return the estimated ε for an adversary that sees a weighted sum of a client's uploads.
 
-        Args:
-            factors: weight of each upload in the sum.
-            noise: variance of all noise in the sum.
-            delta: δ of the claim.
+        `factors` has the weight of each upload in the sum, and `noise` is the variance of all its
+        noise.
         """
         shift = abs(self.shift) * sum(factors)
         spread = self.spread * sum(factor**2 for factor in factors)
@@ -141,16 +129,10 @@ class UploadDistribution:
 
 @dataclass(frozen=True)
 class ObservedViews:
-    """The estimated ε of a whole run for each adversary.
+    """The estimated ε of a whole run for each adversary."""
 
-    Attributes:
-        uploads: ε against an adversary who sees every upload of the client.
-        sums: ε against an adversary who sees the sum of all updates of every round.
-        final_model: ε against an adversary who sees only the final model.
-    """
-
-    uploads: float
-    sums: float
+    uploads: float  # every upload of the client
+    sums: float  # the sum of all updates of every round
     final_model: float
 
 
@@ -165,13 +147,8 @@ def estimate_views(
 ) -> ObservedViews:
     """Return the estimated ε of one client against each of three adversaries.
 
-    Args:
-        distribution: distribution of the client's uploads.
-        client: number of the client.
-        rounds: the client numbers of the participants of each round.
-        noise: variance of the noise in one upload of each client, in the order of numbers.
-        weights: weight of the update of each client, in the order of numbers.
-        delta: δ of the client's claim.
+    `rounds` has the participants of each round. `noise` (its variance in an upload) and `weights`
+    (of the update) are in the order of clients' numbers.
     """
     shares: list[float] = []  # of the client in the mean updates of its rounds
     in_sums = in_model = 0.0  # variances of noise
@@ -199,11 +176,6 @@ def views_of(
     optimizer.
 
     With a server optimizer or model averaging, the estimate for the final model is NaN.
-
-    Args:
-        federation: the assembled federation, with plans.
-        distributions: distribution of a canary's value in an upload, by client number; None for a
-            client without a measured canary.
     """
     known = {client: given for client, given in distributions.items() if given is not None}
     plans, participation = federation.plan.clients, federation.plan.participation

@@ -60,9 +60,7 @@ _RECORDS = "records"
 def ledger_reply(ledger: Path | None, request: Message) -> Message:
     """Return the reply that contains all records of a node's ledger.
 
-    Args:
-        ledger: path of the node's ledger file; None for a helper, which has none.
-        request: the server's message.
+    A helper has no ledger.
     """
     lines = [] if ledger is None else ledger.read_text().splitlines(keepends=True)
     return Message(RecordDict({LEDGER: ConfigRecord({_RECORDS: lines})}), reply_to=request)
@@ -73,11 +71,6 @@ def collect_ledgers(grid: Grid, ledger: Path, *, timeout: float) -> None:
 
     A node that does not answer is logged, and so is a node whose records are damaged or do not
     continue those in the copy. Charges of such a node that the copy already has remain in it.
-
-    Args:
-        grid: the connected nodes.
-        ledger: path of the server's copy.
-        timeout: time to wait for all replies, in seconds.
     """
     journal = FileJournal(ledger)
     requests = {n: Message(RecordDict(), n, LEDGER_TYPE) for n in sorted(grid.get_node_ids())}
@@ -111,8 +104,7 @@ EXPERIMENT_FILE = "experiment.yaml"
 class NodeClient(ClientApp):
     """The Flower app of a SuperNode, which is the client or the helper of its `partition-id`.
 
-    Args:
-        directory: directory with `experiment.yaml` and its plug-in files.
+    `directory` has `experiment.yaml` and its plug-in files.
 
     Guarantee: before training starts, a round is charged on disk in two ledgers: that of the node's
     data and that of the client. The charge remains if the SuperNode or the run fails. A request
@@ -124,12 +116,7 @@ class NodeClient(ClientApp):
         self._directory = directory
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Answer a message; an error is answered by one line that reveals nothing about the data.
-
-        Args:
-            message: the server's request.
-            context: Flower's context, with the node's configuration.
-        """
+        """Answer a message; an error gets one line that reveals nothing about the data."""
         try:
             with contained_exits():
                 reply = self._answer(message, context)

@@ -70,11 +70,6 @@ Releases = Sequence[tuple[Event, int]]
 def data_directory(state: Path, name: str | None, loaded: LoadedExperiment) -> Path:
     """Return the directory of the data ledger for an experiment on this node.
 
-    Args:
-        state: the node's state directory.
-        name: `data_name` of the node's policy.
-        loaded: the experiment.
-
     Raises:
         DeploymentError: the data file cannot be read.
     """
@@ -91,30 +86,17 @@ def data_directory(state: Path, name: str | None, loaded: LoadedExperiment) -> P
 
 
 class DataCharge(Settings):
-    """One charge of an experiment to a data set, before it is appended to the ledger.
-
-    Attributes:
-        experiment: name of the experiment.
-        seed: seed of the experiment.
-        client: number of the client.
-        round: number of the round.
-        request: digest of everything that the client's answer depends on.
-        adjacency: adjacency of the experiment.
-        ledger: the events that give the experiment's ε, which may rely on `trust`.
-        trust: `privacy.trust` of the experiment.
-        against_server: the events that give the ε against an adversary who sees the client's own
-            upload. None if these are the events in `ledger`, or if no noise protects the upload.
-    """
+    """One charge of an experiment to a data set, before it is appended to the ledger."""
 
     experiment: str
     seed: int
     client: int
     round: int
-    request: str
+    request: str  # digest of everything that the client's answer depends on
     adjacency: Adjacency
-    ledger: LedgerField
+    ledger: LedgerField  # the events that give the experiment's ε, which may rely on `trust`
     trust: Trust = "local"
-    against_server: LedgerField | None = None
+    against_server: LedgerField | None = None  # None: that of `ledger`, or none
 
     @classmethod
     def of(cls, charge: Charge, experiment: Experiment) -> Self:
@@ -140,8 +122,7 @@ class DataCharge(Settings):
     def counted(self, given: Trust) -> Releases:
         """Return pairs (event, number of releases) that count against a node's privacy budget.
 
-        Args:
-            given: `trust` of the node's policy.
+        `given` is the `trust` of the node's policy.
         """
         own = None if self.against_server is None else self.against_server.entries
         return counted_releases(self.ledger.entries, own, given=given, needed=self.trust)
@@ -150,12 +131,8 @@ class DataCharge(Settings):
 class DataLedger:
     """The ledger of all charges to one data set; open it by `open_data_ledger`, which locks it.
 
-    Args:
-        path: path of the ledger file.
-        count: path of the file with the number of records and the hash of the last one.
-
-    Attributes:
-        charges: all charges in the ledger, oldest first; only `append` adds to them.
+    `count` is the file with the number of records and the hash of the last one. Only `append` adds
+    to `charges`.
 
     Raises:
         JournalError: a record was changed or is missing.
@@ -198,9 +175,6 @@ class DataLedger:
 @contextmanager
 def open_data_ledger(directory: Path) -> Iterator[DataLedger]:
     """Open the ledger of a data set, and lock it against other processes of the node.
-
-    Args:
-        directory: the directory that `data_directory` returns; created if it does not exist.
 
     Raises:
         DeploymentError: another user owns or can open a file or directory of the ledger.
@@ -249,13 +223,6 @@ def count_affordable(
     Guarantee: all releases that this function grants over time are together (epsilon, delta)-DP
     under the adjacency, however a server chooses them.
 
-    Args:
-        spent: number of earlier releases by event.
-        wanted: pairs (event, number of releases), in the order of the releases.
-        epsilon: ε of the budget, > 0.
-        delta: δ of the budget, in (0, 1).
-        adjacency: adjacency of all releases.
-
     Raises:
         UnsupportedEventError: an event has no privacy bound under the adjacency.
     """
@@ -271,12 +238,7 @@ def count_affordable(
 
 
 def affords_anything(epsilon: float, delta: float) -> bool:
-    """Return whether a budget can cover at least one release that has enough noise.
-
-    Args:
-        epsilon: ε of the budget, > 0.
-        delta: δ of the budget, in (0, 1).
-    """
+    """Return whether a budget can cover at least one release that has enough noise."""
     return bool(_renyi_filters(epsilon, delta, "zero_out"))
 
 
@@ -305,9 +267,7 @@ def _count_granted(budget: PrivacyFilter, spent: Mapping[Event, int], wanted: Re
 def suffices(given: Trust, needed: Trust) -> bool:
     """Return whether a node trusts all parties that an experiment's ε relies on.
 
-    Args:
-        given: `trust` of the node's policy.
-        needed: `privacy.trust` of the experiment.
+    `given` is the `trust` of the node's policy, and `needed` that of the experiment.
     """
     order = get_args(Trust)  # from the least trust
     return order.index(given) >= order.index(needed)
@@ -318,12 +278,9 @@ def counted_releases(
 ) -> Releases:
     """Return pairs (event, number of releases) that count against a node's privacy budget.
 
-    Args:
-        claimed: pairs (event, number of releases) that give the experiment's ε.
-        against_server: such pairs that give the ε against an adversary who sees the client's own
-            upload. None if these pairs equal `claimed`, or if no noise protects the upload.
-        given: `trust` of the node's policy.
-        needed: `privacy.trust` of the experiment.
+    `claimed` gives the experiment's ε, and `against_server` the ε against an adversary who sees the
+    client's own upload: None if the two are equal, or if no noise protects the upload. `given` is
+    the `trust` of the node's policy, and `needed` that of the experiment.
     """
     if suffices(given, needed):
         return claimed

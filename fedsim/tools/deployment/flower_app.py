@@ -26,29 +26,16 @@ _MODULES = ("__init__.py", "server_app.py", "client_app.py")
 
 @dataclass(frozen=True)
 class WrittenApp:
-    """A Flower app on disk.
-
-    Attributes:
-        path: directory of the app.
-        num_nodes: number of SuperNodes that the app waits for: one for each client and helper.
-        node_files: absolute paths of the data, of the csv files of `privacy.clients` and of the
-            initial weights, which every node must have.
-        plugin_digest: digest of the plug-ins, for `plugin_digests` of a node's policy; None without
-            plug-ins.
-    """
+    """A Flower app on disk."""
 
     path: Path
-    num_nodes: int
-    node_files: tuple[Path, ...]
-    plugin_digest: str | None
+    num_nodes: int  # that the app waits for: one for each client and helper
+    node_files: tuple[Path, ...]  # of data, budgets, initial weights: every node needs them
+    plugin_digest: str | None  # for `plugin_digests` of a node's policy; None without plug-ins
 
 
 def write_app(loaded: LoadedExperiment, out: Path) -> WrittenApp:
     """Write the Flower app of an experiment.
-
-    Args:
-        loaded: the loaded experiment; plug-ins are copied from its directory.
-        out: directory of the app; must be new or empty.
 
     Raises:
         DeploymentError: `out` is not empty, a plug-in is not in the experiment's directory or has

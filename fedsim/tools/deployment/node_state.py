@@ -77,11 +77,6 @@ def state_directory(node_config: Mapping[str, object]) -> Path:
 def client_ledger(state: Path, experiment: Experiment, client: int) -> Path:
     """Return the path of a client's ledger file, which is created if it does not exist.
 
-    Args:
-        state: the node's state directory.
-        experiment: the experiment of a request.
-        client: number of the client.
-
     Guarantee: neither the directories nor the ledger can be read by another user.
 
     Raises:
@@ -110,22 +105,14 @@ class NodeJournal:
     Guarantee: all charges of one data set together stay within `max_epsilon` at `delta` of the
     policy, against everybody whom the policy does not trust. This also holds for a server that
     chooses each experiment after it saw the earlier answers. A refused charge is in no ledger.
-
-    Attributes:
-        run_journal: the client's ledger of the experiment.
-        state: the node's state directory.
-        data: directory of the ledger of the data.
-        policy: the node's policy.
-        plan: the client's privacy plan.
-        experiment: the experiment, which has privacy.
     """
 
-    run_journal: Journal
-    state: Path
-    data: Path
+    run_journal: Journal  # the client's ledger of the experiment
+    state: Path  # the node's state directory
+    data: Path  # directory of the ledger of the data
     policy: NodePolicy
     plan: PrivacyPlan
-    experiment: Experiment
+    experiment: Experiment  # with privacy
 
     def history(self, client: int, *, after: int = 0) -> tuple[Charge, ...]:
         """Return the charges of a client, oldest first, without the first `after` charges."""
@@ -245,13 +232,7 @@ class NodeJournal:
 
 
 def record_without_privacy(data: Path, experiment: Experiment, client: int) -> None:
-    """Record that a node answered an experiment without privacy, which exceeds any budget.
-
-    Args:
-        data: directory of the ledger of the data.
-        experiment: the experiment.
-        client: number of the client.
-    """
+    """Record that a node answered an experiment without privacy, which exceeds any budget."""
     charge = Charge(client, 0, "", 0, PrivacyLedger().record(NonPrivate()), GENESIS)
     release = DataCharge.of(charge, experiment)
     with open_data_ledger(data) as ledger:
@@ -264,11 +245,6 @@ def claim_seed(state: Path, experiment: Experiment, client: int) -> None:
 
     The file with the experiment is written once. If two processes have different experiments, the
     second one finds the file of the first and is refused. A refused request reserves no seed.
-
-    Args:
-        state: the node's state directory.
-        experiment: the experiment that is about to be charged.
-        client: number of the client.
 
     Raises:
         DeploymentError: other users can open a file or directory or own it, or the client answered
@@ -345,11 +321,6 @@ def record_release(state: Path, helper: int, release: HelperRelease) -> None:
     Guarantee: all recorded releases of a run in the same round are of the same sum, and a release
     is never of an earlier round than the one before it. This also holds across processes, crashes
     and restarts.
-
-    Args:
-        state: the node's state directory.
-        helper: number of the helper, ≥ 1.
-        release: the sum that the helper is about to release.
 
     Raises:
         AlreadyAnsweredError: another sum of the same round was already released.

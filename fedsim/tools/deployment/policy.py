@@ -195,10 +195,6 @@ def load_policy(path: Path) -> NodePolicy:
 def policy_of_node(node_config: Mapping[str, object], state: Path) -> NodePolicy:
     """Return the policy of a node; without a policy file, log a warning and return the default.
 
-    Args:
-        node_config: configuration of the SuperNode.
-        state: the node's state directory.
-
     Raises:
         DeploymentError: the named file is missing, has mistakes or can be changed by another user,
             or its path is not absolute.

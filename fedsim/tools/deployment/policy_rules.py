@@ -38,10 +38,6 @@ class PolicyRefusalError(ChargeRefusedError):
 def check_experiment(policy: NodePolicy, loaded: LoadedExperiment) -> None:
     """Check an experiment against a policy, before any of its plug-ins is imported.
 
-    Args:
-        policy: the node's policy.
-        loaded: the experiment.
-
     Raises:
         PolicyRefusalError: rules forbid the experiment; the message names all of them.
     """
@@ -57,9 +53,7 @@ def check_experiment(policy: NodePolicy, loaded: LoadedExperiment) -> None:
 def check_round(experiment: Experiment, message: Message) -> None:
     """Check that a training request is for a round that the experiment has.
 
-    Args:
-        experiment: the experiment.
-        message: the server's message; messages other than training requests are not checked.
+    Other messages are not checked.
 
     Raises:
         PolicyRefusalError: the round lies beyond the experiment's rounds.
@@ -77,11 +71,7 @@ def check_round(experiment: Experiment, message: Message) -> None:
 def check_plan(policy: NodePolicy, plan: PrivacyPlan, *, trust: Trust, digest: str) -> None:
     """Check a client's noise and the digest of all clients' privacy plans against a policy.
 
-    Args:
-        policy: the node's policy.
-        plan: privacy plan of the client.
-        trust: `privacy.trust` of the experiment.
-        digest: digest of all clients' plans, as this node computed it.
+    `digest` is that of all clients' plans, as this node computed it.
 
     Raises:
         PolicyRefusalError: the noise multiplier is 0 or below the policy's, or the policy does not

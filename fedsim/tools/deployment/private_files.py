@@ -23,9 +23,7 @@ _LOCK = "lock"
 def configured_path(node_config: Mapping[str, object], key: str) -> Path | None:
     """Return the path that a node's configuration or an environment variable names; else None.
 
-    Args:
-        node_config: configuration of the SuperNode, which comes first.
-        key: key of the path in the configuration; the environment variable is FEDSIM_KEY.
+    The configuration of the SuperNode comes first; the variable is FEDSIM_KEY.
 
     Raises:
         DeploymentError: the path is not absolute; the working directory of a Flower process is
@@ -70,10 +68,6 @@ def private_file(path: Path) -> None:
 
 def refuse_open(path: Path, wanted: str) -> None:
     """Check that a file or directory belongs to this user and that no one else can open it.
-
-    Args:
-        path: the file or directory.
-        wanted: file mode that the error message recommends.
 
     Raises:
         DeploymentError: the path belongs to another user, or other users can open it.
@@ -123,9 +117,7 @@ def exclusive(directory: Path) -> Iterator[None]:
 def write_whole(path: Path, text: str) -> None:
     """Write a file atomically; when this function returns, the file is on disk.
 
-    Args:
-        path: path of the file, in a directory that the caller locked (`exclusive`).
-        text: the content to write.
+    The caller locked its directory (`exclusive`).
     """
     replace_file(path, text.encode(), open_new=_open_private)
 

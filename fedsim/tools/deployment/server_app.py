@@ -36,11 +36,6 @@ class DeployedGrid(WrappedGrid):
     Guarantee: a request is answered by its node, by the SuperLink, or by an error of code
     `NODE_RESTARTED` as soon as its node has been activated again. Without such an error, a round
     would wait 12 hours for the message to expire.
-
-    Args:
-        grid: the grid of Flower's ServerApp.
-        pause: function that waits between two polls for replies.
-        clock: function that returns the time in seconds, for timeouts.
     """
 
     def __init__(
@@ -56,12 +51,7 @@ class DeployedGrid(WrappedGrid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterator[Message]:
-        """Yield the reply to each message, or an error instead of the reply.
-
-        Args:
-            messages: the requests to send.
-            timeout: time to wait for all replies, in seconds; None means no limit.
-        """
+        """Yield the reply to each message, or an error instead of the reply."""
         deadline = None if timeout is None else self._clock() + timeout
         sent, before = list(messages), self._activations()
         ids: Sequence[str | None] = list(self.push_messages(sent))
@@ -81,12 +71,7 @@ class DeployedGrid(WrappedGrid):
                 self._pause()
 
     def wait_until_online(self, nodes: Collection[int], *, timeout: float) -> None:
-        """Wait until all nodes are online, or until the timeout ends.
-
-        Args:
-            nodes: Flower's ids of the nodes.
-            timeout: maximum waiting time in seconds.
-        """
+        """Wait until all nodes are online, or until the timeout ends."""
         deadline = self._clock() + timeout
         while not set(nodes) <= set(self.get_node_ids()) and self._clock() < deadline:
             self._pause()
@@ -116,11 +101,8 @@ class DeployedEngine(Engine):
     def execute(self, server_app: ServerApp, client_app: ClientApp, num_nodes: int) -> None:
         """Run `server_app` with the connected nodes, then collect the clients' ledgers.
 
-        Args:
-            server_app: the ServerApp, which runs the rounds.
-            client_app: not run here, since clients run on SuperNodes; its ledger path is used for
-                the server's copy.
-            num_nodes: not used; `server_app` itself waits for the nodes.
+        `client_app` is not run here, since clients run on SuperNodes; its ledger path is that of
+        the server's copy. `server_app` itself waits for the nodes.
         """
         try:
             server_app(self._grid, self._context)

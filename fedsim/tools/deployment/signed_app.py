@@ -33,10 +33,8 @@ _SUFFIX = ".signatures.json"
 def sign_app(bundle: Path, key_file: Path, name: str) -> Path:
     """Add a signature to the signature file of an app bundle, and return the file's path.
 
-    Args:
-        bundle: path of the app bundle that `flwr build` wrote.
-        key_file: path of a private Ed25519 key in OpenSSH format, without a passphrase.
-        name: name of the public key in the nodes' `--trusted-entities`.
+    The key is a private Ed25519 key in OpenSSH format without a passphrase; `name` is that of its
+    public key in the nodes' `--trusted-entities`.
 
     Raises:
         DeploymentError: a file cannot be read, or the key has a passphrase or is not Ed25519.
@@ -61,10 +59,6 @@ def sign_app(bundle: Path, key_file: Path, name: str) -> Path:
 
 def app_store(directory: Path, port: int) -> ThreadingHTTPServer:
     """Return an HTTP server of the bundles in a directory, only for SuperLinks on this machine.
-
-    Args:
-        directory: directory with the bundles and their signature files.
-        port: port on the loopback address.
 
     Raises:
         DeploymentError: the directory does not exist, or the port cannot be used.

@@ -38,44 +38,25 @@ class SearchLedgerError(FedsimError, ValueError):
 
 
 class ClientCharge(Settings):
-    """The charge to one client for one run.
-
-    Attributes:
-        client: number of the client.
-        delta: δ of the client's guarantee.
-        ledger: the planned events of one run.
-    """
+    """The charge to one client for one run."""
 
     client: int = Field(ge=0)
     delta: Probability
-    ledger: LedgerField
+    ledger: LedgerField  # the planned events of one run
 
 
 class SearchPlan(Settings):
-    """What every run of a search charges, with digests of what the runs depend on.
+    """What every run of a search charges, with digests of what the runs depend on."""
 
-    Attributes:
-        digest: SHA-256 of everything that the runs depend on.
-        data: keyed digest of the clients' examples and the test set.
-        candidates: names of the variants; each run draws one of them.
-        metric: metric on the public test set by which the best run is selected.
-        mean: expected number of runs.
-        shape: shape η of the truncated negative binomial distribution of the number of runs; None
-            for Poisson.
-        adjacency: adjacency of the guarantees.
-        draws: maximum number of noise values that a client draws in one run.
-        clients: the charge to each client for one run, the same for every candidate.
-    """
-
-    digest: _Hash
-    data: str = Field(pattern=PATTERN)
-    candidates: list[str] = Field(min_length=1)
-    metric: str
-    mean: float = Field(ge=1)
-    shape: float | None = Field(ge=0)
+    digest: _Hash  # of everything that the runs depend on
+    data: str = Field(pattern=PATTERN)  # keyed digest of the clients' examples and the test set
+    candidates: list[str] = Field(min_length=1)  # of the variants; each run draws one of them
+    metric: str  # on the public test set, by which the best run is selected
+    mean: float = Field(ge=1)  # expected number of runs
+    shape: float | None = Field(ge=0)  # η of the negative binomial; None for Poisson
     adjacency: Adjacency
-    draws: int = Field(ge=0)
-    clients: list[ClientCharge] = Field(min_length=1)
+    draws: int = Field(ge=0)  # most noise values that a client draws in one run
+    clients: list[ClientCharge] = Field(min_length=1)  # for one run, the same for every candidate
 
     @property
     def run_counts(self) -> RunCountDistribution:
@@ -84,22 +65,14 @@ class SearchPlan(Settings):
 
 
 class Drawn(SearchPlan):
-    """The first record of a search; it charges all runs before the first one starts.
-
-    Attributes:
-        search: number of the search in its directory, from 1.
-        fedsim: version of fedsim that drew the search.
-        nonce: random text, so that the record's hash does not reveal the number of runs.
-        configurations: for each run, the index of its drawn candidate in `candidates`; the length
-            is the number of runs.
-    """
+    """The first record of a search; it charges all runs before the first one starts."""
 
     record: Literal["drawn"] = "drawn"
     schema_number: int = Field(default=SCHEMAS[FILE], alias="schema")
-    search: int = Field(ge=1)
-    fedsim: str
-    nonce: _Hash
-    configurations: list[Annotated[int, Field(ge=0)]]
+    search: int = Field(ge=1)  # its number in the directory, from 1
+    fedsim: str  # version that drew the search
+    nonce: _Hash  # random, so that the record's hash does not reveal the number of runs
+    configurations: list[Annotated[int, Field(ge=0)]]  # of each run: the index of its candidate
 
     @property
     def runs(self) -> int:
@@ -128,17 +101,11 @@ class Done(_LaterRecord):
 
 
 class Selected(_LaterRecord):
-    """The record that a search ended with a selected model.
-
-    Attributes:
-        search: number of the search.
-        variant: name of the selected run's candidate; None if no run was drawn.
-        files: SHA-256 of the files that may be published, by name.
-    """
+    """The record that a search ended with a selected model."""
 
     record: Literal["selected"] = "selected"
-    variant: str | None
-    files: dict[str, _Hash]
+    variant: str | None  # None if no run was drawn
+    files: dict[str, _Hash]  # SHA-256 of the files that may be published, by name
 
 
 class Withdrawn(_LaterRecord):
@@ -154,19 +121,12 @@ RECORDS: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator
 
 @dataclass
 class Search:
-    """The state of a search according to its records.
-
-    Attributes:
-        drawn: the first record of the search.
-        attempts: how often each run began, by the run's index; more than once after a crash.
-        done: digest of all records of each run that ended, by the run's index.
-        end: the last record of the search; None if the search is unfinished.
-    """
+    """The state of a search according to its records."""
 
     drawn: Drawn
-    attempts: dict[int, int] = field(default_factory=dict)
-    done: dict[int, str] = field(default_factory=dict)
-    end: Selected | Withdrawn | None = None
+    attempts: dict[int, int] = field(default_factory=dict)  # by run; above 1 after a crash
+    done: dict[int, str] = field(default_factory=dict)  # by run: digest of its records
+    end: Selected | Withdrawn | None = None  # None if the search is unfinished
 
     @property
     def charged_runs(self) -> int:
@@ -253,14 +213,10 @@ PATH = f"account/{FILE}"
 class SearchLedger:
     """The ledger of all searches in one directory; only one process at a time may use it.
 
+    `searches` are in their order; all but the last have ended.
+
     Guarantee: when `append` returns, its record is on disk. A record that a crash cut short was
     followed by no action; the next `append` removes it.
-
-    Args:
-        out: directory of the searches.
-
-    Attributes:
-        searches: the searches in the ledger, oldest first; all but the last have ended.
 
     Raises:
         SearchLedgerError: a record was changed, breaks the hash chain, or contradicts others.
@@ -330,12 +286,7 @@ def check_search_directory(out: Path) -> None:
 
 
 def write_marker(comparison: LoadedComparison, out: Path) -> None:
-    """Write `search.yaml` with the settings of the search; it marks a directory of searches.
-
-    Args:
-        comparison: the loaded comparison file.
-        out: directory of the searches.
-    """
+    """Write `search.yaml` with the settings of the search; it marks a directory of searches."""
     content = {
         "name": comparison.name,
         "base": comparison.written_base,

@@ -30,19 +30,12 @@ from fedsim.tools.search.ledger import ACCOUNT, Search, Withdrawn, public_folder
 
 @dataclass(frozen=True)
 class Figure:
-    """The guarantee of all searches of a directory against one observer.
+    """The guarantee of all searches of a directory against one observer."""
 
-    Attributes:
-        epsilon: the largest ε of any client; infinite if nothing can be proven.
-        delta: the largest δ of any client.
-        accountant: name of the accountant; for events without a PLD, "pld" falls back to Rényi DP.
-        clients: the pair (ε, δ) of each client, in the order of clients' numbers.
-    """
-
-    epsilon: float
-    delta: float
-    accountant: AccountantName
-    clients: tuple[tuple[float, float], ...]
+    epsilon: float  # the largest of any client; infinite if nothing can be proven
+    delta: float  # the largest of any client
+    accountant: AccountantName  # "pld" falls back to Rényi DP for events without a PLD
+    clients: tuple[tuple[float, float], ...]  # (ε, δ) of each client, by number
 
     def to_json(self) -> dict[str, Any]:
         """Return the guarantee as JSON values; an infinite ε is null."""
@@ -69,10 +62,6 @@ def figure_of(searches: Sequence[Search], *, sees_runs: bool) -> Figure:
     The slack of the sampler is proven for `MAX_DRAWS` values of noise. Half of them are kept for
     the case that a selection has more runs than `most_runs`, whose probability is far below what
     the other half may add to δ.
-
-    Args:
-        searches: the searches, which have the same clients.
-        sees_runs: whether the observer sees every run, or only what was selected.
     """
     accountant: AccountantName = "pld" if sees_runs else "rdp"
     alone = [(search, search.is_selection and not sees_runs) for search in searches]
@@ -121,12 +110,7 @@ _CONDITIONS = (
 
 
 def every_run_sentence(figure: Figure, number: int) -> str:
-    """Return a sentence on the guarantee of all runs together, against those who see all runs.
-
-    Args:
-        figure: the guarantee, by the accountant "pld".
-        number: number of charged runs.
-    """
+    """Return a sentence on the guarantee of all runs together, against those who see all runs."""
     if number == 0:
         return f"Against {OBSERVER_OF_RUNS}: no run was drawn, so nothing was spent: ε = 0."
     runs = f"all {number} charged runs are, together," if number > 1 else "the one charged run is"
@@ -140,10 +124,6 @@ def selection_sentences(searches: Sequence[Search], figure: Figure) -> tuple[str
     """Return sentences on the guarantee of the selection, and on whom it is against.
 
     The sentences do not depend on the runs that were not selected.
-
-    Args:
-        searches: all searches of the directory; the last one has ended.
-        figure: the guarantee against an observer who sees no run.
     """
     last = searches[-1]
     if not last.is_selection:
@@ -185,13 +165,7 @@ def write_selected(
 ) -> None:
     """Write the public folder of the last search, as a whole or not at all.
 
-    Args:
-        out: the directory of the searches.
-        searches: all searches of the directory, with the last one as it will be after its
-            selection.
-        run: folder of the selected run; None if no run was drawn.
-        score: the selected run's metric on the public test set; None if it is not finite or no run
-            was drawn.
+    The last search is as it will be after its selection; `run` is None if no run was drawn.
     """
     folder = public_folder(out, len(searches))
     new = folder.with_name(f".{folder.name}.new")
@@ -210,9 +184,7 @@ def write_selected(
 def selection_json(searches: Sequence[Search], *, score: float | None) -> dict[str, Any]:
     """Return the content of `selection.json`, from the records and the selected run's score.
 
-    Args:
-        searches: all searches up to the one that selected the model in the public folder.
-        score: the selected run's metric on the public test set.
+    The last search is the one that selected the model in the public folder.
     """
     figure, drawn = figure_of(searches, sees_runs=False), searches[-1].drawn
     return {
@@ -242,13 +214,7 @@ def digests_of(folder: Path) -> dict[str, str]:
 
 
 def account_json(searches: Sequence[Search], *, name: str, head: str) -> dict[str, Any]:
-    """Return the content of `account/comparison.json`, which follows from the records alone.
-
-    Args:
-        searches: all searches of the directory.
-        name: name of the comparison file.
-        head: hash of the last record of the ledger.
-    """
+    """Return the content of `account/comparison.json`, which follows from the records alone."""
     every_run, selected = (figure_of(searches, sees_runs=sees) for sees in (True, False))
     figures = zip(every_run.clients, selected.clients, strict=True)
     runs = sum(search.charged_runs for search in searches)
@@ -277,12 +243,7 @@ def account_json(searches: Sequence[Search], *, name: str, head: str) -> dict[st
 
 
 def write_account(content: Mapping[str, Any], out: Path) -> None:
-    """Write `comparison.json` and `comparison.html` into the folder `account`.
-
-    Args:
-        content: the value that `account_json` returned.
-        out: the directory of the searches.
-    """
+    """Write `comparison.json` and `comparison.html` into the folder `account`."""
     directory = RunDirectory(out / ACCOUNT)
     directory.write_json("comparison.json", content)
     directory.write_text("comparison.html", account_page(content))

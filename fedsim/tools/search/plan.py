@@ -39,9 +39,6 @@ def plan_search(comparison: LoadedComparison) -> SearchPlan:
     Guarantee: for every client, the releases of one run of any candidate are post-processing of the
     charged events: they have the same sampling and counts, and at least the charged noise.
 
-    Args:
-        comparison: the loaded comparison file, with `select.search`.
-
     Raises:
         SearchError: a candidate differs in events, data or metric, or has no finite ε.
         PrivacyBudgetError: a candidate exceeds a client's budget.
@@ -151,11 +148,6 @@ def least_noise(first: Any, second: Any, key: str = "") -> Any:
     Noise multipliers may differ by the relative tolerance `GRID_SHARE`. The event with less noise
     is charged, since a release with more noise is post-processing of one with less.
 
-    Args:
-        first: the first event, or a part of it.
-        second: the second event, or the same part of it.
-        key: the key of the part.
-
     Raises:
         OtherEventError: the events differ in anything but their noise multipliers.
     """
@@ -173,12 +165,7 @@ def least_noise(first: Any, second: Any, key: str = "") -> Any:
 
 
 def is_within(spent: PrivacyLedger, charge: ClientCharge) -> bool:
-    """Return whether a run spent at most its charge: only charged events, each at most as often.
-
-    Args:
-        spent: the client's events in the run's durable ledger.
-        charge: the charge for one run.
-    """
+    """Return whether a run spent at most its charge: only charged events, each at most as often."""
     charged = [to_dict(event) for event, _ in charge.ledger.entries]
     left = [count for _, count in charge.ledger.entries]
     for event, count in spent.entries:

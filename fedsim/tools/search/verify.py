@@ -40,19 +40,11 @@ _RELATIVE = 1e-9  # the same figure on another machine
 
 @dataclass(frozen=True)
 class SearchVerification:
-    """The result of checking a directory of searches.
+    """The result of checking a directory of searches."""
 
-    Attributes:
-        problems: one line of text for each mistake that was found; empty for sound searches.
-        root: hash of the last record of the ledger; None if the ledger cannot be read.
-        statement: sentences with both guarantees, recomputed from the ledger; empty if the ledger
-            cannot be read.
-        unchecked: one line of text for each fact that could not be checked.
-    """
-
-    problems: tuple[str, ...]
-    root: str | None = None
-    statement: tuple[str, ...] = ()
+    problems: tuple[str, ...]  # a line for each mistake
+    root: str | None = None  # hash of the ledger's last record; None if the ledger cannot be read
+    statement: tuple[str, ...] = ()  # both guarantees, recomputed from the ledger
     unchecked: tuple[str, ...] = UNCHECKED
 
 
@@ -74,14 +66,12 @@ def verify_if_search(
 def verify_search(out: Path, *, root: str | None = None) -> SearchVerification:
     """Check every file of a directory of searches, and return the result.
 
+    `root` is the hash of the last record as it was kept elsewhere.
+
     Guarantee: in a sound result, the records form an unbroken chain that charges every search
     before its first run. Every search has ended, with all of its drawn runs or without a selection.
     Both guarantees in the account and the guarantee in every public folder are those of the ledger.
     The public folders hold the recorded files and nothing else, and no run is left on disk.
-
-    Args:
-        out: directory of the searches.
-        root: hash of the last record, as kept elsewhere; None if it is not compared.
 
     Raises:
         SchemaError: the ledger has another schema.

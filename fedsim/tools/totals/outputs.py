@@ -101,10 +101,6 @@ def registry_entry(account: Totals, sources: Sequence[Source]) -> str:
     Guarantee: ε is rounded up and δ is the accounted one, so the entry claims no more than the
     total does.
 
-    Args:
-        account: the privacy totals.
-        sources: the sources of the totals.
-
     Raises:
         SourceError: no source is a finished run, or a client has an infinite ε.
     """

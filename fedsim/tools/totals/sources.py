@@ -180,62 +180,37 @@ EVERYONE = ""
 
 @dataclass(frozen=True)
 class ClientRecord:
-    """What a source tells of one client.
-
-    Attributes:
-        ledger: all charges of the client.
-        name: name of the client in the data; None without one.
-        delta: δ of the client in a run or a training file; None if the run has not ended and has no
-            δ yet, and for a ledger.
-        against_server: the charges against a server that sees single uploads, of a run under
-            distributed trust; else None.
-        chain: hashes of the ledger records; equal hashes mean the same charges.
-    """
+    """What a source tells of one client."""
 
     ledger: PrivacyLedger
-    name: str | None = None
-    delta: float | None = None
-    against_server: PrivacyLedger | None = None
-    chain: tuple[str, ...] = ()
+    name: str | None = None  # in the data
+    delta: float | None = None  # None for a ledger, and for a run that has none before its end
+    against_server: PrivacyLedger | None = None  # of a run under distributed trust
+    chain: tuple[str, ...] = ()  # hashes of the records; equal ones mean the same charges
 
 
 @dataclass(frozen=True)
 class Source:
     """The clients of one run or file, and what it tells of their guarantee.
 
-    Attributes:
-        name: path of the run or file as the user gave it.
-        clients: what is known of each client, by client key.
-        is_run: whether the source is a run of fedsim.
-        is_finished: whether the run has ended.
-        training: content of a training file; None for all other sources.
-        unit: the privacy unit that ε protects, of a run or a training file; None for a ledger.
-        adjacency: adjacency of the guarantee; None if the source names none.
-        observer: the strongest adversary against whom a run's ledgers give a guarantee.
-        accountant: accountant of a run, with its Rényi orders if it uses them.
-        seed: seed of all noise of a run; None for noise from the operating system.
-        releases: a text that describes the releases of each finished round, to compare runs.
-        charges_tell: whether equal charges, beside equal `releases`, imply equal releases. True if
-            every charged round has its text in `releases`, and for seeded noise under local trust:
-            a charge has a digest of the server's request, which then determines the noise and the
-            examples.
-        assignment: a text that is equal for two runs if clients with equal numbers have the same
-            examples.
+    `charges_tell` is whether equal charges, beside equal `releases`, imply equal releases. It is
+    True if every charged round has its text in `releases`, and for seeded noise under local trust:
+    a charge has a digest of the server's request, which then determines the noise and the examples.
     """
 
-    name: str
+    name: str  # path of the run or file as the user gave it
     clients: Mapping[str, ClientRecord]
-    is_run: bool = False
+    is_run: bool = False  # of fedsim
     is_finished: bool = True
     training: TrainingFile | None = None
-    unit: str | None = None
+    unit: str | None = None  # that ε protects; None for a ledger
     adjacency: Adjacency | None = None
-    observer: Observer | None = None
+    observer: Observer | None = None  # the strongest one against whom a run's ledgers hold
     accountant: AccountantChoice | None = None
-    seed: int | None = None
-    releases: tuple[str, ...] = ()
+    seed: int | None = None  # of all noise of a run; None for noise from the operating system
+    releases: tuple[str, ...] = ()  # a text for each finished round, to compare runs
     charges_tell: bool = True
-    assignment: str = ""
+    assignment: str = ""  # equal for two runs if clients with equal numbers have the same examples
 
 
 def read_source(name: str) -> Source:
@@ -360,17 +335,12 @@ def _of_rows(rows: Any) -> dict[str, ClientRecord]:
 
 
 def repeats(first: Source, second: Source) -> bool:
-    """Return whether every release of a run is also a release of another run.
+    """Return whether every release of the run `first` is also a release of the run `second`.
 
     The charges and the records of what was released must both be equal. Equal charges alone are not
     enough: under secure noise, or if clients are drawn in secret, charges do not depend on the
-    examples, and a secure sum depends on other clients, too. If a charged
-    round has no record of its releases, equal charges suffice, but only where they imply equal
-    releases (`Source.charges_tell`).
-
-    Args:
-        first: the run whose releases are looked up in `second`.
-        second: the run that may have all releases of `first`.
+    examples, and a secure sum depends on other clients, too. For a charged round without a record
+    of its releases, equal charges suffice where they imply equal releases (`charges_tell`).
     """
     if not (first.is_run and second.is_run and any(c.chain for c in first.clients.values())):
         return False
@@ -384,11 +354,6 @@ def repeats(first: Source, second: Source) -> bool:
 
 
 def renamed(source: Source, clients: Mapping[str, str]) -> Source:
-    """Return a copy of a source with new keys for the clients, and without clients' names.
-
-    Args:
-        source: the source.
-        clients: mapping from new key to old key; a client without a new key is left out.
-    """
+    """Return a copy of a source with the clients of a map from new to old keys, without names."""
     moved = {new: replace(source.clients[old], name=None) for new, old in clients.items()}
     return replace(source, clients=moved)

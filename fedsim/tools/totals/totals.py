@@ -30,27 +30,15 @@ _MOST_CHOICES = 1000  # combinations of clients
 
 @dataclass(frozen=True)
 class ClientTotal:
-    """The total privacy spend of one client over all sources.
+    """The total privacy spend of one client over all sources."""
 
-    Attributes:
-        client: key of the client: its number, or the name that the user gave it to match clients;
-            "" if files name no clients.
-        name: name of the client in the data; None without one.
-        sources: names of the sources that charged the client.
-        ledger: all charges of the client.
-        delta: δ of every ε.
-        epsilons: total ε by each accountant, by the accountant's name.
-        epsilon_against_server: ε against a server that sees single uploads, by the first
-            accountant, under distributed trust; else None.
-    """
-
-    client: str
-    name: str | None
-    sources: tuple[str, ...]
+    client: str  # its number, or the user's name for it; "" if files name no clients
+    name: str | None  # in the data
+    sources: tuple[str, ...]  # which charged the client
     ledger: PrivacyLedger
     delta: float
-    epsilons: Mapping[str, float]
-    epsilon_against_server: float | None = None
+    epsilons: Mapping[str, float]  # by the accountant's name
+    epsilon_against_server: float | None = None  # by the first accountant
 
     @property
     def epsilon(self) -> float:
@@ -73,29 +61,16 @@ class ClientTotal:
 
 @dataclass(frozen=True)
 class Totals:
-    """The privacy totals of all clients over several runs and ledgers.
+    """The privacy totals of all clients over several runs and ledgers."""
 
-    Attributes:
-        sources: names of the counted sources, without those that repeat another source.
-        repeated: names of sources that repeat another one bit for bit, so that they cost nothing.
-        unfinished: names of runs that have not ended; they are counted up to their last record.
-        unit: the privacy unit that ε protects; None if no source names a unit.
-        adjacency: adjacency of every ε.
-        observer: the adversary against whom every ε holds; None without a fedsim run.
-        clients: the totals of clients, in the order of their numbers.
-        is_of_any_client: whether each total is for a combination of one client of each run. This is
-            so if partitions were drawn with different seeds, since an example may then belong to a
-            different client in each run.
-    """
-
-    sources: tuple[str, ...]
-    repeated: tuple[str, ...]
-    unfinished: tuple[str, ...]
-    unit: str | None
+    sources: tuple[str, ...]  # without those that repeat another source
+    repeated: tuple[str, ...]  # bit for bit, so that they cost nothing
+    unfinished: tuple[str, ...]  # runs, counted up to their last record
+    unit: str | None  # None if no source names one
     adjacency: Adjacency
-    observer: Observer | None
-    clients: tuple[ClientTotal, ...]
-    is_of_any_client: bool = False
+    observer: Observer | None  # against whom every ε holds; None without a run of fedsim
+    clients: tuple[ClientTotal, ...]  # in the order of their numbers
+    is_of_any_client: bool = False  # totals are of combinations of clients (`account_of`)
 
     @property
     def largest(self) -> ClientTotal:
@@ -132,6 +107,9 @@ def account_of(
     by their numbers, if equal numbers have the same examples in every run. Otherwise (partitions
     drawn with different seeds) an example may belong to any client of each run. The totals are then
     those of all combinations of one client of each run, and the largest total is the guarantee.
+    `clients` has, for each client name, the texts `SOURCE:CLIENT` that say where this client is
+    (`SOURCE` for a file that names no client). With `independent_noise`, seeded noise of runs with
+    one seed counts as independent, as it would be in the deployments that these runs simulate.
 
     Guarantee: all releases of all sources about client k are jointly (ε_k, δ)-DP under `adjacency`,
     against the adversary `observer` for runs of fedsim. Conditions: client k has the same data in
@@ -139,18 +117,6 @@ def account_of(
     results of earlier ones, but its noise, sampling rates and number of steps must be fixed without
     looking at them (`PrivacyFilter` covers more). For runs of fedsim, ε includes what the noise
     sampler adds; noise of other tools is taken to be what their events say.
-
-    Args:
-        sources: runs and files.
-        delta: δ of every ε; None means the δ of the runs and training files.
-        accountants: accountants to compute ε with; the default is that of the runs, or "pld".
-        adjacency: adjacency of the files; None means that of the runs and training files, or
-            "zero_out".
-        clients: for each client name, the texts `SOURCE:CLIENT` that say where this client is (or
-            `SOURCE` for a file that names no client). None means to match clients as described
-            above.
-        independent_noise: whether to treat the seeded noise of runs with the same seed as
-            independent, as it would be in the deployments that these runs simulate.
 
     Raises:
         SourceError: the sources cannot be added up; the message says why and how to go on.
@@ -379,9 +345,7 @@ def _every_choice(sources: Sequence[Source]) -> list[Source]:
 def _uncovered(items: Iterable[T], covers: Callable[[T, T], bool]) -> list[T]:
     """Return items such that each other item is covered by one of them; of equal ones, the first.
 
-    Args:
-        items: the items.
-        covers: function of (item, other), which returns whether the item covers the other one.
+    `covers(item, other)` tells whether an item covers another one.
     """
     kept: list[T] = []
     for item in items:

@@ -41,38 +41,19 @@ _Positive = Annotated[float, Field(gt=0)]
 
 
 class TrainingSection(Settings):
-    """The section `training`: what the code does.
+    """The section `training`: what the code does."""
 
-    Attributes:
-        unit: what ε protects: each example, or each client with all that it has.
-        examples: number of examples, or of clients for unit `client`.
-        batch_size: examples in a batch, on average; not needed if every batch has all examples.
-        steps: number of noisy steps; `epochs` may be given instead.
-        epochs: number of passes over the data, or of full batches.
-        sampling: how the code draws a batch.
-        sampling_rate: probability of each example to join a Poisson sample; `batch_size` over
-            `examples` if absent.
-        drop_last: whether a shuffled pass leaves out the examples of an incomplete batch.
-        noise_multiplier: standard deviation of the noise, in clipping norms.
-        noise_added_to: whether this noise is added to the sum of clipped gradients or to their
-            mean over a batch.
-        sensitivity: how far one example moves the sum, in clipping norms. For k layers that are
-            clipped one by one it is √k.
-        adjacency: adjacency of ε.
-        delta: δ of ε.
-    """
-
-    unit: Literal["example", "client"] = "example"
-    examples: _Count
-    batch_size: _Count | None = None
-    steps: _Steps | None = None
-    epochs: _Epochs | None = None
+    unit: Literal["example", "client"] = "example"  # or a client with all that it has
+    examples: _Count  # or clients, for unit `client`
+    batch_size: _Count | None = None  # on average; not needed if every batch has all examples
+    steps: _Steps | None = None  # noisy ones; or give `epochs`
+    epochs: _Epochs | None = None  # passes over the data, or full batches
     sampling: Sampling
-    sampling_rate: Share | None = None
-    drop_last: bool = False
-    noise_multiplier: _Positive
-    noise_added_to: Literal["sum", "mean"] = "sum"
-    sensitivity: _Positive = 1.0
+    sampling_rate: Share | None = None  # of Poisson; `batch_size` over `examples` if absent
+    drop_last: bool = False  # a shuffled pass leaves out the examples of an incomplete batch
+    noise_multiplier: _Positive  # standard deviation, in clipping norms
+    noise_added_to: Literal["sum", "mean"] = "sum"  # of clipped gradients
+    sensitivity: _Positive = 1.0  # of the sum, in clipping norms; √k for k layers clipped alone
     adjacency: Adjacency = "zero_out"
     delta: Probability
 
@@ -121,15 +102,11 @@ def _rounded_up(number: float) -> int:
 class ClaimedSection(Settings):
     """The section `claimed`: the ε that the authors claim, and the values that they assume for it.
 
-    Attributes:
-        epsilon: the claimed ε, at the δ of the training.
-        because: how the authors derive this ε, in words.
-        sampling: as in `TrainingSection`, and so are all further keys. For an absent key, the
-            authors assume the value of the section `training`.
+    For an absent key, the authors assume the value of the section `training`.
     """
 
-    epsilon: Annotated[float, Field(ge=0)]
-    because: str | None = None
+    epsilon: Annotated[float, Field(ge=0)]  # at the δ of the training
+    because: str | None = None  # how the authors derive it
     sampling: Sampling | None = None
     sampling_rate: Share | None = None
     steps: _Steps | None = None
@@ -148,31 +125,22 @@ class TrainingFile(Settings):
 
 @dataclass(frozen=True)
 class TrainingRow:
-    """The ε of a training in which some values are changed, as a row of a table.
+    """The ε of a training in which some values are changed, as a row of a table."""
 
-    Attributes:
-        label: words for the changes of this row.
-        training: the training with the changes of this row and of all rows above.
-        epsilons: ε of the changed training, by the name of each accountant.
-    """
-
-    label: str
-    training: TrainingSection
-    epsilons: Mapping[str, float]
+    label: str  # words for the changes of this row
+    training: TrainingSection  # with the changes of this row and of all rows above
+    epsilons: Mapping[str, float]  # by the accountant's name
 
 
 @dataclass(frozen=True)
 class TrainingReport:
     """The ε that a training spends, and the ε that its authors claim.
 
-    Attributes:
-        name: path of the file.
-        claimed: the section `claimed` of the file; None if the file has no such section.
-        rows: the first row is what the code does. Each further row adds changes towards what the
-            authors assume. For shuffled batches, one row has Poisson samples instead.
+    The first row is what the code does. Each further row adds changes towards what the authors
+    assume. For shuffled batches, one row has Poisson samples instead.
     """
 
-    name: str
+    name: str  # path of the file
     claimed: ClaimedSection | None
     rows: tuple[TrainingRow, ...]
 
@@ -237,11 +205,6 @@ def report_of(
     """Return the report on a training file: the ε of the training, and the claimed ε.
 
     Guarantee: each ε of the first row is an upper bound for a training as `training` describes it.
-
-    Args:
-        name: path of the file.
-        file: content of the file.
-        accountants: accountants to compute ε with; the default is "pld" and "rdp".
     """
     accountants = accountants or ("pld", "rdp")
     training = file.training
