@@ -145,12 +145,7 @@ def _of_settings(
     *,
     is_drawn: bool,
 ) -> "tuple[BoundCurve, BoundCurve]":
-    """Return (curve at the given steps, curve with more points for the plot).
-
-    Raises:
-        UsageError: a setting is missing.
-        ValueError: a setting is outside its range.
-    """
+    """Return (curve at the given steps, curve with more points for the plot)."""
     with command_imports():
         from fedsim.accountant.textbook.bounds import choose_bounds
         from fedsim.planning.bounds import bound_curve, even_numbers, given_schedule
@@ -189,11 +184,7 @@ def _of_experiment(
 
 
 def _refuse_settings(settings: dict[str, Any]) -> None:
-    """Refuse options that an experiment file sets itself.
-
-    Raises:
-        UsageError: an option is given; the message names the fix.
-    """
+    """Refuse options that an experiment file sets itself."""
     given = next((name for name, value in settings.items() if value is not None), None)
     if given is not None:
         raise click.UsageError(

@@ -189,7 +189,7 @@ _UNKNOWN = ClientError("nothing of this client was recorded")
 
 
 class _ReplayGrid(LocalGrid):
-    """A local Flower grid that sends training requests only to the clients that trained in the run.
+    """A local grid that sends training requests only to the clients that trained in the run.
 
     For all other clients it repeats the recorded failure or withdrawal. Which clients failed may
     have depended on the machine (a worker that died, an interrupt), so the records say it.
@@ -231,11 +231,7 @@ class _ReplayGrid(LocalGrid):
 def _refuse_other_conditions(
     directory: RunDirectory, federation: Federation, rounds: Sequence[_RecordedRound]
 ) -> None:
-    """Check that every round ran with the present versions and on the same kind of device.
-
-    Raises:
-        ReplayImpossibleError: a round ran under other conditions.
-    """
+    """Refuse a round that ran with other versions or on another kind of device."""
     for round_ in rounds:
         if round_.releases is None or round_.releases.conditions == federation.conditions:
             continue
@@ -311,11 +307,7 @@ class _Comparison:
         engine.execute(server, app, federation.num_nodes)
 
     def _refuse_used_noise(self, opened: OpenedSum) -> None:
-        """Refuse the noise of a round that was given up without it: another sum had got it.
-
-        Raises:
-            AlreadyAnsweredError: the run did so in this round.
-        """
+        """Refuse the noise of a round that the run gave up without it: another sum had got it."""
         recorded = self.rounds[opened.round_number - 1]
         reason, row = recorded.given_up, recorded.row or {}
         if reason is not None and row.get("update_norm") is None:

@@ -179,10 +179,6 @@ def advise_experiment(loaded: LoadedExperiment, *, phases: Phases | None = None)
     """Return advice on an experiment, without training and without reading any example.
 
     Data are loaded, but only their sizes are used, such as the clients' numbers of examples.
-
-    Raises:
-        PrivacyPlanError: advice is not possible for the experiment, or no noise meets its target.
-        ValueError: the experiment cannot be assembled (see `assemble`).
     """
     if why_not := why_not_advised(loaded.experiment):
         raise PrivacyPlanError(why_not)

@@ -122,10 +122,10 @@ def public_facts(federation: Federation) -> PublicFacts:
 
 
 def budget_of(plan: PrivacyPlan, privacy: PrivacySettings) -> float:
-    """Return the ε that a client is planned to spend.
+    """Return the ε that a client is planned to spend; 0 without steps.
 
     If the noise or the number of steps is calibrated to the client's target ε, the result is this
-    target. Otherwise it is the ε of the planned steps; 0 without steps.
+    target. Otherwise it is the ε of the planned steps.
     """
     if plan.planned_steps == 0:
         return 0.0

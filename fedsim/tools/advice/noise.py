@@ -55,9 +55,8 @@ def sampling_rates(candidates: Sequence[AdviceCandidate], facts: PublicFacts) ->
 def screening_noise(candidates: Sequence[AdviceCandidate], facts: PublicFacts) -> Floats:
     """Return approximate noise multipliers for each candidate and client, (candidates, K).
 
-    With this noise, each client spends its whole budget. If a candidate has the same batches as the
-    experiment file, the result is corrected: it is multiplied by the planned noise of the file's
-    schedule, divided by the approximate noise of that schedule.
+    With this noise, each client spends its whole budget. For the batches of the experiment file, it
+    is multiplied by the planned noise of the file's schedule over the approximate one.
     """
     share = facts.clients_per_round / facts.num_clients
     steps = np.array([[max(1.0, c.local_steps * share)] for c in candidates])
@@ -78,12 +77,7 @@ def _closed_form(steps: float | Floats, rates: Floats, unit_mu: Floats) -> Float
 def planned_clients(
     experiment: ExperimentWithClients, federation: Federation
 ) -> list[tuple[PrivacyPlan, PrivacySettings]]:
-    """Return (privacy plan, privacy settings) of every client under the settings of a candidate.
-
-    Raises:
-        PrivacyPlanError: no noise meets the settings.
-        ValueError: the table of a group of clients does not fit the federation.
-    """
+    """Return (privacy plan, privacy settings) of every client under the settings of a candidate."""
     sizes = federation.data.clients.sizes
     terms, steps = schedule_of(experiment, federation.base, sizes)
     plans = client_plans(experiment, terms or (), sizes, steps, federation.release_parameters)
@@ -93,13 +87,10 @@ def planned_clients(
 def sampling_noise_ratio(
     federation: Federation, facts: PublicFacts, sampling: SamplingName
 ) -> float:
-    """Return the noise multiplier under another sampling scheme, divided by that under the file's.
+    """Return the noise multiplier under another sampling scheme over that under the file's.
 
-    Both noise multipliers are for the client with the median number of examples. They are
-    calibrated by Rényi DP, which is faster than the PLD accountant.
-
-    Raises:
-        PrivacyPlanError: the sampling has no guarantee with these settings.
+    Both are for the client with the median number of examples, calibrated by Rényi DP, which is
+    faster than the PLD accountant.
     """
     place = facts.median_place
     client = int(facts.members[place])
@@ -257,17 +248,10 @@ def predict_noise_error(
 ) -> float:
     """Return the error in sums of gradients that noise causes which is calibrated to a target ε.
 
-    The result is the root mean square error of one coordinate over all prefix sums (the sums of the
-    first t steps' clipped sums, t = 1 ... T), in units of the clip norm. Compare only plans with
-    equal steps and batches.
-
-    The adjacency is zero-out. No data are read. The effect of rounding noise to integers is
-    ignored; it is below a thousandth of the noise. At most `examples` are used of `batch_size`.
-    `bands` > 1 needs "cyclic_poisson" or "cyclic"; 1 means independent noise.
-
-    Raises:
-        ValueError: the sampling does not support this number of bands, or no noise reaches the
-            target.
+    It is the root mean square error of one coordinate over all prefix sums (the sums of the first t
+    steps' clipped sums, t = 1 ... T), in units of the clip norm, under zero-out. Compare only plans
+    with equal steps and batches. Rounding noise to integers is ignored; its effect is below a
+    thousandth of the noise. `bands` > 1 needs "cyclic_poisson" or "cyclic"; 1 is independent noise.
     """
     drawn, _ = SAMPLINGS[sampling].for_client(examples, batch_size)
     spaced, accounting = drawn.spaced(bands), Accounting(delta, accountant)

@@ -243,10 +243,7 @@ def _mean(errors: Floats) -> float:
 def schedules_of(
     candidates: Sequence[AdviceCandidate], noise: Floats, facts: PublicFacts
 ) -> Schedules:
-    """Return the quantities of each candidate from which its error is predicted.
-
-    `noise` has the noise multipliers of each client, (candidates, K).
-    """
+    """Return the quantities of each candidate from its noise multipliers (candidates, K)."""
     rates, known = sampling_rates(candidates, facts), dict[str, Floats]()
     # What weights depend on; the learning rate does not change them.
     keys = [repr((c.weighting, c.rate, c.local_steps, c.sampling)) for c in candidates]
@@ -275,9 +272,6 @@ def shares_of(weighting: str | Mapping[str, Any], noise: Floats, facts: PublicFa
     """Return the share of each of K clients in the weighted average for one weighting, (K,).
 
     `noise` is the noise multiplier of each client over its sampling rate, z / q, (K,).
-
-    Raises:
-        WeightingError: the plans' values do not determine weights.
     """
     content = {"name": weighting} if isinstance(weighting, str) else weighting
     settings = WeightingSettings.model_validate(content)

@@ -48,9 +48,6 @@ def adversaries_of(federation: Federation, client: int) -> list[Adversary]:
     """Return the adversaries against whom a client has a claimed ε.
 
     The first one is the adversary against whom the run's reported ε holds.
-
-    Raises:
-        PrivacyPlanError: the federation has no privacy.
     """
     plans, privacy = federation.plan.clients or (), privacy_of(federation.experiment)
     plan, step_length = plans[client], step_length_of(federation, client)

@@ -52,10 +52,6 @@ def audit_experiment(
 
     `on_client` is called after each client with (number of audited clients, number to audit). A
     correct federation passes with probability `confidence`.
-
-    Raises:
-        PrivacyPlanError: the experiment has no privacy, or no client with a claimed ε.
-        ValueError: the experiment cannot be assembled (see `assemble`).
     """
     if why := loaded.experiment.local.gradient_facts.not_audited:
         raise PrivacyPlanError(why)

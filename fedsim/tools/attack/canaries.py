@@ -30,10 +30,9 @@ CANARY_SCALE = 1e4  # a canary's gradient, in clipping bounds
 class CanaryModel(nn.Module):
     """A model whose input is the index of an example, with one canary parameter per example.
 
-    An input i stands for `examples[i]`, whose loss has the canary term if `has_canary[i]` is 1 (not
-    0). A canary's gradient is 10⁴ times `bound`. `spares` are extra canary parameters without an
-    example, whose coordinates show only noise; `groups` is the number of parameter groups with
-    canaries.
+    Only examples whose `has_canary` is 1 (not 0) have the canary term in their loss. `spares` are
+    canary parameters without an example, whose coordinates show only noise; `groups` is the number
+    of parameter groups with canaries.
     """
 
     def __init__(
@@ -116,11 +115,7 @@ class CanaryView:
 
 
 def with_canaries(step: DpSgdMechanism, parameters: FlatParameters) -> DpSgdMechanism:
-    """Return the mechanism bound to a `CanaryModel`, with a canary in each group of parameters.
-
-    Raises:
-        ValueError: the clipping does not fit the parameters.
-    """
+    """Return the mechanism bound to a `CanaryModel`, with a canary in each group of parameters."""
     clipping, groups = step.clipping, step.bound_groups
     if not isinstance(clipping, PatternClipping) or groups is None:
         return replace(step, bound_groups=None).for_model(parameters)

@@ -1,7 +1,8 @@
 """Confidence intervals for the error rates of an attack and for the distribution of noise.
 
 No interval assumes that the mechanism is as claimed. All intervals are exact, except those of
-correlation coefficients, which are approximate.
+correlation coefficients, which are approximate. `miss` is the probability that an end of an
+interval is wrong, the same for both ends, or that a bound is.
 """
 
 import math

@@ -158,13 +158,7 @@ class _Rounds(ABC, Generic[M]):
 
 
 class ExampleRounds(_Rounds[DpSgdMechanism]):
-    """Rounds of one client, half of whose examples have a canary of their own.
-
-    Only the first `MAX_COORDINATES` canary parameters are recorded.
-
-    Raises:
-        TypeError: the charged event is not Gaussian noise.
-    """
+    """Rounds of one client, half of whose examples have a canary of their own."""
 
     def __init__(
         self, federation: Federation, client: int, view: SumView | None, steps: int
@@ -287,8 +281,7 @@ class CanaryClient(nn.Module):
 class UpdateRounds(_Rounds[UpdateMechanism]):
     """Rounds of one client under client-level DP; the client's whole data are one canary.
 
-    The charge assumes that clients are drawn by Poisson lots. No estimate is made for single
-    uploads.
+    The charge assumes that clients are drawn by Poisson lots. There is no estimate for uploads.
     """
 
     is_fixed = False

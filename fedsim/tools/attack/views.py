@@ -116,11 +116,7 @@ class UploadDistribution:
         return cls(float(signals.mean()), float(signals.var()), noise)
 
     def epsilon(self, factors: Sequence[float], noise: float, *, delta: float) -> float:
-        """Return the estimated ε for an adversary that sees a weighted sum of a client's uploads.
-
-        `factors` has the weight of each upload in the sum, and `noise` is the variance of all its
-        noise.
-        """
+        """Return the estimated ε against who sees a sum of uploads with these factors and noise."""
         shift = abs(self.shift) * sum(factors)
         spread = self.spread * sum(factor**2 for factor in factors)
         outside, inside = math.sqrt(noise), math.sqrt(noise + spread)
@@ -147,8 +143,8 @@ def estimate_views(
 ) -> ObservedViews:
     """Return the estimated ε of one client against each of three adversaries.
 
-    `rounds` has the participants of each round. `noise` (its variance in an upload) and `weights`
-    (of the update) are in the order of clients' numbers.
+    `rounds` has the participants of each round; `noise` has the variance of the noise in one upload
+    of each client, and `weights` the weight of its update.
     """
     shares: list[float] = []  # of the client in the mean updates of its rounds
     in_sums = in_model = 0.0  # variances of noise
@@ -171,11 +167,9 @@ def views_of(
 ) -> dict[int, ObservedViews]:
     """Return the estimated ε of every audited client whose uploads were measured, by client.
 
-    For a client that was not audited, the noise in an upload is estimated as the client's charged
-    noise times the mean ratio of measured to charged noise. This works as all clients have the same
-    optimizer.
-
-    With a server optimizer or model averaging, the estimate for the final model is NaN.
+    The noise of a client that was not audited is taken to be its charged noise times the mean ratio
+    of measured to charged noise, which works as all clients have the same optimizer. With a server
+    optimizer or model averaging, the estimate for the final model is NaN.
     """
     known = {client: given for client, given in distributions.items() if given is not None}
     plans, participation = federation.plan.clients, federation.plan.participation

@@ -58,10 +58,7 @@ _RECORDS = "records"
 
 
 def ledger_reply(ledger: Path | None, request: Message) -> Message:
-    """Return the reply that contains all records of a node's ledger.
-
-    A helper has no ledger.
-    """
+    """Return the reply that contains all records of a node's ledger; a helper has none."""
     lines = [] if ledger is None else ledger.read_text().splitlines(keepends=True)
     return Message(RecordDict({LEDGER: ConfigRecord({_RECORDS: lines})}), reply_to=request)
 
@@ -69,8 +66,8 @@ def ledger_reply(ledger: Path | None, request: Message) -> Message:
 def collect_ledgers(grid: Grid, ledger: Path, *, timeout: float) -> None:
     """Request every node's ledger and update the server's copy.
 
-    A node that does not answer is logged, and so is a node whose records are damaged or do not
-    continue those in the copy. Charges of such a node that the copy already has remain in it.
+    A node is logged that does not answer, or whose records are damaged or do not continue those in
+    the copy. Charges of such a node that the copy already has remain in it.
     """
     journal = FileJournal(ledger)
     requests = {n: Message(RecordDict(), n, LEDGER_TYPE) for n in sorted(grid.get_node_ids())}
@@ -194,9 +191,6 @@ def _helper(
     """Answer as a helper, which has no data, model or ledger, only a record of its sums.
 
     The experiment came from the server, so no file that it names is read.
-
-    Raises:
-        DeploymentError: only the experiment names a file of the helper's key.
     """
     secure = settings.secure_aggregation
     if secure and secure.keys.helper_files and context.node_config.get(HELPER_KEY) is None:
@@ -211,11 +205,7 @@ def _helper(
 
 
 def _node_number(experiment: ExperimentWithClients, context: Context) -> int:
-    """Return the number of this node, where clients are numbered first, then helpers.
-
-    Raises:
-        DeploymentError: the node's configuration has no number, or it is not in the experiment.
-    """
+    """Return the number of this node, where clients are numbered first, then helpers."""
     number = context.node_config.get(PARTITION)
     clients, helpers = experiment.num_clients, num_helpers(experiment)
     if not isinstance(number, int) or not 0 <= number < clients + helpers:

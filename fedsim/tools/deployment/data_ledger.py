@@ -68,11 +68,7 @@ Releases = Sequence[tuple[Event, int]]
 
 
 def data_directory(state: Path, name: str | None, loaded: LoadedExperiment) -> Path:
-    """Return the directory of the data ledger for an experiment on this node.
-
-    Raises:
-        DeploymentError: the data file cannot be read.
-    """
+    """Return the directory of the data ledger for an experiment on this node."""
     dataset = loaded.experiment.data.dataset
     if name is None and isinstance(dataset, FileDataset) and dataset.path is not None:
         path = loaded.base / Path(dataset.path).expanduser()
@@ -120,10 +116,7 @@ class DataCharge(Settings):
         return self.seed, self.client, self.round
 
     def counted(self, given: Trust) -> Releases:
-        """Return pairs (event, number of releases) that count against a node's privacy budget.
-
-        `given` is the `trust` of the node's policy.
-        """
+        """Return the releases that count against the budget of a node that gives this trust."""
         own = None if self.against_server is None else self.against_server.entries
         return counted_releases(self.ledger.entries, own, given=given, needed=self.trust)
 
@@ -131,8 +124,7 @@ class DataCharge(Settings):
 class DataLedger:
     """The ledger of all charges to one data set; open it by `open_data_ledger`, which locks it.
 
-    `count` is the file with the number of records and the hash of the last one. Only `append` adds
-    to `charges`.
+    `count` is the file with the number of records and the hash of the last one.
 
     Raises:
         JournalError: a record was changed or is missing.
@@ -265,10 +257,7 @@ def _count_granted(budget: PrivacyFilter, spent: Mapping[Event, int], wanted: Re
 
 
 def suffices(given: Trust, needed: Trust) -> bool:
-    """Return whether a node trusts all parties that an experiment's ε relies on.
-
-    `given` is the `trust` of the node's policy, and `needed` that of the experiment.
-    """
+    """Return whether the trust of a node's policy covers the trust that an experiment's ε needs."""
     order = get_args(Trust)  # from the least trust
     return order.index(given) >= order.index(needed)
 
@@ -278,9 +267,8 @@ def counted_releases(
 ) -> Releases:
     """Return pairs (event, number of releases) that count against a node's privacy budget.
 
-    `claimed` gives the experiment's ε, and `against_server` the ε against an adversary who sees the
-    client's own upload: None if the two are equal, or if no noise protects the upload. `given` is
-    the `trust` of the node's policy, and `needed` that of the experiment.
+    `claimed` gives the experiment's ε under the trust that it needs. `against_server` gives the ε
+    against an adversary who sees the client's own upload; None if no noise protects the upload.
     """
     if suffices(given, needed):
         return claimed

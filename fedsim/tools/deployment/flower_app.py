@@ -35,14 +35,11 @@ class WrittenApp:
 
 
 def write_app(loaded: LoadedExperiment, out: Path) -> WrittenApp:
-    """Write the Flower app of an experiment.
+    """Write the Flower app of an experiment into a directory, which must be new or empty.
 
     Raises:
-        DeploymentError: `out` is not empty, a plug-in is not in the experiment's directory or has
-            the name of a file of the app, or nodes do not support the experiment: it scores
-            personal models, has privacy with Poisson sampling of clients, releases noisy examples,
-            counts votes, names trackers, has one file per client, or leaves the number of clients
-            to the data.
+        DeploymentError: the directory or the place of a plug-in is wrong, or the experiment is for
+            simulations alone.
     """
     _refuse_simulations(loaded.experiment)
     clients = loaded.experiment.data.partition.num_clients
@@ -71,11 +68,7 @@ def write_app(loaded: LoadedExperiment, out: Path) -> WrittenApp:
 
 
 def _refuse_simulations(experiment: Experiment) -> None:
-    """Refuse what is for simulations alone.
-
-    Raises:
-        DeploymentError: the experiment has such a setting; the message names the fix.
-    """
+    """Refuse what is for simulations alone."""
     personal, privacy = experiment.personalization, experiment.privacy
     if personal is not None and personal.public_data:
         raise DeploymentError(
@@ -105,12 +98,7 @@ def _refuse_simulations(experiment: Experiment) -> None:
 
 
 def _plugin_files(loaded: LoadedExperiment) -> list[PurePosixPath]:
-    """Return the plug-in files and the modules that they import, as paths from the experiment.
-
-    Raises:
-        DeploymentError: a plug-in file is missing, is outside of the experiment's directory, or has
-            the name of a file of the app.
-    """
+    """Return the plug-in files and the modules that they import, as paths from the experiment."""
     base, files = loaded.base.resolve(), list[PurePosixPath]()
     for reference in loaded.experiment.plugins:
         if plugin_directory(reference, base=base) != base:

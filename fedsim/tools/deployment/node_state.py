@@ -61,15 +61,7 @@ _RELEASE = TypeAdapter(HelperRelease)
 
 
 def state_directory(node_config: Mapping[str, object]) -> Path:
-    """Return a node's state directory.
-
-    The directory is the value of `state` in the node's configuration, else of the environment
-    variable FEDSIM_STATE, else the default.
-
-    Raises:
-        DeploymentError: the path is not absolute; the working directory of a Flower process is
-            seldom the user's.
-    """
+    """Return the state directory: `state` of the configuration, FEDSIM_STATE, or the default."""
     path = configured_path(node_config, "state")
     return path or Path.home() / ".local" / "state" / "fedsim"
 
@@ -244,12 +236,8 @@ def claim_seed(state: Path, experiment: Experiment, client: int) -> None:
     """Reserve a client's seed for an experiment on disk, before the client's first charge.
 
     The file with the experiment is written once. If two processes have different experiments, the
-    second one finds the file of the first and is refused. A refused request reserves no seed.
-
-    Raises:
-        DeploymentError: other users can open a file or directory or own it, or the client answered
-            a different experiment with this seed.
-        SchemaError: another version of fedsim wrote the state.
+    second one finds the file of the first and is refused, with the errors of `client_ledger`. A
+    refused request reserves no seed.
     """
     path = client_ledger(state, experiment, client).with_name(_EXPERIMENT)
     with exclusive(path.parent):
@@ -293,7 +281,7 @@ def _read(path: Path) -> Experiment:
     """Return the stored experiment that the client answered.
 
     Raises:
-        DeploymentError: the file is damaged; the message says what to do.
+        DeploymentError: the file is damaged.
         SchemaError: another version of fedsim wrote the state; its client may draw other noise.
     """
     way_out = "continue with fedsim {version} on every node, or choose another seed"

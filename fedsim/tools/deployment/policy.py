@@ -163,11 +163,7 @@ class NodePolicy(Settings):
 
 
 def write_template(path: Path) -> None:
-    """Write a commented template of a policy (`policy.yaml`), readable only by its user.
-
-    Raises:
-        DeploymentError: the file exists or cannot be written.
-    """
+    """Write a commented template of a policy (`policy.yaml`), readable only by its user."""
     try:
         with open(path, "xb", opener=partial(os.open, mode=0o600)) as file:
             file.write(Path(__file__).with_name(POLICY_FILE).read_bytes())
@@ -181,24 +177,14 @@ def write_template(path: Path) -> None:
 
 
 def load_policy(path: Path) -> NodePolicy:
-    """Return the policy that a file contains.
-
-    Raises:
-        ExperimentError: the file has mistakes; the error lists all with line and column.
-        DeploymentError: another user owns the file or can change it.
-    """
+    """Return the policy that a file contains; refuse a file that another user can change."""
     policy = read_checked(path, NodePolicy)
     refuse_writable(path)
     return policy
 
 
 def policy_of_node(node_config: Mapping[str, object], state: Path) -> NodePolicy:
-    """Return the policy of a node; without a policy file, log a warning and return the default.
-
-    Raises:
-        DeploymentError: the named file is missing, has mistakes or can be changed by another user,
-            or its path is not absolute.
-    """
+    """Return the policy of a node; without a policy file, log a warning and return the default."""
     path = configured_path(node_config, "policy")
     if path is None:
         path = state / POLICY_FILE

@@ -53,8 +53,6 @@ def check_experiment(policy: NodePolicy, loaded: LoadedExperiment) -> None:
 def check_round(experiment: Experiment, message: Message) -> None:
     """Check that a training request is for a round that the experiment has.
 
-    Other messages are not checked.
-
     Raises:
         PolicyRefusalError: the round lies beyond the experiment's rounds.
         ProtocolError: a request names no round.
@@ -69,9 +67,7 @@ def check_round(experiment: Experiment, message: Message) -> None:
 
 
 def check_plan(policy: NodePolicy, plan: PrivacyPlan, *, trust: Trust, digest: str) -> None:
-    """Check a client's noise and the digest of all clients' privacy plans against a policy.
-
-    `digest` is that of all clients' plans, as this node computed it.
+    """Check a client's noise and this node's digest of all clients' privacy plans against a policy.
 
     Raises:
         PolicyRefusalError: the noise multiplier is 0 or below the policy's, or the policy does not

@@ -21,9 +21,7 @@ _LOCK = "lock"
 
 
 def configured_path(node_config: Mapping[str, object], key: str) -> Path | None:
-    """Return the path that a node's configuration or an environment variable names; else None.
-
-    The configuration of the SuperNode comes first; the variable is FEDSIM_KEY.
+    """Return the path in a node's configuration, else in the variable FEDSIM_KEY, else None.
 
     Raises:
         DeploymentError: the path is not absolute; the working directory of a Flower process is
@@ -41,11 +39,7 @@ def configured_path(node_config: Mapping[str, object], key: str) -> Path | None:
 
 
 def private_directory(path: Path) -> None:
-    """Create a directory if it does not exist, and check that only its user can open it.
-
-    Raises:
-        DeploymentError: creation fails, or other users can open the path.
-    """
+    """Create a directory if it does not exist, and check that only its user can open it."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -54,11 +48,7 @@ def private_directory(path: Path) -> None:
 
 
 def private_file(path: Path) -> None:
-    """Create an empty file if it does not exist, and check that only its user can open it.
-
-    Raises:
-        DeploymentError: creation fails, or other users can open the path.
-    """
+    """Create an empty file if it does not exist, and check that only its user can open it."""
     try:
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
     except OSError as error:
@@ -67,21 +57,13 @@ def private_file(path: Path) -> None:
 
 
 def refuse_open(path: Path, wanted: str) -> None:
-    """Check that a file or directory belongs to this user and that no one else can open it.
-
-    Raises:
-        DeploymentError: the path belongs to another user, or other users can open it.
-    """
+    """Check that a file or directory belongs to this user and that no one else can open it."""
     foreign = ", and this node runs as {user}: a client's state must be its own"
     _check_access(path, stat.S_IRWXG | stat.S_IRWXO, "opened", wanted, foreign)
 
 
 def refuse_writable(path: Path) -> None:
-    """Check that only this user or root can change a file of the node's operator.
-
-    Raises:
-        DeploymentError: another user owns the file or can change it.
-    """
+    """Check that only this user or root can change a file of the node's operator."""
     foreign = ": a policy must belong to root or to user {user}, as which this node runs"
     _check_access(path, stat.S_IWGRP | stat.S_IWOTH, "changed", "600", foreign, 0)
 
@@ -115,10 +97,7 @@ def exclusive(directory: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file atomically; when this function returns, the file is on disk.
-
-    The caller locked its directory (`exclusive`).
-    """
+    """Write a private file in a locked directory atomically; on return, it is on disk."""
     replace_file(path, text.encode(), open_new=_open_private)
 
 

@@ -35,9 +35,6 @@ def sign_app(bundle: Path, key_file: Path, name: str) -> Path:
 
     The key is a private Ed25519 key in OpenSSH format without a passphrase; `name` is that of its
     public key in the nodes' `--trusted-entities`.
-
-    Raises:
-        DeploymentError: a file cannot be read, or the key has a passphrase or is not Ed25519.
     """
     try:
         content, key = bundle.read_bytes(), load_ssh_private_key(key_file.read_bytes(), None)
@@ -58,11 +55,7 @@ def sign_app(bundle: Path, key_file: Path, name: str) -> Path:
 
 
 def app_store(directory: Path, port: int) -> ThreadingHTTPServer:
-    """Return an HTTP server of the bundles in a directory, only for SuperLinks on this machine.
-
-    Raises:
-        DeploymentError: the directory does not exist, or the port cannot be used.
-    """
+    """Return an HTTP server of the bundles in a directory, only for SuperLinks on this machine."""
     if not directory.is_dir():
         raise DeploymentError(f"{directory}: no such directory")
 

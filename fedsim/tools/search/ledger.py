@@ -150,14 +150,13 @@ class Search:
 
 
 def add_record(searches: list[Search], record: Record) -> str | None:
-    """Add a record to the searches that the records before it describe.
+    """Add a record to the searches before it; return what is wrong with it, or None.
+
+    A wrong record leaves the searches as they were.
 
     Guarantee: no search begins before the previous one ended. The number of runs of a search is
     drawn once, and no drawn run is left out of a selection. No run is selected before all drawn
     runs have ended.
-
-    Returns:
-        What is wrong with the record, in which case the searches stay as they were; else None.
     """
     if isinstance(record, Drawn):
         return _draw(searches, record)
@@ -213,7 +212,7 @@ PATH = f"account/{FILE}"
 class SearchLedger:
     """The ledger of all searches in one directory; only one process at a time may use it.
 
-    `searches` are in their order; all but the last have ended.
+    All but the last of `searches` have ended.
 
     Guarantee: when `append` returns, its record is on disk. A record that a crash cut short was
     followed by no action; the next `append` removes it.
@@ -267,11 +266,7 @@ WORK = "account/work"
 
 
 def check_search_directory(out: Path) -> None:
-    """Check that a directory is new, empty, or a directory of searches.
-
-    Raises:
-        RunDirectoryError: the directory is none of these, or its ledger is missing.
-    """
+    """Check that a directory is new, empty, or a directory of searches."""
     if out.exists() and not out.is_dir():
         raise RunDirectoryError(f"{out} is a file; choose another --out")
     names = {path.name for path in out.iterdir()} if out.is_dir() else set()

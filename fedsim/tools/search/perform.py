@@ -251,11 +251,7 @@ class _SearchRun:
         self._conclude()
 
     def _conclude(self) -> SearchResult:
-        """Destroy all runs, write the account and return the result of an ended search.
-
-        Raises:
-            SearchWithdrawnError: the search ended without a model.
-        """
+        """Destroy all runs, write the account and return the result of an ended search."""
         destroy_runs(self._out)
         searches = self._ledger.searches
         content = account_json(searches, name=self._comparison.name, head=self._ledger.head)

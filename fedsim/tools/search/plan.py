@@ -147,9 +147,6 @@ def least_noise(first: Any, second: Any, key: str = "") -> Any:
 
     Noise multipliers may differ by the relative tolerance `GRID_SHARE`. The event with less noise
     is charged, since a release with more noise is post-processing of one with less.
-
-    Raises:
-        OtherEventError: the events differ in anything but their noise multipliers.
     """
     if isinstance(first, Mapping) and isinstance(second, Mapping) and set(first) == set(second):
         return {name: least_noise(first[name], second[name], name) for name in first}

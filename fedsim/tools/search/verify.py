@@ -51,11 +51,7 @@ class SearchVerification:
 def verify_if_search(
     directory: Path, *, root: str | None, replay: bool
 ) -> SearchVerification | None:
-    """Check a directory of searches; return None for any other path.
-
-    Raises:
-        BadParameter: a replay was requested.
-    """
+    """Check a directory of searches; return None for any other path."""
     if not ((directory / PATH).is_file() or (directory / MARKER).is_file()):
         return None
     if replay:
@@ -72,9 +68,6 @@ def verify_search(out: Path, *, root: str | None = None) -> SearchVerification:
     before its first run. Every search has ended, with all of its drawn runs or without a selection.
     Both guarantees in the account and the guarantee in every public folder are those of the ledger.
     The public folders hold the recorded files and nothing else, and no run is left on disk.
-
-    Raises:
-        SchemaError: the ledger has another schema.
     """
     try:
         ledger = SearchLedger(out)

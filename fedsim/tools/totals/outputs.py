@@ -100,9 +100,6 @@ def registry_entry(account: Totals, sources: Sequence[Source]) -> str:
 
     Guarantee: ε is rounded up and δ is the accounted one, so the entry claims no more than the
     total does.
-
-    Raises:
-        SourceError: no source is a finished run, or a client has an infinite ε.
     """
     runs = [source for source in sources if source.is_run and source.is_finished]
     if not runs:

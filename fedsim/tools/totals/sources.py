@@ -70,9 +70,6 @@ def opacus_ledger(history: Any) -> PrivacyLedger:
 
     Guarantee: the ledger is that of the recorded history, which may differ from what ran. Opacus
     records Poisson sampling even if the loader shuffled (`poisson_sampling=False`).
-
-    Raises:
-        EventError: `history` is not a list of [noise_multiplier, sample_rate, steps].
     """
     ledger = PrivacyLedger()
     for place, entry in enumerate(history if isinstance(history, list) else [history]):
@@ -88,12 +85,7 @@ def opacus_ledger(history: Any) -> PrivacyLedger:
 
 
 def event_of(record: Any) -> Event:
-    """Return the event that a JSON object describes, in the notation of fedsim or dp-accounting.
-
-    Raises:
-        ValueError: the object is not an event.
-        KeyError: a key is missing.
-    """
+    """Return the event that a JSON object describes, in the notation of fedsim or dp-accounting."""
     name = record.get("type") if isinstance(record, Mapping) else None
     if not isinstance(name, str) or not name.endswith(_SUFFIX):
         return event_from_dict(record)
@@ -133,9 +125,6 @@ def registry_ledger(deployment: Any) -> PrivacyLedger:
     `rho` is a zCDP guarantee; `epsilon` with `delta` (0 if absent) is an approximate DP guarantee.
     In an entry with both, `rho` counts, as the other follows from it. An entry without either is of
     tier 1 and declares nothing: its ε is infinite.
-
-    Raises:
-        EventError: a parameter is not a number, or out of its range, or a part is no mapping.
     """
     loss = _mapping("deployment", deployment).get("privacy_loss") or {}
     parameters = _mapping("deployment.privacy_loss", loss).get("privacy_parameters") or {}
@@ -214,17 +203,7 @@ class Source:
 
 
 def read_source(name: str) -> Source:
-    """Read a source: a run, a ledger, events, a training file, or an entry of the registry.
-
-    Raises:
-        SourceError: the file does not exist, or its content is none of these.
-        RunDirectoryError: the directory contains no run.
-        SchemaError: the run has another schema.
-        ExperimentError: `experiment.yaml` is not valid for this version, or a training file has
-            mistakes.
-        DamagedRunError: a file of a run is damaged, or its ledger lacks records.
-        JournalError: a record of the ledger is damaged.
-    """
+    """Read a source: a run, a ledger, events, a training file, or an entry of the registry."""
     path = Path(name)
     if path.is_dir():
         return _read_run(name, RunDirectory.open(path))

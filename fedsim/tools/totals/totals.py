@@ -290,10 +290,8 @@ def _by_number(key: str) -> tuple[float, str]:
 def _matched(sources: Sequence[Source]) -> tuple[list[Source], bool]:
     """Return the sources such that equal client keys mean the same client, and whether they do.
 
-    If several runs all have unique names for their clients, the keys are these names. Otherwise the
-    keys stay as they are (clients' numbers, or the keys of a file), if equal numbers have the same
-    examples in all runs. Otherwise it is not known which clients are the same: the result is
-    `_every_choice` and False.
+    The keys become the names of clients if all runs have unique ones. Else they stay, if equal
+    numbers have the same examples in all runs. Else the result is `_every_choice` and False.
     """
     runs = [source for source in sources if source.is_run]
     if len(runs) < 2:
@@ -315,9 +313,6 @@ def _every_choice(sources: Sequence[Source]) -> list[Source]:
     A combination is one client of each source. All of them are needed if it is not known which
     clients of the sources are the same. A combination is left out if one of its clients spends no
     more than another client of the same source.
-
-    Raises:
-        SourceError: the privacy unit is a client, or there are too many combinations.
     """
     way_out = (
         "use one seed and secure noise, a partition by a column or files, or --clients FILE where "

@@ -223,7 +223,7 @@ _SAMPLE = ("sampling", "sampling_rate")
 def _changes(file: TrainingFile) -> list[dict[str, Any]]:
     """Return what the authors account for otherwise, one thing after the other.
 
-    Shuffled batches have a row of their own as Poisson samples, also if the authors do not say so.
+    Shuffled batches always get a row of their own as Poisson samples.
     """
     training, claimed = file.training, {} if file.claimed is None else _given(file.claimed)
     changes = {key: value for key, value in claimed.items() if value != getattr(training, key)}
@@ -265,11 +265,7 @@ def is_training(content: object) -> bool:
 
 
 def read_training(path: str | Path) -> TrainingFile:
-    """Return the content of a training file.
-
-    Raises:
-        ExperimentError: the file has mistakes; the error lists all of them with their places.
-    """
+    """Return the content of a training file."""
     return read_checked(path, TrainingFile, _problems)
 
 
