@@ -216,22 +216,20 @@ def print_advice(advice: Advice) -> None:
         f"between: least and largest on {len(plausible_tasks())} plausible learning tasks"
     )
     print_table(console, table)
-    proposal = advice.proposal
-    verdict = f"nothing to change: none of {advice.compared:,} candidates is clearly better"
-    if proposal is not None:
+    if (proposal := advice.proposal) is None:
+        none = f"none of {advice.compared:,} candidates is clearly better"
+        print_sentence(console, f"nothing to change: {none}")
+    else:
         low, high = proposal.ratio_range
-        verdict = (
+        print_sentence(
+            console,
             f"proposal, the best of {count_text(advice.compared, 'candidate')}: predicted "
             f"noise-to-signal ratio × {proposal.ratio:.2g}, between × {low:.2g} and × {high:.2g}; "
-            "change these lines:"
+            "change these lines:",
         )
-    print_sentence(console, verdict)
-    if proposal is not None:
         console.print(advice.lines.rstrip(), highlight=False, markup=False, soft_wrap=True)
-    public = (
-        "from public figures alone: no example was read, no training was done, no file was changed"
-    )
-    for note in (*advice.notes, public):
+    public = "no example was read, no training was done, no file was changed"
+    for note in (*advice.notes, f"from public figures alone: {public}"):
         print_sentence(console, note)
 
 

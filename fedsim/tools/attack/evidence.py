@@ -67,9 +67,7 @@ def shift_lower_bound(
     def bound(threshold: float) -> float:
         alarms = n - int(np.searchsorted(noise, threshold, side="right"))
         misses = int(np.searchsorted(noise, threshold - shift, side="right"))
-        return gdp_lower_bound(
-            rate_interval(alarms, n, miss=end), rate_interval(misses, n, miss=end)
-        )
+        return gdp_lower_bound(*(rate_interval(k, n, miss=end) for k in (alarms, misses)))
 
     return max(map(bound, thresholds), default=0.0)
 

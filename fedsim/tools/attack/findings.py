@@ -15,7 +15,7 @@ from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.plan import Accounting
 from fedsim.clients.sampling.sampling import PoissonSampling, Sampling
 from fedsim.core.formatting import epsilon_text, least_epsilon_text
-from fedsim.core.text_formats import finite_or_none
+from fedsim.planning.bounds import json_value
 from fedsim.tools.attack.evidence import (
     Interval,
     correlation_interval,
@@ -101,12 +101,10 @@ def measure_leakage(seen: Observations, claim: Claim, *, miss: float) -> Finding
 
 def _contribution(seen: Observations) -> Interval:
     """Return the mean, minimum and maximum of the contributions; none of them is random."""
-    contribution = seen.contributions
-    if contribution.size == 0:
+    added = seen.contributions
+    if added.size == 0:
         return Interval(math.nan, -math.inf, math.inf)
-    return Interval(
-        float(contribution.mean()), max(0.0, float(contribution.min())), float(contribution.max())
-    )
+    return Interval(float(added.mean()), max(0.0, float(added.min())), float(added.max()))
 
 
 def _epsilon_of_runs(seen: Observations, claim: Claim, *, miss: float) -> float:
@@ -192,9 +190,8 @@ def violations(findings: Findings, claim: Claim) -> Iterator[str]:
             "batches are not drawn independently: examples' counts vary "
             f"{findings.count_variance.estimate:.3g} times as much as charged"
         )
-    for interval, where in zip(
-        findings.noise_correlations, ("step to step", "round to round"), strict=True
-    ):
+    lags = "step to step", "round to round"
+    for interval, where in zip(findings.noise_correlations, lags, strict=True):
         if interval.excludes(0.0):
             yield f"noise repeats from {where}: correlation {interval.estimate:.3g}"
 
@@ -219,26 +216,24 @@ class ClientAudit:
         """Return the audit of the client as JSON values; an infinite or unknown number is null."""
         findings = self.findings
         views = vars(self.views or ObservedViews(math.nan, math.nan, math.nan))
-        return {
+        content = {
             "client": self.client,
             "against": self.against,
             "examples": self.num_examples,
             "delta": self.claim.accounting.delta,
             "epsilon_claimed": self.claim.epsilon,
-            "epsilon_certified": finite_or_none(findings.epsilon),
-            "epsilon_certified_of_runs": finite_or_none(findings.epsilon_of_runs),
-            "epsilon_estimated": {
-                name: finite_or_none(value)
-                for name, value in {"steps": findings.epsilon_estimate, **views}.items()
-            },
-            "noise_over_charged": _interval_json(findings.noise),
-            "noise_distance_to_gaussian": _interval_json(findings.noise_distance),
-            "contribution_over_bound": _interval_json(findings.contribution),
-            "sampling_over_charged": _interval_json(findings.sampling_rate),
-            "count_variance_over_charged": _interval_json(findings.count_variance),
-            "noise_correlation": list(map(_interval_json, findings.noise_correlations)),
-            "violations": list(self.violations),
+            "epsilon_certified": findings.epsilon,
+            "epsilon_certified_of_runs": findings.epsilon_of_runs,
+            "epsilon_estimated": {"steps": findings.epsilon_estimate, **views},
+            "noise_over_charged": findings.noise,
+            "noise_distance_to_gaussian": findings.noise_distance,
+            "contribution_over_bound": findings.contribution,
+            "sampling_over_charged": findings.sampling_rate,
+            "count_variance_over_charged": findings.count_variance,
+            "noise_correlation": findings.noise_correlations,
+            "violations": self.violations,
         }
+        return json_value(content)
 
 
 @dataclass(frozen=True)
@@ -277,7 +272,3 @@ class Audit:
             "clients": [client.to_json() for client in self.clients],
             "violations": list(self.violations),
         }
-
-
-def _interval_json(interval: Interval) -> dict[str, float | None]:
-    return {name: finite_or_none(value) for name, value in vars(interval).items()}

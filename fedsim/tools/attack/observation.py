@@ -317,11 +317,9 @@ class UpdateRounds(_Rounds[UpdateMechanism]):
         member = BlockMember(features, targets, key, steps, self._release, secure, part)
         result = block_of(self._shared_model, self._loss, None, self._local, [member]).train()
         seen = result.values[0].double()
-        if self._others is None:
+        if (others := self._others) is None:
             seen = (seen - self._shared_model.start_values) / self._release.max_update_norm
         else:
-            seen = (
-                seen + self._others.of_round(number, secure=secure)
-            ) * self._others.view.step_length
+            seen = (seen + others.of_round(number, secure=secure)) * others.view.step_length
         upload = -seen[self._place].cpu().numpy()
         return _Round(upload[np.newaxis], np.array([[has_content]]), upload, None)

@@ -197,20 +197,18 @@ class NodeJournal:
         If any charge is under the adjacency replace_one, all are composed under it: its guarantee
         implies the one for zero_out.
         """
-        max_epsilon, delta = self.policy.max_epsilon, self.policy.delta
-        if max_epsilon is None or delta is None:
+        epsilon, delta = self.policy.max_epsilon, self.policy.delta
+        if epsilon is None or delta is None:
             return
-        limit = f"max_epsilon is {max_epsilon:g} at δ = {delta:g} for all experiments"
-        counts: Counter[Event] = Counter()
+        limit = f"max_epsilon is {epsilon:g} at δ = {delta:g} for all experiments"
+        spent: Counter[Event] = Counter()
         for charge in ledger.charges:
             for event, count in charge.counted(self.policy.trust):
-                counts[event] += count
+                spent[event] += count
         adjacencies = {charge.adjacency for charge in (*ledger.charges, new)}
         adjacency = "replace_one" if "replace_one" in adjacencies else "zero_out"
         try:
-            fit = count_affordable(
-                counts, wanted, epsilon=max_epsilon, delta=delta, adjacency=adjacency
-            )
+            fit = count_affordable(spent, wanted, epsilon=epsilon, delta=delta, adjacency=adjacency)
         except UnsupportedEventError as error:
             raise PolicyRefusalError(
                 f"{limit}, and {subject} has no rule for them: {error}"
@@ -293,13 +291,11 @@ def _read(path: Path) -> Experiment:
     except SchemaError:
         raise
     except (KeyError, TypeError, ValueError) as error:
-        ledger, way_out = path.with_name(_LEDGER), "no charge was recorded beside it: delete it"
+        ledger, fix = path.with_name(_LEDGER), "no charge was recorded beside it: delete it"
         if ledger.exists() and ledger.stat().st_size:
-            way_out = (
-                "charges were recorded beside it: restore it from a copy, or choose another seed"
-            )
+            fix = "charges were recorded beside it: restore it from a copy, or choose another seed"
         raise DeploymentError(
-            f"{path} is empty or damaged, as a crash can leave it; {way_out}"
+            f"{path} is empty or damaged, as a crash can leave it; {fix}"
         ) from error
 
 

@@ -21,7 +21,7 @@ from fedsim.federation.federation import Federation
 from fedsim.protocol.errors import NODE_RESTARTED
 from fedsim.protocol.traffic import WrappedGrid
 from fedsim.report.run import run
-from fedsim.runs.directory import RunDirectory
+from fedsim.runs.directory import RunDirectory, RunFiles
 from fedsim.simulation.engine import Engine, ShardableApp
 from fedsim.tools.deployment.client_app import EXPERIMENT_FILE, collect_ledgers
 from fedsim.tools.deployment.node_state import state_directory
@@ -169,6 +169,5 @@ def _run_directory(run_config: Mapping[str, object], name: str, run_id: int) -> 
 
 
 def _is_finished(out: Path, rounds: int) -> bool:
-    directory = RunDirectory.open(out)
-    summary = directory.read_json("summary.json") if (out / "summary.json").is_file() else {}
+    summary = RunFiles(RunDirectory.open(out)).optional("summary.json") or {}
     return summary.get("status") == "completed" and summary["rounds"] >= rounds

@@ -96,14 +96,12 @@ def _bundles(directory: Path, request: bytes) -> list[Path]:
     """Return the bundles of the requested app, named PUBLISHER.APP.VERSION.HASH.fab."""
     try:
         asked = json.loads(request)
-        wanted = asked["app_id"].removeprefix("@").split("/")
+        parts = asked["app_id"].removeprefix("@").split("/")
         if asked.get("app_version") is not None:
-            wanted.append(asked["app_version"].replace(".", "-"))
+            parts.append(asked["app_version"].replace(".", "-"))
     except (AttributeError, KeyError, TypeError, ValueError):
         return []
-    return [
-        path for path in directory.glob("*.fab") if path.name.split(".")[: len(wanted)] == wanted
-    ]
+    return [path for path in directory.glob("*.fab") if path.name.split(".")[: len(parts)] == parts]
 
 
 def _signatures(bundle: Path) -> list[dict[str, str | int]]:

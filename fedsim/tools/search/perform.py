@@ -222,9 +222,7 @@ class _SearchRun:
         charges = self._current.drawn.clients
         journal = FileJournal(folder / "ledger.jsonl")
         known = set(journal.clients()) <= {charge.client for charge in charges}
-        return known and all(
-            is_within(total_of(journal.history(charge.client)), charge) for charge in charges
-        )
+        return known and all(is_within(total_of(journal.history(c.client)), c) for c in charges)
 
     def _select_best(self) -> None:
         """Publish the best run, the earliest one if several are equal, and end the search."""
@@ -264,9 +262,8 @@ class _SearchRun:
                 f"and all of its runs are charged; a new search here needs a change of the file, "
                 "and adds to them"
             )
-        return SearchResult(
-            self._out, public_folder(self._out, len(searches)), end.variant, content
-        )
+        folder = public_folder(self._out, len(searches))
+        return SearchResult(self._out, folder, end.variant, content)
 
 
 def _is_unchanged(folder: Path, root: str) -> bool:

@@ -48,9 +48,7 @@ def plan_search(comparison: LoadedComparison) -> SearchPlan:
         raise ValueError("the file describes no search")
     variants = comparison.candidates
     distribution = select.search.mean, select.search.eta
-    plans = [
-        _plan_of(variant.name, variant.loaded, select.metric, *distribution) for variant in variants
-    ]
+    plans = [_plan_of(v.name, v.loaded, select.metric, *distribution) for v in variants]
     content = {
         "candidates": {plan.candidates[0]: plan.digest for plan in plans},
         "metric": select.metric,
@@ -137,9 +135,7 @@ def common_charges(plans: Sequence[SearchPlan]) -> list[ClientCharge]:
 
 
 def _events_text(charge: ClientCharge) -> str:
-    return (
-        " and ".join(f"{count} x {event!r}" for event, count in charge.ledger.entries) or "nothing"
-    )
+    return " and ".join(f"{n} x {event!r}" for event, n in charge.ledger.entries) or "nothing"
 
 
 def least_noise(first: Any, second: Any, key: str = "") -> Any:

@@ -41,18 +41,18 @@ from fedsim.runs.directory import RunDirectory, RunFiles
 from fedsim.tools.totals.training import TrainingFile, is_training, read_training
 
 
-class EventError(InputError):
-    """Error of an event that no accountant of fedsim supports; the message names the event."""
+class SourceError(InputError):
+    """Error of a run or file that cannot be added to privacy totals; the message names it."""
 
 
 def ledger_of(records: object) -> PrivacyLedger:
     """Return the ledger of a list whose elements are events or `{"event": EVENT, "count": n}`.
 
     Raises:
-        EventError: an element is not an event, or has a wrong value; the message has its position.
+        SourceError: an element is not an event, or has a wrong value; the message has its position.
     """
     if not isinstance(records, list):
-        raise EventError(f"a ledger must be a list of events, got {records!r:.80}")
+        raise SourceError(f"a ledger must be a list of events, got {records!r:.80}")
     ledger = PrivacyLedger()
     for place, record in enumerate(records):
         try:
@@ -61,7 +61,7 @@ def ledger_of(records: object) -> PrivacyLedger:
             ledger.record(event_of(event), count)
         except (KeyError, TypeError, ValueError) as error:
             problem = f"key {error} is missing" if isinstance(error, KeyError) else error
-            raise EventError(f"event {place}: {problem}") from error
+            raise SourceError(f"event {place}: {problem}") from error
     return ledger
 
 
@@ -77,7 +77,7 @@ def opacus_ledger(history: Any) -> PrivacyLedger:
             noise, rate, steps = entry
             ledger.record(PoissonSampled(rate, Gaussian(noise)), steps)
         except (TypeError, ValueError) as error:
-            raise EventError(
+            raise SourceError(
                 f"history entry {place} must be [noise_multiplier, sample_rate, steps], got "
                 f"{entry!r:.80}: {error}"
             ) from error
@@ -92,13 +92,13 @@ def event_of(record: Any) -> Event:
     read = _DP_ACCOUNTING.get(name.removesuffix(_SUFFIX))
     if read is None:
         known = ", ".join(f"{known}{_SUFFIX}" for known in _DP_ACCOUNTING)
-        raise EventError(f"no accounting rule for {name!r} of dp-accounting; known are {known}")
+        raise SourceError(f"no accounting rule for {name!r} of dp-accounting; known are {known}")
     return read(record)
 
 
 def _zcdp(record: Mapping[str, Any]) -> Event:
     if record.get("xi", 0.0):
-        raise EventError(f"ZCDpEvent with xi={record['xi']!r} has no accounting rule here; only 0")
+        raise SourceError(f"ZCDpEvent with xi={record['xi']!r} has no accounting rule here; only 0")
     return ZCDP(record["rho"])
 
 
@@ -131,7 +131,7 @@ def registry_ledger(deployment: Any) -> PrivacyLedger:
     _mapping("deployment.privacy_loss.privacy_parameters", parameters)
     units = loss.get("number_of_privacy_units", 1)
     if units != 1:
-        raise EventError(
+        raise SourceError(
             f"the entry is for {units} privacy units at once; give the guarantee of one"
         )
     try:
@@ -141,13 +141,15 @@ def registry_ledger(deployment: Any) -> PrivacyLedger:
             delta = parameters.get("delta", 0.0)
             return PrivacyLedger().record(EpsilonDelta(parameters["epsilon"], delta))
     except (TypeError, ValueError) as error:
-        raise EventError(f"deployment.privacy_loss.privacy_parameters: {error}") from error
+        raise SourceError(f"deployment.privacy_loss.privacy_parameters: {error}") from error
     return PrivacyLedger().record(NonPrivate())
 
 
 def _mapping(name: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise EventError(f"{name} must be a mapping, as in an entry of the registry, got {value!r}")
+        raise SourceError(
+            f"{name} must be a mapping, as in an entry of the registry, got {value!r}"
+        )
     return value
 
 
@@ -157,10 +159,6 @@ _LEDGERS: Mapping[str, Callable[[Any], PrivacyLedger]] = {
     "history": opacus_ledger,
     "deployment": registry_ledger,
 }
-
-
-class SourceError(InputError):
-    """Error of a run or file that cannot be added to privacy totals; the message names it."""
 
 
 EVERYONE = ""
@@ -222,10 +220,9 @@ def read_source(name: str) -> Source:
         raise SourceError(f"{name}: neither JSON nor YAML: {error}") from error
     if is_training(content):
         file = read_training(name)
-        section = file.training
-        clients = {EVERYONE: ClientRecord(section.ledger(), delta=section.delta)}
-        unit, adjacency = section.unit, section.adjacency
-        return Source(name, clients, training=file, unit=unit, adjacency=adjacency)
+        told = file.training
+        clients = {EVERYONE: ClientRecord(told.ledger(), delta=told.delta)}
+        return Source(name, clients, training=file, unit=told.unit, adjacency=told.adjacency)
     with raised_as(SourceError, f"{name}: "):
         return Source(name, _clients_of(content))
 
@@ -249,11 +246,11 @@ def _read_run(name: str, directory: RunDirectory) -> Source:
         ledger = total_of(charges)
         if row and row.get("epsilon") is None:  # a condition of the claim failed
             ledger.record(NonPrivate())
-        server = total_against_server(charges) or PrivacyLedger()
+        is_hidden = trust == "distributed"
+        server = (total_against_server(charges) or PrivacyLedger()) if is_hidden else None
         chain = tuple(charge.hash for charge in charges)
         name_, delta_ = row.get("name") or None, row.get("delta") or delta
-        second = server if trust == "distributed" else None
-        clients[client] = ClientRecord(ledger, name_, delta_, second, chain)
+        clients[client] = ClientRecord(ledger, name_, delta_, server, chain)
     if not clients:
         raise SourceError(f"{name}: no client of the run has spent anything")
     rounds = [charge.round_number for charges in histories.values() for charge in charges]
@@ -292,7 +289,7 @@ def _clients_of(content: Any) -> dict[str, ClientRecord]:
         for key, read in _LEDGERS.items():
             if key in content:
                 return {EVERYONE: ClientRecord(read(content[key]))}
-    raise EventError(
+    raise SourceError(
         "neither a list of events, nor an object with 'clients', 'ledger', 'history' (Opacus), "
         "'training' (a training file) or 'deployment' (an entry of the registry)"
     )
@@ -302,10 +299,10 @@ def _of_rows(rows: Any) -> dict[str, ClientRecord]:
     clients = dict[str, ClientRecord]()
     for place, row in enumerate(rows if isinstance(rows, list) else [rows]):
         if not isinstance(row, Mapping) or "client" not in row or "ledger" not in row:
-            raise EventError(f"clients[{place}] must have the keys 'client' and 'ledger'")
+            raise SourceError(f"clients[{place}] must have the keys 'client' and 'ledger'")
         key = str(row["client"])
         if key in clients:
-            raise EventError(f"clients[{place}]: client {key} is there twice")
+            raise SourceError(f"clients[{place}]: client {key} is there twice")
         ledger = ledger_of(row["ledger"])
         if "epsilon" in row and row["epsilon"] is None:
             ledger.record(NonPrivate())
