@@ -171,7 +171,6 @@ def _of_settings(
 def _of_experiment(
     file: str, overrides: tuple[str, ...], bounds: tuple[str, ...], *, is_whole: bool
 ) -> "tuple[BoundCurve, ...]":
-    """Return the curve of each kind of clients, or only its last point."""
     with command_imports():
         from fedsim.experiment import load_experiment
         from fedsim.planning.projection import experiment_curves
@@ -184,7 +183,6 @@ def _of_experiment(
 
 
 def _refuse_settings(settings: dict[str, Any]) -> None:
-    """Refuse options that an experiment file sets itself."""
     given = next((name for name, value in settings.items() if value is not None), None)
     if given is not None:
         raise click.UsageError(

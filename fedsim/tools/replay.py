@@ -63,8 +63,7 @@ def replay_run(
 ) -> Replay:
     """Run a federation again and compare its charges, uploads and models with the run's records.
 
-    `base` is the directory that the experiment's relative paths refer to; None means the current
-    directory.
+    The experiment's relative paths start in `base`, or in the current directory.
 
     Guarantee: if no problem is found, this fedsim computes the same records from the experiment,
     its seed and its data: every charge, the tag (keyed checksum) of every upload, and the digest of
@@ -72,7 +71,6 @@ def replay_run(
 
     Raises:
         ReplayImpossibleError: the run cannot be replayed here; the message says why.
-        InputError: data or plug-ins are missing.
     """
     phases = phases or Phases()
     federation = _federation(directory, base, phases)
@@ -121,8 +119,6 @@ def _federation(directory: RunDirectory, base: Path | None, phases: Phases) -> F
 
 @dataclass(frozen=True)
 class _RecordedRound:
-    """The records of one round of a run."""
-
     number: int  # from 1
     row: RoundRow | None = None  # its line of rounds.jsonl; None if it was interrupted
     releases: Releases | None = None  # its line of releases.jsonl; None likewise
@@ -145,7 +141,6 @@ class _RecordedRound:
 
     @property
     def given_up(self) -> str | None:
-        """The reason if the round was given up, else None."""
         return None if self.row is None else given_up(self.row)
 
     @cached_property
@@ -176,11 +171,9 @@ class _MemoryJournal:
     charges: dict[int, list[Charge]] = field(default_factory=dict)
 
     def history(self, client: int, *, after: int = 0) -> tuple[Charge, ...]:
-        """Return the charges of a client, oldest first, without the first `after` charges."""
         return tuple(self.charges.get(client, [])[after:])
 
     def append_all(self, charges: Sequence[Charge]) -> None:
-        """Append charges to the ledger in memory."""
         for charge in charges:
             self.charges.setdefault(charge.client, []).append(charge)
 
@@ -191,8 +184,7 @@ _UNKNOWN = ClientError("nothing of this client was recorded")
 class _ReplayGrid(LocalGrid):
     """A local grid that sends training requests only to the clients that trained in the run.
 
-    For all other clients it repeats the recorded failure or withdrawal. Which clients failed may
-    have depended on the machine (a worker that died, an interrupt), so the records say it.
+    For the others it repeats what was recorded: failures may have depended on the machine.
     """
 
     def __init__(
@@ -264,7 +256,6 @@ class _Comparison:
     problems: list[str] = field(default_factory=list)
 
     def run(self) -> Replay:
-        """Run the replay and return its result."""
         reason = "it has no further round"
         if self.rounds:
             self._begin_round()
@@ -368,7 +359,6 @@ class _Comparison:
 
 
 def _charge_difference(recorded: Charge | None, replayed: Charge | None) -> str | None:
-    """Return how a replayed charge differs from the recorded one; None if it does not."""
     if recorded is None or replayed is None:
         if recorded is replayed:
             return None

@@ -119,10 +119,7 @@ class Advice:
 
     @property
     def proposal(self) -> Ranked | None:
-        """The proposed candidate; None if no candidate is clearly better than the file's settings.
-
-        Correlated noise is proposed only if it is clearly better than all other candidates.
-        """
+        """The best candidate if clearly better than the file; correlated noise must beat all."""
         proposals = [row for row in self.rows if row.name == PROPOSAL]
         correlated = [row for row in self.rows if row.candidate.correlation is not None]
         least = min((row.error for row in proposals), default=self.rows[0].error)
@@ -176,10 +173,7 @@ def _row_to_json(row: Ranked) -> dict[str, Any]:
 
 
 def advise_experiment(loaded: LoadedExperiment, *, phases: Phases | None = None) -> Advice:
-    """Return advice on an experiment, without training and without reading any example.
-
-    Data are loaded, but only their sizes are used, such as the clients' numbers of examples.
-    """
+    """Return advice on an experiment, without training; of the data, only sizes are used."""
     if why_not := why_not_advised(loaded.experiment):
         raise PrivacyPlanError(why_not)
     phases = phases or Phases()

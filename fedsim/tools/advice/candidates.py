@@ -122,11 +122,7 @@ def public_facts(federation: Federation) -> PublicFacts:
 
 
 def budget_of(plan: PrivacyPlan, privacy: PrivacySettings) -> float:
-    """Return the ε that a client is planned to spend; 0 without steps.
-
-    If the noise or the number of steps is calibrated to the client's target ε, the result is this
-    target. Otherwise it is the ε of the planned steps.
-    """
+    """Return a client's target ε if its noise or steps are calibrated to it, else its steps' ε."""
     if plan.planned_steps == 0:
         return 0.0
     exhausted = plan.steps_to_take < plan.planned_steps
@@ -179,10 +175,7 @@ def _label_skew(federation: Federation) -> float:
 def candidate_grid(
     given: AdviceCandidate, *, rates: Sequence[Rate], weightings: Sequence[object]
 ) -> list[AdviceCandidate]:
-    """Return all candidate schedules: first that of the file, then all combinations of values.
-
-    The batches and the learning rate of the file are always tried as well.
-    """
+    """Return the file's schedule, then all combinations of values, the file's own among them."""
     rounds = sorted({r for r in _ROUNDS if r < given.rounds} | {given.rounds})
     steps = sorted({*_STEPS, given.steps})
     grid = (
@@ -194,7 +187,6 @@ def candidate_grid(
 
 
 def _learning_rates(given: AdviceCandidate, steps: int) -> list[float]:
-    """Return learning rates for training paths of different lengths, and the file's rate."""
     path = given.learning_rate * given.local_steps
     rates = {float(f"{path * share / steps:.{_FIGURES}g}") for share in _PATHS}
     return sorted(rates | {given.learning_rate})

@@ -53,10 +53,9 @@ def sampling_rates(candidates: Sequence[AdviceCandidate], facts: PublicFacts) ->
 
 
 def screening_noise(candidates: Sequence[AdviceCandidate], facts: PublicFacts) -> Floats:
-    """Return approximate noise multipliers for each candidate and client, (candidates, K).
+    """Return noise multipliers (candidates, K) with which each client spends about its budget.
 
-    With this noise, each client spends its whole budget. For the batches of the experiment file, it
-    is multiplied by the planned noise of the file's schedule over the approximate one.
+    For the batches of the file, the planned noise of its schedule corrects the approximation.
     """
     share = facts.clients_per_round / facts.num_clients
     steps = np.array([[max(1.0, c.local_steps * share)] for c in candidates])
@@ -89,8 +88,7 @@ def sampling_noise_ratio(
 ) -> float:
     """Return the noise multiplier under another sampling scheme over that under the file's.
 
-    Both are for the client with the median number of examples, calibrated by Rényi DP, which is
-    faster than the PLD accountant.
+    Both are for the client of median size, by Rényi DP, which is faster than the PLD accountant.
     """
     place = facts.median_place
     client = int(facts.members[place])
@@ -188,10 +186,7 @@ def predicted_errors(schedules: Schedules) -> Floats:
 
 
 def mean_errors(errors: Floats) -> Floats:
-    """Return for each candidate the geometric mean of its errors over all tasks, (candidates,).
-
-    `errors` is (tasks, candidates).
-    """
+    """Return the geometric mean of each candidate's errors (tasks, candidates) over all tasks."""
     return np.exp(np.log(errors + 1e-3).mean(axis=0))
 
 
@@ -202,11 +197,10 @@ _BANDS = (5, 10, 25)
 def correlated_candidates(
     federation: Federation, facts: PublicFacts
 ) -> Iterator[tuple[AdviceCandidate, float]]:
-    """Yield pairs (candidate, error ratio) for the file's schedule with correlated noise.
+    """Yield (candidate, error ratio) for the file's schedule with correlated noise.
 
-    The candidates differ in the number of bands of the correlation. The ratio is the noise error in
-    prefix sums of gradients, divided by the error of independent noise on Poisson batches. Both
-    errors are for the client with the median number of examples, with noise calibrated by Rényi DP.
+    The ratio is the noise error in prefix sums of gradients over that of independent noise on
+    Poisson batches, both for the client of median size, with noise calibrated by Rényi DP.
     """
     if privacy_of(federation.experiment).is_correlated:
         return

@@ -232,7 +232,6 @@ class Ranking:
 
 
 def _errors(candidate: AdviceCandidate, noise: Floats, facts: PublicFacts) -> Floats:
-    """Return the predicted error of a candidate for each task, (tasks,)."""
     return predicted_errors(schedules_of([candidate], noise[None, :], facts))[:, 0]
 
 

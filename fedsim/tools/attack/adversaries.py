@@ -45,10 +45,7 @@ class Adversary:
 
 
 def adversaries_of(federation: Federation, client: int) -> list[Adversary]:
-    """Return the adversaries against whom a client has a claimed ε.
-
-    The first one is the adversary against whom the run's reported ε holds.
-    """
+    """Return the adversaries against whom a client has a claimed ε, that of the report first."""
     plans, privacy = federation.plan.clients or (), privacy_of(federation.experiment)
     plan, step_length = plans[client], step_length_of(federation, client)
     accounting = Accounting.of(privacy, plan.delta)

@@ -50,8 +50,7 @@ def audit_experiment(
 ) -> Audit:
     """Add canaries to clients' examples, train the clients privately and measure the leakage.
 
-    `on_client` is called after each client with (number of audited clients, number to audit). A
-    correct federation passes with probability `confidence`.
+    `on_client` is called with (number of audited clients, number to audit).
     """
     if why := loaded.experiment.local.gradient_facts.not_audited:
         raise PrivacyPlanError(why)
@@ -119,7 +118,6 @@ def _choose_clients(federation: Federation, most: int) -> list[tuple[int, list[A
 def _audit_client(
     federation: Federation, client: int, adversary: Adversary, *, steps: int, miss: float
 ) -> ClientAudit:
-    """Audit what one adversary sees of a client."""
     plan = (federation.plan.clients or ())[client]
     rounds_of = UpdateRounds if plan.release.protects_client else ExampleRounds
     rounds = rounds_of(federation, client, adversary.view, steps)
@@ -138,10 +136,7 @@ def _audit_client(
 
 
 def _shared_noise(audited: list[ClientAudit], *, miss: float) -> Iterator[str]:
-    """Yield a message for each pair of consecutive audited clients with correlated noise.
-
-    Only clients' own releases are compared, since sums share the noise of other clients.
-    """
+    """Yield a message for each two consecutive clients whose own releases have correlated noise."""
     for client, other in pairwise(client for client in audited if client.against == "server"):
         rows, others = client.findings.noise_rows, other.findings.noise_rows
         width = min(rows.shape[1], others.shape[1])
@@ -169,7 +164,6 @@ def print_audit(audit: Audit) -> None:
 
 
 def _epsilon_table(audit: Audit) -> Table:
-    """Return the table of claimed, certified and estimated ε."""
     shows_views = any(client.views is not None for client in audit.clients)
     title = "ε of each client: claimed, certified, and estimated"
     who = _who(audit)
@@ -194,7 +188,6 @@ def _epsilon_table(audit: Audit) -> Table:
 
 
 def _epsilon_notes(audit: Audit, *, shows_views: bool) -> list[str]:
-    """Return the notes below the table of ε."""
     notes = [
         f"certified: at least so much is spent (confidence {audit.confidence:g}), by single steps;",
         "of runs: the same by whole runs, whatever the distribution of the noise;",
@@ -219,7 +212,6 @@ def _who(audit: Audit) -> list[str]:
 
 
 def _mechanism_table(audit: Audit) -> Table:
-    """Return the table of measured noise, clipping and sampling."""
     who = _who(audit)
     numbers = [*who, "noise", "clipping", "sampling"]
     table = figure_table("Measured mechanism, relative to the charge", numbers)

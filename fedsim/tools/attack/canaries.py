@@ -30,9 +30,8 @@ CANARY_SCALE = 1e4  # a canary's gradient, in clipping bounds
 class CanaryModel(nn.Module):
     """A model whose input is the index of an example, with one canary parameter per example.
 
-    Only examples whose `has_canary` is 1 (not 0) have the canary term in their loss. `spares` are
-    canary parameters without an example, whose coordinates show only noise; `groups` is the number
-    of parameter groups with canaries.
+    The loss of an example has the canary term if its `has_canary` is 1 (else 0). `spares` are
+    canary parameters without an example, whose coordinates show only noise.
     """
 
     def __init__(
@@ -72,11 +71,7 @@ class CanaryView:
 
     @classmethod
     def of(cls, step: DpSgdMechanism, parameters: FlatParameters, most: int) -> Self:
-        """Find the places at which a release of a `CanaryModel` shows its canaries.
-
-        A release is one flat vector of all trained values. Each canary has one value in it for each
-        group of parameters. The first `most` canaries are observed.
-        """
+        """Find the places of the first `most` canaries in a release, one flat vector."""
         members = step.groups(parameters).members
         indices = [index for index, name in enumerate(parameters.names) if is_canary(name)]
         places = parameters.slices(indices)
@@ -97,8 +92,7 @@ class CanaryView:
     def read(self, values: Tensor, step: DpSgdMechanism, bounds: Sequence[float]) -> Tensor:
         """Return the value of each observed canary, summed over groups, as float64 (coordinates,).
 
-        `values` (size,) are in units of the first group's clip norm; `bounds` has the clip norm C_m
-        of each group m. The weights of the groups are 1 / z_m².
+        `values` are in units of the first group's clip norm; `bounds` are the groups' clip norms.
         """
         multipliers = self._multipliers(step)
         total = group_noise_multiplier(multipliers)

@@ -98,10 +98,7 @@ def run_lower_bound(
 
 
 def deviation_interval(values: Floats, *, miss: float) -> Interval:
-    """Return the standard deviation of zero-mean Gaussian noise, with its chi-square interval.
-
-    The relative standard error of n values is 1 / √(2 n).
-    """
+    """Return the standard deviation of zero-mean Gaussian noise, with a chi-square interval."""
     if values.size == 0:
         return Interval(math.nan, 0.0, math.inf)
     squares, half = float(np.vdot(values, values)), values.size / 2.0
@@ -128,10 +125,7 @@ def distance_to_normal(noise: Floats, deviation: float, *, miss: float) -> Inter
 
 
 def correlation_interval(first: Floats, second: Floats, *, miss: float) -> Interval:
-    """Return the correlation of two samples of noise, with an approximate interval.
-
-    For n independent pairs, the standard error is 1 / √n.
-    """
+    """Return the correlation of two samples of n values, with an approximate interval (~ 1/√n)."""
     if first.size == 0:
         return Interval(math.nan, -1.0, 1.0)
     estimate = float(np.vdot(first, second)) / math.sqrt(

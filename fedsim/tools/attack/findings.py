@@ -108,10 +108,7 @@ def _contribution(seen: Observations) -> Interval:
 
 
 def _epsilon_of_runs(seen: Observations, claim: Claim, *, miss: float) -> float:
-    """Return a lower bound of ε from the sums of uploads over whole runs.
-
-    Half of the coordinates without a canary choose the thresholds; the other half test them.
-    """
+    """Return a lower bound of ε by sums of uploads; half of the free coordinates set thresholds."""
     rounds = max(1, -(-claim.steps // seen.round_steps))
     runs = len(seen.uploads) // rounds
     whole = seen.uploads[: runs * rounds]

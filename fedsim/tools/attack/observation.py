@@ -86,8 +86,6 @@ class Observations:
 
 @dataclass(frozen=True)
 class _Round:
-    """The observations of one round."""
-
     released: Floats  # (steps, coordinates), in units of the clip norm
     drawn: Bools  # whether an example with a coordinate was in the batch (steps, examples)
     upload: Floats  # (coordinates,)
@@ -101,8 +99,7 @@ class _Rounds(ABC, Generic[M]):
     """Runner of rounds of one client, as in a run, whose canaries an adversary observes.
 
     Some rounds are run again with and without content (gradients, or all data of the client), to
-    measure what the content adds. `steps` is the least number of steps; the count is rounded up to
-    whole rounds.
+    measure what it adds. The number of steps is rounded up to whole rounds.
     """
 
     sampling: Sampling  # that the client is charged for
@@ -120,7 +117,6 @@ class _Rounds(ABC, Generic[M]):
         self._local = experiment.local.without_schedule().with_equal_views()
 
     def observe(self) -> Observations:
-        """Train the client round after round, and return what the adversary sees."""
         canaries, secure = self._has_canary, self._plan.secure_noise
         observed, moved, signals = list[_Round](), list[Floats](), list[Floats]()
         largest = 0.0
@@ -150,11 +146,7 @@ class _Rounds(ABC, Generic[M]):
 
     @abstractmethod
     def _run(self, number: int, *, has_content: bool | None = None, secure: bool = False) -> _Round:
-        """Train one round and return its observations.
-
-        `has_content` is whether there is more than noise (None for as in a run); `secure`, whether
-        batches and noise come from the operating system.
-        """
+        """Train one round with content, or only noise (None: as in a run); return what is seen."""
 
 
 class ExampleRounds(_Rounds[DpSgdMechanism]):
@@ -231,8 +223,7 @@ def _canary_gradients(
 ) -> tuple[PerExampleGradients, Tensor]:
     """Return (per-example gradients of the client's model with canaries, its targets).
 
-    As in a run, public examples decide how the gradients are computed. They follow the client's own
-    examples and are never drawn in a batch.
+    As in a run, public examples, which are in no batch, decide how gradients are computed.
     """
     device, bound = federation.model.device, (federation.plan.client_privacy or ())[client]
     features, targets = to_tensors(federation.data.clients[client], device)
@@ -261,10 +252,7 @@ def _network_and_loss(federation: Federation, features: Tensor) -> tuple[nn.Modu
 
 
 class CanaryClient(nn.Module):
-    """A model with an extra canary parameter, which is in the loss of all examples of a client.
-
-    The gradient of each example's loss in it is `steepness`.
-    """
+    """A model with one canary parameter, whose gradient in each example's loss is `steepness`."""
 
     def __init__(self, model: nn.Module, steepness: float) -> None:
         super().__init__()
@@ -279,10 +267,7 @@ class CanaryClient(nn.Module):
 
 
 class UpdateRounds(_Rounds[UpdateMechanism]):
-    """Rounds of one client under client-level DP; the client's whole data are one canary.
-
-    The charge assumes that clients are drawn by Poisson lots. There is no estimate for uploads.
-    """
+    """Rounds of a client whose whole data are one canary; the charge assumes Poisson lots."""
 
     is_fixed = False
 

@@ -27,10 +27,7 @@ _MOST_EPSILON = 1e6
 
 
 def gaussian_pair_epsilon(shift: float, outside: float, inside: float, *, delta: float) -> float:
-    """Return the ε at δ between N(0, outside²) and N(shift, inside²), in the worse direction.
-
-    `outside` and `inside` are the standard deviations without and with the example, both > 0.
-    """
+    """Return the ε at δ between N(0, outside²) and N(shift, inside²), in the worse direction."""
     pairs = (inside, outside), (outside, inside)
     return max(_epsilon(shift, p, q, delta) for p, q in pairs)
 
@@ -143,8 +140,7 @@ def estimate_views(
 ) -> ObservedViews:
     """Return the estimated ε of one client against each of three adversaries.
 
-    `rounds` has the participants of each round; `noise` has the variance of the noise in one upload
-    of each client, and `weights` the weight of its update.
+    `rounds` has the participants of each round, `noise` the variance of each client's upload.
     """
     shares: list[float] = []  # of the client in the mean updates of its rounds
     in_sums = in_model = 0.0  # variances of noise
@@ -167,9 +163,7 @@ def views_of(
 ) -> dict[int, ObservedViews]:
     """Return the estimated ε of every audited client whose uploads were measured, by client.
 
-    The noise of a client that was not audited is taken to be its charged noise times the mean ratio
-    of measured to charged noise, which works as all clients have the same optimizer. With a server
-    optimizer or model averaging, the estimate for the final model is NaN.
+    With a server optimizer or model averaging, the estimate for the final model is NaN.
     """
     known = {client: given for client, given in distributions.items() if given is not None}
     plans, participation = federation.plan.clients, federation.plan.participation
@@ -195,7 +189,7 @@ def views_of(
 def _noise(
     federation: Federation, plans: Sequence[PrivacyPlan], known: Mapping[int, UploadDistribution]
 ) -> list[float]:
-    """Return the noise variance of every client's upload, in the order of clients' numbers."""
+    """Return the noise variance of every client's upload, by client."""
     terms = federation.plan.client_privacy or ()
     charged = [
         (release.noise_multiplier * client.privacy.clip_norm / release.expected_batch) ** 2

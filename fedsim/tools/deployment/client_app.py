@@ -64,10 +64,9 @@ def ledger_reply(ledger: Path | None, request: Message) -> Message:
 
 
 def collect_ledgers(grid: Grid, ledger: Path, *, timeout: float) -> None:
-    """Request every node's ledger and update the server's copy.
+    """Request every node's ledger and update the server's copy, which keeps all that it has.
 
-    A node is logged that does not answer, or whose records are damaged or do not continue those in
-    the copy. Charges of such a node that the copy already has remain in it.
+    A node is logged that does not answer, or whose records are damaged or do not continue the copy.
     """
     journal = FileJournal(ledger)
     requests = {n: Message(RecordDict(), n, LEDGER_TYPE) for n in sorted(grid.get_node_ids())}
@@ -150,8 +149,7 @@ class NodeClient(ClientApp):
 def _public_text(error: Exception) -> str:
     """Return the text of an error for the server; the full text is in the node's log.
 
-    Errors of data and plug-ins may quote names, values, sizes and paths. Only errors about the
-    node's configuration and the protocol keep their text.
+    Errors of data and plug-ins may quote names, values, sizes and paths, so they lose their text.
     """
     if isinstance(error, (DeploymentError, *PUBLIC_ERRORS)):
         return describe_error(error)
@@ -188,10 +186,7 @@ def _guarded_task(
 def _helper(
     asked: LoadedExperiment, settings: ExperimentWithClients, message: Message, context: Context
 ) -> Message:
-    """Answer as a helper, which has no data, model or ledger, only a record of its sums.
-
-    The experiment came from the server, so no file that it names is read.
-    """
+    """Answer as a helper; no file that the experiment names is read, as the server sent it."""
     secure = settings.secure_aggregation
     if secure and secure.keys.helper_files and context.node_config.get(HELPER_KEY) is None:
         raise DeploymentError(

@@ -35,12 +35,7 @@ class WrittenApp:
 
 
 def write_app(loaded: LoadedExperiment, out: Path) -> WrittenApp:
-    """Write the Flower app of an experiment into a directory, which must be new or empty.
-
-    Raises:
-        DeploymentError: the directory or the place of a plug-in is wrong, or the experiment is for
-            simulations alone.
-    """
+    """Write the Flower app of an experiment into a directory, which must be new or empty."""
     _refuse_simulations(loaded.experiment)
     clients = loaded.experiment.data.partition.num_clients
     if clients is None:
@@ -68,7 +63,6 @@ def write_app(loaded: LoadedExperiment, out: Path) -> WrittenApp:
 
 
 def _refuse_simulations(experiment: Experiment) -> None:
-    """Refuse what is for simulations alone."""
     personal, privacy = experiment.personalization, experiment.privacy
     if personal is not None and personal.public_data:
         raise DeploymentError(

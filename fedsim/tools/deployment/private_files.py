@@ -86,11 +86,7 @@ def _check_access(
 
 @contextmanager
 def exclusive(directory: Path) -> Iterator[None]:
-    """Lock a directory of the node, so that other processes of the node must wait.
-
-    The lock ends with the process, however the process ends. On systems without file locks
-    (Windows), only one process may run.
-    """
+    """Lock a directory against other processes of the node; Windows has no such locks."""
     private_file(directory / _LOCK)
     with (directory / _LOCK).open("r+b") as file, hold(file):
         yield
@@ -102,6 +98,5 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def _open_private(path: Path) -> BinaryIO:
-    """Create a file that only its user can open, and open it for writing."""
     path.unlink(missing_ok=True)  # of a crash before it got its name
     return os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb")

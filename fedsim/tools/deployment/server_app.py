@@ -34,8 +34,7 @@ class DeployedGrid(WrappedGrid):
     """Flower's grid, but a request to a node that was restarted gets an error as its reply.
 
     Guarantee: a request is answered by its node, by the SuperLink, or by an error of code
-    `NODE_RESTARTED` as soon as its node has been activated again. Without such an error, a round
-    would wait 12 hours for the message to expire.
+    `NODE_RESTARTED` as soon as its node is active again; else it would expire after 12 hours.
     """
 
     def __init__(
@@ -77,7 +76,6 @@ class DeployedGrid(WrappedGrid):
             self._pause()
 
     def _activations(self) -> dict[int, str]:
-        """Return the activation time of each online node, by node id."""
         return {node.node_id: node.last_activated_at for node in self.get_nodes()}
 
 
@@ -99,10 +97,9 @@ class DeployedEngine(Engine):
         self._context = context
 
     def execute(self, server_app: ServerApp, client_app: ClientApp, num_nodes: int) -> None:
-        """Run `server_app` with the connected nodes, then collect the clients' ledgers.
+        """Run `server_app`, which waits for the nodes, then collect the ledgers of their clients.
 
-        `client_app` is not run here, since clients run on SuperNodes; its ledger path is that of
-        the server's copy. `server_app` itself waits for the nodes.
+        `client_app` names the server's copy of the ledger; clients run on SuperNodes.
         """
         try:
             server_app(self._grid, self._context)
@@ -112,10 +109,9 @@ class DeployedEngine(Engine):
 
 
 def deployed_server(directory: Path) -> ServerApp:
-    """Return the ServerApp of the experiment in `directory`.
+    """Return the ServerApp of the experiment in `directory`; it resumes an unfinished run.
 
-    The run directory is `out` of the run config, on the machine of the SuperLink. If it has an
-    unfinished run, that run is resumed.
+    The run directory is `out` of the run config, on the machine of the SuperLink.
     """
     app = ServerApp()
 

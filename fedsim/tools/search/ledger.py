@@ -302,10 +302,7 @@ def run_folder(out: Path, search: int, run: int) -> Path:
 
 
 def destroy_runs(out: Path) -> None:
-    """Remove the directories of all runs of a search, and the log of their processes.
-
-    On return, the removal is on disk. The files are deleted, but their content is not overwritten.
-    """
+    """Remove all runs of a search durably; the content of their files is not overwritten."""
     if (out / WORK).exists():
         shutil.rmtree(out / WORK)
         sync_directory(out / ACCOUNT)

@@ -121,10 +121,7 @@ def every_run_sentence(figure: Figure, number: int) -> str:
 
 
 def selection_sentences(searches: Sequence[Search], figure: Figure) -> tuple[str, ...]:
-    """Return sentences on the guarantee of the selection, and on whom it is against.
-
-    The sentences do not depend on the runs that were not selected.
-    """
+    """Return sentences on a selection's guarantee; runs that were not selected change none."""
     last = searches[-1]
     if not last.is_selection:
         why = " yet: the search has not ended, and until then"
@@ -163,10 +160,7 @@ SELECTION = "selection.json"
 def write_selected(
     out: Path, searches: Sequence[Search], run: Path | None, *, score: float | None
 ) -> None:
-    """Write the public folder of the last search, as a whole or not at all.
-
-    The last search is as it will be after its selection; `run` is None if no run was drawn.
-    """
+    """Write the public folder of the last search, which ends so, as a whole or not at all."""
     folder = public_folder(out, len(searches))
     new = folder.with_name(f".{folder.name}.new")
     for left in (new, folder):
@@ -182,10 +176,7 @@ def write_selected(
 
 
 def selection_json(searches: Sequence[Search], *, score: float | None) -> dict[str, Any]:
-    """Return the content of `selection.json`, from the records and the selected run's score.
-
-    The last search is the one that selected the model in the public folder.
-    """
+    """Return the content of `selection.json` of the last search, which selected a model."""
     figure, drawn = figure_of(searches, sees_runs=False), searches[-1].drawn
     return {
         "schema": SCHEMAS[SELECTION],

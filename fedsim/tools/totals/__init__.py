@@ -109,7 +109,6 @@ def account_command(
 
 
 def _clients(name: str) -> "Mapping[str, Sequence[str]]":
-    """Read a map of clients."""
     from fedsim.core.text_formats import parse_plain_yaml
     from fedsim.tools.totals.sources import SourceError
 

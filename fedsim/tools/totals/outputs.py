@@ -94,9 +94,7 @@ def _sentences(account: Totals) -> list[str]:
 
 
 def registry_entry(account: Totals, sources: Sequence[Source]) -> str:
-    """Return an entry of the registry as YAML, for a person to complete.
-
-    It has the privacy totals, and facts on the last finished run.
+    """Return an entry of the registry with the totals and facts on the last finished run.
 
     Guarantee: ε is rounded up and δ is the accounted one, so the entry claims no more than the
     total does.
@@ -168,10 +166,7 @@ def _facts(account: Totals, run: RunFiles) -> dict[str, dict[str, Any]]:
 
 
 def _statement_texts(run: RunFiles, *, of_one_run: bool) -> Callable[..., str]:
-    """Return a function from topics of a run's privacy statement to their sentences, joined.
-
-    Sentences with numbers of one run are left out if there are several runs.
-    """
+    """Return a function from topics of a privacy statement to their sentences, joined."""
     sentences: dict[str, list[str]] = {}
     for point in run.privacy.get("statement_points") or []:
         if of_one_run or point["point"] not in _OF_ONE_RUN:

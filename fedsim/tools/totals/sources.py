@@ -280,7 +280,6 @@ def _assignment(experiment: Experiment) -> str:
 
 
 def _clients_of(content: Any) -> dict[str, ClientRecord]:
-    """Return what a file's content tells of each client."""
     if isinstance(content, list):
         content = {"ledger": content}
     if isinstance(content, Mapping):

@@ -166,8 +166,7 @@ def _total(
     def epsilon(ledger: PrivacyLedger, accountant: AccountantChoice) -> float:
         """Return ε of a ledger, with the noise sampler's slack once for each fedsim run.
 
-        The slack of a run covers the values that the run may draw. Replacing the noise of one run
-        after another by what was drawn adds it each time.
+        It covers the values that a run may draw; one run's noise after another is replaced.
         """
         try:
             account = ledger.compose_into(make_accountant(accountant, adjacency=adjacency))
@@ -233,10 +232,7 @@ def _terms(
 
 
 def _refuse_common_noise(sources: Sequence[Source]) -> None:
-    """Refuse different runs with seeded noise of the same seed, since their noise can cancel.
-
-    Noise is keyed by (seed, client, round), so only clients of both runs share it.
-    """
+    """Refuse runs with seeded noise of one seed: noise that clients of both have can cancel."""
     seeded = [source for source in sources if source.seed is not None]
     for run, other in combinations(seeded, 2):
         if run.seed == other.seed:
@@ -338,10 +334,7 @@ def _every_choice(sources: Sequence[Source]) -> list[Source]:
 
 
 def _uncovered(items: Iterable[T], covers: Callable[[T, T], bool]) -> list[T]:
-    """Return items such that each other item is covered by one of them; of equal ones, the first.
-
-    `covers(item, other)` tells whether an item covers another one.
-    """
+    """Return items of which one covers each other item; of equal ones, the first."""
     kept: list[T] = []
     for item in items:
         if not any(covers(other, item) for other in kept):

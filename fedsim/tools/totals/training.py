@@ -100,10 +100,7 @@ def _rounded_up(number: float) -> int:
 
 
 class ClaimedSection(Settings):
-    """The section `claimed`: the ε that the authors claim, and the values that they assume for it.
-
-    For an absent key, the authors assume the value of the section `training`.
-    """
+    """The section `claimed`: the ε that the authors claim; absent keys are as in `training`."""
 
     epsilon: Annotated[float, Field(ge=0)]  # at the δ of the training
     because: str | None = None  # how the authors derive it
@@ -221,10 +218,7 @@ _SAMPLE = ("sampling", "sampling_rate")
 
 
 def _changes(file: TrainingFile) -> list[dict[str, Any]]:
-    """Return what the authors account for otherwise, one thing after the other.
-
-    Shuffled batches always get a row of their own as Poisson samples.
-    """
+    """Return the authors' other values, one thing after another; shuffled also as Poisson."""
     training, claimed = file.training, {} if file.claimed is None else _given(file.claimed)
     changes = {key: value for key, value in claimed.items() if value != getattr(training, key)}
     noise = {key: value for key, value in changes.items() if key in _NOISE}
