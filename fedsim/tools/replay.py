@@ -1,10 +1,7 @@
 """Replay of a run: its federation runs again in memory and is compared with the run's records.
 
-Every charge and every unencrypted upload is compared client by client, and the global model after
-every round. Under secure aggregation the server sees no uploads, so only charges and the model are
-compared.
-
-A replay imports the plug-ins and reads the data that the experiment names. Replay only a run whose
+Under secure aggregation the server sees no uploads, so only charges and the model are compared.
+A replay imports the plug-ins and reads the data that the experiment names: replay only a run whose
 plug-ins you trust.
 """
 

@@ -1,23 +1,15 @@
 """Noise of candidate schedules, and the predicted noise-to-signal ratio of the trained model.
 
-Noise: a step samples a batch with rate q and adds Gaussian noise with noise multiplier z. N such
-steps together are close to one Gaussian release with μ = q √(N (e^(1/z²) − 1)) (Bu, Dong, Long, Su
-2020, arXiv:1911.11607, Corollary 5.4). Solving this for z gives noise within 3 % of the PLD
-accountant's for the schedules compared here. At q = 1, the exact z = √N / μ is used. These
-approximations carry no guarantee: the noise of a proposal comes from `plan_privacy`, as in a run.
+Noise: N steps with sampling rate q and noise multiplier z are close to one Gaussian release with
+μ = q √(N (e^(1/z²) − 1)) (Bu, Dong, Long, Su 2020, arXiv:1911.11607, Corollary 5.4). Solved for z,
+this is within 3 % of the PLD accountant's noise for the schedules compared here; at q = 1, z is
+√N / μ. It carries no guarantee: a proposal's noise comes from `plan_privacy`, as in a run.
+docs/howto/advice.md derives the ratio.
 
-Error: docs/howto/advice.md derives the ratio. Let C be the clipping bound. The global model takes N
-= rounds · steps steps of length r = lr · C. Let κ be the largest curvature of the loss and h = κ r.
-In a direction of curvature λκ, the signal after all steps is S(λ) = 1 − (1 − hλ)^N. Independent
-noise of variance σ² per step grows to h² σ² (1 − (1 − hλ)^2N) / (1 − (1 − hλ)²), as in gradient
-descent on a quadratic. A classifier's decisions do not depend on the length of its weights. So the
-error is everything but the signal, divided by the signal: the squared tangent of the angle between
-the model and the noiseless optimum.
-
-Correlated noise: it helps only for sampled batches, since at a sampling rate of 1 independent noise
-attains the lower bound on the error of the final sum. The error of correlated noise is measured on
-prefix sums of gradients. These stand for the final model, although contraction of the training
-makes the gain smaller.
+Correlated noise helps only for sampled batches, since at a sampling rate of 1 independent noise
+attains the lower bound on the error of the final sum. Its error is measured on prefix sums of
+gradients, which stand for the final model, although contraction of the training makes the gain
+smaller.
 """
 
 from collections.abc import Iterator, Sequence

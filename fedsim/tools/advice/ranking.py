@@ -1,9 +1,8 @@
 """Ranking of the advice's candidates by their predicted errors, and the choice of the proposal.
 
-To compare all candidates, a formula approximates the noise of each. For the few candidates that are
-shown, the noise is that of a planned run, where this is fast to compute. The proposal is the
-shortest schedule that is within a few percent of the best one in two values. One is the mean error
-over plausible tasks. The other is the largest factor by which any candidate is better on any task.
+A formula approximates the noise of every candidate. The few that are shown have the noise of a
+planned run, where this is fast. The proposal is the shortest schedule near the best one in two
+values: the mean error over plausible tasks, and the largest factor by which another is better.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

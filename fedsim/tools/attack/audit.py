@@ -1,9 +1,7 @@
 """Privacy audit of an experiment: canaries attack the mechanism of each client.
 
-The audit uses the experiment's data, model, loss, plans and random streams. The adversary knows
-everything except whether an example was in the batch, and except the noise of honest parties.
-Violations are, for example, a lower bound on ε above the claimed ε, less noise than charged, or
-repeated noise. A violation shows a bug, up to the confidence. An audit without violations is
+The adversary knows everything except whether an example was in the batch, and except the noise of
+honest parties. A violation shows a bug, up to the confidence. An audit without violations is
 evidence, not proof. docs/howto/attack.md has the limits.
 """
 

@@ -1,15 +1,14 @@
 """Dirac canaries: extra parameters of a model that give each example its own gradient direction.
 
-The experiment's model and data do not change. For each example i there is one more parameter w_i
-(its canary), and scale · w_i is added to the loss of example i. The gradient in w_i is far above
-the clipping bound, so the clipped gradient is almost only this coordinate. This is the worst case
-for the example's privacy: the coordinate of w_i in an update shows, up to noise, whether example i
-was in the batch (Nasr et al. 2023, arXiv:2302.07956).
+For each example i there is one more parameter w_i (its canary), and scale · w_i is added to the
+loss of example i. The gradient in w_i is far above the clipping bound, so the clipped gradient is
+almost only this coordinate. This is the worst case for the example's privacy: the coordinate in an
+update shows, up to noise, whether example i was in the batch (Nasr et al. 2023, arXiv:2302.07956).
 
-If groups of parameters are clipped separately, each example has one canary in each group m. Let C_m
-be the group's clip norm and z_m its noise multiplier. The adversary sums the example's coordinates
-over the groups, in units of C_m and with weights proportional to 1 / z_m², which is the sufficient
-statistic. A canary then adds 1, and the noise is the joint noise of all groups.
+If groups of parameters are clipped separately, each example has one canary in each group m with
+clip norm C_m and noise multiplier z_m. The adversary sums the example's coordinates in units of C_m
+and with weights proportional to 1 / z_m², which is the sufficient statistic. A canary then adds 1,
+and the noise is the joint noise of all groups.
 """
 
 from collections.abc import Sequence

@@ -1,12 +1,9 @@
 """Runs a client's private training with canaries, and records what an adversary sees of it.
 
-To measure what examples add, rounds are run a second time with the same noise and without
-gradients. The difference of the two results is exactly what the examples add, with no statistical
-error.
-
-If the privacy unit is the client, all examples of the client share one extra parameter with a steep
-loss, so that the update exceeds its clip norm in this coordinate alone. The coordinate shows, up to
-noise, whether the client took part with its data. Here the second run is without data.
+Rounds are run a second time with the same noise and without gradients: the difference is exactly
+what the examples add, with no statistical error. If the privacy unit is the client, its examples
+share one parameter with a steep loss, so that the update exceeds its clip norm in this coordinate
+alone; it shows, up to noise, whether the client took part. The second run is then without data.
 """
 
 from abc import ABC, abstractmethod

@@ -1,12 +1,9 @@
 """Estimates of ε against three adversaries that see a whole run, for each audited client.
 
-Each adversary adds up the values of a canary's coordinate over the run. The first one sees the
-values in the client's uploads, as a server does. The second sees the sums of all clients' updates,
-as a server under secure aggregation. The third sees only the final model. The total is nearly
-Gaussian, both with and without the canary, and the estimate is the ε between the two Gaussians.
-
-Such estimates by Gaussian fits are by Andrew et al. 2023 (arXiv:2302.03098). They are no bounds,
-since a better attack may learn more.
+Each adversary adds up the values of a canary's coordinate over the run: in the client's uploads, in
+the sums of all clients' updates (secure aggregation), or in the final model. The total is nearly
+Gaussian, both with and without the canary, and the estimate is the ε between the two Gaussians
+(Andrew et al. 2023, arXiv:2302.03098). It is no bound, since a better attack may learn more.
 """
 
 import math

@@ -1,24 +1,13 @@
 """Ledger and budget of one data set of a node, charged by all experiments, seeds and runs.
 
-The file of the ledger is `STATE/data/NAME/ledger.jsonl`. NAME is `data_name` of the node's policy,
-else the SHA-256 of the data file, else `code` for data that a built-in name or a plug-in makes.
+The `ChainedFile` `STATE/data/NAME/ledger.jsonl` has the charges, as docs/howto/deployment.md says.
 NAME is not a digest of the client's examples, since the server chooses the seed of the partition,
-and thus which rows of a file are the client's.
-
-The file is a `ChainedFile`. Its records are:
-
-    {"experiment": NAME, "seed": 0, "client": 3, "round": 5, "request": DIGEST,
-     "adjacency": "zero_out", "ledger": [{"event": EVENT, "count": n}]}
-
-`STATE/counts/NAME` has the number of records and the hash of the last one. It shows if a ledger was
-deleted or replaced by an old copy; charges to such a ledger are refused.
-
-The record of an experiment that relies on trust also has the key `trust`. If the client's own noise
-protects against an untrusted server, it also has `against_server`: the events against that server.
+and thus which rows of a file are the client's. `STATE/counts/NAME` shows if a ledger was deleted or
+replaced by an old copy; charges to such a ledger are refused.
 
 A server may choose each experiment after it saw the answers to the earlier ones. The ε of an
-ordinary accountant does not hold for such choices, so rules for adaptive choices are used. A
-release is granted if one of these rules grants it:
+ordinary accountant does not hold for such choices. A release is granted if one of these rules
+grants it:
 
 | rule                                                                     | share of δ |
 |--------------------------------------------------------------------------|------------|

@@ -1,15 +1,13 @@
 """State of a node on disk, which only its user can read: a client's ledgers or a helper's record.
 
-A client's directory is `STATE/seed-SEED/client-NUMBER`. Noise is keyed by seed, client and round.
-Another experiment with the same seed would draw the same noise again, and the difference of the two
-answers would contain no noise. So such an experiment is refused.
+A client's directory is `STATE/seed-SEED/client-NUMBER`. Another experiment with the same seed would
+draw the same noise again, and the difference of the two answers would contain none; so it is
+refused.
 
-A helper of secure aggregation must release at most one sum of a round. State in Flower's context
-cannot ensure this, since it can be lost, be outdated, or be used by two processes. So the helper
-records each release on disk before it sends the sum, in one file for each run:
-`STATE/helper-NUMBER/SHA-256-OF-THE-RUN.json`. One process changes the file at a time. The file
-holds no key: a helper that was restarted has a new key, and cannot open envelopes that were sealed
-for the old one.
+A helper must release at most one sum of a round. Flower's context cannot ensure this, since it can
+be lost, be outdated, or be used by two processes. So each release is on disk before the sum is
+sent, in one file for each run: `STATE/helper-NUMBER/SHA-256-OF-THE-RUN.json`. The file holds no
+key: a restarted helper has a new one, and cannot open envelopes that were sealed for the old one.
 """
 
 import hashlib

@@ -1,7 +1,6 @@
 """The policy of a node: a file of the node's operator that limits what a server can request.
 
-A server can neither send nor change this file. Its path is `policy` in the SuperNode's
---node-config, else the environment variable FEDSIM_POLICY, else `policy.yaml` in the node's state
+Its path is `policy` in --node-config, else FEDSIM_POLICY, else `policy.yaml` in the node's state
 directory. Without a policy file, only private experiments are answered.
 """
 

@@ -1,8 +1,7 @@
 """The ServerApp of a deployment, which runs the rounds and notices restarted SuperNodes.
 
-A killed SuperNode loses the requests that it has not answered. Flower's SuperLink answers such
-requests with an error while the node is offline. But if the node is online again before the
-server's next poll, they are never answered; `DeployedGrid` then gives the error.
+A killed SuperNode loses the requests that it has not answered. Flower's SuperLink answers them with
+an error while the node is offline, but never if it is online again before the server's next poll.
 """
 
 import logging

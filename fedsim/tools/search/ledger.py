@@ -1,7 +1,5 @@
 """The directory of a search, and the ledger that records its drawn, charged and ended runs.
 
-`account/search.jsonl` is a `ChainedFile`.
-
 The records of a search are: `drawn`, which charges all of its runs; then `begun` and `done` for
 each run; last `selected` or `withdrawn`. A run that a crash cut short gets another `begun` record,
 which charges it again.

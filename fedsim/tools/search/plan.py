@@ -1,7 +1,6 @@
 """The plan of a search: the charge for each run, which is the same for all candidates.
 
-All candidates must have the same privacy events, except for small differences in noise. The plan
-follows from settings and public sizes, as clients' plans are fixed before round 1.
+It follows from settings and public sizes, as clients' plans are fixed before round 1.
 """
 
 import hashlib

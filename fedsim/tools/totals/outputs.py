@@ -1,7 +1,6 @@
 """Privacy totals in the terminal, and as a draft entry of the public registry of deployments.
 
-The keys of an entry are those of the template of 2026 (`registry.yaml`). Facts that the run's
-records have are filled in; facts that only people know stay empty.
+The keys of an entry are those of the template of 2026; facts that only people know stay empty.
 """
 
 import re

@@ -1,14 +1,9 @@
 """Readers of privacy ledgers, from a run directory or from a file, also of other tools.
 
-These notations of events and guarantees are read:
-
-- fedsim: `{"type": "PoissonSampled", "sampling_rate": q, "event": {...}}`.
-- dp-accounting: `{"type": "PoissonSampledDpEvent", "sampling_probability": q, "event": {...}}`,
-  with the names and fields of its event classes.
-- Opacus: the `history` of an accountant's state: a list of `[noise_multiplier, sample_rate, n]`.
-- registry.opendp.org: an entry is a YAML file, read as one release with the guarantee that it
-  declares.
-- training file: YAML that says what training code does (`training.py`).
+A file has fedsim's events, `{"type": "PoissonSampled", "sampling_rate": q, "event": {...}}`; those
+of dp-accounting, `{"type": "PoissonSampledDpEvent", "sampling_probability": q, "event": {...}}`;
+the `history` of an Opacus accountant, a list of `[noise_multiplier, sample_rate, n]`; an entry of
+registry.opendp.org, read as one release with the declared guarantee; or training (`training.py`).
 """
 
 import json

@@ -1,8 +1,4 @@
-"""Training files: the ε that training code of others spends, and the ε that its authors claim.
-
-A training file is YAML. The section `training` says what the code does. The section `claimed` has
-the ε that the authors claim, and each key of `training` for which they assume another value.
-"""
+"""Training files: the ε that training code of others spends, and the ε that its authors claim."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
