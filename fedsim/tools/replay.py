@@ -291,8 +291,7 @@ class _Comparison:
             given_up={r.number: r.given_up for r in self.rounds if r.given_up is not None},
         )
         app = client_app(federation, self._block_of)
-        engine = LocalEngine(partial(_ReplayGrid, replay=self))
-        engine.execute(server, app, federation.num_nodes)
+        LocalEngine(partial(_ReplayGrid, replay=self)).execute(server, app, federation.num_nodes)
 
     def _refuse_used_noise(self, opened: OpenedSum) -> None:
         """Refuse the noise of a round that the run gave up without it: another sum had got it."""

@@ -103,8 +103,7 @@ class CanaryView:
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
     def _multipliers(self, step: DpSgdMechanism) -> list[float]:
-        charged = step.charged_multipliers
-        return [charged[group] for group in self.groups]
+        return [step.charged_multipliers[group] for group in self.groups]
 
 
 def with_canaries(step: DpSgdMechanism, parameters: FlatParameters) -> DpSgdMechanism:

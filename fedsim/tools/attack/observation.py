@@ -196,8 +196,7 @@ class ExampleRounds(_Rounds[DpSgdMechanism]):
             else:
                 seen = released[0, self._view.places[0]]  # of sums, whose clients have one group
                 seen = (seen.double() + added) * others.view.step_length
-            drawn = np.isin(np.arange(self._has_canary.size), batch)
-            rows.append((seen.cpu().numpy(), drawn))
+            rows.append((seen.cpu().numpy(), np.isin(np.arange(self._has_canary.size), batch)))
 
         key = StreamKey(self._federation.experiment.seed, self._client, number)
         steps = range((number - 1) * self._round_steps, number * self._round_steps)

@@ -60,8 +60,7 @@ _RELEASE = TypeAdapter(HelperRelease)
 
 def state_directory(node_config: Mapping[str, object]) -> Path:
     """Return the state directory: `state` of the configuration, FEDSIM_STATE, or the default."""
-    path = configured_path(node_config, "state")
-    return path or Path.home() / ".local" / "state" / "fedsim"
+    return configured_path(node_config, "state") or Path.home() / ".local" / "state" / "fedsim"
 
 
 def client_ledger(state: Path, experiment: Experiment, client: int) -> Path:
@@ -251,7 +250,7 @@ def _check_stored(path: Path, experiment: Experiment) -> bool:
     """Compare an experiment with the stored one; return whether an experiment is stored."""
     if not path.exists():
         return False
-    refuse_open(path, "600")
+    refuse_open(path)
     before = _read(path)
     privacy = before.privacy
     calibrated = privacy is not None and (
@@ -317,7 +316,7 @@ def record_release(state: Path, helper: int, release: HelperRelease) -> None:
         private_directory(directory)
         with exclusive(directory):
             if path.exists():
-                refuse_open(path, "600")
+                refuse_open(path)
                 _check_release(release, path)
             write_whole(path, json.dumps(asdict(release)))
     except (DeploymentError, OSError) as error:

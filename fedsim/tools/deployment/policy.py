@@ -19,7 +19,7 @@ from fedsim.experiment.errors import ExperimentError
 from fedsim.experiment.load import read_checked
 from fedsim.experiment.schema import NAME_PATTERN
 from fedsim.tools.deployment.data_ledger import affords_anything
-from fedsim.tools.deployment.private_files import DeploymentError, configured_path, refuse_writable
+from fedsim.tools.deployment.private_files import DeploymentError, configured_path, refuse_open
 
 POLICY_FILE = "policy.yaml"
 
@@ -178,7 +178,7 @@ def write_template(path: Path) -> None:
 def load_policy(path: Path) -> NodePolicy:
     """Return the policy that a file contains; refuse a file that another user can change."""
     policy = read_checked(path, NodePolicy)
-    refuse_writable(path)
+    refuse_open(path, is_policy=True)
     return policy
 
 

@@ -53,30 +53,24 @@ def private_file(path: Path) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
     except OSError as error:
         raise DeploymentError(f"{path}: cannot be created: {error.strerror}") from error
-    refuse_open(path, "600")
+    refuse_open(path)
 
 
-def refuse_open(path: Path, wanted: str) -> None:
-    """Check that a file or directory belongs to this user and that no one else can open it."""
-    foreign = ", and this node runs as {user}: a client's state must be its own"
-    _check_access(path, stat.S_IRWXG | stat.S_IRWXO, "opened", wanted, foreign)
+def refuse_open(path: Path, wanted: str = "600", *, is_policy: bool = False) -> None:
+    """Check that only this user can open a file or directory.
 
-
-def refuse_writable(path: Path) -> None:
-    """Check that only this user or root can change a file of the node's operator."""
-    foreign = ": a policy must belong to root or to user {user}, as which this node runs"
-    _check_access(path, stat.S_IWGRP | stat.S_IWOTH, "changed", "600", foreign, 0)
-
-
-def _check_access(
-    path: Path, forbidden: int, verb: str, wanted: str, foreign: str, *owners: int
-) -> None:
-    """Check the owner (this user or one of `owners`) and the mode bits of a file or directory."""
+    A policy may belong to root and be read by all: only this user or root can change it.
+    """
     if sys.platform == "win32":  # access control lists, no mode bits
         return
     status, user = path.stat(), os.geteuid()
-    if status.st_uid not in (user, *owners):
-        raise DeploymentError(f"{path} belongs to user {status.st_uid}" + foreign.format(user=user))
+    owners, forbidden, verb = (user,), stat.S_IRWXG | stat.S_IRWXO, "opened"
+    rule = f", and this node runs as {user}: a client's state must be its own"
+    if is_policy:
+        owners, forbidden, verb = (user, 0), stat.S_IWGRP | stat.S_IWOTH, "changed"
+        rule = f": a policy must belong to root or to user {user}, as which this node runs"
+    if status.st_uid not in owners:
+        raise DeploymentError(f"{path} belongs to user {status.st_uid}{rule}")
     if status.st_mode & forbidden:
         mode = f"{stat.S_IMODE(status.st_mode):o}"
         raise DeploymentError(
