@@ -192,7 +192,6 @@ def _refuse_settings(settings: dict[str, Any]) -> None:
 
 
 def _clients(curve: "BoundCurve", kinds: int) -> str:
-    """Return in words which clients take the steps of a curve."""
     clients = curve.schedule.clients
     who = f"client {clients[0]}" if len(clients) == 1 else f"{len(clients):,} clients"
     return f"{who} with the largest ε" if kinds > 1 else who

@@ -45,7 +45,7 @@ def sampling_rates(candidates: Sequence[AdviceCandidate], facts: PublicFacts) ->
 
 
 def screening_noise(candidates: Sequence[AdviceCandidate], facts: PublicFacts) -> Floats:
-    """Return noise multipliers (candidates, K) with which each client spends about its budget.
+    """Return approximate noise multipliers (candidates, K), with which clients spend their budgets.
 
     For the batches of the file, the planned noise of its schedule corrects the approximation.
     """
@@ -78,10 +78,7 @@ def planned_clients(
 def sampling_noise_ratio(
     federation: Federation, facts: PublicFacts, sampling: SamplingName
 ) -> float:
-    """Return the noise multiplier under another sampling scheme over that under the file's.
-
-    Both are for the client of median size, by Rényi DP, which is faster than the PLD accountant.
-    """
+    """Return the noise multiplier under another sampling scheme over the file's, by Rényi DP."""
     place = facts.median_place
     client = int(facts.members[place])
     privacy = (federation.plan.client_privacy or ())[client].privacy
@@ -234,10 +231,9 @@ def predict_noise_error(
 ) -> float:
     """Return the error in sums of gradients that noise causes which is calibrated to a target ε.
 
-    It is the root mean square error of one coordinate over all prefix sums (the sums of the first t
-    steps' clipped sums, t = 1 ... T), in units of the clip norm, under zero-out. Compare only plans
-    with equal steps and batches. Rounding noise to integers is ignored; its effect is below a
-    thousandth of the noise. `bands` > 1 needs "cyclic_poisson" or "cyclic"; 1 is independent noise.
+    It is the root mean square error of one coordinate over all prefix sums (the sums of the first
+    t steps' clipped sums, t = 1 ... T), in units of the clip norm, under zero-out. The rounding of
+    noise to integers adds less than a thousandth. Compare only plans with equal steps and batches.
     """
     drawn, _ = SAMPLINGS[sampling].for_client(examples, batch_size)
     spaced, accounting = drawn.spaced(bands), Accounting(delta, accountant)

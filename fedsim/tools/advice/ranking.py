@@ -267,10 +267,7 @@ def schedules_of(
 
 
 def shares_of(weighting: str | Mapping[str, Any], noise: Floats, facts: PublicFacts) -> Floats:
-    """Return the share of each of K clients in the weighted average for one weighting, (K,).
-
-    `noise` is the noise multiplier of each client over its sampling rate, z / q, (K,).
-    """
+    """Return the clients' shares (K,) in the average; `noise` is z / q, over sampling rates."""
     content = {"name": weighting} if isinstance(weighting, str) else weighting
     settings = WeightingSettings.model_validate(content)
     clients = [PlanValues(int(n), float(z)) for n, z in zip(facts.examples, noise, strict=True)]

@@ -29,8 +29,8 @@ CANARY_SCALE = 1e4  # a canary's gradient, in clipping bounds
 class CanaryModel(nn.Module):
     """A model whose input is the index of an example, with one canary parameter per example.
 
-    The loss of an example has the canary term if its `has_canary` is 1 (else 0). `spares` are
-    canary parameters without an example, whose coordinates show only noise.
+    Examples with `has_canary` 1 (not 0) have the canary term in their loss. `spares` are canary
+    parameters without an example, whose coordinates show only noise.
     """
 
     def __init__(

@@ -40,7 +40,7 @@ def rate_interval(hits: int, trials: int, *, miss: float) -> Interval:
 def gdp_lower_bound(false_alarms: Interval, misses: Interval) -> float:
     """Return a lower bound on the Gaussian-DP parameter μ from an attack's error rates.
 
-    Against a μ-GDP release, no attack beats the test of N(0, 1) against N(μ, 1). Therefore
+    No attack on a μ-GDP release beats the test of N(0, 1) against N(μ, 1), so
     Φ⁻¹(1 − false alarms) + Φ⁻¹(1 − misses) ≤ μ (Dong, Roth, Su 2022, arXiv:1905.02383; as an audit
     Nasr et al. 2023, arXiv:2302.07956).
 
@@ -55,12 +55,10 @@ def shift_lower_bound(
     """Return a lower bound on the Gaussian-DP parameter μ of noise added to 0 or to `shift`.
 
     An attack says "present" above a threshold t. Its false alarms have probability P(noise > t) and
-    its misses P(noise ≤ t − shift). Both are rates of one sample of the noise, whatever its
-    distribution. `noise` is ascending. The thresholds are chosen independently of it; the largest
-    bound counts.
+    its misses P(noise ≤ t − shift): rates of one ascending sample of any noise.
 
     Guarantee: the bound exceeds the true μ with probability at most `miss`, if the values are
-    independent draws of the noise.
+    independent draws of the noise, and the thresholds independent of them.
     """
     end, n = miss / (2 * max(1, len(thresholds))), noise.size
 
@@ -78,11 +76,10 @@ def run_lower_bound(
     """Return a lower bound on ε from scores of whole runs, for any distribution of the noise.
 
     For an (ε, δ) release, P(alarm | present) ≤ e^ε P(alarm | absent) + δ, and likewise for the
-    opposite event (Kairouz, Oh, Viswanath 2015; as an audit Jagielski et al. 2020). The thresholds
-    are chosen independently of the scores; the largest bound counts.
+    opposite event (Kairouz, Oh, Viswanath 2015; as an audit Jagielski et al. 2020).
 
     Guarantee: the bound exceeds the true ε with probability at most `miss`, if the scores are
-    independent.
+    independent, and the thresholds independent of them.
     """
     if not (outside.size and inside.size and len(thresholds)):
         return 0.0
@@ -110,10 +107,10 @@ def deviation_interval(values: Floats, *, miss: float) -> Interval:
 
 
 def distance_to_normal(noise: Floats, deviation: float, *, miss: float) -> Interval:
-    """Return the largest distance between the distribution functions of noise and N(0, σ²).
+    """Return the largest distance of the distribution function of ascending noise to N(0, σ²).
 
     The interval is that of Dvoretzky, Kiefer, Wolfowitz and Massart (1990), valid for any n. It is
-    conservative if σ is estimated from the noise itself. `noise` is ascending.
+    conservative if σ is estimated from the noise itself.
     """
     if noise.size == 0:
         return Interval(math.nan, 0.0, 1.0)

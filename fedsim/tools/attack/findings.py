@@ -133,8 +133,8 @@ def _sampling_rate(seen: Observations, *, miss: float) -> Interval:
 def _count_variance(seen: Observations, sampling: Sampling, *, miss: float) -> Interval:
     """Return the variance of how often examples were drawn, over the variance by Poisson sampling.
 
-    Batches of a shuffled epoch have almost no variance. Only the upper end is used. It is
-    conservative, because the mean of squares is skewed to the right.
+    Only the upper end is used: shuffled epochs have almost no variance. It is conservative, because
+    the mean of squares is skewed to the right.
     """
     if not isinstance(sampling, PoissonSampling) or not 0.0 < sampling.rate < 1.0:
         return Interval(1.0, 1.0, 1.0)

@@ -235,7 +235,6 @@ def _canary_gradients(
 
 
 def _network_and_loss(federation: Federation, features: Tensor) -> tuple[nn.Module, PerExampleLoss]:
-    """Return (a copy of the experiment's model, its loss with a canary's term)."""
     network, loss = deepcopy(federation.model.module), federation.model.loss
     with preserve_state(network), torch.no_grad():
         shape = network(features[:1]).shape[1:]

@@ -135,10 +135,7 @@ def estimate_views(
     *,
     delta: float,
 ) -> ObservedViews:
-    """Return the estimated ε of one client against each of three adversaries.
-
-    `rounds` has the participants of each round, `noise` the variance of each client's upload.
-    """
+    """Return the estimated ε of one client; `rounds` has participants, `noise` upload variances."""
     shares: list[float] = []  # of the client in the mean updates of its rounds
     in_sums = in_model = 0.0  # variances of noise
     for participants in rounds:

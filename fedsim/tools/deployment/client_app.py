@@ -64,10 +64,7 @@ def ledger_reply(ledger: Path | None, request: Message) -> Message:
 
 
 def collect_ledgers(grid: Grid, ledger: Path, *, timeout: float) -> None:
-    """Request every node's ledger and update the server's copy, which keeps all that it has.
-
-    A node is logged that does not answer, or whose records are damaged or do not continue the copy.
-    """
+    """Update the server's copy of the ledgers; a node is logged that fails or contradicts it."""
     journal = FileJournal(ledger)
     requests = {n: Message(RecordDict(), n, LEDGER_TYPE) for n in sorted(grid.get_node_ids())}
     for node, answer in exchange(grid, requests, timeout=timeout):
@@ -147,10 +144,7 @@ class NodeClient(ClientApp):
 
 
 def _public_text(error: Exception) -> str:
-    """Return the text of an error for the server; the full text is in the node's log.
-
-    Errors of data and plug-ins may quote names, values, sizes and paths, so they lose their text.
-    """
+    """Return the text of an error for the server, without what it may quote of the data."""
     if isinstance(error, (DeploymentError, *PUBLIC_ERRORS)):
         return describe_error(error)
     name = type(error).__name__ if isinstance(error, FedsimError) else "Exception"
@@ -165,7 +159,6 @@ def _guarded_task(
     node_config: Mapping[str, object],
     client: int,
 ) -> ClientTask:
-    """Return the task of the node's client, charged only if the node's policy allows it."""
     experiment = loaded.experiment
     task = TaskSource(experiment.model_dump_json(), loaded.base, ledger)(client)
     if task.secure is not None:  # with the long-term key that the node's configuration names

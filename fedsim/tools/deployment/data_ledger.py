@@ -113,8 +113,6 @@ class DataCharge(Settings):
 class DataLedger:
     """The ledger of all charges to one data set; open it by `open_data_ledger`, which locks it.
 
-    `count` is the file with the number of records and the hash of the last one.
-
     Raises:
         JournalError: a record was changed or is missing.
     """

@@ -116,7 +116,7 @@ def _plugin_files(loaded: LoadedExperiment) -> list[PurePosixPath]:
 
 
 def _with_absolute_files(loaded: LoadedExperiment) -> tuple[Experiment, tuple[Path, ...]]:
-    """Return (experiment with absolute paths of data, budgets and initial weights, these paths)."""
+    """Return (experiment with absolute paths of the files that nodes have, these paths)."""
     experiment, files = loaded.experiment, list[Path]()
 
     def absolute(path: str | None) -> str | None:

@@ -189,10 +189,9 @@ class NodeJournal:
     def _check_budget(
         self, new: DataCharge, wanted: Releases, ledger: DataLedger, subject: str
     ) -> None:
-        """Check that the budget of the policy covers releases (`count_affordable`).
+        """Check that the policy's budget covers releases (`count_affordable`).
 
-        If any charge is under the adjacency replace_one, all are composed under it: its guarantee
-        implies the one for zero_out.
+        One charge under replace_one puts all under it: its guarantee implies that for zero_out.
         """
         epsilon, delta = self.policy.max_epsilon, self.policy.delta
         if epsilon is None or delta is None:
@@ -230,9 +229,8 @@ def record_without_privacy(data: Path, experiment: Experiment, client: int) -> N
 def claim_seed(state: Path, experiment: Experiment, client: int) -> None:
     """Reserve a client's seed for an experiment on disk, before the client's first charge.
 
-    The file with the experiment is written once. If two processes have different experiments, the
-    second one finds the file of the first and is refused, with the errors of `client_ledger`. A
-    refused request reserves no seed.
+    The file with the experiment is written once: of two processes with different experiments, the
+    second is refused, with the errors of `client_ledger`. A refused request reserves no seed.
     """
     path = client_ledger(state, experiment, client).with_name(_EXPERIMENT)
     with exclusive(path.parent):
@@ -273,12 +271,7 @@ def _check_stored(path: Path, experiment: Experiment) -> bool:
 
 
 def _read(path: Path) -> Experiment:
-    """Return the stored experiment that the client answered.
-
-    Raises:
-        DeploymentError: the file is damaged.
-        SchemaError: another version of fedsim wrote the state; its client may draw other noise.
-    """
+    """Return the stored experiment, if this version wrote it: another may draw other noise."""
     way_out = "continue with fedsim {version} on every node, or choose another seed"
     try:
         content = json.loads(path.read_bytes())

@@ -96,10 +96,7 @@ class DeployedEngine(Engine):
         self._context = context
 
     def execute(self, server_app: ServerApp, client_app: ClientApp, num_nodes: int) -> None:
-        """Run `server_app`, which waits for the nodes, then collect the ledgers of their clients.
-
-        `client_app` names the server's copy of the ledger; clients run on SuperNodes.
-        """
+        """Run `server_app`, which waits for the nodes, then collect the clients' ledgers."""
         try:
             server_app(self._grid, self._context)
         finally:
@@ -108,10 +105,7 @@ class DeployedEngine(Engine):
 
 
 def deployed_server(directory: Path) -> ServerApp:
-    """Return the ServerApp of the experiment in `directory`; it resumes an unfinished run.
-
-    The run directory is `out` of the run config, on the machine of the SuperLink.
-    """
+    """Return the ServerApp of an experiment; it starts or resumes the run in its `out`."""
     app = ServerApp()
 
     @app.main()

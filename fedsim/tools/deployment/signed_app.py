@@ -31,10 +31,7 @@ _SUFFIX = ".signatures.json"
 
 
 def sign_app(bundle: Path, key_file: Path, name: str) -> Path:
-    """Add a signature to the signature file of an app bundle, and return the file's path.
-
-    The OpenSSH Ed25519 key has no passphrase, and its name in `--trusted-entities` is `name`.
-    """
+    """Add a signature to the signature file of an app bundle, and return the file's path."""
     try:
         content, key = bundle.read_bytes(), load_ssh_private_key(key_file.read_bytes(), None)
     except (OSError, TypeError, UnsupportedAlgorithm, ValueError) as error:  # TypeError: passphrase

@@ -150,11 +150,9 @@ class Search:
 def add_record(searches: list[Search], record: Record) -> str | None:
     """Add a record to the searches before it; return what is wrong with it, or None.
 
-    A wrong record leaves the searches as they were.
-
     Guarantee: no search begins before the previous one ended. The number of runs of a search is
     drawn once, and no drawn run is left out of a selection. No run is selected before all drawn
-    runs have ended.
+    runs have ended. A wrong record leaves the searches as they were.
     """
     if isinstance(record, Drawn):
         return _draw(searches, record)
@@ -210,10 +208,7 @@ PATH = f"account/{FILE}"
 class SearchLedger:
     """The ledger of all searches in one directory; only one process at a time may use it.
 
-    All but the last of `searches` have ended.
-
-    Guarantee: when `append` returns, its record is on disk. A record that a crash cut short was
-    followed by no action; the next `append` removes it.
+    Guarantee: as that of `ChainedFile`.
 
     Raises:
         SearchLedgerError: a record was changed, breaks the hash chain, or contradicts others.
@@ -240,11 +235,7 @@ class SearchLedger:
         return self._chain.heads[-1]
 
     def append(self, record: Record) -> None:
-        """Append a record to the ledger and force it to disk.
-
-        Raises:
-            SearchLedgerError: the record contradicts earlier records; nothing was written.
-        """
+        """Append a record, and force it to disk, unless it contradicts earlier ones."""
         self._add(record, len(self._chain.heads))
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._chain.append(record.model_dump(mode="json", by_alias=True))

@@ -138,10 +138,9 @@ def _events_text(charge: ClientCharge) -> str:
 
 
 def least_noise(first: Any, second: Any, key: str = "") -> Any:
-    """Merge the JSON forms of two events into one with the smaller of each noise multiplier.
+    """Merge two events as JSON, equal but for noise, into one with the least noise.
 
-    Noise multipliers may differ by the relative tolerance `GRID_SHARE`. The event with less noise
-    is charged, since a release with more noise is post-processing of one with less.
+    Noise may differ by `GRID_SHARE`. A release with more noise is post-processing of one with less.
     """
     if isinstance(first, Mapping) and isinstance(second, Mapping) and set(first) == set(second):
         return {name: least_noise(first[name], second[name], name) for name in first}

@@ -41,11 +41,7 @@ class SourceError(InputError):
 
 
 def ledger_of(records: object) -> PrivacyLedger:
-    """Return the ledger of a list whose elements are events or `{"event": EVENT, "count": n}`.
-
-    Raises:
-        SourceError: an element is not an event, or has a wrong value; the message has its position.
-    """
+    """Return the ledger of a list whose elements are events or `{"event": EVENT, "count": n}`."""
     if not isinstance(records, list):
         raise SourceError(f"a ledger must be a list of events, got {records!r:.80}")
     ledger = PrivacyLedger()
@@ -117,9 +113,8 @@ _DP_ACCOUNTING: Mapping[str, Callable[[Mapping[str, Any]], Event]] = {
 def registry_ledger(deployment: Any) -> PrivacyLedger:
     """Return the ledger of `deployment` in a registry entry: one release with its guarantee.
 
-    `rho` is a zCDP guarantee; `epsilon` with `delta` (0 if absent) is an approximate DP guarantee.
-    In an entry with both, `rho` counts, as the other follows from it. An entry without either is of
-    tier 1 and declares nothing: its ε is infinite.
+    `rho` (zCDP) counts before `epsilon` with `delta` (0 if absent), which follows from it. An entry
+    without either is of tier 1 and declares nothing: its ε is infinite.
     """
     loss = _mapping("deployment", deployment).get("privacy_loss") or {}
     parameters = _mapping("deployment.privacy_loss", loss).get("privacy_parameters") or {}
@@ -175,9 +170,9 @@ class ClientRecord:
 class Source:
     """The clients of one run or file, and what it tells of their guarantee.
 
-    `charges_tell` is whether equal charges, beside equal `releases`, imply equal releases. It is
-    True if every charged round has its text in `releases`, and for seeded noise under local trust:
-    a charge has a digest of the server's request, which then determines the noise and the examples.
+    `charges_tell` is whether equal charges, beside equal `releases`, imply equal releases: if every
+    charged round has its text in `releases`, or for seeded noise under local trust, as a charge has
+    a digest of the server's request, which then determines the noise and the examples.
     """
 
     name: str  # path of the run or file as the user gave it

@@ -164,10 +164,7 @@ def _total(
         server.merge(record.against_server or PrivacyLedger())
 
     def epsilon(ledger: PrivacyLedger, accountant: AccountantChoice) -> float:
-        """Return ε of a ledger, with the noise sampler's slack once for each fedsim run.
-
-        It covers the values that a run may draw; one run's noise after another is replaced.
-        """
+        """Return ε of a ledger; one run's noise after another is replaced, each with its slack."""
         try:
             account = ledger.compose_into(make_accountant(accountant, adjacency=adjacency))
         except UnsupportedEventError as error:
@@ -284,11 +281,7 @@ def _by_number(key: str) -> tuple[float, str]:
 
 
 def _matched(sources: Sequence[Source]) -> tuple[list[Source], bool]:
-    """Return the sources such that equal client keys mean the same client, and whether they do.
-
-    The keys become the names of clients if all runs have unique ones. Else they stay, if equal
-    numbers have the same examples in all runs. Else the result is `_every_choice` and False.
-    """
+    """Return the sources such that equal client keys mean the same client, and whether they do."""
     runs = [source for source in sources if source.is_run]
     if len(runs) < 2:
         return list(sources), True
@@ -304,11 +297,9 @@ def _matched(sources: Sequence[Source]) -> tuple[list[Source], bool]:
 
 
 def _every_choice(sources: Sequence[Source]) -> list[Source]:
-    """Return copies of the sources whose client keys stand for combinations of clients.
+    """Return the sources with keys for combinations of clients, one of each source.
 
-    A combination is one client of each source. All of them are needed if it is not known which
-    clients of the sources are the same. A combination is left out if one of its clients spends no
-    more than another client of the same source.
+    Combinations are left out in which a client spends no more than another of its source.
     """
     way_out = (
         "use one seed and secure noise, a partition by a column or files, or --clients FILE where "

@@ -129,8 +129,7 @@ class TrainingRow:
 class TrainingReport:
     """The ε that a training spends, and the ε that its authors claim.
 
-    The first row is what the code does. Each further row adds changes towards what the authors
-    assume. For shuffled batches, one row has Poisson samples instead.
+    After what the code does, each row adds changes towards what the authors assume.
     """
 
     name: str  # path of the file
@@ -260,7 +259,6 @@ def read_training(path: str | Path) -> TrainingFile:
 
 
 def _problems(file: TrainingFile) -> Iterator[PathMessage]:
-    """Yield (key path, message) for keys that do not fit together."""
     training, claimed = file.training, file.claimed
     if (training.steps is None) == (training.epochs is None):
         yield ("training",), "give one of steps and epochs"
