@@ -277,7 +277,7 @@ def _mapped(sources: Sequence[Source], clients: Mapping[str, Sequence[str]]) -> 
 
 
 def _by_number(key: str) -> tuple[float, str]:
-    return (float(key), "") if key.isdigit() else (math.inf, key)
+    return (float(key), "") if key.isdecimal() else (math.inf, key)
 
 
 def _matched(sources: Sequence[Source]) -> tuple[list[Source], bool]:

@@ -84,6 +84,11 @@ def test_a_total_is_the_composition_of_both_ledgers() -> None:
     assert account.to_json()["system_epsilon"] == slack_of_two(50)
 
 
+def test_clients_are_sorted_by_number_and_then_by_name() -> None:
+    account = account_of([run("a", {"Ulm": 1, "²": 1, "10": 1, "9": 1})])
+    assert list(epsilons(account)) == ["9", "10", "Ulm", "²"]
+
+
 def test_accountants_are_columns() -> None:
     account = account_of([run("a", {"0": 10})], accountants=["rdp", "pld"], delta=1e-4)
     rdp = RdpAccountant().compose(STEP, 10).get_epsilon
