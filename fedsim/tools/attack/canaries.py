@@ -79,11 +79,6 @@ class CanaryView:
             tuple(next(m for m, group in enumerate(members) if i in group) for i in indices),
         )
 
-    @property
-    def coordinates(self) -> int:
-        """Number of observed coordinates of canaries."""
-        return self.places[0].stop - self.places[0].start
-
     def charged_noise(self, step: DpSgdMechanism) -> float:
         """Return the charged noise multiplier σ / C of a canary's sum over all parameter groups."""
         return group_noise_multiplier(self._multipliers(step))

@@ -168,7 +168,8 @@ class ExampleRounds(_Rounds[DpSgdMechanism]):
         self._shared_model = SharedModel(gradients.model, parameters=gradients.parameters)
         self._release = with_canaries(release, gradients.parameters)
         self._view = CanaryView.of(self._release, gradients.parameters, MAX_COORDINATES)
-        self._has_canary = has_canary[: self._view.coordinates]
+        first = self._view.places[0]
+        self._has_canary = has_canary[: first.stop - first.start]
         self._others = view and OtherNoise(
             federation, view, gradients, self._targets, self._shared_model, gradients.loss
         )

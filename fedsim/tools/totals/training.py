@@ -203,7 +203,8 @@ def report_of(
     rows = [TrainingRow("as the code does it", training, training.epsilons(accountants))]
     for change in _changes(file):
         training = _changed(training, change)
-        label = ", ".join(f"{key}: {_text(value)}" for key, value in change.items())
+        texts = {k: f"{v:g}" if isinstance(v, float) else str(v) for k, v in change.items()}
+        label = ", ".join(f"{key}: {text}" for key, text in texts.items())
         rows.append(TrainingRow(f"as if {label}", training, training.epsilons(accountants)))
     return TrainingReport(name, file.claimed, tuple(rows))
 
@@ -242,10 +243,6 @@ def _changed(training: TrainingSection, change: Mapping[str, Any]) -> TrainingSe
     if update.get("sampling", "poisson") != "poisson":
         update.setdefault("sampling_rate", None)
     return training.model_copy(update=update)
-
-
-def _text(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def is_training(content: object) -> bool:
