@@ -317,7 +317,6 @@ class _Comparison:
         self._begin_round()
 
     def _differences(self, report: RoundReport) -> Iterator[str]:
-        """Yield the differences between a replayed round and its record."""
         recorded = self.rounds[report.round_number - 1]
         where = f"round {recorded.number}"
         last = [charges[-1] for charges in self.journal.charges.values()]

@@ -183,7 +183,6 @@ def views_of(
 def _noise(
     federation: Federation, plans: Sequence[PrivacyPlan], known: Mapping[int, UploadDistribution]
 ) -> list[float]:
-    """Return the noise variance of every client's upload, by client."""
     terms = federation.plan.client_privacy or ()
     charged = [
         (release.noise_multiplier * client.privacy.clip_norm / release.expected_batch) ** 2

@@ -81,7 +81,7 @@ class DataCharge(Settings):
     adjacency: Adjacency
     ledger: LedgerField  # the events that give the experiment's ε, which may rely on `trust`
     trust: Trust = "local"
-    against_server: LedgerField | None = None  # None: that of `ledger`, or none
+    against_server: LedgerField | None = None  # None: as `ledger`, or no such noise
 
     @classmethod
     def of(cls, charge: Charge, experiment: Experiment) -> Self:

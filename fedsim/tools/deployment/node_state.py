@@ -146,7 +146,6 @@ class NodeJournal:
             ledger.append(new)
 
     def _check_plan(self, charge: Charge, history: Sequence[Charge]) -> None:
-        """Check that a charge continues the client's history and stays within the plan."""
         last = history[-1].round_number if history else 0
         if charge.round_number < last:
             raise PolicyRefusalError(
@@ -320,7 +319,6 @@ def record_release(state: Path, helper: int, release: HelperRelease) -> None:
 
 
 def _check_release(release: HelperRelease, path: Path) -> None:
-    """Check that a release does not contradict the last one, which the file records."""
     try:
         last = _RELEASE.validate_json(path.read_bytes())
     except ValidationError as error:

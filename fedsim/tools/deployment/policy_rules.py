@@ -116,7 +116,6 @@ def _settings_rules(policy: NodePolicy, experiment: Experiment) -> Iterator[str]
 
 
 def _trust_rules(policy: NodePolicy, trust: Trust, experiment: Experiment) -> Iterator[str]:
-    """Yield what an experiment lacks under the trust that the policy gives."""
     if experiment.federation.participation.scheme == "poisson":
         yield (
             "the server charges all clients where it draws them in secret, and this node records "

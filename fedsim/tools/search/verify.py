@@ -131,6 +131,5 @@ def _account_problems(out: Path, ledger: SearchLedger) -> Iterator[str]:
 
 
 def _differing(content: Any, expected: Any) -> list[str]:
-    """Return the keys in which a file differs from the content that the ledger implies."""
     keys = dict.fromkeys([*expected, *content])
     return [k for k in keys if not alike(content.get(k), expected.get(k), relative=_RELATIVE)]

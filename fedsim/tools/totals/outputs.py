@@ -121,7 +121,6 @@ def registry_entry(account: Totals, sources: Sequence[Source]) -> str:
 
 
 def _facts(account: Totals, run: RunFiles) -> dict[str, dict[str, Any]]:
-    """Return the facts of an entry's sections, from the totals and the records of the last run."""
     text = _statement_texts(run, of_one_run=len(account.sources) == 1)
     largest, unit, runs = account.largest, account.unit or "example", len(account.sources)
     releases = sum(count for _, count in largest.ledger.entries)
