@@ -199,11 +199,20 @@ def _module_at(path: Path) -> ModuleType:
 class SharedRay:
     """One Ray for the tests of this process that are not about Ray's own start and end."""
 
-    def start(self, processors: int) -> None:
-        """Start it if it is not there with so many processors; until `stop`, nothing ends it."""
+    def __init__(self) -> None:
+        self._patch, self._keeps_workers = pytest.MonkeyPatch(), False
+
+    def start(self, processors: int, *, keep_workers: bool = False) -> None:
+        """Start it if it is not there with so many processors; until `stop`, nothing ends it.
+
+        Args:
+            processors: their number.
+            keep_workers: whether the processes of a run serve the next run.
+        """
         import ray
 
-        if ray.is_initialized() and ray.cluster_resources().get("CPU") == processors:
+        is_there = ray.is_initialized() and ray.cluster_resources().get("CPU") == processors
+        if is_there and keep_workers == self._keeps_workers:
             return
         self.stop()
         ray.init(
@@ -214,15 +223,19 @@ class SharedRay:
             logging_level=logging.ERROR,
             log_to_driver=False,
         )
-        self._shutdown = ray.shutdown
-        ray.shutdown = lambda *_, **__: None  # Flower's simulation ends the Ray that it used
+        # Flower's simulation ends the Ray that it used.
+        self._patch.setattr(ray, "shutdown", lambda *_, **__: None)
+        self._keeps_workers = keep_workers
+        if keep_workers:
+            path = Path(__file__).parent / "simulation" / "ray" / "kept_workers.py"
+            _module_at(path).KeptWorkers(self._patch)
 
     def stop(self) -> None:
         """End it if it is there."""
         import ray
 
         if ray.is_initialized():
-            ray.shutdown = self._shutdown
+            self._patch.undo()
             ray.shutdown()
 
 
@@ -236,11 +249,11 @@ def ray_of_the_process() -> Iterator[SharedRay]:
 
 @pytest.fixture(scope="module")
 def shared_ray(ray_of_the_process: SharedRay) -> None:
-    """Have the engines of a module's tests use the Ray of this process, with two processors.
+    """Have the engines of a module's tests use the Ray of this process, two processors for each.
 
-    Flower's simulation starts as many workers as there are processors, a few seconds each.
+    Its workers serve one run after another: each takes seconds to import what it needs.
     """
-    ray_of_the_process.start(2)
+    ray_of_the_process.start(4, keep_workers=True)
 
 
 @pytest.fixture(scope="module")

@@ -141,7 +141,7 @@ def views_of(audit: Audit) -> dict[str, ClientAudit]:
     "sections", [{}, {"privacy": {"noise": "secure"}, "model": {"name": "mlp"}}]
 )
 def test_an_audit_certifies_no_more_than_either_claim(sections: dict[str, Any]) -> None:
-    found = audit_experiment(experiment(**sections), clients=1, steps=600, confidence=CONFIDENCE)
+    found = audit_experiment(experiment(**sections), clients=1, steps=200, confidence=CONFIDENCE)
     assert found.violations == ()
     views = views_of(found)
     assert set(views) == {"sums", "server"}
@@ -180,7 +180,7 @@ def test_an_audit_finds_clients_that_add_no_noise(monkeypatch: pytest.MonkeyPatc
 
     def noise(self: StreamKey, **keywords: Any) -> Any:
         source = whole(self, **keywords)
-        if self.client in (0, 1):
+        if self.client in (1, 2):
             source.fill_ = lambda values: values.zero_()
         return source
 
@@ -195,8 +195,8 @@ def test_an_audit_finds_clients_that_add_no_noise(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(StreamKey, "noise", noise)
     monkeypatch.setattr(release, "fill_rows_", one_by_one)
-    found = audit_experiment(experiment(), clients=6, steps=60, confidence=CONFIDENCE)
-    views = {one.against: one for one in found.clients if one.client == 5}
+    found = audit_experiment(experiment(), clients=1, steps=60, confidence=CONFIDENCE)
+    views = views_of(found)
     assert views["sums"].findings.noise.estimate == pytest.approx(0.5**0.5, rel=0.05)
     assert any("of what is charged" in text for text in views["sums"].violations)
     assert views["server"].violations == ()

@@ -169,14 +169,14 @@ def test_mutation_a_bound_that_is_too_large_by_a_hundredth_is_caught(
 @pytest.mark.parametrize(
     ("most", "least_ran", "least_pairs"),
     [
-        pytest.param(30, 20, 0, marks=pytest.mark.slow),
+        pytest.param(12, 8, 0, marks=pytest.mark.slow),
         pytest.param(None, 250, 2400, marks=pytest.mark.long),
     ],
 )
 def test_every_pair_of_settings_keeps_neighbours_together(
     tmp_path: Path, most: int | None, least_ran: int, least_pairs: int
 ) -> None:
-    """Every pair by hand, which takes ten minutes, and thirty experiments before each change."""
+    """Every pair by hand, which takes ten minutes, and twelve experiments before each change."""
     base = tmp_path / "plugins"
     neighbours.Dataset.make((3,) * 5).write(base)
     choices, pairs = settings_space.covering_array(base, most=most)
