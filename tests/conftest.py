@@ -1,6 +1,7 @@
 """Settings of the whole suite, made before torch and numpy are imported."""
 
 import gc
+import json
 import logging
 import os
 import sys
@@ -103,6 +104,20 @@ def fresh_demand(monkeypatch: pytest.MonkeyPatch) -> None:
 def stop_after() -> Callable[[int], _StopAfter]:
     """Make observers that interrupt a run after a round."""
     return _StopAfter
+
+
+@pytest.fixture
+def jobs_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Perform the runs of comparisons and searches in this process: another imports torch first."""
+    from fedsim.comparison import compare
+    from fedsim.comparison.jobs import execute_here
+    from fedsim.tools.search import perform
+
+    def execute(jobs: Any, *, log: Path, on_message: Any, **_: Any) -> None:
+        execute_here(json.loads(json.dumps(jobs)), log=log, on_message=on_message)
+
+    for module in (compare, perform):
+        monkeypatch.setattr(module, "execute", execute)
 
 
 @pytest.fixture(scope="session")

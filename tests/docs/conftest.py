@@ -11,7 +11,7 @@ which covers its times. An accuracy may differ by 0.6 percentage points, the rec
 between commas by 1e-9, since other processors add numbers in another order. Everything else is
 exact.
 
-Commands of `fedsim` and scripts of Python run in this process, runs of a comparison in one other.
+Commands of `fedsim`, the runs of a comparison and scripts of Python run in this process.
 The page of a run is an empty file, except that of `fedsim report`: no document shows what is in it,
 and drawing it takes longer than many of the runs.
 
@@ -33,12 +33,10 @@ from pathlib import Path
 import pytest
 
 from fedsim.cli import main
-from fedsim.comparison import compare
 from fedsim.comparison.jobs import Job
 from fedsim.report import run as report_of_runs
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.manifest import list_again
-from fedsim.tools.search import perform
 
 ROOT = Path(__file__).parent.parent.parent
 ACCURACY, RECALL, LOSS, DIGITS = 0.6, 6.0, 0.02, 1e-9
@@ -202,7 +200,10 @@ RunPage = Callable[[str], None]
 
 @pytest.fixture
 def terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    jobs_here: None,
 ) -> Terminal:
     """A terminal of 80 columns in an empty directory, with `experiments/` beside it."""
     monkeypatch.chdir(tmp_path)
@@ -223,8 +224,6 @@ def run_page(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> RunPage:
     message = Job.to_message
     monkeypatch.setattr(report_of_runs, "write_report", _write_empty_page)
     monkeypatch.setattr(Job, "to_message", lambda job: {**message(job), "report": False})
-    monkeypatch.setattr(compare, "default_workers", lambda: 1)
-    monkeypatch.setattr(perform, "default_workers", lambda: 1)
 
     def run(name: str) -> None:
         page = ROOT / name

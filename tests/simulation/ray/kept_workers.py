@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import ray
 from flwr.simulation.ray_transport.ray_actor import BasicActorPool
+from ray import cloudpickle
 from ray.exceptions import RayError
 
 from fedsim.simulation.engine import NodeContexts, ShardableApp
@@ -46,7 +47,7 @@ class KeptWorkers:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._of_ray, self._of_flower = list[Any](), list[Any]()
-        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+        cloudpickle.register_pickle_by_value(sys.modules[__name__])
         patch.setattr(engine, "_worker", self._worker)
         patch.setattr(BasicActorPool, "add_actors_to_pool", lambda *given: self._fill(*given))
         patch.setattr(BasicActorPool, "terminate_all_actors", lambda pool: self._empty(pool))
@@ -60,7 +61,7 @@ class KeptWorkers:
         journal_actor: Any,
         gpus: float,
     ) -> Worker:
-        host = ray.remote(KeptHost).options(num_cpus=1, num_gpus=gpus)
+        host: Any = ray.remote(KeptHost).options(num_cpus=1, num_gpus=gpus)
 
         def make_actor(recorded: NodeContexts) -> Any:
             actor = self._of_ray.pop() if self._of_ray else host.remote()
@@ -78,7 +79,8 @@ class KeptWorkers:
         pool.num_actors = len(pool.pool)
 
     def _empty(self, pool: BasicActorPool) -> None:
-        for actor in pool._future_to_actor.values():  # at work for an interrupted run
+        at_work: list[Any] = [*pool._future_to_actor.values()]  # for an interrupted run
+        for actor in at_work:
             ray.kill(actor)
         self._of_flower = pool.pool
 
