@@ -152,13 +152,13 @@ def test_clients_with_models_of_their_own_are_measured_by_them(directory: Path) 
     assert not verify_run(run).problems
 
 
-@pytest.mark.slow  # one more process
+@pytest.mark.usefixtures("jobs_here")
 def test_without_client_metrics_none_are_expected(directory: Path) -> None:
     source = directory / "compare.yaml"
     text = source.read_text()
     assert "client_metrics: true\n" in text
     source.write_text(text.replace("client_metrics: true\n", "").replace("seeds: 2", "seeds: 1"))
-    result = fedsim.compare(source, out=directory / "out", workers=1)
+    result = fedsim.compare(source, out=directory / "out")
     assert not result.failed
     assert list((directory / "out").rglob("client_metrics.json")) == []
 

@@ -104,6 +104,7 @@ def test_select_and_tune_exclude_each_other(directory: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("jobs_here")
 def test_the_best_values_are_compared_and_every_candidate_is_charged(directory: Path) -> None:
     loaded(directory, seeds=2)
     rates = {"local.optimizer.lr": [1e-6, 4.0]}

@@ -140,14 +140,15 @@ def test_after_a_death_at_any_operation_on_files_the_run_ends_the_same(
 
 
 # Imports are done once; each line from stdin is a run in a forked process. What the parent has run
-# before is nothing but imports and the page of a report, whose fonts and templates take longer to
-# load than the run: a fork of torch at work would not be a process that users have. Where only
-# rounds matter, the page is an empty file: most random kills would strike while it is drawn.
+# before is nothing but imports, accounts and the page of a report, whose fonts and templates take
+# longer to load than the run: a fork of torch at work would not be a process that users have. Where
+# only rounds matter, the page is an empty file: most random kills would strike while it is drawn.
 NURSERY = """
 import gc, importlib, json, os, signal, sys
 from pathlib import Path
 import sklearn.datasets, torch
 import fedsim, fedsim.report.run, fedsim.report.html, fedsim.report.plots
+import fedsim.runs.verification
 torch.set_num_threads(1)
 experiment = json.load(open("experiment.json"))
 print("ready", flush=True)
@@ -184,7 +185,9 @@ for line in sys.stdin:
     _, status = os.waitpid(child, 0)
     print(os.waitstatus_to_exitcode(status), flush=True)
     if not warm:
-        write_report(fedsim.runs.directory.RunDirectory(Path(order["out"])))
+        run = fedsim.runs.directory.RunDirectory(Path(order["out"]))
+        write_report(run)
+        fedsim.runs.verification.verify_run(run)
         gc.freeze()
         warm = True
 """

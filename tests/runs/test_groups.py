@@ -99,7 +99,7 @@ def test_an_audit_finds_most_of_the_claim_and_a_group_with_too_little_noise(
     assert not audit.violations
     assert audit.clients[0].findings.epsilon > 0.6 * audit.clients[0].claim.epsilon
     monkeypatch.setattr(mechanism.DpSgdMechanism, "grid_steps", half_noise_in_one_group)
-    assert audit_experiment(loaded, clients=1, steps=200).violations
+    assert audit_experiment(loaded, clients=1, steps=60).violations
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def test_verify_finds_forged_scores(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_comparison_compares_personal_models(tmp_path: Path) -> None:
+def test_a_comparison_compares_personal_models(tmp_path: Path, jobs_here: None) -> None:
     comparison = {
         "base": experiment(),
         "seeds": 2,
@@ -167,7 +167,7 @@ def test_a_comparison_compares_personal_models(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text(json.dumps(comparison.pop("base")))
     file = tmp_path / "c.yaml"
     file.write_text(json.dumps({**comparison, "base": "base.yaml"}))
-    found = fedsim.compare(file, out=tmp_path / "out", workers=1)
+    found = fedsim.compare(file, out=tmp_path / "out")
     table = json.loads((found.path / "comparison.json").read_text())
     assert table["metric"] == "personal_accuracy"
     assert "on public data" in (found.path / "comparison.html").read_text()

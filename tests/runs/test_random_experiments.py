@@ -131,20 +131,40 @@ def experiments(draw: st.DrawFn) -> dict[str, Any]:
     return experiment
 
 
+def examples(number: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Let a test draw this many experiments and rounds to stop after."""
+    drawn = settings(
+        max_examples=number,
+        deadline=None,
+        derandomize=True,  # the same everywhere: to search further, take this out
+        suppress_health_check=[HealthCheck.function_scoped_fixture],
+    )
+    given_both = given(experiment=experiments(), stop=st.integers(1, 3))
+    return lambda test: drawn(given_both(test))
+
+
+Stops = Callable[[int], RunCallback]
+Charges = Callable[[Path], list[Any]]
+
+
 @pytest.mark.slow
-@settings(
-    max_examples=10,
-    deadline=None,
-    derandomize=True,  # the same everywhere: to search further, take this out
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-@given(experiment=experiments(), stop=st.integers(1, 3))
+@examples(5)
+def test_some_combinations_keep_the_promises_or_are_refused(
+    stop_after: Stops, charges_of: Charges, tmp_path: Path, experiment: dict[str, Any], stop: int
+) -> None:
+    check_promises(stop_after, charges_of, tmp_path, experiment, stop)
+
+
+@pytest.mark.long
+@examples(100)
 def test_every_combination_keeps_the_promises_or_is_refused(
-    stop_after: Callable[[int], RunCallback],
-    charges_of: Callable[[Path], list[Any]],
-    tmp_path: Path,
-    experiment: dict[str, Any],
-    stop: int,
+    stop_after: Stops, charges_of: Charges, tmp_path: Path, experiment: dict[str, Any], stop: int
+) -> None:
+    check_promises(stop_after, charges_of, tmp_path, experiment, stop)
+
+
+def check_promises(
+    stop_after: Stops, charges_of: Charges, tmp_path: Path, experiment: dict[str, Any], stop: int
 ) -> None:
     """Cohorts change no charge, resuming no bit, ε is verified, and no budget is exceeded."""
     base = tmp_path / "runs"

@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
+
+from fedsim.cli import cli
 
 MODEL = """\
 from torch import nn
@@ -214,9 +217,8 @@ class Site:
     def deploy(self, experiment: Path, name: str, *overrides: str) -> Path:
         """Write the app of an experiment, as a user does, and return its directory."""
         app = self.directory / name
-        command = [sys.executable, "-c", "from fedsim.cli import main; main()", "deploy"]
-        command += [experiment.name, *overrides, "--out", str(app)]
-        subprocess.run(command, cwd=self.directory, check=True, capture_output=True)
+        done = CliRunner().invoke(cli, ["deploy", str(experiment), *overrides, "--out", str(app)])
+        assert done.exit_code == 0, done.output
         return app
 
     @staticmethod
