@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +34,26 @@ LONG = 60  # rounds
 # The background jobs of a shell ignore Ctrl-C, and so would what they start.
 HEED_INTERRUPTS = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
 FEDSIM = [sys.executable, "-c", HEED_INTERRUPTS + "from fedsim.cli import main; main()"]
+
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
+    """Perform a command in the directory; return its exit code, output and messages."""
+    monkeypatch.chdir(directory)
+
+    def perform(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedsim", *arguments])
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert isinstance(end.value.code, int)
+        return end.value.code, *capsys.readouterr()
+
+    return perform
 
 
 def source_of(result: ComparisonResult) -> Path:
@@ -253,19 +274,21 @@ def load(seed=0):
 """
 
 
-@pytest.mark.slow
-def test_a_run_that_fails_or_dies_is_reported_and_the_others_go_on(directory: Path) -> None:
+@pytest.mark.slow  # another process after each death
+def test_a_run_that_fails_or_dies_is_reported_and_the_others_go_on(
+    directory: Path, command: Command
+) -> None:
     (directory / "data.py").write_text(FAILING)
     base = directory / "tiny.yaml"
     base.write_text(base.read_text().replace("digits", "./data.py:load"))
     text = (directory / "compare.yaml").read_text()
-    (directory / "compare.yaml").write_text(text.replace("seeds: 2", "seeds: [1, 2, 0]"))
-    done = cli(directory, "compare", "compare.yaml", "--out", "out", "--workers", "1")
-    assert done.returncode == 1
-    assert "runs/dp/seed-1" in done.stderr
-    assert "no data for this seed" in done.stderr
-    assert "its process died (killed by SIGKILL)" in done.stderr
-    assert "Traceback" not in done.stderr + done.stdout
+    (directory / "compare.yaml").write_text(text.replace("seeds: 2", "seeds: [1, 0, 2]"))
+    code, out, err = command("compare", "compare.yaml", "--out", "out", "--workers", "1")
+    assert code == 1
+    assert "runs/dp/seed-1" in err
+    assert "no data for this seed" in err
+    assert "its process died (killed by SIGKILL)" in err
+    assert "Traceback" not in err + out
     content = json.loads((directory / "out" / "comparison.json").read_text())
     statuses = {
         (run["variant"], run["seed"]): run["status"]
@@ -275,16 +298,11 @@ def test_a_run_that_fails_or_dies_is_reported_and_the_others_go_on(directory: Pa
     assert statuses == {
         (variant, seed): "completed" if seed == 0 else "failed"
         for variant in ("plain", "dp")
-        for seed in (1, 2, 0)
+        for seed in (1, 0, 2)
     }
     assert any("left out seed 1 (failed), 2 (failed)" in note for note in content["notes"])
     assert "plain" in [entry["variant"] for entry in content["unfit"]]  # it has learnt nothing,
     assert content["variants"][1]["difference"] is None  # so nothing is compared with it
-
-
-def cli(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [*FEDSIM, *arguments]
-    return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=120)
 
 
 def started_until_the_second_run(directory: Path) -> tuple[subprocess.Popen[str], Path]:
@@ -309,7 +327,7 @@ def finish(directory: Path, second: Path) -> None:
     """Call the comparison again: the first run is reused, the second continues soundly."""
     before = second.read_text().count("\n")
     assert before < LONG
-    again = fedsim.compare(directory / "compare.yaml", out=directory / "out", workers=1)
+    again = fedsim.compare(directory / "compare.yaml", out=directory / "out")
     assert not again.interrupted
     assert [outcome.status for outcome in again.results.outcomes] == ["completed"] * 2
     assert [outcome.reused for outcome in again.results.outcomes] == [True, False]
@@ -319,6 +337,7 @@ def finish(directory: Path, second: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("jobs_here")
 def test_an_interrupted_comparison_ends_cleanly_and_continues(directory: Path) -> None:
     process, second = started_until_the_second_run(directory)
     process.send_signal(signal.SIGINT)
@@ -332,6 +351,7 @@ def test_an_interrupted_comparison_ends_cleanly_and_continues(directory: Path) -
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("jobs_here")
 def test_a_killed_comparison_leaves_no_worker_that_writes_on(directory: Path) -> None:
     process, second = started_until_the_second_run(directory)
     process.kill()
@@ -392,13 +412,15 @@ def test_two_comparisons_do_not_share_a_directory(directory: Path) -> None:
         fedsim.compare(directory / "compare.yaml", out=out)
 
 
-@pytest.mark.slow
-def test_a_comparison_of_which_everything_fails_says_why_and_exits_1(directory: Path) -> None:
+@pytest.mark.usefixtures("jobs_here")
+def test_a_comparison_of_which_everything_fails_says_why_and_exits_1(
+    directory: Path, command: Command
+) -> None:
     base = directory / "tiny.yaml"
     base.write_text(base.read_text().replace("num_clients: 3", "num_clients: 100000"))
-    done = cli(directory, "compare", "compare.yaml", "--out", "out", "-q", "--workers", "1")
-    assert done.returncode == 1
-    first, *reasons = done.stderr.splitlines()
+    code, _, err = command("compare", "compare.yaml", "--out", "out", "-q")
+    assert code == 1
+    first, *reasons = err.splitlines()
     assert first == "no run was finished, so there is nothing to compare"
     assert len(reasons) == 4
     assert all(line.startswith("runs/") and "100000" in line.replace(",", "") for line in reasons)

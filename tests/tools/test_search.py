@@ -181,7 +181,7 @@ def test_a_search_selects_a_model_and_verify_recomputes_both_figures(
     monkeypatch.setattr("fedsim.tools.search.ledger.RunCountDistribution.draw", lambda self: 3)
     out = file.parent / "out"
     runner = CliRunner()
-    arguments = ["compare", str(file), "--select", "--out", str(out), "--workers", "2", "--json"]
+    arguments = ["compare", str(file), "--select", "--out", str(out), "--workers", "1", "--json"]
     found = runner.invoke(cli, arguments, catch_exceptions=False)
     assert found.exit_code == 0
     assert "the number of runs is secret" in found.stderr
@@ -211,6 +211,7 @@ def test_a_search_selects_a_model_and_verify_recomputes_both_figures(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("jobs_here")
 def test_a_run_that_fails_ends_the_search(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedsim.tools.search.ledger.RunCountDistribution.draw", lambda self: 1)
     text = SEARCH.replace("slow: {}", "slow: {faults: [{kind: dropout_after, clients: [0, 1, 2]}]}")
