@@ -53,7 +53,8 @@ def federated_averaging(seed: int) -> float:
             with torch.no_grad():
                 for parameter, value in zip(model.parameters(), start, strict=True):
                     parameter.copy_(value)
-            order = torch.cat([torch.randperm(len(client)) for _ in range(1 + steps * batch)])
+            passes = -(-steps * batch // len(client))
+            order = torch.cat([torch.randperm(len(client)) for _ in range(passes)])
             optimizer = torch.optim.SGD(model.parameters(), lr=experiment.local.optimizer.lr)
             for step in range(steps):
                 rows = order[step * batch : (step + 1) * batch].numpy()
