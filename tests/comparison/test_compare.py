@@ -51,7 +51,8 @@ def command(
         with pytest.raises(SystemExit) as end:
             main()
         assert isinstance(end.value.code, int)
-        return end.value.code, *capsys.readouterr()
+        out, err = capsys.readouterr()
+        return end.value.code, out, err
 
     return perform
 

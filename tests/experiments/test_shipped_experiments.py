@@ -19,6 +19,19 @@ FOLDER = Path(__file__).parents[2] / "experiments"
 COMPARISONS = sorted([*FOLDER.glob("compare_*.yaml"), FOLDER / "parameters.yaml"])
 EXPERIMENTS = sorted(set(FOLDER.glob("*.yaml")) - set(COMPARISONS))
 
+# Rounds in the slow stage of those that take a minute; the long stage has all of their rounds.
+SHORTER = {"digits_distributed_mlp": 60, "many_users": 10, "users_ftrl": 200}
+SHIPPED = [
+    *(
+        pytest.param(path, SHORTER.get(path.stem), id=path.stem, marks=pytest.mark.slow)
+        for path in EXPERIMENTS
+    ),
+    *(
+        pytest.param(FOLDER / f"{name}.yaml", None, id=f"{name}, whole", marks=pytest.mark.long)
+        for name in SHORTER
+    ),
+]
+
 # The licence of its ratings keeps them out of every extra.
 CHANGES = {"movielens": {"data.dataset": "movielens_small", "model.args.films": 9066}}
 
@@ -46,13 +59,15 @@ def test_a_shipped_comparison_is_valid(path: Path) -> None:
     load_comparison(path)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", EXPERIMENTS, ids=named)
-def test_a_shipped_experiment_runs_without_loss_or_warning(path: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("path", "rounds"), SHIPPED)
+def test_a_shipped_experiment_runs_without_loss_or_warning(
+    path: Path, rounds: int | None, tmp_path: Path
+) -> None:
     printed = Console(file=io.StringIO(), width=500)
+    changes = {} if rounds is None else {"federation.rounds": rounds}
     fedsim.run(
         path,
-        overrides=CHANGES.get(path.stem, {}),
+        overrides={**CHANGES.get(path.stem, {}), **changes},
         out=tmp_path / "run",
         callback=ProgressCallback(printed),
     )
