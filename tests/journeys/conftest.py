@@ -17,6 +17,7 @@ after. Seconds are processor time of one thread, on one busy machine:
 |                    | no page showed                       | diffs                                |
 """
 
+import io
 import os
 import re
 import shlex
@@ -24,12 +25,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from fedsim.cli import main
+
 ROOT = Path(__file__).parent.parent.parent
+TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1"}
 _FILES = re.compile(r"^```\w+\n(# (\S+)\n.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -58,31 +63,46 @@ class Journey:
             self.write(shown[2], shown[1])
 
     def type(self, command: str, *, code: int = 0) -> subprocess.CompletedProcess[str]:
-        """Run a command line; `fedsim` and `python` are those of the tests.
+        """Run a command line; `fedsim` runs in this process, which has imported torch.
 
         Args:
             command: as the user types it, without a shell's features.
             code: the expected exit code.
         """
         program, *arguments = shlex.split(command)
-        real = {
-            "fedsim": [sys.executable, "-m", "fedsim"],
-            "git": ["git"],
-            "python": [sys.executable],
-            "pytest": [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"],
-        }[program]
         began = time.perf_counter()
-        done = subprocess.run(
-            [*real, *arguments],
-            cwd=self.home,
-            env={**os.environ, "COLUMNS": "100", "NO_COLOR": "1"},
-            capture_output=True,
-            text=True,
-        )
+        done = self._fedsim(arguments) if program == "fedsim" else self._other(program, arguments)
         self.steps.append((command, time.perf_counter() - began))
         assert done.returncode == code, f"{command}\n{done.stdout}\n{done.stderr}"
         assert "Traceback" not in done.stderr, f"{command}\n{done.stderr}"
         return done
+
+    def _fedsim(self, arguments: list[str]) -> subprocess.CompletedProcess[str]:
+        out, err, code = io.StringIO(), io.StringIO(), 0
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+            patch.chdir(self.home)
+            patch.setattr(sys, "argv", ["fedsim", *arguments])
+            for name, value in TERMINAL.items():
+                patch.setenv(name, value)
+            try:
+                main()
+            except SystemExit as end:
+                code = end.code if isinstance(end.code, int) else 0
+        return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+
+    def _other(self, program: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
+        real = {
+            "git": ["git"],
+            "python": [sys.executable],
+            "pytest": [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"],
+        }[program]
+        return subprocess.run(
+            [*real, *arguments],
+            cwd=self.home,
+            env={**os.environ, **TERMINAL},
+            capture_output=True,
+            text=True,
+        )
 
     def table(self) -> str:
         """Return the commands with their seconds, and the sum."""
@@ -91,7 +111,7 @@ class Journey:
 
 
 @pytest.fixture
-def journey(tmp_path: Path) -> Iterator[Journey]:
+def journey(tmp_path: Path, jobs_here: None) -> Iterator[Journey]:
     """A user in an empty directory; the time of each step is printed (`pytest -rP` shows it)."""
     way = Journey(tmp_path)
     yield way
