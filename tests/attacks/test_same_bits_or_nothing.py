@@ -303,8 +303,7 @@ def test_a_worker_that_starts_after_an_edit_does_not_train(tmp_path: Path) -> No
     """A Ray actor that replaces a lost one loads the plug-ins anew, in mid-run."""
     base = write(tmp_path, "two steps")
     of = federation(base)
-    source = nodes.TaskSource(of.experiment.model_dump_json(), base, None)
-    worker = nodes.FederationClientApp(of, source).shard([0])
+    worker = nodes.FederationClientApp(of, None).shard([0])
     worker(None)
     edit(base)
     with pytest.raises(PluginError, match=r"the plug-in file edited\.py changed while"):

@@ -15,7 +15,7 @@ from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.clients import client_round
 from fedsim.clients.app import BatchClientApp
 from fedsim.experiment import load_experiment
-from fedsim.federation import conditions
+from fedsim.federation import federation as federation_module
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.protocol.arrays import digest, to_arrays
@@ -150,7 +150,7 @@ def other_version(package: Any) -> Attack:
 
 
 def other_device(base: Path, arrays: ArrayRecord, patch: pytest.MonkeyPatch) -> Message:
-    patch.setattr(conditions, "device_kind", lambda device: "cuda NVIDIA H100")
+    patch.setattr(federation_module, "device_kind", lambda device: "cuda NVIDIA H100")
     return answer(federation(base), arrays)
 
 
