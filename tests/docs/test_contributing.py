@@ -28,7 +28,7 @@ EXAMPLES = {
         "input_perturbation",
     ),
     "A sampler": (r'"balls_and_bins"|\bBallsAndBins\b', "balls_and_bins"),
-    "A layer rule": (r"\bEmbeddingUse\b", "EmbeddingUse"),
+    "A layer rule": (r"\bEmbeddingUse\b|\bembedding_rule\b", "EmbeddingUse"),
     "A dataset": (r'"blobs": |\bBlobsArgs\b', "blobs"),
     "An engine": (r'"flower"', "flower"),
     "A file of figures": (r'"answers\.json"|\banswers_context\b', "answers.json"),
