@@ -41,8 +41,8 @@ from fedsim.runs.inputs import objects_digest, package_version, private_digest
 _WITHOUT_EFFECT = ("name", "runtime")
 _PACKAGES = ("torch", "numpy", "scipy", "flwr", "scikit-learn")
 _ROOMS = ("fedsim.accountant", "fedsim.clients", "fedsim.server")
-# Parts of fedsim/ that compute no run.
 _RESULTS = ("summary.json", "privacy.json", "scores.json", CLIENT_METRICS)  # read from each run
+# Parts of fedsim/ that compute no run.
 _COMPUTES_NO_RUN = ("cli", "comparison", "report", "tools", "tracking")
 
 

@@ -181,17 +181,17 @@ def read_sources(references: Iterable[str], *, base: Path) -> PluginSources:
     digests: dict[str, set[str]] = {}
     installed: set[str] = set()
     for reference in named:
-        if isinstance(reference, PythonObject):
-            code, trace = reference.code(), Trace()
-            if code.code:  # arrays have none
-                digests.setdefault(str.__str__(reference), set()).add(code.digest)
-            for module in sorted(code.modules):
-                trace.follow_name(module, base.resolve())
-        else:
-            try:
+        try:
+            if isinstance(reference, PythonObject):
+                code, trace = reference.code(), Trace()
+                if code.code:  # arrays have none
+                    digests.setdefault(str.__str__(reference), set()).add(code.digest)
+                for module in sorted(code.modules):
+                    trace.follow_name(module, base.resolve())
+            else:
                 trace, _ = trace_plugin(reference, base=base)
-            except OSError as error:
-                raise PluginError(f"cannot read {error.filename}: {error.strerror}") from error
+        except OSError as error:
+            raise PluginError(f"cannot read {error.filename}: {error.strerror}") from error
         installed |= trace.installed
         for file in trace.files.values():
             digests.setdefault(file.place, set()).add(file.digest)

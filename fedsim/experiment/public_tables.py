@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from fedsim.core.limits import MAX_CLIENTS, MAX_ROUNDS
-from fedsim.experiment.errors import KeyPath
+from fedsim.experiment.errors import KeyPath, shorten
 from fedsim.experiment.messages import PathMessage
 from fedsim.experiment.rules import check_file
 from fedsim.experiment.yaml_loader import MAX_DIGITS
@@ -151,6 +151,6 @@ def _number(
     if not is_whole or not least <= int(text) <= most:
         raise _TableError(
             f"line {line} of {path.name}: {column} must be a whole number from {least} to {most}, "
-            f"got {text!r}"
+            f"got {shorten(repr(text))}"
         )
     return int(text)

@@ -3,6 +3,10 @@
 A cell is a pair of a trust model and a privacy unit: the same experiment with `privacy.trust` and
 `privacy.unit` changed. Its noise and ε come from the federation that `fedsim run` would use, so
 they equal what a run would charge. Nothing is trained, and no data are read.
+
+Each correlation of noise is planned at the same ε. Its error is that of the models after 1, 2, ...
+rounds. A model is the sum of the releases of all rounds so far; with `fedavgm`, the server's
+momentum is applied to the releases first.
 """
 
 import math
@@ -46,7 +50,7 @@ class CellClient:
     """The noise and ε of one client under one trust model and privacy unit."""
 
     client: int
-    noise_multiplier: float  # of all noise, in the client's clip norm
+    noise_multiplier: float  # of what the client, or the server for it, adds
     epsilon: Mapping[str, float]  # by observer, of those from whom the noise protects
 
 
@@ -148,7 +152,7 @@ def changed_plans(
 ) -> Federation:
     """Return a federation with the plans of an experiment with changes `{"key.path": value}`.
 
-    It is a ValueError if the changed experiment has mistakes, or no noise meets its settings.
+    Raises ValueError if the changed experiment has mistakes, or no noise meets its settings.
     """
     content = loaded.experiment.model_dump(mode="json", exclude_unset=True)
     return with_plans(federation, load_experiment(content, changes, base=loaded.base))
@@ -229,7 +233,7 @@ class PlannedCorrelation:
     scheme: str  # of `federation.participation`, for which ε holds
     noise_multiplier: float  # of the fresh noise of a round
     error: float  # root mean square of a coordinate's noise over all models, in max_update_norm
-    momentum: float = 0.0  # of the server's optimizer, through which releases become models
+    momentum: float = 0.0  # of the server's optimizer; with 0 a model is the sum of releases
 
 
 def plan_correlations(federation: Federation) -> tuple[PlannedCorrelation, ...]:

@@ -76,7 +76,7 @@ class BoundCurve:
 def given_schedule(
     *, sampling_rate: float, noise_multiplier: float, delta: float, steps: int
 ) -> CurveSchedule:
-    """Return a schedule of Poisson-sampled Gaussian steps; ε also holds for add-remove pairs."""
+    """Return a schedule of Poisson-sampled Gaussian steps; ε holds for zero-out and add-remove."""
     rate = checks.positive("sampling_rate", checks.probability("sampling_rate", sampling_rate))
     step = PoissonSampled(rate, Gaussian(checks.positive("noise_multiplier", noise_multiplier)))
     return CurveSchedule(

@@ -3,8 +3,9 @@
 An experiment file may come from an untrusted source. The footprint lists the code that would run
 and the files that would be read, for review before the run. No plug-in is imported for this.
 
-With `--data` every check is made that `fedsim run` makes before its first round. Of a client's
-data, only the number of examples is shown, and only if it is public.
+With `--data` every check is made that `fedsim run` makes before its first round. The ranges of
+values and the classes that are shown come from the public test set. Of a client's data, only the
+number of examples is used, and it is shown only if it is public.
 """
 
 import hashlib

@@ -71,7 +71,7 @@ class Scores:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Scores":
-        """Return the scores in `scores.json`; two parts with other classes are a ValueError."""
+        """Return the scores in `scores.json`; raises ValueError if two parts differ in classes."""
         majority, matrix = content["majority"], content["confusion"]
         rows = [ClassScore(*(row[key] for key in _CLASS_KEYS)) for row in content["by_class"]]
         groups = content.get("by_group", ())

@@ -60,7 +60,7 @@ class _NoCounterpartError(ValueError):
 
 
 def recipe(contents: RunContents) -> Recipe | None:
-    """Return a script that recomputes the federation's ε: the one of the client with the largest.
+    """Return a script that recomputes the federation's ε, which is the largest ε of any client.
 
     The result is None without privacy, if nothing was spent, or if dp-accounting has no counterpart
     of an event in the ledger.

@@ -50,7 +50,7 @@ def round_drawings(contents: RunContents) -> Drawings:
 
 
 def metric_chart(contents: RunContents, metric: str | None = None) -> Chart:
-    """Return the chart of a metric of `rounds.jsonl`, or of `epsilon_max`, over the rounds.
+    """Return the chart of a metric of `rounds.jsonl` (None: the main one), or of `epsilon_max`.
 
     Raises:
         InputError: no round has a finite number of this name.

@@ -20,6 +20,8 @@ from fedsim.tracking.callbacks import RunCallback
 def render_head(path: Path) -> str:
     """Return the headline figures and the guarantee of a run directory as a piece of HTML.
 
+    The styles of this piece affect no other part of a page. All text from files is escaped.
+
     Raises:
         RunDirectoryError: the run has no result files.
     """

@@ -72,7 +72,7 @@ class RunDirectory:
     """A run directory: the paths of its files, and methods that write and read them.
 
     A missing or damaged file raises a DamagedRunError, and one of another version a SchemaError.
-    The path must have no NUL character.
+    A missing JSON file, and a path with a NUL character, raise a RunDirectoryError.
     """
 
     def __init__(self, path: Path) -> None:

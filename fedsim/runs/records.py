@@ -64,7 +64,7 @@ class RunCheckpoint:
     releases_digest: str = ""
 
     def to_bytes(self) -> bytes:
-        """Return the content of a safetensors file, which does not keep the order in `names`."""
+        """Return the content of a safetensors file; `names` has the order, which that loses."""
         arrays = to_numpy(self.state.arrays)
         content = _Content(
             round=self.state.round_number,

@@ -180,7 +180,7 @@ class AttackBound:
 
     @classmethod
     def from_json(cls, content: object) -> Self | None:
-        """Return the bound in `attack` of `privacy.json`; None if invalid, or a rate is missing."""
+        """Return the bound in `attack` of `privacy.json`; None if invalid or without all rates."""
         try:
             bound = TypeAdapter(cls).validate_python(content)
         except ValidationError:

@@ -221,7 +221,7 @@ class Facts:
 
     @cached_property
     def clients_with_large_delta(self) -> tuple[int, ...]:
-        """Numbers of the clients with δ >= 1 / n, for n examples; for n clients, as the unit."""
+        """Numbers of the clients with δ >= 1 / n, for n examples, or n clients under that unit."""
         places = clients_with_large_delta(
             [client.delta for client in self.clients],
             [client.examples for client in self.clients],

@@ -1,6 +1,6 @@
-"""A few of the kills of `kills.py`, with distributed trust; two hundred by hand and in `long`.
+"""A few of the kills of `kills.py`; a hundred with local trust are in the long stage.
 
-With local trust, tests/runs/test_crash.py visits every state of the disk.
+tests/runs/test_crash.py visits the states of the disk one by one: every fifth, and all in `long`.
 """
 
 import json
@@ -24,6 +24,15 @@ def kills(count: int, directory: Path, *more: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow  # real processes
+def test_no_run_is_damaged_or_unspent_by_five_attacks(tmp_path: Path) -> None:
+    found = kills(5, tmp_path)
+    assert found["faults"] == []
+    kinds = ("kill", "two processes", "full disk", "damage")
+    assert [found[kind] for kind in kinds] == [2, 1, 1, 1]
+    assert found["kills"] == 4
+
+
+@pytest.mark.slow
 def test_no_sum_is_opened_twice_or_below_its_minimum_by_five_attacks(tmp_path: Path) -> None:
     """Distributed trust, dropouts down to `min_clients` and, in one round, below."""
     found = kills(5, tmp_path, "19", "distributed")

@@ -87,7 +87,7 @@ class Journey:
             try:
                 main()
             except SystemExit as end:
-                code = end.code if isinstance(end.code, int) else 0
+                code = end.code if isinstance(end.code, int) else int(bool(end.code))
         return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
     def _other(self, program: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:

@@ -201,7 +201,8 @@ def given_noise(privacy: PrivacySettings, expected_batch: float) -> float | None
         privacy: the client's privacy settings.
         expected_batch: the client's expected batch size.
     """
-    if not (privacy.clipping.groups and has_all_noise(privacy.clipping.groups)):
+    groups = privacy.clipping.groups
+    if not groups or not has_all_noise(groups):
         return privacy.noise_multiplier
     together = chosen_noise(privacy).together
     return None if together is None else clipping_of(privacy, expected_batch).whole_noise(together)

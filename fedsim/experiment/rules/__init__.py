@@ -99,7 +99,7 @@ class Sections:
     @property
     def is_pate(self) -> bool | None:
         """Whether `task` is pate; None in a file without a word about PATE."""
-        return self.task == "pate" if self.task == "pate" or self.pate is not None else None
+        return None if self.task != "pate" and self.pate is None else self.task == "pate"
 
     @cached_property
     def round_sizes(self) -> RoundSizes | None:

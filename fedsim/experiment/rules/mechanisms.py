@@ -34,7 +34,9 @@ _GRADIENT = f"or use mechanism: {GRADIENT_PERTURBATION}"
 
 
 def check_perturbation(
-    perturbation: Settings, privacy: PrivacySettings, sections: Sections
+    perturbation: Settings,  # without it, this rule does not run
+    privacy: PrivacySettings,
+    sections: Sections,
 ) -> Mistakes:
     """Yield (key path, message) for settings that the proof of a perturbation does not cover."""
     settings = privacy.mechanism
@@ -173,7 +175,9 @@ _WHAT = "with local.gradient: zeroth_order"
 
 
 def check_zeroth_order(
-    zeroth_order: ZerothOrderSettings, local: LocalSettings, sections: Sections
+    zeroth_order: ZerothOrderSettings,  # without it, this rule does not run
+    local: LocalSettings,
+    sections: Sections,
 ) -> Mistakes:
     """Yield (key path, message) for every setting that zeroth-order steps do not support."""
     federation, privacy = sections.federation, sections.privacy

@@ -234,6 +234,11 @@ def predict_noise_error(
     It is the root mean square error of one coordinate over all prefix sums (the sums of the first
     t steps' clipped sums, t = 1 ... T), in units of the clip norm, under zero-out. The rounding of
     noise to integers adds less than a thousandth. Compare only plans with equal steps and batches.
+    A batch has at most `examples` examples; more than one band needs sampling "cyclic_poisson" or
+    "cyclic".
+
+    Raises:
+        ValueError: the sampling does not support these bands, or no noise reaches the target.
     """
     drawn, _ = SAMPLINGS[sampling].for_client(examples, batch_size)
     spaced, accounting = drawn.spaced(bands), Accounting(delta, accountant)

@@ -122,7 +122,10 @@ def distance_to_normal(noise: Floats, deviation: float, *, miss: float) -> Inter
 
 
 def correlation_interval(first: Floats, second: Floats, *, miss: float) -> Interval:
-    """Return the correlation of two samples of n values, with an approximate interval (~ 1/√n)."""
+    """Return the correlation of two samples of n values, with an approximate interval.
+
+    The standard error of the correlation of independent samples is 1 / √n.
+    """
     if first.size == 0:
         return Interval(math.nan, -1.0, 1.0)
     estimate = float(np.vdot(first, second)) / math.sqrt(

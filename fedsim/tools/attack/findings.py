@@ -55,7 +55,7 @@ class Findings:
     epsilon_of_runs: float  # lower bound by nothing but the uploads of whole runs
     epsilon_estimate: float  # of the whole run, with the measured noise, clipping and sampling
     noise: Interval  # measured σ / C over the claimed one
-    noise_distance: Interval  # of the noise's distribution function to a Gaussian one, at most
+    noise_distance: Interval  # largest, of the noise's distribution function to a Gaussian one
     contribution: Interval  # mean, least, largest that a canary adds to a sum, over C
     contribution_limit: float  # in units of C; rounding can explain contributions up to it
     sampling_rate: Interval  # over the charged one

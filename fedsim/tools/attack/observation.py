@@ -62,7 +62,7 @@ class Observations:
     has_canary: Bools  # (examples,); a canary adds at most 1 to `released`
     contributions: Floats  # measured values that canaries added to sums (n,), in units of C
     contribution_error: float  # largest rounding error of a contribution, in units of C
-    uploads: Floats  # in each round's update (rounds, coordinates); canaries add to them
+    uploads: Floats  # in each round's update (rounds, coordinates); canaries add > 0
     signals: Floats  # what gradients without noise add to `uploads` (rounds, canaries)
     round_steps: int  # steps of a round
 

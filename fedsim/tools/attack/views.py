@@ -110,7 +110,7 @@ class UploadDistribution:
         return cls(float(signals.mean()), float(signals.var()), noise)
 
     def epsilon(self, factors: Sequence[float], noise: float, *, delta: float) -> float:
-        """Return the estimated ε against who sees a sum of uploads with these factors and noise."""
+        """Return the estimated ε against who sees a sum of uploads with factors and a noise variance."""
         shift = abs(self.shift) * sum(factors)
         spread = self.spread * sum(factor**2 for factor in factors)
         outside, inside = math.sqrt(noise), math.sqrt(noise + spread)
@@ -189,6 +189,7 @@ def _noise(
         for plan, client in zip(plans, terms, strict=True)
         for release in (plan.release_as(DpSgdMechanism),)
     ]
+    # The ratio of one client is that of all, since all have the same optimizer.
     ratio = float(np.mean([given.noise / charged[client] for client, given in known.items()]))
     return [
         known[client].noise if client in known else ratio * variance

@@ -64,7 +64,10 @@ def ledger_reply(ledger: Path | None, request: Message) -> Message:
 
 
 def collect_ledgers(grid: Grid, ledger: Path, *, timeout: float) -> None:
-    """Update the server's copy of the ledgers; a node is logged that fails or contradicts it."""
+    """Update the server's copy of the ledgers; a node is logged that fails or contradicts it.
+
+    Charges that are in the copy stay there.
+    """
     journal = FileJournal(ledger)
     requests = {n: Message(RecordDict(), n, LEDGER_TYPE) for n in sorted(grid.get_node_ids())}
     for node, answer in exchange(grid, requests, timeout=timeout):

@@ -1,7 +1,8 @@
 """The policy of a node: a file of the node's operator that limits what a server can request.
 
 Its path is `policy` in --node-config, else FEDSIM_POLICY, else `policy.yaml` in the node's state
-directory. Without a policy file, only private experiments are answered.
+directory. A server can neither send nor change it. Without the file, only private experiments are
+answered.
 """
 
 import logging

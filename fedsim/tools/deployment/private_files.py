@@ -80,7 +80,7 @@ def refuse_open(path: Path, wanted: str = "600", *, is_policy: bool = False) -> 
 
 @contextmanager
 def exclusive(directory: Path) -> Iterator[None]:
-    """Lock a directory against other processes of the node; Windows has no such locks."""
+    """Lock a directory against other processes of the node; on Windows only one may run."""
     private_file(directory / _LOCK)
     with (directory / _LOCK).open("r+b") as file, hold(file):
         yield

@@ -95,7 +95,8 @@ def _sentences(account: Totals) -> list[str]:
 def registry_entry(account: Totals, sources: Sequence[Source]) -> str:
     """Return a draft entry of the registry with the totals and facts on the last finished run.
 
-    Guarantee: ε is rounded up, so the entry claims no more privacy than the totals show.
+    Guarantee: ε is rounded up and δ is the accounted one, so the entry claims no more privacy than
+    the totals show.
     """
     runs = [source for source in sources if source.is_run and source.is_finished]
     if not runs:

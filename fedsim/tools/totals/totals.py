@@ -164,7 +164,11 @@ def _total(
         server.merge(record.against_server or PrivacyLedger())
 
     def epsilon(ledger: PrivacyLedger, accountant: AccountantChoice) -> float:
-        """Return ε of a ledger; one run's noise after another is replaced, each with its slack."""
+        """Return ε of a ledger, with the noise sampler's slack once for each fedsim run.
+
+        The slack of a run covers the values that the run may draw. Replacing the noise of one run
+        after another by what was drawn adds it each time.
+        """
         try:
             account = ledger.compose_into(make_accountant(accountant, adjacency=adjacency))
         except UnsupportedEventError as error:
