@@ -128,13 +128,18 @@ class DataFindings:
         """Warnings about data that a run accepts, but that harm its training or its scores."""
         low, high = self.test_range
         absent = [name for name, count in (self.test_classes or {}).items() if count == 0]
-        hints = {
-            f"the test set has no example of class {some_of(absent, 5)}, so no score tells how "
-            "well it is learned; raise data.test_fraction or bring a test set": absent,
-            f"all features are {low:g} in the test set, and nothing can be learned from them; "
-            "check the columns and the scale": low == high,
-        }
-        return [hint for hint, applies in hints.items() if applies]
+        hints = list[str]()
+        if absent:
+            hints.append(
+                f"the test set has no example of class {some_of(absent, 5)}, so no score tells how "
+                "well it is learned; raise data.test_fraction or bring a test set"
+            )
+        if low == high:
+            hints.append(
+                f"all features are {low:g} in the test set, and nothing can be learned from them; "
+                "check the columns and the scale"
+            )
+        return hints
 
     def lines(self) -> list[str]:
         """Return the facts about the data as lines of text."""

@@ -211,8 +211,10 @@ def print_correlations(planned: Sequence[PlannedCorrelation], console: Console) 
 
 def _lines(cells: tuple[PlannedCell, ...]) -> Iterator[str]:
     for cell in cells:
-        name, strictest = f"{cell.unit}, {cell.trust}", "the claim of all clients"
-        if len(cell.strictest) != len(cell.clients):
+        name = f"{cell.unit}, {cell.trust}"
+        if len(cell.strictest) == len(cell.clients):
+            strictest = "the claim of all clients"
+        else:
             strictest = f"the strictest claim, of {clients_text(cell.strictest)},"
         if cell.reason is not None:
             yield f"{name}: cannot run: {cell.reason.partition(';')[0]}"

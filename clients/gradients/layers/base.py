@@ -347,6 +347,35 @@ class LayerUse(ExampleUse, ABC):
         return values.reshape(self.clients, -1, values.shape[-1])
 
 
+class Recorder(Protocol):
+    """Protocol of the object with which a layer rule records layer calls."""
+
+    def operand(self, parameter: Tensor) -> Operand:
+        """Return a parameter with its values for all clients of the padded batch."""
+        ...
+
+    def record(self, use: LayerUse, x: Tensor) -> Tensor:
+        """Return the output of a layer call, and record the call.
+
+        Args:
+            use: the layer call, with the layer's parameters.
+            x: input of the layer (n, ...), one row per example.
+        """
+        ...
+
+
+Rule = Callable[..., Any]
+"""Function of a recorder, a module and its arguments that returns the module's output.
+
+It returns None for a call that it does not cover.
+"""
+
+
+def optional_operand(recorder: Recorder, parameter: Tensor | None) -> Operand | None:
+    """Return a parameter with its values for all clients; None for a parameter that is None."""
+    return None if parameter is None else recorder.operand(parameter)
+
+
 def row_products(
     rows: Tensor, matrix: Tensor, shift: Tensor | None = None, *, into: Tensor | None = None
 ) -> Tensor:
@@ -422,32 +451,3 @@ With another number of rows, libraries compute the last rows of a matrix product
 last bits of a row would then depend on the position of the row.
 """
 _NOTHING = torch.empty(0)  # before the backward pass
-
-
-class Recorder(Protocol):
-    """Protocol of the object with which a layer rule records layer calls."""
-
-    def operand(self, parameter: Tensor) -> Operand:
-        """Return a parameter with its values for all clients of the padded batch."""
-        ...
-
-    def record(self, use: LayerUse, x: Tensor) -> Tensor:
-        """Return the output of a layer call, and record the call.
-
-        Args:
-            use: the layer call, with the layer's parameters.
-            x: input of the layer (n, ...), one row per example.
-        """
-        ...
-
-
-Rule = Callable[..., Any]
-"""Function of a recorder, a module and its arguments that returns the module's output.
-
-It returns None for a call that it does not cover.
-"""
-
-
-def optional_operand(recorder: Recorder, parameter: Tensor | None) -> Operand | None:
-    """Return a parameter with its values for all clients; None for a parameter that is None."""
-    return None if parameter is None else recorder.operand(parameter)

@@ -110,7 +110,7 @@ class UploadDistribution:
         return cls(float(signals.mean()), float(signals.var()), noise)
 
     def epsilon(self, factors: Sequence[float], noise: float, *, delta: float) -> float:
-        """Return the estimated ε against a sum of uploads with factors and a noise variance."""
+        """Return the estimated ε of a sum of uploads with these factors and this noise variance."""
         shift = abs(self.shift) * sum(factors)
         spread = self.spread * sum(factor**2 for factor in factors)
         outside, inside = math.sqrt(noise), math.sqrt(noise + spread)
