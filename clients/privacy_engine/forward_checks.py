@@ -31,6 +31,8 @@ def leading_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
     Raises:
         TypeError: no argument contains a tensor with at least one dimension.
     """
+    if args and isinstance(args[0], Tensor) and args[0].ndim:
+        return args[0]
     first = next((t for t in all_tensors([*args, *kwargs.values()]) if t.ndim), None)
     if first is None:
         raise TypeError(

@@ -62,13 +62,16 @@ def factor_norms(*factors: Tensor) -> tuple[Tensor, ...]:
     Args:
         factors: tensors (n, ..., d) of vectors; d may differ between tensors.
     """
-    if any(values.dtype != torch.float32 or values.is_cuda for values in factors):
-        return tuple(map(_double_norms, factors))
+    for values in factors:
+        if values.dtype != torch.float32 or values.is_cuda:
+            return tuple(map(_double_norms, factors))
     norms = tuple(map(_raised_norms, factors))
-    if not all(norm.numel() == 0 or norm.max().item() < _LARGE_NORM for norm in norms):
-        large = ~torch.stack([norm < _LARGE_NORM for norm in norms]).all(0)  # or not a number
-        for norm, values in zip(norms, factors, strict=True):
-            norm[large] = _double_norms(values[large])
+    for largest in norms:
+        if largest.numel() and not largest.max().item() < _LARGE_NORM:
+            large = ~torch.stack([norm < _LARGE_NORM for norm in norms]).all(0)  # or not a number
+            for norm, values in zip(norms, factors, strict=True):
+                norm[large] = _double_norms(values[large])
+            break
     return norms
 
 

@@ -4,7 +4,7 @@ Sums are in float32 if rounding errors stay small.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol, Self
 
 import torch
@@ -224,7 +224,9 @@ class StepTerms:
 
     def bounds_of(self, padded: Padded) -> ClipBounds:
         """Return the clipping norms and scales for a padded batch; rows of padding have scale 0."""
-        return replace(self.bounds, scales=self.bounds.scales * padded.example_weights.unsqueeze(1))
+        bounds = self.bounds
+        scales = bounds.scales * padded.example_weights.unsqueeze(1)
+        return ClipBounds(bounds.clipping, bounds.members, bounds.bounds, scales)
 
     def count(self, rows: ClippedRows, bounds: ClipBounds) -> Tensor:
         """Return how many gradients of each client are not finite, then unclipped in each group.
