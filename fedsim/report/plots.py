@@ -1,9 +1,8 @@
 """Functions that make the charts of the report and of the option `--plot`."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import cycle
 from typing import TYPE_CHECKING
 
 from fedsim.core.formatting import (
@@ -243,35 +242,63 @@ _PLAN_PIXELS = (460, 240)
 _MAX_DOTS = 60  # points of a line; with more, the line has no dots
 
 
+def line_chart(
+    lines: Mapping[str, Sequence[float | None]],
+    xs: Sequence[float],
+    title: str,
+    x_label: str,
+    y_label: str,
+    *,
+    log_x: bool = True,
+    dotted: Sequence[float] | None = None,
+) -> Chart:
+    """Return a chart of lines over a common horizontal axis, with each line's name at its end.
+
+    Args:
+        lines: values of each line at `xs`, by name; a value that is None, not finite or not above
+            0 is left out.
+        xs: horizontal coordinates of all lines, ascending.
+        title: text above the chart, on one or several lines.
+        x_label: label of the horizontal axis.
+        y_label: label of the vertical axis, which is logarithmic.
+        log_x: whether the horizontal axis is logarithmic.
+        dotted: horizontal coordinates among `xs` at which lines have a dot; None means all.
+    """
+    marks, ends, values = list[Mark](), list[tuple[str, Point, Ink]](), list[float]()
+    places = set(xs if dotted is None else dotted)
+    for index, (name, line) in enumerate(lines.items()):
+        pairs, ink = zip(xs, line, strict=True), SERIES[index % len(SERIES)]
+        points = [(x, y) for x, y in pairs if y is not None and math.isfinite(y) and y > 0]
+        if points:
+            dots = [point for point in points if point[0] in places]
+            marks += [Line(points, ink), Dots(dots if len(dots) <= _MAX_DOTS else (), ink)]
+            ends.append((name, points[-1], ink))
+            values += [y for _, y in points]
+    x = number_axis(room_around(xs, logarithmic=log_x), x_label, logarithmic=log_x)
+    ends_y = room_around(values or [1.0], logarithmic=True)
+    y = number_axis(ends_y, y_label, logarithmic=True, grid=True)
+    label = f"{y_label} against {x_label}: {' '.join(title.split())}"
+    return Chart(label, x, y, marks, *_LINES_PIXELS, names=ends, heading=title)
+
+
 def bounds_chart(
     curve: "BoundCurve", *, dotted: Sequence[int] | None = None, whose: str = ""
 ) -> Chart:
     """Return a chart of ε over the number of steps, with a line for each bound on ε.
 
-    A text beside each line names the bound and its ε after all steps. An ε that is None, infinite
-    or 0 is left out. `dotted` are the numbers of steps with a dot (None: all); `whose` names the
-    clients that take the steps.
+    A text beside each line names the bound and its ε after all steps. `dotted` are the numbers of
+    steps with a dot (None: all); `whose` names the clients that take the steps.
     """
     steps = [steps for steps, _ in curve.points]
-    marks, names, values = list[Mark](), list[tuple[str, Point, Ink]](), list[float]()
-    known = [index for index, last in enumerate(curve.last) if last is not None]
-    for index, ink in zip(known, cycle(SERIES)):
-        pairs = [(number, epsilons[index]) for number, epsilons in curve.points]
-        points = [(x, y) for x, y in pairs if y is not None and math.isfinite(y) and y > 0]
-        if points:
-            dots = [point for point in points if dotted is None or point[0] in dotted]
-            marks += [Line(points, ink), Dots(dots if len(dots) <= _MAX_DOTS else (), ink)]
-            name = f"{curve.bounds[index].label} {epsilon_text(curve.last[index])}"
-            names.append((name, points[-1], ink))
-            values += [y for _, y in points]
-    log_x = steps[-1] >= 10 * steps[0]
-    x = number_axis(room_around(steps, logarithmic=log_x), "steps", logarithmic=log_x)
-    ends = room_around(values or [1.0], logarithmic=True)
-    y = number_axis(ends, "ε", logarithmic=True, grid=True)
+    lines = {
+        f"{bound.label} {epsilon_text(last)}": [epsilons[index] for _, epsilons in curve.points]
+        for index, (bound, last) in enumerate(zip(curve.bounds, curve.last, strict=True))
+        if last is not None
+    }
     settings = f"{whose}: {curve.schedule.text}" if whose else curve.schedule.text
     title = f"{settings}\nbeside each line: ε after {count_text(steps[-1], 'step')}"
-    label = f"ε against steps: {' '.join(title.split())}"
-    return Chart(label, x, y, marks, *_LINES_PIXELS, names=names, heading=title)
+    log_x = steps[-1] >= 10 * steps[0]
+    return line_chart(lines, steps, title, "steps", "ε", log_x=log_x, dotted=dotted)
 
 
 def plan_chart(plan: "Plan") -> Chart:
