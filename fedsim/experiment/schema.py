@@ -280,10 +280,10 @@ class _UntitledFields(GenerateJsonSchema):
         return False
 
 
-def json_schema() -> Mapping[str, object]:
+def json_schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of an experiment file, for editors."""
     head = {"$schema": GenerateJsonSchema.schema_dialect, "title": "fedsim experiment"}
-    return head | Experiment.model_json_schema(schema_generator=_UntitledFields) | head
+    return {**head, **Experiment.model_json_schema(schema_generator=_UntitledFields), **head}
 
 
 class _Dumper(yaml.SafeDumper):

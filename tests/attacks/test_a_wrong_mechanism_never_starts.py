@@ -309,7 +309,7 @@ def test_each_process_probes_the_mechanism_that_it_will_run(
 ) -> None:
     """Workers and nodes assemble a federation of their own, and probe it before its first task."""
     whole = federation()
-    shard = nodes.FederationClientApp(whole, nodes.TaskSource("{}", whole.base, None)).shard([0])
+    shard = nodes.FederationClientApp(whole, None).shard([0])
     source = nodes.TaskSource(whole.experiment.model_dump_json(), whole.base, None)
     nodes._assembled.cache_clear()
     no_noise(monkeypatch)
