@@ -129,8 +129,8 @@ ClippingSettings = Annotated[
 
 
 def has_all_noise(groups: Groups) -> bool:
-    """Whether there are parameter groups, and the settings give each of them a noise multiplier."""
-    return bool(groups) and all(group.noise_multiplier is not None for group in groups.values())
+    """Whether the settings give each of the groups (at least one) a noise multiplier."""
+    return all(group.noise_multiplier is not None for group in groups.values())
 
 
 def check_groups(

@@ -12,7 +12,11 @@ from fedsim.algorithms.algorithm import Algorithm, AlgorithmSettings
 from fedsim.clients.local_settings import LocalSettings, SgdSettings
 from fedsim.clients.mechanisms.conditions import unmet
 from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION, KINDS, LOSSES, ReleaseKind
-from fedsim.clients.privacy_settings import BoundedExamplesSettings, PrivacySettings
+from fedsim.clients.privacy_settings import (
+    BoundedExamplesSettings,
+    GradientPerturbationSettings,
+    PrivacySettings,
+)
 from fedsim.core.settings import Settings
 from fedsim.experiment.messages import Mistakes
 from fedsim.experiment.rules import Sections, example_keys_of_clients, mistake
@@ -34,28 +38,29 @@ _GRADIENT = f"or use mechanism: {GRADIENT_PERTURBATION}"
 
 
 def check_perturbation(
-    perturbation: Settings,  # without it, this rule does not run
+    # Without it, this rule does not run.
+    perturbation: GradientPerturbationSettings | BoundedExamplesSettings,
     privacy: PrivacySettings,
     sections: Sections,
 ) -> Mistakes:
     """Yield (key path, message) for settings that the proof of a perturbation does not cover."""
-    settings = privacy.mechanism
-    yield from _check_view(privacy, KINDS[settings.name])
-    if not isinstance(settings, BoundedExamplesSettings):
+    yield from _check_view(privacy, KINDS[perturbation.name])
+    if not isinstance(perturbation, BoundedExamplesSettings):
         return
-    why, failed = _WHY_NO_ADD_REMOVE[settings.name], unmet(privacy.choices())
+    name = perturbation.name
+    why, failed = _WHY_NO_ADD_REMOVE[name], unmet(privacy.choices())
     lines = {
         "adjacency_of_mechanism": "privacy.adjacency: add_remove keeps client sizes private, and "
-        f"with mechanism: {settings.name} {why}; use zero_out or replace_one",
-        "noise_of_mechanism": f"privacy.noise: with mechanism: {settings.name} a process makes the "
+        f"with mechanism: {name} {why}; use zero_out or replace_one",
+        "noise_of_mechanism": f"privacy.noise: with mechanism: {name} a process makes the "
         "noisy examples again from the seed, and secure noise would be another release; use "
         f"noise: seeded, {_GRADIENT}",
     }
     yield from (mistake(line) for condition, line in lines.items() if condition in failed)
-    yield from _check_gradient_keys(privacy, settings.name)
+    yield from _check_gradient_keys(privacy, name)
     if sections.model is not None:
-        yield from _check_loss(settings, sections.model)
-    if settings.name == "output_perturbation":
+        yield from _check_loss(perturbation, sections.model)
+    if name == "output_perturbation":
         yield from _check_output(sections, privacy)
 
 
