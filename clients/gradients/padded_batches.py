@@ -46,6 +46,8 @@ def padded_parts(values: Tensor, rows: int) -> list[Tensor]:
         values: the tensor (n, ...), with n at least 1.
         rows: number of rows of each returned tensor.
     """
+    if values.shape[0] == rows:
+        return [values]
     parts = list(values.split(rows))
     missing = rows - len(parts[-1])
     if missing:

@@ -1,6 +1,6 @@
 """A model's trainable parameters as views of one flat tensor."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 import torch
@@ -24,6 +24,7 @@ class FlatParameters:
         sizes: number of values of each parameter.
         size: number of trainable values.
         index: index of each parameter, by Python's `id` of its tensor.
+        anchor: leaf tensor without a meaning of its own, on which recorded outputs depend.
 
     Raises:
         ValueError: no parameter is trainable, a lazy layer has no values yet, or parameters differ
@@ -54,6 +55,7 @@ class FlatParameters:
         self._places = [slice(end - n, end) for end, n in zip(ends, self.sizes, strict=True)]
         self.data: Tensor = torch.cat([parameter.detach().flatten() for parameter in self.tensors])
         self.index: dict[int, int] = {id(p): i for i, p in enumerate(self.tensors)}
+        self.anchor = torch.zeros((), requires_grad=True)
         for parameter, view in zip(self.tensors, self.views(self.data), strict=True):
             parameter.data = view
 
@@ -87,3 +89,15 @@ class FlatParameters:
         """Return, for each parameter, a view (K, *shape) into K clients' flat values (K, size)."""
         parts = rows.detach().split_with_sizes(self.sizes, 1)
         return [part.view(len(part), *p.shape) for part, p in zip(parts, self.tensors, strict=True)]
+
+
+def modules_of(model: nn.Module) -> Iterable[nn.Module]:
+    """Return what `model.modules()` yields, at a tenth of its time: each step asks for them."""
+    found, waiting = dict[int, nn.Module](), [model]
+    while waiting:
+        module = waiting.pop()
+        if id(module) not in found:
+            found[id(module)] = module
+            inner = vars(module)["_modules"].values()
+            waiting += [part for part in reversed(inner) if part is not None]
+    return found.values()

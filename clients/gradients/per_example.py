@@ -5,20 +5,19 @@ The reference for any model is here too: plain autograd, one example at a time.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 
 import torch
 from torch import Tensor, nn
 
 from fedsim.clients.clipping.clipping import Clipping
 from fedsim.clients.gradients.example_randomness import ModelRandomness
-from fedsim.clients.gradients.layers.base import WHOLE, ExampleUse, Part
+from fedsim.clients.gradients.layers.base import WHOLE, ExampleUse, Part, squared_norms
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.core.errors import FedsimError
-from fedsim.noise.sources import SUM_HEIGHT
 
 
 @dataclass(frozen=True)
@@ -268,32 +267,16 @@ class ClippedRows:
                 clients.
             overwrite: whether the previous content of the tensors is dropped.
         """
-        is_single = into[0].dtype == torch.float32
-        factors = self._single if is_single else self.factors
-        for rows in _runs(part.rows, factors[0].shape[1]) if is_single else (part.rows,):
-            run = part if rows == part.rows else Part(part.client, rows)
-            for group, column in zip(self.members, factors, strict=True):
-                for index in group:
-                    use = self.uses.get(index)
-                    if use is None and overwrite:
-                        into[index].zero_()
-                    elif use is not None:
-                        put = use.write_weighted if overwrite else use.add_weighted
-                        put(index, column, into[index], run)
-            overwrite = False
+        factors = self._single if into[0].dtype == torch.float32 else self.factors
+        for group, column in zip(self.members, factors, strict=True):
+            for index in group:
+                use = self.uses.get(index)
+                if use is not None:
+                    use.add_runs(index, column, into[index], part, overwrite=overwrite)
+                elif overwrite:
+                    into[index].zero_()
 
 
-def _runs(rows: slice, every: int) -> Iterator[slice]:
-    """Yield slices of at most `SUM_HEIGHT` successive rows."""
-    start, stop, _ = rows.indices(every)
-    if stop - start <= SUM_HEIGHT:
-        yield rows
-        return
-    for at in range(start, stop, SUM_HEIGHT):
-        yield slice(at, min(at + SUM_HEIGHT, stop))
-
-
-@torch.no_grad()
 def clipped_rows(
     uses: Mapping[int, ExampleUse],
     clip: ClipBounds,
@@ -310,12 +293,12 @@ def clipped_rows(
         clients: number of clients K.
         times: factor of each gradient before clipping, such as n for gradients of a mean over rows.
     """
-    squared = {index: of.squared_norms(index) for index, of in sorted(uses.items())}
-    totals = list[Tensor]()
+    squared, totals = squared_norms(uses), list[Tensor]()
     for group in clip.members:
         terms = [squared[index] for index in group if index in squared]
-        totals.append(sum(terms[1:], terms[0]) if terms else torch.zeros_like(clip.scales[:, 0]))
-    norms, scales, dropped = torch.stack(totals, 1).sqrt_(), clip.scales, None
+        totals.append(reduce(torch.add, terms) if terms else torch.zeros_like(clip.scales[:, 0]))
+    total = torch.stack(totals, 1) if len(totals) > 1 else totals[0].unsqueeze(1)
+    norms, scales, dropped = total.sqrt(), clip.scales, None
     if times != 1:
         norms, scales = norms.mul_(times), scales * times
     # The largest of numbers with NaN is NaN, which is not finite either. A GPU skips this test:
@@ -323,9 +306,9 @@ def clipped_rows(
     if norms.is_cuda or not math.isfinite(norms.max().item()):
         dropped = ~norms.isfinite().all(1)
         norms.masked_fill_(dropped.unsqueeze(1), torch.nan)
-    factors = clip.clipping.clip_factors(norms, clip.bounds) * scales
+    factors = clip.clipping.clip_factors(norms, clip.bounds).mul_(scales)
     if dropped is not None:
-        factors = factors.masked_fill(dropped.unsqueeze(1), 0.0)
+        factors.masked_fill_(dropped.unsqueeze(1), 0.0)
         for of in {id(of): of for of in uses.values()}.values():
             of.drop(dropped)
     columns = [column.view(clients, -1) for column in factors.unbind(1)]

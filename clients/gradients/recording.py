@@ -48,15 +48,15 @@ class Recording:
     def __init__(
         self, parameters: FlatParameters, values: Sequence[Tensor], weights: Tensor
     ) -> None:
-        self.weights, self.rows, self.uses = weights, len(weights), list[ExampleUse]()
+        self.weights, self.rows, self.uses = weights, weights.shape[0], list[ExampleUse]()
         self.is_running = False
         self.parameters = parameters
-        self.values, self.clients, self.dtype = values, len(values[0]), values[0].dtype
+        self.values, self.clients, self.dtype = values, values[0].shape[0], values[0].dtype
 
-    @cached_property
+    @property
     def anchor(self) -> Tensor:
         """Dummy leaf tensor on which all recorded outputs depend, so autograd visits each layer."""
-        return torch.zeros((), requires_grad=True)
+        return self.parameters.anchor
 
     def operand(self, parameter: Tensor) -> Operand:
         """Return the values (K, *shape) of a trained or frozen parameter for all K clients."""

@@ -1,6 +1,6 @@
 """Record of a forward pass of an attached model, and of the gradients of its backward pass."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,6 +44,27 @@ class PassContext:
     losses: int | None = None
     outputs: list[Tensor] = field(default_factory=list[Tensor])
     checks_left: int = 3
+    _values: tuple[object, list[Tensor]] | None = None
+    _steps: Tensor | None = None  # ones, then as many zeros
+
+    def values(self) -> list[Tensor]:
+        """Return the memory of each parameter with a leading dimension of one client (1, *shape).
+
+        The views are kept as long as the parameters keep their memory.
+        """
+        tensors = self.parameters.tensors
+        memory = [(p.data_ptr(), p.stride(), p.dtype) for p in tensors]
+        if self._values is None or self._values[0] != memory:
+            self._values = memory, [tensor.detach().unsqueeze(0) for tensor in tensors]
+        return self._values[1]
+
+    def weights(self, used: int, rows: int) -> Tensor:
+        """Return weights of a padded batch (rows,): 1 for the first `used` rows, 0 for the rest."""
+        like, steps = self.values()[0], self._steps
+        if steps is None or steps.shape[0] != 2 * rows or steps.dtype != like.dtype:
+            steps = torch.cat([like.new_ones(rows), like.new_zeros(rows)])
+        steps = self._steps = steps.to(like.device)
+        return steps[rows - used : 2 * rows - used]
 
 
 class RecordedPass:
@@ -72,11 +93,9 @@ class RecordedPass:
         self.losses: int | None = None
         self.context, self._taken = context, False
         self._ways = set[int | None]()  # `losses` of the context at each backward pass
-        # Each value with a leading dimension of one client (1, *shape); they are not copied.
-        values = [tensor.detach().unsqueeze(0) for tensor in context.parameters.tensors]
         height = rows // self.views
         self.padded_batches = [
-            PaddedRecording(self, values, rows, min(examples - start, height))
+            PaddedRecording(self, rows, min(examples - start, height))
             for start in range(0, examples, height)
         ]
 
@@ -147,23 +166,21 @@ class PaddedRecording(Recording):
 
     Args:
         whole: the record of the forward pass to which the padded batch belongs.
-        values: value of each parameter, with a leading dimension of one client (1, *shape).
         rows: number of rows of the padded batch.
         examples: number of examples in the padded batch.
     """
 
-    def __init__(
-        self, whole: RecordedPass, values: Sequence[Tensor], rows: int, examples: int
-    ) -> None:
-        weights = values[0].new_ones(rows)
-        weights[examples * whole.views :] = 0.0
-        super().__init__(whole.context.parameters, values, weights)
+    def __init__(self, whole: RecordedPass, rows: int, examples: int) -> None:
+        context = whole.context
+        weights = context.weights(examples * whole.views, rows)
+        super().__init__(context.parameters, context.values(), weights)
         self.examples, self._whole = examples, whole
 
     @property
     def example_weights(self) -> Tensor:
         """Weight of each place in the padded batch: 1 if it holds an example, otherwise 0."""
-        return self.weights[:: self._whole.views]
+        views = self._whole.views
+        return self.weights if views == 1 else self.weights[::views]
 
     def clipped(self, clip: ClipBounds) -> ClippedRows:
         """Return the clipped gradients of the examples."""

@@ -4,6 +4,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
 from typing import Any
 
 import torch
@@ -12,7 +14,12 @@ from torch import Tensor
 from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.sampler_slack import MAX_DRAWS
 from fedsim.clients.gradients.per_example import BatchStatistics
-from fedsim.clients.mechanisms.dp_sgd.batch_sums import BatchSums, StepTerms, products_are_exact
+from fedsim.clients.mechanisms.dp_sgd.batch_sums import (
+    BatchSums,
+    StepNorms,
+    StepTerms,
+    products_are_exact,
+)
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.dp_sgd.step import PrivateStep, Use
 from fedsim.clients.privacy_engine.attachment import AttachedModel
@@ -35,11 +42,16 @@ class _OpenBatch:
 
     Attributes:
         total: the sum (1, size), float64.
-        statistics: counts of the summed examples and unclipped gradients.
+        norms: gradient norms of the summed examples.
     """
 
     total: Tensor
-    statistics: BatchStatistics
+    norms: Sequence[StepNorms]
+
+    @property
+    def examples(self) -> int:
+        """Number of summed examples."""
+        return sum(norms.sizes[0] for norms in self.norms)
 
 
 logger = logging.getLogger(__name__)
@@ -115,8 +127,6 @@ class PrivateSteps:
         schedule: object that draws the batches and computes the charges.
         feed: source that yields the batches of `schedule` to the training loop.
         losses: record of whether the losses are known not to mix examples.
-        private_statistics: counts of the last batch's examples and unclipped gradients; None before
-            the first step.
 
     Args:
         model: the attached model, which computes the clipped sums.
@@ -137,7 +147,7 @@ class PrivateSteps:
         self.schedule = BatchSchedule(terms, streams)
         self.feed = BatchFeed(self.schedule, terms.max_physical_batch, self.drop)
         self.losses = LossEvidence()
-        self.private_statistics: BatchStatistics | None = None
+        self._norms: Sequence[StepNorms] = ()  # of the last batch
         self._model, self._terms, self._streams = model, terms, streams
         self._batch: _OpenBatch | None = None
         self._made: tuple[tuple[object, ...], StepTerms, BatchSums] | None = None
@@ -147,6 +157,12 @@ class PrivateSteps:
     def is_open(self) -> bool:
         """Whether a logical batch is unfinished: parts of it are summed, but it is not released."""
         return self._batch is not None
+
+    @property
+    def private_statistics(self) -> BatchStatistics | None:
+        """Counts of the last batch's examples and unclipped gradients; None before a step."""
+        parts = [norms.statistics()[0] for norms in self._norms]
+        return reduce(add, parts) if parts else None
 
     def virtual_step(self) -> None:
         """Add the last backward pass's clipped gradients to the logical batch, without noise.
@@ -197,7 +213,7 @@ class PrivateSteps:
         self.feed.check_used()
         # From here on the batch is closed: an interrupted step does not release it again.
         batch, self._batch = self._batch, None
-        examples = (batch.statistics.examples if batch else 0) + (last.examples if last else 0)
+        examples = (batch.examples if batch else 0) + (last.examples if last else 0)
         number = self.schedule.steps
         for event, count in self.schedule.charges(examples, self.feed.take(), self.mechanism):
             self.ledger.record(event, count)
@@ -249,16 +265,16 @@ class PrivateSteps:
             for parameter, gradient in zip(parameters.tensors, views, strict=True):
                 parameter.grad = gradient
 
-        self.private_statistics = self._take_step(batch, last, [used], use)
-        self.use_mechanism(self.mechanism.adapt(self.private_statistics, noise))
+        self._norms = self._take_step(batch, last, [used], use)
+        statistics = self.private_statistics if self.mechanism.adapts else None
+        if statistics is not None:
+            self.use_mechanism(self.mechanism.adapt(statistics, noise))
 
     def _add(self, recorded: RecordedPass, batch: _OpenBatch | None) -> _OpenBatch:
         """Return the sum of a batch with the clipped gradients of a pass added."""
         sums = list[Tensor]()
-        statistics = self._take_step(
-            batch, recorded, None, lambda _, total: sums.append(total.double())
-        )
-        return _OpenBatch(sums[0], statistics)
+        norms = self._take_step(batch, recorded, None, lambda _, total: sums.append(total.double()))
+        return _OpenBatch(sums[0], norms)
 
     def _take_step(
         self,
@@ -266,8 +282,8 @@ class PrivateSteps:
         last: RecordedPass | None,
         noises: Sequence[NoiseSource | None] | None,
         use: Use,
-    ) -> BatchStatistics:
-        """Add a pass to the sum of a batch, and return their counts; see `PrivateStep.take`."""
+    ) -> Sequence[StepNorms]:
+        """Add a pass to the sum of a batch, and return the norms; see `PrivateStep.take`."""
         # A step within autocast would round the sums to its type.
         kind = self._model.parameters.tensors[0].device.type
         is_off = not torch.is_autocast_enabled(kind)
@@ -280,11 +296,11 @@ class PrivateSteps:
             into = sums.new_releases(self._model.parameters.tensors[0].dtype)
             step = PrivateStep(terms, sums, into, noises, use)
             with nullcontext() if is_off else torch.autocast(kind, enabled=False):
-                (counts,) = step.take(PaddedRecording.clipped, padded)
+                norms = step.take(PaddedRecording.clipped, padded)
         finally:
             if last is not None:
                 last.clear()  # frees activations now, not with the user's graph
-        return batch.statistics + counts if batch else counts
+        return (*batch.norms, norms) if batch else (norms,)
 
     def _terms_and_sums(self) -> tuple[StepTerms, BatchSums]:
         """Return both for the mechanism, device, products and padded batches as they are now."""
@@ -292,7 +308,7 @@ class PrivateSteps:
         device = parameters.tensors[0].device
         kind = rows, device, products_are_exact(device)
         if self._made is None or self._made[0] != kind:
-            terms = StepTerms.of([self.mechanism], parameters, rows, counts=True)
+            terms = StepTerms.of([self.mechanism], parameters, rows)
             sums = BatchSums(parameters, [self.mechanism.rounding], rows, apart=True)
             self._made = kind, terms, sums
         return self._made[1:]

@@ -390,9 +390,9 @@ class _DpSgdBlock(_SgdBlock):
         padded_batches = self._reader.padded_batches(batches, self.step_number)
         self._sums.begin([0 if batch is None else len(batch) for batch in batches])
         step = PrivateStep(self._terms, self._sums, self._into, noises, self.use_gradients)
-        counts = step.take(partial(self.gradients.clipped, self.values), padded_batches)
-        if counts:
-            self._adapt(batches, counts)
+        norms = step.take(partial(self.gradients.clipped, self.values), padded_batches)
+        if any(mechanism is not None and mechanism.adapts for mechanism in self._mechanisms):
+            self._adapt(batches, norms.statistics())
 
     def adapted_clip_norms(self) -> tuple[AdaptiveClipNorm | None, ...]:
         """Return each member's adaptive clip norm after the round; None where it is fixed."""

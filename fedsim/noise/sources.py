@@ -53,20 +53,23 @@ class SumRounding:
     within `error` · C of the exact sum, in any order of addition. Batches of at most `rows`
     examples are added in float32 and all larger ones in float64.
 
-    - float32: with R = `rows`, contributions are added in runs of at most `SUM_HEIGHT` = h
-      examples, and then the at most R / h runs are added. The error is R γ(h + R / h + 2), with
-      γ(m) = m u / (1 − m u) and u = 2⁻²⁴ (Higham 2002, section 3.1). Underflow costs less than
-      2⁻¹⁰⁰ grid steps (a step is 2⁻²⁴ standard deviations of the noise).
+    - float32: with R = `rows`, contributions are added in runs of at most h = `height` examples,
+      and then the at most R / h runs are added. The error is R γ(h + R / h + 2), with γ(m) = m u /
+      (1 − m u) and u = 2⁻²⁴ (Higham 2002, section 3.1). Underflow costs less than 2⁻¹⁰⁰ grid steps
+      (a step is 2⁻²⁴ standard deviations of the noise).
     - float64: a contribution passes through at most n additions within padded batches, and one more
       for each padded batch. The error is n (2 n + 16) 2⁻⁵³ (Higham 2002, section 4.2).
 
     Attributes:
         rows: largest number R of examples in a batch that is added in float32. The value 0 means
             that float32 is not used.
+        height: largest number h of contributions that are added in one run in float32, one of
+            `SUM_HEIGHTS`.
         error: largest error e of a sum, in units of the clip norm C.
     """
 
     rows: int
+    height: int
     error: float
 
     @classmethod
@@ -81,15 +84,19 @@ class SumRounding:
             rows: public number R of a client's examples in a padded batch.
         """
         rows, double = min(examples, rows), examples * (2.0 * examples + 16.0) * 2.0**-53
-        operations = min(rows, SUM_HEIGHT) + math.ceil(rows / SUM_HEIGHT) + 2
-        single = rows * operations * 2.0**-24 / (1.0 - operations * 2.0**-24)
-        if single > _MOST_ERROR:
-            return cls(0, double)
-        return cls(rows, max(single, double) / _ROUNDED_DOWN)
+        for height in SUM_HEIGHTS:
+            operations = min(rows, height) + math.ceil(rows / height) + 2
+            single = rows * operations * 2.0**-24 / (1.0 - operations * 2.0**-24)
+            if single <= _MOST_ERROR:
+                return cls(rows, height, max(single, double) / _ROUNDED_DOWN)
+        return cls(0, 0, double)
 
 
-SUM_HEIGHT = 48
-"""Largest number of contributions of examples that are added in one run in float32."""
+SUM_HEIGHTS = (96, 48)
+"""Numbers of contributions of examples that are added in one run in float32.
+
+The second is for batches for which the first would round too much.
+"""
 
 _MOST_ERROR = 2.0**-9
 

@@ -12,7 +12,7 @@ from fedsim.clients.clipping.clipping import FlatClipping
 from fedsim.clients.gradients.per_example import ClipBounds, ClippedRows, PaddedBatch
 from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.clients.mechanisms.dp_sgd.batch_sums import BatchSums, products_are_exact
-from fedsim.noise.sources import SUM_HEIGHT, SumRounding
+from fedsim.noise.sources import SumRounding
 
 C = 0.75
 
@@ -67,7 +67,7 @@ def exact_sum(rows: ClippedRows, dtype: torch.dtype) -> list[Fraction]:
     return weight + [sum((a[o] for a in left), Fraction(0)) for o in places]
 
 
-@pytest.mark.parametrize("n", [1, 7, 48, 49, 97])
+@pytest.mark.parametrize("n", [1, 7, 96, 97, 193])
 @pytest.mark.parametrize("spread", [1.0, 1e4])
 def test_a_float32_sum_is_within_its_error_of_the_exact_one(n: int, spread: float) -> None:
     """Values of very different size, each example clipped to the bound: rounding shows."""
@@ -98,11 +98,12 @@ def test_batches_beyond_the_tile_are_added_up_in_float64() -> None:
 
 def test_the_error_is_that_of_the_theorem() -> None:
     u = Fraction(1, 2**24)
-    for rows in (1, 8, 47, 48, 49, 200, 300):
-        m = min(rows, SUM_HEIGHT) + -(-rows // SUM_HEIGHT) + 2
+    taller, lower = [(r, 96) for r in (1, 8, 95, 96, 97, 200, 320)], [(330, 48), (500, 48)]
+    for rows, height in taller + lower:
+        m = min(rows, height) + -(-rows // height) + 2
         single = rows * m * u / (1 - m * u)
         found = SumRounding.of(5000, rows)
-        assert found.rows == rows
+        assert (found.rows, found.height) == (rows, height)
         assert single <= Fraction(found.error) < single * (1 + Fraction(1, 10**9))
     for examples, rows in ((10**6, 48), (5000, 1000), (60_000, 600)):
         double = Fraction(examples * (2 * examples + 16), 2**53)

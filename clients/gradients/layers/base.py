@@ -6,8 +6,9 @@ released, so that no norm is too small.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any, Protocol
 
 import torch
@@ -40,58 +41,64 @@ def squares(values: Tensor) -> Tensor:
     Args:
         values: one row for each example (n, ...).
     """
-    rows = values.flatten(1) if values.ndim > 1 else values.unsqueeze(1)
-    return row_norms(rows).square_()
+    return row_norms(_vectors(values)).square_()
+
+
+def _vectors(values: Tensor) -> Tensor:
+    """Return a tensor (n, ...) as n vectors (n, d)."""
+    return values.flatten(1) if values.ndim > 1 else values.unsqueeze(1)
 
 
 def row_norms(values: Tensor) -> Tensor:
     """Return upper bounds on the L2 norms over the last dimension of a tensor, in float64.
 
     Guarantee: a bound is at least the exact norm, up to float64 rounding. It exceeds the norm by at
-    most the fraction 10⁻⁵ plus 2⁻⁶³ √d, for a row of d values. It depends on that row alone.
+    most the fraction 2⁻¹⁴ + 2⁻²⁴ d / 1024 plus 2⁻⁶³ √d, for a row of d values. It depends on that
+    row alone.
     """
     return factor_norms(values)[0]
 
 
-def factor_norms(*factors: Tensor) -> tuple[Tensor, ...]:
-    """Return, for each tensor, upper bounds on the L2 norms of its vectors, float64 (n, ...).
+def factor_norms(*factors: Tensor) -> Tensor:
+    """Return, for each of f tensors, upper bounds on its vectors' L2 norms, float64 (f, n, ...).
 
-    The product of an example's bounds is close to the norm of the outer product of its vectors. To
-    this end, all norms of an example are computed in float64 if one of them is very large.
+    The product of an example's bounds is close to the product of the norms. To this end, all norms
+    of an example are computed in float64 if one of them is very large.
 
     Args:
         factors: tensors (n, ..., d) of vectors; d may differ between tensors.
     """
-    for values in factors:
-        if values.dtype != torch.float32 or values.is_cuda:
-            return tuple(map(_double_norms, factors))
-    norms = tuple(map(_raised_norms, factors))
-    for largest in norms:
-        if largest.numel() and not largest.max().item() < _LARGE_NORM:
-            large = ~torch.stack([norm < _LARGE_NORM for norm in norms]).all(0)  # or not a number
-            for norm, values in zip(norms, factors, strict=True):
-                norm[large] = _double_norms(values[large])
-            break
+    single = [v.shape[-1] for v in factors if v.dtype == torch.float32 and not v.is_cuda]
+    if not single:
+        return torch.stack([_double_norms(values) for values in factors])
+    norms = torch.stack([_norms(values) for values in factors]).double()
+    # Half of γ for the squares in a run and for the runs, and the errors of the roots.
+    raised = 1 + ((min(max(single), _RUN) + max(single) / _RUN) / 2 + 8) * 2.0**-24
+    norms.mul_(raised).add_(_SQUARED_AWAY * math.sqrt(max(single)))
+    if norms.numel() and not norms.max().item() < _LARGE_NORM:
+        large = ~(norms < _LARGE_NORM).all(0)  # or not a number
+        for norm, values in zip(norms, factors, strict=True):
+            norm[large] = _double_norms(values[large])
     return norms
 
 
-def _raised_norms(values: Tensor) -> Tensor:
-    """Return upper bounds on norms, from squares that are added in float32 in runs of 64.
+def _norms(values: Tensor) -> Tensor:
+    """Return the L2 norms over the last dimension, of float32 values on the CPU in float32.
 
-    This takes a fifth of the time of float64. The result is raised by a bound on the error (Higham
-    2002, section 3.1). Squares overflow from norms of 2⁶⁴ on.
+    At most 1024 squares are added in a run, in any order, and then the squared norms of the runs
+    (Higham 2002, section 3.1). Squares overflow from norms of 2⁶⁴ on.
     """
     size = values.shape[-1]
-    whole = size - size % _RUN
+    if values.dtype != torch.float32 or values.is_cuda:
+        return _double_norms(values)
     if size <= _RUN:
-        norms = torch.linalg.vector_norm(values, dim=-1).double()
-    else:
-        runs = torch.linalg.vector_norm(values[..., :whole].unflatten(-1, (-1, _RUN)), dim=-1)
-        norms = torch.linalg.vector_norm(runs, dim=-1, dtype=torch.float64)
-        if whole < size:
-            rest = torch.linalg.vector_norm(values[..., whole:], dim=-1)
-            norms = norms.hypot_(rest.double())
-    return norms.mul_(_RAISED).add_(_SQUARED_AWAY * math.sqrt(size))
+        return torch.linalg.vector_norm(values, dim=-1)
+    whole = size - size % _RUN
+    runs = torch.linalg.vector_norm(values[..., :whole].unflatten(-1, (-1, _RUN)), dim=-1)
+    norms = torch.linalg.vector_norm(runs, dim=-1)
+    if whole < size:
+        norms = norms.hypot_(torch.linalg.vector_norm(values[..., whole:], dim=-1))
+    return norms
 
 
 def _double_norms(values: Tensor) -> Tensor:
@@ -105,8 +112,7 @@ def _double_norms(values: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
-_RUN = 64  # squares that are added in float32
-_RAISED = 1 + (_RUN / 2 + 4) * 2.0**-24  # half of γ(66) for squares and sum, and the root's error
+_RUN = 1024  # squares that are added in a run
 _SQUARED_AWAY = 2.0**-63  # root of a square that underflows to 0, also where subnormals are flushed
 _LARGE_NORM = 2.0**30
 
@@ -138,10 +144,25 @@ class Part:
     Attributes:
         client: index of the client whose rows are selected; None for all clients.
         rows: slice of the R rows of each client that are selected.
+        height: largest number of a client's rows whose gradients are added in one run
+            (`SumRounding.height`); None for any number.
     """
 
     client: int | None = None
     rows: slice = field(default_factory=lambda: slice(None))
+    height: int | None = None
+
+    def runs(self, rows: int) -> "Sequence[Part]":
+        """Return parts of at most `height` successive rows of each client.
+
+        Args:
+            rows: number of rows R of each client.
+        """
+        start, stop, _ = self.rows.indices(rows)
+        if self.height is None or stop - start <= self.height:
+            return (self,)
+        starts = range(start, stop, self.height)
+        return [Part(self.client, slice(at, min(at + self.height, stop))) for at in starts]
 
     def of(self, values: Tensor, clients: int) -> Tensor:
         """Return the selected rows (k, r, ...) of a tensor: r rows of each of k clients.
@@ -150,20 +171,21 @@ class Part:
             values: tensor with one row for each row of the padded batch (K · R, ...).
             clients: number of clients K.
         """
-        height = len(values) // clients
         if self.client is None:
-            return values.unflatten(0, (clients, height))[:, self.rows]
-        return values[self.place(height)].unsqueeze(0)
+            return values.unflatten(0, (clients, -1))[:, self.rows]
+        return self.of_client(values, clients).unsqueeze(0)
 
-    def place(self, height: int) -> slice:
-        """Return the slice of the padded batch that holds the selected rows of `client`.
+    def of_client(self, values: Tensor, clients: int) -> Tensor:
+        """Return the selected rows (r, ...) of `client` from a tensor of all rows.
 
         Args:
-            height: number of rows R of each client.
+            values: tensor with one row for each row of the padded batch (K · R, ...).
+            clients: number of clients K.
         """
+        height = values.shape[0] // clients
         start, stop, _ = self.rows.indices(height)
         first = (self.client or 0) * height
-        return slice(first + start, first + stop)
+        return values if stop - start == values.shape[0] else values[first + start : first + stop]
 
 
 WHOLE = Part()
@@ -226,9 +248,13 @@ class ExampleUse:
         """Return the per-example gradients (n, *shape) of the parameter with the given index."""
         return self.in_shape(self.rows(index), index)
 
-    def squared_norms(self, index: int) -> Tensor:
-        """Return upper bounds on the squared gradient norms of a parameter, float64 (n,)."""
-        return squares(self.rows(index))
+    def norm_factors(self, index: int) -> tuple[Tensor, ...]:
+        """Return tensors (n, d), whose rows' norms multiply to a parameter's gradient norms.
+
+        Args:
+            index: index of the parameter.
+        """
+        return (_vectors(self.rows(index)),)
 
     def add_weighted(
         self, index: int, factors: Tensor | None, into: Tensor, part: Part = WHOLE
@@ -252,9 +278,22 @@ class ExampleUse:
             total = weighted_sum(weights.unsqueeze(1), rows).squeeze(1)
         into += self.in_shape(total, index).view(into.shape)
 
-    def write_weighted(self, index: int, factors: Tensor, into: Tensor, part: Part = WHOLE) -> None:
-        """Overwrite a tensor with what `add_weighted` would add to it."""
-        self.add_weighted(index, factors, into.zero_(), part)
+    def add_runs(
+        self, index: int, factors: Tensor, into: Tensor, part: Part, *, overwrite: bool
+    ) -> None:
+        """Add what `add_weighted` adds, in runs of at most `part.height` rows of each client.
+
+        Args:
+            index: index of the parameter.
+            factors: factor of each row (K, R), of the type of `into`.
+            into: tensor (k, *shape) to add to.
+            part: the rows of the padded batch that are added; they belong to k clients.
+            overwrite: whether the previous content of `into` is dropped.
+        """
+        if overwrite:
+            into.zero_()
+        for run in part.runs(factors.shape[1]):
+            self.add_weighted(index, factors, into, run)
 
     def joined_views(self, views: int) -> "ExampleUse":
         """Return the gradient of each example: the sum of the gradients of its augmented views.
@@ -278,6 +317,23 @@ class ExampleUse:
     def forget(self) -> None:
         """Delete all gradients, to free memory although a user's loss may keep this object."""
         vars(self).clear()
+
+
+def squared_norms(uses: Mapping[int, ExampleUse]) -> dict[int, Tensor]:
+    """Return upper bounds on the squared gradient norms of each parameter, float64 (n,).
+
+    Args:
+        uses: for each parameter index, the gradients of n examples.
+    """
+    factors = {index: use.norm_factors(index) for index, use in sorted(uses.items())}
+    unique = {id(tensor): tensor for of in factors.values() for tensor in of}
+    if not unique:
+        return {}
+    squared = dict(zip(unique, factor_norms(*unique.values()).square_(), strict=True))
+    return {
+        index: reduce(torch.mul, [squared[id(tensor)] for tensor in of])
+        for index, of in factors.items()
+    }
 
 
 class LayerUse(ExampleUse, ABC):
@@ -393,20 +449,16 @@ def row_products(
         shift: terms (K, n) to add; None to add nothing.
         into: tensor (K, m, n) that gets the result; None for a new one.
     """
-    columns, shift = matrix.shape[2], None if shift is None else shift.unsqueeze(1)
-    missing = _FEWEST_COLUMNS - columns
+    shift = None if shift is None else shift.unsqueeze(1)
+    missing = _FEWEST_COLUMNS - matrix.shape[2]
     if missing > 0:
-        matrix = functional.pad(matrix, (0, missing))
-        shift = None if shift is None else functional.pad(shift, (0, missing))
-    out = into if missing <= 0 else None
+        result = torch.bmm(rows, functional.pad(matrix, (0, missing)))[..., :-missing]
+        if shift is not None:
+            return torch.add(result, shift.to(result.dtype), out=into)  # short under autocast
+        return result.contiguous() if into is None else into.copy_(result)
     if shift is None:
-        result = torch.bmm(rows, matrix, out=out)
-    else:
-        result = torch.baddbmm(shift, rows, matrix, out=out)
-    if missing <= 0:
-        return result
-    result = result[..., :columns]
-    return result.contiguous() if into is None else into.copy_(result)
+        return torch.bmm(rows, matrix, out=into)
+    return torch.baddbmm(shift, rows, matrix, out=into)
 
 
 def weighted_sum(factors: Tensor, rows: Tensor) -> Tensor:

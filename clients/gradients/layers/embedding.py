@@ -39,11 +39,11 @@ class EmbeddingUse(LayerUse):
         """Raise TypeError, as the input holds indices, which have no gradient."""
         raise TypeError("an index has no gradient")
 
-    def squared_norms(self, index: int) -> Tensor:
-        """Return upper bounds on the squared gradient norms of the table, float64 (n,)."""
+    def norm_factors(self, index: int) -> tuple[Tensor, ...]:
+        """Return a tensor (n, 1), with upper bounds on the table's gradient norms."""
         owners, _, sums = self._summed()
         result = sums.new_zeros(len(self.input), dtype=torch.float64)
-        return result.index_add_(0, owners, squares(sums))
+        return (result.index_add_(0, owners, squares(sums)).sqrt_().unsqueeze(1),)
 
     def add_weighted(
         self, index: int, factors: Tensor | None, into: Tensor, part: Part = WHOLE
@@ -51,7 +51,7 @@ class EmbeddingUse(LayerUse):
         """Add each client's weighted sum of gradients of the table to a tensor in place."""
         owners, rows, sums = self._summed()
         size = len(self.input) // self.clients
-        if part is not WHOLE:
+        if part.client is not None or part.rows != WHOLE.rows:
             chosen = torch.zeros(len(self.input), dtype=torch.bool, device=owners.device)
             part.of(chosen, self.clients).fill_(True)
             kept = chosen[owners]

@@ -1,6 +1,7 @@
 """Per-example gradient norms and sums of linear layers, without all gradients in memory."""
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,6 @@ from fedsim.clients.gradients.layers.base import (
     Part,
     Recorder,
     add_outer,
-    factor_norms,
     optional_operand,
     row_norms,
     row_products,
@@ -38,7 +38,6 @@ class LinearUse(LayerUse):
 
     def __init__(self, weight: Operand, bias: Operand | None) -> None:
         super().__init__(weight, bias)
-        self._norms: tuple[Tensor, ...] | None = None  # of output gradients and inputs
         self._scaled: tuple[Tensor | None, torch.dtype, Tensor] | None = None
 
     @staticmethod
@@ -71,19 +70,16 @@ class LinearUse(LayerUse):
         w = self.operand.values
         return row_products(self.by_client(g), w).view(*g.shape[:-1], w.shape[2])
 
-    def squared_norms(self, index: int) -> Tensor:
-        """Return upper bounds on the squared gradient norms of a parameter, float64 (n,)."""
+    def norm_factors(self, index: int) -> tuple[Tensor, ...]:
+        """Return tensors (n, d), whose rows' norms multiply to a parameter's gradient norms."""
         is_weight = index == self.weight_index
-        if not self._single:
-            if not is_weight or self._is_little:
-                return super().squared_norms(index)
-            return _sequence_squares(_sequences(self.input), _sequences(self.output_gradient))
-        if not self.needs_input:
-            return squares(self.output_gradient)
-        if self._norms is None:
-            self._norms = factor_norms(self.output_gradient.flatten(1), self.input.flatten(1))
-        g, x = self._norms
-        return (g * x if is_weight else g).square()
+        if self._single:
+            g = self.output_gradient.flatten(1)
+            return (g, self.input.flatten(1)) if is_weight else (g,)
+        if not is_weight or self._is_little:
+            return super().norm_factors(index)
+        squared = _sequence_squares(_sequences(self.input), _sequences(self.output_gradient))
+        return (squared.sqrt_().unsqueeze(1),)
 
     def add_weighted(
         self, index: int, factors: Tensor | None, into: Tensor, part: Part = WHOLE
@@ -91,9 +87,6 @@ class LinearUse(LayerUse):
         """Add each client's weighted sum of gradients of a parameter to a tensor in place."""
         if index in self.held:
             super().add_weighted(index, factors, into, part)
-            return
-        if self._single and part.client is not None:
-            self._sum_client(index, factors, into[0], part, beta=1)
             return
         # Sequences are added in float64: the bounds on their norms include its rounding.
         kind = into.dtype if self._single else torch.float64
@@ -104,35 +97,25 @@ class LinearUse(LayerUse):
         else:
             into += scaled.sum(1)
 
-    def write_weighted(self, index: int, factors: Tensor, into: Tensor, part: Part = WHOLE) -> None:
-        """Overwrite a tensor with what `add_weighted` would add to it."""
-        if self._single and part.client is not None and index not in self.held:
-            self._sum_client(index, factors, into[0], part, beta=0)
-        else:
-            super().write_weighted(index, factors, into, part)
-
-    def _sum_client(
-        self, index: int, factors: Tensor | None, into: Tensor, part: Part, *, beta: int
+    def add_runs(
+        self, index: int, factors: Tensor, into: Tensor, part: Part, *, overwrite: bool
     ) -> None:
-        """Write beta · into plus the weighted sum of one client's gradients into a tensor.
-
-        Args:
-            index: index of the parameter.
-            factors: factor of each row (K, R); with None, each factor is 1.
-            into: tensor (*shape) of the parameter's shape.
-            part: the client and its rows.
-            beta: 1 to add, 0 to overwrite.
-        """
-        rows = part.place(self.output_gradient.shape[0] // self.clients)
-        scaled = self._scaled_by(factors, into.dtype)[rows]
-        if index == self.weight_index:
-            x = self.input[rows].flatten(1)
-            x = x if x.dtype == into.dtype else x.to(into.dtype)
-            torch.addmm(into, scaled.t(), x, beta=beta, out=into)
-        elif beta:
-            into += scaled.sum(0)
-        else:
-            torch.sum(scaled, 0, out=into)
+        """Add what `add_weighted` adds, in runs of at most `part.height` rows of each client."""
+        if not self._single or part.client is None or index in self.held:
+            super().add_runs(index, factors, into, part, overwrite=overwrite)
+            return
+        scaled, sums = self._scaled_by(factors, into.dtype), into[0]
+        runs, rows = part.runs(factors.shape[1]), self.clients
+        if index != self.weight_index:  # in one run: in float64, where it is long
+            kind = torch.float64 if len(runs) > 1 else None
+            total = part.of_client(scaled, rows).sum(0, dtype=kind)
+            sums.copy_(total) if overwrite else sums.add_(total)
+            return
+        x = self.input.flatten(1)
+        for run in runs:
+            left, right = run.of_client(scaled, rows).t(), run.of_client(x, rows).to(into.dtype)
+            torch.addmm(sums, left, right, beta=0 if overwrite else 1, out=sums)
+            overwrite = False
 
     def _scaled_by(self, factors: Tensor | None, kind: torch.dtype) -> Tensor:
         """Return the output gradients times the factors of their rows, once for all parameters."""
@@ -152,7 +135,7 @@ class LinearUse(LayerUse):
             return row_products(g.transpose(1, 2), _sequences(self.input))
         return g.sum(1)
 
-    @property
+    @cached_property
     def _single(self) -> bool:
         """Whether each example is one vector."""
         g = self.output_gradient

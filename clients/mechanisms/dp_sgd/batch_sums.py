@@ -1,10 +1,10 @@
-"""Clipping norms and scales of DP-SGD steps, and sums of the clipped gradients of batches.
+"""Clipping norms, scales and gradient norms of DP-SGD steps, and sums of clipped gradients.
 
 Sums are in float32 if rounding errors stay small.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, Self
 
 import torch
@@ -50,6 +50,8 @@ class BatchSums:
         self._parameters, self._size = parameters, parameters.size
         like, clients = parameters.tensors[0], len(roundings)
         is_single = like.dtype == torch.float32 and products_are_exact(like.device)
+        heights = [rounding.height for rounding in roundings if rounding is not None]
+        self._heights = [heights[0] if one is None else one.height for one in roundings]
         self._most = [
             min(rounding.rows, rows) if rounding is not None and is_single else 0
             for rounding in roundings
@@ -102,19 +104,20 @@ class BatchSums:
     def _short(self, rows: ClippedRows | None) -> Iterator[tuple[slice, Tensor]]:
         """Yield the sums of batches that fit into one padded batch."""
         short = [k for k in range(len(self.sizes)) if k not in self._long]
-        if self.together and short:
-            if rows is None:
-                self._cached.zero_()
-            else:
-                rows.add_to(self._cached_views, overwrite=True)
-            for run in _neighbours(short):
-                yield run, self._cached[run]
+        if self.together:
+            for height in sorted({self._heights[k] for k in short}):
+                if rows is None:
+                    self._cached.zero_()
+                else:
+                    rows.add_to(self._cached_views, Part(height=height), overwrite=True)
+                for run in _neighbours([k for k in short if self._heights[k] == height]):
+                    yield run, self._cached[run]
             return
         for k in short:
             if rows is None or not self.sizes[k]:
                 self._cached.zero_()
             else:
-                part = Part(k, slice(0, self.sizes[k]))
+                part = Part(k, slice(0, self.sizes[k]), self._heights[k])
                 rows.add_to(self._cached_views, part, overwrite=True)
             yield slice(k, k + 1), self._cached
 
@@ -159,17 +162,13 @@ class StepTerms:
     """Clipping norms and scales of K clients in a step, in m parameter groups.
 
     Attributes:
-        clients: number of clients K.
         bounds: clipping norms of the rows of a padded batch, and the scales that turn clipped
             gradients into steps of the integer grid.
         scales: scales that turn noisy sums of whole grid steps into releases.
-        counts: whether a step counts unclipped gradients.
     """
 
-    clients: int
     bounds: ClipBounds
     scales: Scales
-    counts: bool
 
     @classmethod
     def of(
@@ -179,7 +178,6 @@ class StepTerms:
         rows: int,
         *,
         divides: bool = True,
-        counts: bool = False,
     ) -> Self:
         """Return the terms of the clients' mechanisms.
 
@@ -189,7 +187,6 @@ class StepTerms:
             rows: number of rows of each client in a padded batch.
             divides: whether sums are divided by the expected batch size; otherwise a release is a
                 whole number of grid steps.
-            counts: whether steps count unclipped gradients without adaptive clipping, too.
         """
         present = [mechanism for mechanism in mechanisms if mechanism is not None]
         first = present[0].groups(parameters)
@@ -211,7 +208,6 @@ class StepTerms:
             divided = grid_steps * like.new_tensor(shares).unsqueeze(1)
         slices = parameters.group_slices(first.members)
         return cls(
-            len(mechanisms),
             ClipBounds(
                 present[0].clipping,
                 first.members,
@@ -219,7 +215,6 @@ class StepTerms:
                 by_row(grid_steps.reciprocal()),
             ),
             Scales(divided[:, [m for _, m in slices]], [place.stop for place, _ in slices]),
-            counts or any(mechanism.clipping.count_noises for mechanism in present),
         )
 
     def bounds_of(self, padded: Padded) -> ClipBounds:
@@ -228,25 +223,28 @@ class StepTerms:
         scales = bounds.scales * padded.example_weights.unsqueeze(1)
         return ClipBounds(bounds.clipping, bounds.members, bounds.bounds, scales)
 
-    def count(self, rows: ClippedRows, bounds: ClipBounds) -> Tensor:
-        """Return how many gradients of each client are not finite, then unclipped in each group.
 
-        Args:
-            rows: the clipped gradients of a padded batch.
-            bounds: clipping norms and scales of its rows.
+@dataclass(frozen=True)
+class StepNorms:
+    """Gradient norms of the examples of K clients in a step; they are private.
 
-        Returns:
-            The counts (1 + m, K), which are private.
-        """
-        lost = rows.norms[:, :1].isnan()
-        seen = torch.cat([lost, rows.norms <= bounds.bounds], 1) & (bounds.scales[:, :1] > 0)
-        return seen.view(self.clients, -1, seen.shape[1]).sum(1).T.cpu()
+    Attributes:
+        sizes: number of examples in each client's batch (K,).
+        groups: number of parameter groups m.
+        seen: for each padded batch, the gradient norms of its rows (n, m), and its clipping norms.
+    """
 
-    def statistics(self, counted: Sequence[Tensor], sizes: Sequence[int]) -> list[BatchStatistics]:
-        """Return each client's counts over all padded batches; an empty list without `counts`."""
-        if not self.counts:
-            return []
-        start = torch.zeros(1 + len(self.bounds.members), self.clients, dtype=torch.int64)
-        lost, *within = sum(counted, start).tolist()
-        groups = zip(*within, strict=True)
-        return [BatchStatistics(*of_client) for of_client in zip(sizes, lost, groups, strict=True)]
+    sizes: Sequence[int]
+    groups: int
+    seen: list[tuple[Tensor, ClipBounds]] = field(default_factory=list[tuple[Tensor, ClipBounds]])
+
+    def statistics(self) -> list[BatchStatistics]:
+        """Return each client's counts of examples and of unclipped gradients."""
+        total = torch.zeros(1 + self.groups, len(self.sizes), dtype=torch.int64)
+        for norms, clip in self.seen:
+            counted = torch.cat([norms[:, :1].isnan(), norms <= clip.bounds], 1)
+            counted &= clip.scales[:, :1] > 0
+            total += counted.view(len(self.sizes), -1, 1 + self.groups).sum(1).T.cpu()
+        lost, *within = total.tolist()
+        each = zip(self.sizes, lost, zip(*within, strict=True), strict=True)
+        return [BatchStatistics(*of_client) for of_client in each]

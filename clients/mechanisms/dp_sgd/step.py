@@ -17,8 +17,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from fedsim.clients.gradients.per_example import BatchStatistics, ClipBounds, ClippedRows
-from fedsim.clients.mechanisms.dp_sgd.batch_sums import BatchSums, Padded, StepTerms
+from fedsim.clients.gradients.per_example import ClipBounds, ClippedRows
+from fedsim.clients.mechanisms.dp_sgd.batch_sums import BatchSums, Padded, StepNorms, StepTerms
 from fedsim.noise.release import release_
 from fedsim.noise.sources import NoiseSource
 
@@ -53,19 +53,18 @@ class PrivateStep:
     use: Use
 
     @torch.no_grad()
-    def take(self, clip: Clip[BatchT], batches: Iterable[BatchT]) -> list[BatchStatistics]:
-        """Take the step, and return each client's counts of examples if the terms ask for them."""
-        counted = list[Tensor]()
+    def take(self, clip: Clip[BatchT], batches: Iterable[BatchT]) -> StepNorms:
+        """Take the step, and return the gradient norms of its examples."""
+        norms = StepNorms(self.sums.sizes, len(self.terms.bounds.members))
         for padded in batches:
             bounds = self.terms.bounds_of(padded)
             rows = clip(padded, bounds)
-            if self.terms.counts:
-                counted.append(self.terms.count(rows, bounds))
+            norms.seen.append((rows.norms, bounds))
             self._release(self.sums.add(rows))
         self._release(self.sums.end())
         if self.sums.together and self.noises is not None:
             self.use(slice(0, len(self.into)), self.into)
-        return self.terms.statistics(counted, self.sums.sizes)
+        return norms
 
     def _release(self, sums: Iterator[tuple[slice, Tensor]]) -> None:
         """Add noise to the sums of whole batches, and scale them to releases."""

@@ -182,7 +182,7 @@ def test_what_is_clipped_is_the_mean_over_the_views(name: str, clients: int) -> 
     bound = norms.median().item()  # some are clipped, some are not
     each = mean * (bound / norms).clamp(max=1.0)
     expected = each.unflatten(0, (clients, -1)).sum(1)
-    torch.testing.assert_close(clipped(gradients, padded, bound), expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(clipped(gradients, padded, bound), expected, rtol=1e-4, atol=2e-5)
     wrong = rows.gradients(x, y).double()
     wrong = wrong * (bound / wrong.norm(dim=1, keepdim=True)).clamp(max=1.0)
     wrong = wrong.unflatten(0, (4, 3)).mean(1).unflatten(0, (clients, -1)).sum(1)

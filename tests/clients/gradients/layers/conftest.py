@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsim.clients.gradients.layers.base import LayerUse, Operand
+from fedsim.clients.gradients.layers.base import LayerUse, Operand, squared_norms
 
 Reference = Callable[..., Tensor]  # maps a client's rows and parameters to outputs
 Check = Callable[..., None]
@@ -104,7 +104,7 @@ def _check_rule(
     dropped = torch.arange(n) % 3 == 1
     for index in use.parameters:
         rows = torch.stack([gradients[index] for gradients in alone])
-        squared = filled().squared_norms(index)
+        squared = squared_norms({index: filled()})[index]
         norms = rows.reshape(n, -1).square().sum(1)
         # Terms of a row's gradient may cancel: its rounding error is that of the largest term.
         slack, rounding = (1e-12, 1e-14) if dtype == torch.float64 else (1e-4, 1e-6)
@@ -116,11 +116,11 @@ def _check_rule(
         for measured in (False, True):
             use = filled()
             if measured:
-                use.squared_norms(index)
+                squared_norms({index: use})
             weights = factors.double().view(-1, *[1] * (rows.ndim - 1))
             for kept in (torch.ones(n, dtype=torch.bool), ~dropped):
                 if not kept.all():
-                    use.squared_norms(index)  # `drop` comes after the norms
+                    squared_norms({index: use})  # `drop` comes after the norms
                     use.drop(~kept)
                 shown = rows * kept.view(-1, *[1] * (rows.ndim - 1))
                 into = torch.ones(clients, *rows.shape[1:], dtype=dtype)
@@ -141,7 +141,7 @@ def _check_poison(
     clean, dirty = filled(), filled()
     dirty.output_gradient[dropped] = torch.nan
     for index in dirty.parameters:
-        norms, expected = dirty.squared_norms(index), clean.squared_norms(index)
+        norms, expected = squared_norms({index: dirty})[index], squared_norms({index: clean})[index]
         assert not torch.isfinite(norms[dropped]).any()
         assert torch.equal(norms[~dropped], expected[~dropped])
     for use in (dirty, clean):

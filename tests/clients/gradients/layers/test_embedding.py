@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedsim.clients.gradients.layers.base import Operand
+from fedsim.clients.gradients.layers.base import Operand, squared_norms
 from fedsim.clients.gradients.layers.embedding import EmbeddingUse
 from fedsim.clients.gradients.per_example import OneAtATime
 from fedsim.clients.gradients.rule_gradients import RuleGradients
@@ -44,7 +44,7 @@ def test_sums_that_cancel_are_measured_as_they_are_released() -> None:
     g[:, -1] = -g[:, :-1].sum(1)
     use = EmbeddingUse(Operand(torch.zeros(1, 6, 4), 0), None)
     use.input, use.output_gradient = torch.zeros(1, 9, dtype=torch.long), g
-    norm = use.squared_norms(0).sqrt()
+    norm = squared_norms({0: use})[0].sqrt()
     into = torch.zeros(1, 6, 4)
     use.add_weighted(0, torch.ones(1, 1), into)
     assert norm >= into.double().norm() * (1 - 1e-9)
@@ -60,7 +60,7 @@ def test_a_large_table_is_never_held_for_each_example() -> None:
 
     use.per_example = dense
     into = torch.zeros(1, 100_000, 16)
-    use.squared_norms(0)
+    squared_norms({0: use})
     use.add_weighted(0, torch.ones(1, 64), into)
     use.add_weighted(0, None, into)
     assert into.any()

