@@ -134,7 +134,7 @@ class AttachedModel:
             passes.checks_left -= len(losses) > 1
         passes.losses = len(losses)
         try:
-            losses.sum().backward()
+            torch.autograd.backward(losses, torch.ones_like(losses))
         finally:
             passes.losses = None
 

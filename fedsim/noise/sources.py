@@ -92,7 +92,7 @@ class SumRounding:
         return cls(0, 0, double)
 
 
-SUM_HEIGHTS = (96, 48)
+SUM_HEIGHTS = (64, 48)
 """Numbers of contributions of examples that are added in one run in float32.
 
 The second is for batches for which the first would round too much.
