@@ -106,10 +106,13 @@ class LinearUse(LayerUse):
             return
         scaled, sums = self._scaled_by(factors, into.dtype), into[0]
         runs, rows = part.runs(factors.shape[1]), self.clients
-        if index != self.weight_index:  # in one run: in float64, where it is long
-            kind = torch.float64 if len(runs) > 1 else None
-            total = part.of_client(scaled, rows).sum(0, dtype=kind)
-            sums.copy_(total) if overwrite else sums.add_(total)
+        if index != self.weight_index:
+            g = part.of_client(scaled, rows)
+            if overwrite and len(runs) == 1:
+                torch.sum(g, 0, out=sums)
+            else:  # in float64, as the order of these additions is not that of runs
+                total = g.sum(0, dtype=torch.float64)
+                sums.copy_(total) if overwrite else sums.add_(total)
             return
         x = self.input.flatten(1)
         for run in runs:
@@ -122,7 +125,7 @@ class LinearUse(LayerUse):
         known = self._scaled
         if known is None or known[0] is not factors or known[1] != kind:
             g = self.output_gradient.to(kind)
-            g = g.flatten(1) if self._single else g
+            g = g.flatten(1) if self._single and g.ndim > 2 else g
             if factors is not None:
                 g = g * factors.to(kind).view(-1, *[1] * (g.ndim - 1))
             known = self._scaled = factors, kind, g
