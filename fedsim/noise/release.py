@@ -53,8 +53,13 @@ class Scales:
 
     def of_rows(self, rows: slice) -> "Scales":
         """Return the lengths of some rows."""
-        every = rows.indices(self.lengths.shape[0])[:2] == (0, self.lengths.shape[0])
-        return self if every else Scales(self.lengths[rows], self.stops)
+        lengths = _rows(self.lengths, rows)
+        return self if lengths is self.lengths else Scales(lengths, self.stops)
+
+
+def _rows(values: Tensor, rows: slice) -> Tensor:
+    """Return some rows of a tensor, and the tensor itself in place of all of its rows."""
+    return values if rows == slice(0, values.shape[0]) else values[rows]
 
 
 def release_(
@@ -77,7 +82,7 @@ def release_(
     compiled = _kernel_for(sums, into)
     for rows in _row_blocks(noises, sums.shape[1]):
         streams = keystreams_of(noises[rows]) if compiled is not None else None
-        block = sums[rows], scales.of_rows(rows), into[rows]
+        block = _rows(sums, rows), scales.of_rows(rows), _rows(into, rows)
         if compiled is not None and streams is not None:
             release_rows(compiled, streams, *block)
         else:
