@@ -46,9 +46,10 @@ def padded_parts(values: Tensor, rows: int) -> list[Tensor]:
         values: the tensor (n, ...), with n at least 1.
         rows: number of rows of each returned tensor.
     """
+    # Contiguous, as padding is: the last bits of a norm depend on how a row lies in memory.
     if values.shape[0] == rows:
-        return [values]
-    parts = list(values.split(rows))
+        return [values.contiguous()]
+    parts = [part.contiguous() for part in values.split(rows)]
     missing = rows - len(parts[-1])
     if missing:
         parts[-1] = torch.cat([parts[-1], parts[-1].new_zeros(missing, *values.shape[1:])])

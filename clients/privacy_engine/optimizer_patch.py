@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
-from fedsim.clients.gradients.parameters import FlatParameters, modules_of
+from fedsim.clients.gradients.parameters import FlatParameters
 
 
 def patch_optimizer(
@@ -101,8 +101,7 @@ def check_optimizer(optimizer: Optimizer, model: nn.Module, parameters: FlatPara
             "noised and charged; use SGD, Adam or another optimizer that steps once"
         )
     held = {id(p): p for group in optimizer.param_groups for p in group["params"]}
-    own = (vars(module)["_parameters"].values() for module in modules_of(model))
-    trained = {id(p) for values in own for p in values if p is not None and p.requires_grad}
+    trained = {id(p) for p in model.parameters() if p.requires_grad}
     if not held.keys() == parameters.index.keys() == trained:
         raise ValueError(_difference(held, model, parameters))
 

@@ -53,7 +53,7 @@ class PassContext:
         The views are kept as long as the parameters keep their memory.
         """
         tensors = self.parameters.tensors
-        memory = [(p.data_ptr(), p.stride(), p.dtype) for p in tensors]
+        memory = [(p.data_ptr(), p.shape, p.stride(), p.dtype) for p in tensors]
         if self._values is None or self._values[0] != memory:
             self._values = memory, [tensor.detach().unsqueeze(0) for tensor in tensors]
         return self._values[1]

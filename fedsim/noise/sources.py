@@ -77,7 +77,7 @@ class SumRounding:
         """Return the bound on the rounding error of sums over a client's batches.
 
         The rounding of float32 sums lowers the effective noise multiplier by the fraction 2 ·
-        error. If this fraction is above 2⁻⁸, the sums are in float64 instead.
+        error. If this fraction is above 2⁻⁸ with each height, the sums are in float64 instead.
 
         Args:
             examples: public limit n on the number of examples in a batch.
@@ -89,7 +89,7 @@ class SumRounding:
             single = rows * operations * 2.0**-24 / (1.0 - operations * 2.0**-24)
             if single <= _MOST_ERROR:
                 return cls(rows, height, max(single, double) / _ROUNDED_DOWN)
-        return cls(0, 0, double)
+        return cls(0, SUM_HEIGHTS[-1], double)
 
 
 SUM_HEIGHTS = (64, 48)

@@ -9,6 +9,9 @@ import torch
 from torch import nn
 
 from fedsim.clients.clipping.clipping import FlatClipping
+from fedsim.clients.gradients.layers.base import LayerUse, Operand, Part
+from fedsim.clients.gradients.layers.embedding import EmbeddingUse
+from fedsim.clients.gradients.layers.linear import LinearUse
 from fedsim.clients.gradients.per_example import ClipBounds, ClippedRows, PaddedBatch
 from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.clients.mechanisms.dp_sgd.batch_sums import BatchSums, products_are_exact
@@ -110,6 +113,60 @@ def test_the_error_is_that_of_the_theorem() -> None:
         found = SumRounding.of(examples, rows)
         assert Fraction(found.error) >= double
         assert (found.rows == 0) == (rows > 300)
+
+
+def rounded_down(rows: int) -> torch.Tensor:
+    """Return values up to 1 that lose most, if each is added to the float32 sum of those before."""
+    total, values = np.float32(0.0), []
+    for _ in range(rows):
+        half = np.spacing(np.float32(total + np.float32(1.0))) / 2
+        values.append(np.float32(1.0 - half * (1.0 + 2.0**-7)))
+        total = np.float32(total + values[-1])
+    return torch.tensor(np.array(values))
+
+
+@pytest.mark.parametrize("rows", [64, 65, 440])
+@pytest.mark.parametrize("kind", ["square", "wide", "thin", "large", "together", "table"])
+def test_runs_keep_the_error_of_values_that_all_round_down(kind: str, rows: int) -> None:
+    """A product that adds each row to the runs before it loses twice what is charged."""
+    shapes = {"square": (8, 8), "wide": (2, 784), "thin": (1, 1), "table": (3, 5)}
+    out, width = shapes.get(kind, (8, 1500))
+    values, rounding = rounded_down(rows), SumRounding.of(rows, rows)
+    weight = Operand(torch.zeros(1, out, width), 0)
+    use: LayerUse = LinearUse(weight, None)
+    use.input, use.output_gradient = torch.zeros(rows, width), torch.zeros(rows, out)
+    use.input[:, 0], use.output_gradient[:, 0] = values, 1.0
+    if kind == "table":
+        use = EmbeddingUse(weight, None)
+        use.input, use.output_gradient = torch.zeros(rows).long(), torch.zeros(rows, width)
+        use.output_gradient[:, 0] = values
+    into = torch.full((1, out, width), torch.nan)
+    part = Part(None if kind == "together" else 0, slice(0, rows), rounding.height)
+    use.add_runs(0, torch.ones(1, rows), into, part, overwrite=True)
+    exact = sum(map(Fraction, values.tolist()), Fraction(0))
+    assert abs(Fraction(into[0, 0, 0].item()) - exact) <= rounding.error
+    assert into.count_nonzero() == 1
+
+
+def test_a_client_without_examples_may_have_another_tile() -> None:
+    """Also where a tile is so high that larger batches are added up in float64."""
+    of = gradients(6, 3)
+    x, y = torch.randn(2 * 600, 6), torch.randn(2 * 600, 3)
+    clipping = FlatClipping(C)
+    groups = clipping.groups(of.parameters)
+    scales = torch.ones(1200, 1, dtype=torch.float64)
+    scales[600:] = 0.0
+    clip = ClipBounds(clipping, groups.members, scales.new_tensor([groups.bounds]), scales)
+    rows = of.clipped(
+        of.parameters.data.expand(2, -1), PaddedBatch(2, x, y, torch.ones(1200)), clip
+    )
+    for other in (SumRounding.of(600, 600), SumRounding.of(9, 9), None):
+        sums = BatchSums(of.parameters, [SumRounding.of(600, 600), other], 600)
+        sums.begin([600, 0])
+        found = {clients.start: total for clients, total in [*sums.add(rows), *sums.end()]}
+        assert found[0].dtype == torch.float64
+        assert found[0].any()
+        assert not found[1].any()
 
 
 def test_a_charge_never_costs_more_than_half_a_percent_of_the_noise() -> None:

@@ -8,7 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import Any, Protocol
 
 import torch
@@ -52,9 +52,9 @@ def _vectors(values: Tensor) -> Tensor:
 def row_norms(values: Tensor) -> Tensor:
     """Return upper bounds on the L2 norms over the last dimension of a tensor, in float64.
 
-    Guarantee: a bound is at least the exact norm, up to float64 rounding. It exceeds the norm by at
-    most the fraction 2⁻¹⁴ + 2⁻²⁴ d / 1024 plus 2⁻⁶³ √d, for a row of d values. It depends on that
-    row alone.
+    Guarantee: a bound is at least the exact norm, up to float64 rounding. For a row of d float32
+    values it exceeds the norm by at most the fraction (min(d, 1024) + 20) 2⁻²⁴, plus 2⁻⁶² √d. It
+    depends on that row alone.
     """
     return factor_norms(values)[0]
 
@@ -68,36 +68,64 @@ def factor_norms(*factors: Tensor) -> Tensor:
     Args:
         factors: tensors (n, ..., d) of vectors; d may differ between tensors.
     """
-    single = [v.shape[-1] for v in factors if v.dtype == torch.float32 and not v.is_cuda]
-    if not single:
-        return torch.stack([_double_norms(values) for values in factors])
-    norms = torch.stack([_norms(values) for values in factors]).double()
-    # Half of γ for the squares in a run and for the runs, and the errors of the roots.
-    raised = 1 + ((min(max(single), _RUN) + max(single) / _RUN) / 2 + 8) * 2.0**-24
-    norms.mul_(raised).add_(_SQUARED_AWAY * math.sqrt(max(single)))
-    if norms.numel() and not norms.max().item() < _LARGE_NORM:
+    norms = _bounds(factors)
+    if not _are_usual(norms):
         large = ~(norms < _LARGE_NORM).all(0)  # or not a number
         for norm, values in zip(norms, factors, strict=True):
             norm[large] = _double_norms(values[large])
     return norms
 
 
-def _norms(values: Tensor) -> Tensor:
-    """Return the L2 norms over the last dimension, of float32 values on the CPU in float32.
+def _bounds(factors: Sequence[Tensor]) -> Tensor:
+    """Return upper bounds on norms (f, n, ...); useless for very large float32 vectors."""
+    norms = torch.stack([_norms(values) for values in factors]).double()
+    sizes = tuple(v.shape[-1] if _is_single(v) else 0 for v in factors)
+    if any(sizes):
+        raised, added = _slack(sizes, norms.ndim)
+        norms.mul_(raised).add_(added)
+    return norms
 
-    At most 1024 squares are added in a run, in any order, and then the squared norms of the runs
-    (Higham 2002, section 3.1). Squares overflow from norms of 2⁶⁴ on.
+
+def _are_usual(norms: Tensor) -> bool:
+    """Return whether squares of float32 vectors with these norms do not overflow by far."""
+    return norms.is_cuda or not norms.numel() or norms.max().item() < _LARGE_NORM
+
+
+@lru_cache(maxsize=64)
+def _slack(sizes: tuple[int, ...], dimensions: int) -> tuple[Tensor, Tensor]:
+    """Return by which each tensor's norms are raised, as a factor and a term (f, 1, ...).
+
+    Args:
+        sizes: number of float32 values of a vector of each tensor; 0 for norms from float64.
+        dimensions: number of dimensions of the results.
+    """
+    shape = (len(sizes), *[1] * (dimensions - 1))
+    # Half of γ for the squares of a run, and the errors of roots, in float32.
+    raised = [1 + (min(size, _RUN) / 2 + 8) * 2.0**-24 if size else 1.0 for size in sizes]
+    added = [_SQUARED_AWAY * math.sqrt(size) for size in sizes]
+    return tuple(torch.tensor(v, dtype=torch.float64).view(shape) for v in (raised, added))
+
+
+def _is_single(values: Tensor) -> bool:
+    return values.dtype == torch.float32 and not values.is_cuda
+
+
+def _norms(values: Tensor) -> Tensor:
+    """Return the L2 norms over the last dimension; for float32 on the CPU, rounded in float32.
+
+    At most 1024 squares are added in a run in float32, in any order (Higham 2002, section 3.1), and
+    the runs in float64. Squares overflow from norms of 2⁶⁴ on.
     """
     size = values.shape[-1]
-    if values.dtype != torch.float32 or values.is_cuda:
+    if not _is_single(values):
         return _double_norms(values)
     if size <= _RUN:
         return torch.linalg.vector_norm(values, dim=-1)
     whole = size - size % _RUN
     runs = torch.linalg.vector_norm(values[..., :whole].unflatten(-1, (-1, _RUN)), dim=-1)
-    norms = torch.linalg.vector_norm(runs, dim=-1)
+    norms = torch.linalg.vector_norm(runs, dim=-1, dtype=torch.float64)
     if whole < size:
-        norms = norms.hypot_(torch.linalg.vector_norm(values[..., whole:], dim=-1))
+        norms.hypot_(torch.linalg.vector_norm(values[..., whole:], dim=-1).double())
     return norms
 
 
@@ -292,8 +320,12 @@ class ExampleUse:
         """
         if overwrite:
             into.zero_()
-        for run in part.runs(factors.shape[1]):
-            self.add_weighted(index, factors, into, run)
+        first, *rest = part.runs(factors.shape[1])
+        self.add_weighted(index, factors, into, first)
+        for run in rest:  # a run has a sum of its own: a product may be added term by term
+            total = torch.zeros_like(into)
+            self.add_weighted(index, factors, total, run)
+            into += total
 
     def joined_views(self, views: int) -> "ExampleUse":
         """Return the gradient of each example: the sum of the gradients of its augmented views.
@@ -329,7 +361,12 @@ def squared_norms(uses: Mapping[int, ExampleUse]) -> dict[int, Tensor]:
     unique = {id(tensor): tensor for of in factors.values() for tensor in of}
     if not unique:
         return {}
-    squared = dict(zip(unique, factor_norms(*unique.values()).square_(), strict=True))
+    norms = _bounds(list(unique.values()))
+    if not _are_usual(norms):
+        return {
+            index: reduce(torch.mul, factor_norms(*of).square_()) for index, of in factors.items()
+        }
+    squared = dict(zip(unique, norms.square_(), strict=True))
     return {
         index: reduce(torch.mul, [squared[id(tensor)] for tensor in of])
         for index, of in factors.items()

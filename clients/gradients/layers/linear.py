@@ -104,10 +104,10 @@ class LinearUse(LayerUse):
         if not self._single or part.client is None or index in self.held:
             super().add_runs(index, factors, into, part, overwrite=overwrite)
             return
-        scaled, sums = self._scaled_by(factors, into.dtype), into[0]
-        runs, rows = part.runs(factors.shape[1]), self.clients
+        scaled, sums, clients = self._scaled_by(factors, into.dtype), into[0], self.clients
+        runs = part.runs(factors.shape[1])
         if index != self.weight_index:
-            g = part.of_client(scaled, rows)
+            g = part.of_client(scaled, clients)
             if overwrite and len(runs) == 1:
                 torch.sum(g, 0, out=sums)
             else:  # in float64, as the order of these additions is not that of runs
@@ -115,10 +115,13 @@ class LinearUse(LayerUse):
                 sums.copy_(total) if overwrite else sums.add_(total)
             return
         x = self.input.flatten(1)
-        for run in runs:
-            left, right = run.of_client(scaled, rows).t(), run.of_client(x, rows).to(into.dtype)
-            torch.addmm(sums, left, right, beta=0 if overwrite else 1, out=sums)
-            overwrite = False
+        for number, run in enumerate(runs):
+            left = run.of_client(scaled, clients).t()
+            right = run.of_client(x, clients).to(into.dtype)
+            if number:  # a run has a sum of its own: `addmm` may add term by term
+                sums += left @ right
+            else:
+                torch.addmm(sums, left, right, beta=0 if overwrite else 1, out=sums)
 
     def _scaled_by(self, factors: Tensor | None, kind: torch.dtype) -> Tensor:
         """Return the output gradients times the factors of their rows, once for all parameters."""

@@ -15,7 +15,7 @@ from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.gradients.per_example import BatchStatistics, ClipBounds, ClippedRows
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.noise.release import Scales
-from fedsim.noise.sources import SumRounding
+from fedsim.noise.sources import SUM_HEIGHTS, SumRounding
 
 _SMALL = 1 << 14  # largest size of a model for which one call adds up all clients
 
@@ -50,8 +50,7 @@ class BatchSums:
         self._parameters, self._size = parameters, parameters.size
         like, clients = parameters.tensors[0], len(roundings)
         is_single = like.dtype == torch.float32 and products_are_exact(like.device)
-        heights = [rounding.height for rounding in roundings if rounding is not None]
-        self._heights = [heights[0] if one is None else one.height for one in roundings]
+        self._heights = [SUM_HEIGHTS[0] if one is None else one.height for one in roundings]
         self._most = [
             min(rounding.rows, rows) if rounding is not None and is_single else 0
             for rounding in roundings

@@ -110,6 +110,16 @@ def test_a_norm_depends_on_its_row_alone() -> None:
     assert torch.equal(row_norms(x)[kept], before[kept])
 
 
+@pytest.mark.parametrize("size", [1.0, 1e12])
+def test_a_norm_does_not_depend_on_the_other_layers_of_the_pass(size: float) -> None:
+    """Another example may decide which layers are called, as with a head for some labels."""
+    small = linear_use(torch.randn(6, 1, 20), torch.randn(6, 1, 5))
+    wide = LinearUse(Operand(torch.empty(1, 700, 3000), 1), None)
+    wide.input, wide.output_gradient = torch.randn(6, 3000) * size, torch.zeros(6, 700)
+    alone = squared_norms({0: small})[0]
+    assert torch.equal(squared_norms({0: small, 1: wide})[0], alone)
+
+
 def test_squares_of_rows_that_are_not_finite_are_not() -> None:
     x = torch.ones(4, 4096)
     x[0, 5], x[1, 6], x[2, 7] = float("nan"), float("inf"), -float("inf")
