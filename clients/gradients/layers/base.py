@@ -103,7 +103,7 @@ def _slack(sizes: tuple[int, ...], dimensions: int) -> tuple[Tensor, Tensor]:
     # Half of γ for the squares of a run, and the errors of roots, in float32.
     raised = [1 + (min(size, _RUN) / 2 + 8) * 2.0**-24 if size else 1.0 for size in sizes]
     added = [_SQUARED_AWAY * math.sqrt(size) for size in sizes]
-    both = torch.tensor([raised, added], dtype=torch.float64)
+    both = torch.tensor([raised, added], dtype=torch.float64, device="cpu")
     return both[0].view(shape), both[1].view(shape)
 
 
