@@ -297,8 +297,7 @@ def clipped_rows(
     for group in clip.members:
         terms = [squared[index] for index in group if index in squared]
         totals.append(reduce(torch.add, terms) if terms else torch.zeros_like(clip.scales[:, 0]))
-    total = torch.stack(totals, 1) if len(totals) > 1 else totals[0].unsqueeze(1)
-    norms, scales, dropped = total.sqrt(), clip.scales, None
+    norms, scales, dropped = torch.stack(totals, 1).sqrt_(), clip.scales, None
     if times != 1:
         norms, scales = norms.mul_(times), scales * times
     # The largest of numbers with NaN is NaN, which is not finite either. A GPU skips this test:

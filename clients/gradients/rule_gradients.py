@@ -6,6 +6,7 @@ modules run backwards without autograd, which takes longer than the arithmetic o
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -104,16 +105,11 @@ class ModuleSequence:
             recording: the recording of the pass.
             x: features of the rows (n, ...).
         """
-        if self._is_by_hand:
-            return self._forward(recording, x)
-        with self._ruled.in_place(recording):
-            return self._forward(recording, x)
-
-    def _forward(self, recording: Recording, x: Tensor) -> tuple[Tensor, Callable[[Tensor], None]]:
         steps = []
-        for place, (module, line) in enumerate(zip(self._modules, self._lines, strict=True)):
-            x, back = line(recording, module, x, place == self._first)
-            steps.append(back)
+        with nullcontext() if self._is_by_hand else self._ruled.in_place(recording):
+            for place, (module, line) in enumerate(zip(self._modules, self._lines, strict=True)):
+                x, back = line(recording, module, x, place == self._first)
+                steps.append(back)
         return x, lambda g: self._backward(steps, g)
 
     def _line_of(self, module: nn.Module) -> _Line | None:

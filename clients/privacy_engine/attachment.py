@@ -300,10 +300,8 @@ def _structure(model: nn.Module) -> list[tuple[Any, ...]]:
     """Return each module of a model with its hooks and, if replaced, its `forward`."""
     structure = []
     for module in _modules(model):
-        attributes, hooks = vars(module), ()
-        after, before = attributes["_forward_hooks"], attributes["_forward_pre_hooks"]
-        if after or before:
-            hooks = (*after.values(), *before.values())
+        attributes = vars(module)
+        hooks = (*attributes["_forward_hooks"].values(), *attributes["_forward_pre_hooks"].values())
         forward = None if module is model else attributes.get("forward")
         structure.append((module, forward, hooks))
     return structure

@@ -266,7 +266,8 @@ class PrivateSteps:
                 parameter.grad = gradient
 
         self._norms = self._take_step(batch, last, [used], use)
-        statistics = self.private_statistics if self.mechanism.adapts else None
+        is_fixed = self.mechanism.adapted_clip_norm is None
+        statistics = None if is_fixed else self.private_statistics
         if statistics is not None:
             self.use_mechanism(self.mechanism.adapt(statistics, noise))
 

@@ -391,7 +391,7 @@ class _DpSgdBlock(_SgdBlock):
         self._sums.begin([0 if batch is None else len(batch) for batch in batches])
         step = PrivateStep(self._terms, self._sums, self._into, noises, self.use_gradients)
         norms = step.take(partial(self.gradients.clipped, self.values), padded_batches)
-        if any(mechanism is not None and mechanism.adapts for mechanism in self._mechanisms):
+        if any(norm is not None for norm in self.adapted_clip_norms()):
             self._adapt(batches, norms.statistics())
 
     def adapted_clip_norms(self) -> tuple[AdaptiveClipNorm | None, ...]:

@@ -53,13 +53,7 @@ class Scales:
 
     def of_rows(self, rows: slice) -> "Scales":
         """Return the lengths of some rows."""
-        lengths = _rows(self.lengths, rows)
-        return self if lengths is self.lengths else Scales(lengths, self.stops)
-
-
-def _rows(values: Tensor, rows: slice) -> Tensor:
-    """Return some rows of a tensor, and the tensor itself in place of all of its rows."""
-    return values if rows == slice(0, values.shape[0]) else values[rows]
+        return Scales(self.lengths[rows], self.stops)
 
 
 def release_(
@@ -82,7 +76,7 @@ def release_(
     compiled = _kernel_for(sums, into)
     for rows in _row_blocks(noises, sums.shape[1]):
         streams = keystreams_of(noises[rows]) if compiled is not None else None
-        block = _rows(sums, rows), scales.of_rows(rows), _rows(into, rows)
+        block = sums[rows], scales.of_rows(rows), into[rows]
         if compiled is not None and streams is not None:
             release_rows(compiled, streams, *block)
         else:

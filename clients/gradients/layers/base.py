@@ -146,26 +146,6 @@ _SQUARED_AWAY = 2.0**-63  # root of a square that underflows to 0, also where su
 _LARGE_NORM = 2.0**30
 
 
-def unit_roundoff(values: Tensor) -> float:
-    """Return the unit roundoff of matrix products with a tensor of this dtype and device."""
-    if values.is_cuda and values.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32:
-        return 2.0**-11
-    return torch.finfo(values.dtype).eps / 2
-
-
-def with_rounding(squared: Tensor, absolute: Tensor, error: float, terms: float) -> Tensor:
-    """Return upper bounds (n,) on the squared norms of n computed sums, rounding included.
-
-    Args:
-        squared: squared norm of each exact sum (n,), computed in float64.
-        absolute: for each sum, an upper bound on the total of the norms of its terms (n,).
-        error: rounding error in `squared`, as a fraction of the square of `absolute`.
-        terms: rounding error in the computed sums, as a fraction of `absolute`.
-    """
-    exact = (squared + error * absolute.square()).clamp_(min=0).sqrt_()
-    return (exact + terms * absolute).square_()
-
-
 @dataclass(frozen=True)
 class Part:
     """Selection of rows from a padded batch of K clients with R rows each.
@@ -173,8 +153,8 @@ class Part:
     Attributes:
         client: index of the client whose rows are selected; None for all clients.
         rows: slice of the R rows of each client that are selected.
-        height: largest number of a client's rows whose gradients are added in one run
-            (`SumRounding.height`); None for any number.
+        height: most rows of a client in a run. Each run is added up by itself, and then the sums of
+            the runs (`SumRounding.height`). None if all rows are one run.
     """
 
     client: int | None = None
@@ -358,20 +338,17 @@ def squared_norms(uses: Mapping[int, ExampleUse]) -> dict[int, Tensor]:
     Args:
         uses: for each parameter index, the gradients of n examples.
     """
-    factors = {index: use.norm_factors(index) for index, use in sorted(uses.items())}
+    factors = {index: use.norm_factors(index) for index, use in uses.items()}
     unique = {id(tensor): tensor for of in factors.values() for tensor in of}
     if not unique:
         return {}
     norms = _bounds(list(unique.values()))
-    if not _are_usual(norms):
-        return {
-            index: reduce(torch.mul, factor_norms(*of).square_()) for index, of in factors.items()
-        }
-    squared = dict(zip(unique, norms.square_(), strict=True))
-    return {
-        index: reduce(torch.mul, [squared[id(tensor)] for tensor in of])
-        for index, of in factors.items()
-    }
+    if _are_usual(norms):
+        squared = dict(zip(unique, norms.square_(), strict=True))
+        terms = {index: [squared[id(tensor)] for tensor in of] for index, of in factors.items()}
+    else:
+        terms = {index: factor_norms(*of).square_() for index, of in factors.items()}
+    return {index: reduce(torch.mul, squares_of) for index, squares_of in terms.items()}
 
 
 class LayerUse(ExampleUse, ABC):
@@ -516,25 +493,6 @@ def weighted_sum(factors: Tensor, rows: Tensor) -> Tensor:
     return total
 
 
-def add_outer(left: Tensor, right: Tensor, into: Tensor, *, whole: bool) -> None:
-    """Add each client's matrix product left_kᵀ · right_k to a tensor in place.
-
-    Args:
-        left: left factors of K clients (K, m, a).
-        right: right factors (K, m, b).
-        into: tensor (K, a, b) to add to.
-        whole: whether the product is computed in float64 and then added. Otherwise each of the m
-            rows is added to `into` with a rounding error, which is too much for long sequences.
-    """
-    kind = torch.float64 if whole else into.dtype
-    left, right = left.to(kind), right.to(kind)
-    if into.shape[1:].numel() >= _LARGE and not whole:  # client by client, in place
-        into.baddbmm_(left.transpose(1, 2), right)
-    else:  # in one call, which needs a contiguous result
-        into += torch.bmm(left.transpose(1, 2), right)
-
-
-_LARGE = 1 << 13
 _CACHE_VALUES = 1 << 16
 _FEWEST_COLUMNS = 16
 ROW_MULTIPLE = 8

@@ -13,13 +13,10 @@ from fedsim.clients.gradients.layers.base import (
     Operand,
     Part,
     Recorder,
-    add_outer,
     optional_operand,
     row_norms,
     row_products,
     squares,
-    unit_roundoff,
-    with_rounding,
 )
 
 
@@ -93,7 +90,7 @@ class LinearUse(LayerUse):
         scaled = part.of(self._scaled_by(factors, kind), self.clients).flatten(1, -2)
         if index == self.weight_index:
             x = part.of(self.input, self.clients).flatten(1, -2)
-            add_outer(scaled, x, into, whole=not self._single)
+            _add_outer(scaled, x, into, whole=not self._single)
         else:
             into += scaled.sum(1)
 
@@ -128,7 +125,7 @@ class LinearUse(LayerUse):
         known = self._scaled
         if known is None or known[0] is not factors or known[1] != kind:
             g = self.output_gradient.to(kind)
-            g = g.flatten(1) if self._single and g.ndim > 2 else g
+            g = g.flatten(1) if self._single else g
             if factors is not None:
                 g = g * factors.to(kind).view(-1, *[1] * (g.ndim - 1))
             known = self._scaled = factors, kind, g
@@ -158,6 +155,47 @@ def _sequences(values: Tensor) -> Tensor:
     return values.reshape(len(values), values.shape[1:-1].numel(), values.shape[-1])
 
 
+def _add_outer(left: Tensor, right: Tensor, into: Tensor, *, whole: bool) -> None:
+    """Add each client's matrix product left_kᵀ · right_k to a tensor in place.
+
+    Args:
+        left: left factors of K clients (K, m, a).
+        right: right factors (K, m, b).
+        into: tensor (K, a, b) to add to.
+        whole: whether the product is computed in float64 and then added. Otherwise each of the m
+            rows is added to `into` with a rounding error, which is too much for long sequences.
+    """
+    kind = torch.float64 if whole else into.dtype
+    left, right = left.to(kind), right.to(kind)
+    if into.shape[1:].numel() >= _LARGE_SUM and not whole:  # client by client, in place
+        into.baddbmm_(left.transpose(1, 2), right)
+    else:  # in one call, which needs a contiguous result
+        into += torch.bmm(left.transpose(1, 2), right)
+
+
+_LARGE_SUM = 1 << 13  # values of a client's sum
+
+
+def _unit_roundoff(values: Tensor) -> float:
+    """Return the unit roundoff of matrix products with a tensor of this dtype and device."""
+    if values.is_cuda and values.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32:
+        return 2.0**-11
+    return torch.finfo(values.dtype).eps / 2
+
+
+def _with_rounding(squared: Tensor, absolute: Tensor, error: float, terms: float) -> Tensor:
+    """Return upper bounds (n,) on the squared norms of n computed sums, rounding included.
+
+    Args:
+        squared: squared norm of each exact sum (n,), computed in float64.
+        absolute: for each sum, an upper bound on the total of the norms of its terms (n,).
+        error: rounding error in `squared`, as a fraction of the square of `absolute`.
+        terms: rounding error in the computed sums, as a fraction of `absolute`.
+    """
+    exact = (squared + error * absolute.square()).clamp_(min=0).sqrt_()
+    return (exact + terms * absolute).square_()
+
+
 def _relative_rounding(a: Tensor) -> float:
     """Return a bound on the rounding of a sum of products, relative to the sum of the terms' norms.
 
@@ -174,9 +212,9 @@ def _sequence_squares(a: Tensor, g: Tensor) -> Tensor:
         # A sum of t² products of two sums of d and p products: Higham's γ of all of them.
         terms = length * length + a.shape[2] + g.shape[2] + 4
         error = terms * torch.finfo(torch.float64).eps
-        return with_rounding(_gram_squares(a, g), absolute, error, released)
-    measured = (length + 1) * unit_roundoff(g)
-    return with_rounding(_blockwise_squares(a, g), absolute, 0.0, released + measured)
+        return _with_rounding(_gram_squares(a, g), absolute, error, released)
+    measured = (length + 1) * _unit_roundoff(g)
+    return _with_rounding(_blockwise_squares(a, g), absolute, 0.0, released + measured)
 
 
 def _is_short(a: Tensor, g: Tensor) -> bool:

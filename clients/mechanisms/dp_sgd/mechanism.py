@@ -140,11 +140,6 @@ class DpSgdMechanism(SummedMechanism):
         return self.clipping.adapted_clip_norm
 
     @property
-    def adapts(self) -> bool:
-        """Whether the clipping norm changes after each batch."""
-        return bool(self.clipping.count_noises)
-
-    @property
     def effective_noise_multiplier(self) -> float:
         """Noise multiplier of a step's whole release, reduced by the effect of integer rounding."""
         return group_noise_multiplier(self._part_multipliers)
