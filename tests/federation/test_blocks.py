@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from fedsim.federation.blocks import block_size
+from fedsim.federation.blocks import block_size, free_padding
 
 
 def size_of(model: nn.Module, num_values: int, setting: int | str = "auto", clients: int = 10_000):
@@ -45,3 +45,10 @@ def test_blocks_are_larger_on_a_gpu_and_may_be_a_whole_round() -> None:
 def test_the_file_may_set_the_size() -> None:
     assert size_of(LINEAR, 10, "off") == 1
     assert size_of(nn.LSTM(4, 4), 50_000_000, 37) == 37
+
+
+def test_padding_is_free_in_small_models_of_plain_layers() -> None:
+    assert free_padding(LINEAR, 2_410) == 6_961
+    assert free_padding(LINEAR, 101_770) == 164
+    assert free_padding(nn.Conv2d(1, 4, 3), 2_410) == 0
+    assert free_padding(nn.Conv2d(1, 4, 3), 2_410, is_on_gpu=True) == 6_961
