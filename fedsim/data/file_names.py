@@ -1,4 +1,4 @@
-"""Search for the data files of an experiment, and error messages for names not found in a file."""
+"""Kinds of data files, the search for them, and error messages for names not found in a file."""
 
 import os
 from collections.abc import Iterable
@@ -10,6 +10,9 @@ from fedsim.core.errors import InputError
 from fedsim.core.limits import MAX_MATCHED_FILES
 from fedsim.core.names import closest_hint
 from fedsim.data.settings import DataSettings, FileDataset, FilesPartition
+
+TABLE_SUFFIXES = (".csv", ".parquet")
+DATA_SUFFIXES = (".npz", *TABLE_SUFFIXES)
 
 MAX_NAMES = 1000  # known names that are compared with an unknown one
 MAX_CHARS = 100  # of a name in a message

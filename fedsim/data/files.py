@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fedsim.core.errors import raised_as
 from fedsim.core.limits import machine_bytes
 from fedsim.data.examples import DataError, Dataset, to_dataset
-from fedsim.data.file_names import quoted, unknown_name
+from fedsim.data.file_names import DATA_SUFFIXES, TABLE_SUFFIXES, quoted, unknown_name
 from fedsim.data.settings import FileDataset, ImageSettings
 from fedsim.data.tables.dataset import read_tables
 from fedsim.data.tables.settings import as_text
@@ -215,10 +215,6 @@ def _read(archive: zipfile.ZipFile, name: str) -> NDArray[np.generic]:
         return npy.read_array(member, allow_pickle=False)
 
 
-TABLE_SUFFIXES = (".csv", ".parquet")
-SUFFIXES = (".npz", *TABLE_SUFFIXES)
-
-
 def read_files(
     paths: Mapping[str, Path],
     settings: FileDataset,
@@ -261,7 +257,7 @@ def check_file(path: Path) -> None:
     Raises:
         DataError: the file is missing or has another suffix.
     """
-    if path.suffix.lower() not in SUFFIXES:
+    if path.suffix.lower() not in DATA_SUFFIXES:
         raise DataError(f"data.dataset: {path} must be a .npz, .csv or .parquet file")
     if not path.is_file():
         raise DataError(

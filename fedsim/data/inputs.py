@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.data.examples import DataError, to_dataset
-from fedsim.data.file_names import quoted
-from fedsim.data.files import TABLE_SUFFIXES, array_names, check_file, read_npz
+from fedsim.data.file_names import TABLE_SUFFIXES, quoted
+from fedsim.data.files import array_names, check_file, read_npz
 from fedsim.data.settings import DataSettings, FileDataset
 from fedsim.data.tables.column import texts_of
 from fedsim.data.tables.dataset import open_table, read_part, targets_of

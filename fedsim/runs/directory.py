@@ -43,9 +43,6 @@ from fedsim.server.round_report import RoundRow
 from fedsim.server.secure.opened_sums import OpenedSum
 from fedsim.statement.privacy_file import PrivacyFile, PrivateClientRow
 
-# Trackers change no result, and the plug-in file of a user's own tracker may be gone.
-WITHOUT_TRACKERS = {"runtime.trackers": []}
-
 KEPT = "checkpoint/"
 """The folder of a run directory that is not published: only resuming and comparing need it."""
 

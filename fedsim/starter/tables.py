@@ -9,8 +9,7 @@ from pathlib import Path
 from string import Template
 
 from fedsim.core.formatting import count_text, printable
-from fedsim.data.file_names import unknown_name
-from fedsim.data.files import TABLE_SUFFIXES
+from fedsim.data.file_names import TABLE_SUFFIXES, unknown_name
 from fedsim.data.settings import FileDataset
 from fedsim.data.tables.dataset import open_table
 from fedsim.data.tables.draft import ColumnDraft, draft_column, draft_target, flow_text, round_up

@@ -29,7 +29,7 @@ from fedsim.federation.federation import Federation
 from fedsim.protocol.arrays import digest, to_numpy
 from fedsim.protocol.messages import TrainReply, TrainRequest, Withdrawal
 from fedsim.protocol.traffic import ClientError, TrainAnswer
-from fedsim.runs.directory import WITHOUT_TRACKERS, RunDirectory, RunDirectoryError, RunFiles
+from fedsim.runs.directory import RunDirectory, RunDirectoryError, RunFiles
 from fedsim.runs.inputs import refuse_other_inputs
 from fedsim.runs.records import Releases, given_up
 from fedsim.runs.saved_model import same_arrays
@@ -39,6 +39,9 @@ from fedsim.server.round_report import RoundReport, RoundRow
 from fedsim.server.secure.opened_sums import OpenedSum, OpenedSums
 from fedsim.simulation.engine import FIRST_NODE
 from fedsim.simulation.engines import LocalEngine, LocalGrid
+
+# Trackers change no result, and the plug-in file of a user's own tracker may be gone.
+_WITHOUT_TRACKERS = {"runtime.trackers": []}
 
 
 class ReplayImpossibleError(InputError):
@@ -87,7 +90,7 @@ def _federation(directory: RunDirectory, base: Path | None, phases: Phases) -> F
         )
     path = directory.path / "experiment.yaml"
     try:
-        loaded = load_experiment(path, WITHOUT_TRACKERS, base=base or Path())
+        loaded = load_experiment(path, _WITHOUT_TRACKERS, base=base or Path())
         if given := next(filter(is_object_name, loaded.experiment.plugins), None):
             raise ReplayImpossibleError(
                 f"{given} of this run is a Python object, which only the program that gave it has; "

@@ -22,6 +22,7 @@ from fedsim.clients.privacy_settings import (
     GradientPerturbationSettings,
     PrivacySettings,
 )
+from fedsim.data.file_names import DATA_SUFFIXES
 from fedsim.data.settings import DataSettings
 from fedsim.experiment.errors import KeyPath, any_of, did_you_mean, shorten, value_text
 from fedsim.experiment.messages import Mistakes, PathMessage, validation_messages
@@ -34,9 +35,6 @@ from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.settings import EvaluationSettings, FederationSettings
 from fedsim.simulation.settings import RuntimeSettings
 from fedsim.zeroth_order.settings import ZerothOrderSettings
-
-TABLE_SUFFIXES = (".csv", ".parquet")
-DATA_SUFFIXES = (".npz", *TABLE_SUFFIXES)
 
 RoundSizes = tuple[int, int]
 """(fewest, most) clients of a non-empty round; expected numbers under Poisson sampling."""

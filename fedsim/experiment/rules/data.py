@@ -15,7 +15,7 @@ from fedsim.core.metrics import (
 )
 from fedsim.core.python_objects import PythonObject, file_instead
 from fedsim.data.catalog import DATASETS
-from fedsim.data.file_names import TooManyFilesError, matching_files
+from fedsim.data.file_names import DATA_SUFFIXES, TABLE_SUFFIXES, TooManyFilesError, matching_files
 from fedsim.data.settings import (
     ColumnPartition,
     DataSettings,
@@ -29,8 +29,6 @@ from fedsim.data.tables.settings import ColumnSettings
 from fedsim.experiment.errors import KeyPath, value_text
 from fedsim.experiment.messages import Mistakes
 from fedsim.experiment.rules import (
-    DATA_SUFFIXES,
-    TABLE_SUFFIXES,
     Sections,
     args_messages,
     check_file,

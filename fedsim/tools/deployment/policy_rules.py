@@ -13,8 +13,8 @@ from flwr.app import Message, MessageType
 from fedsim.accountant.trust import Trust
 from fedsim.clients.account import ChargeRefusedError
 from fedsim.clients.mechanisms.plan import PrivacyPlan
-from fedsim.data.file_names import data_files
-from fedsim.data.files import TABLE_SUFFIXES, check_file
+from fedsim.data.file_names import TABLE_SUFFIXES, data_files
+from fedsim.data.files import check_file
 from fedsim.data.settings import FileDataset, FilesPartition, group_column
 from fedsim.data.tables.dataset import open_table
 from fedsim.experiment import Experiment, LoadedExperiment
