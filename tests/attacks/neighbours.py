@@ -11,7 +11,6 @@ was seen before it, and their composition is what the ledger says.
 | batches | those of the first run, without the example that is gone |
 | keyed digests | a constant: without its key, a digest is a random number |
 | clocks | stand still: times are no function of the data that anything here promises |
-| the probe before round 1 | left out of both runs: it reads no private example |
 """
 
 import hashlib
@@ -206,7 +205,7 @@ class Transcript:
     is_on: bool = False
 
     def started(self, federation: object, path: Path) -> None:
-        """Begin with the rounds."""
+        """Begin with the rounds: probes before them see no private example."""
         self.is_on = True
 
     def round_finished(self, row: Mapping[str, Any]) -> None: ...
@@ -304,8 +303,6 @@ def _is_accepted(experiment: Mapping[str, Any], base: Path) -> bool:
 def patched(transcript: Transcript, trust: str, gone: int | None) -> Iterator[None]:
     """Record the first run of a transcript, or make the second one release and draw the same."""
     with pytest.MonkeyPatch.context() as patch:
-        # test_a_wrong_mechanism_never_starts.py has it: no private example, no stream of the run.
-        patch.setattr("fedsim.runs.runner.probe_mechanisms", lambda _: None)
         patch.setattr(time, "perf_counter", lambda: 0.0)
         patch.setattr("fedsim.core.commands.perf_counter", lambda: 0.0)
         patch.setattr(Timeline.__init__, "__defaults__", (lambda: 0.0,))

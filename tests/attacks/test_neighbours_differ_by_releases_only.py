@@ -37,6 +37,8 @@ else:
 
     neighbours, settings_space = _beside("neighbours"), _beside("settings_space")
 
+pytestmark = pytest.mark.usefixtures("small_probe")
+
 CHOICES: list[dict[str, str]] = [
     {},
     {"adjacency": "add_remove", "noise": "secure"},
@@ -155,6 +157,7 @@ def test_mutation_a_plain_digest_of_examples_is_caught(
 def test_mutation_a_bound_that_is_too_large_by_a_hundredth_is_caught(
     trust: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("fedsim.runs.runner.probe_mechanisms", lambda _: None)
     scale = ClipBounds.__init__
 
     def larger(self: Any, clipping: Any, members: Any, bounds: Any, scales: Any) -> None:
