@@ -65,7 +65,7 @@ class FullDisk:
 
 
 @pytest.mark.parametrize(  # a run for each; the next test is one of them
-    "every", [pytest.param(3, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.long)]
+    "every", [pytest.param(5, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.long)]
 )
 def test_a_full_disk_at_every_fsync_is_one_line_and_the_run_goes_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, whole: Path, every: int
