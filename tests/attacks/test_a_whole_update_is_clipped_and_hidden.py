@@ -105,6 +105,7 @@ def test_a_wrong_release_never_starts(
 
 
 SOUND: list[tuple[str, bool, dict[str, Any]]] = [
+    ("distributed", False, {}),
     *((trust, False, ADAPTIVE) for trust in ("local", "central")),
     ("distributed", False, {"noise": "secure"}),
     ("central", True, {"noise": "secure"}),
