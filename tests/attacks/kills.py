@@ -407,14 +407,21 @@ def _sums(run: Path) -> set[tuple[int, tuple[int, ...]]]:
     return {(number, tuple(clients)) for number, clients in rows}
 
 
+def figures_of(
+    count: int, directory: Path, seed: int = 19, experiment: Mapping[str, Any] = EXPERIMENT
+) -> dict[str, Any]:
+    """Run trials; return how many there were of each kind, and what was wrong."""
+    directory.mkdir(parents=True, exist_ok=True)
+    trials = Trials(directory, seed, experiment)
+    trials.run(count)
+    return {"operations": trials.operations, **trials.figures, "faults": trials.faults}
+
+
 def main() -> None:
     """Run the trials of the command line."""
-    count, directory = int(sys.argv[1]), Path(sys.argv[2])
-    directory.mkdir(parents=True, exist_ok=True)
     seed = int(sys.argv[3]) if len(sys.argv) > 3 else 19
-    trials = Trials(directory, seed, DISTRIBUTED if "distributed" in sys.argv[4:] else EXPERIMENT)
-    trials.run(count)
-    found = {"operations": trials.operations, **trials.figures, "faults": trials.faults}
+    experiment = DISTRIBUTED if "distributed" in sys.argv[4:] else EXPERIMENT
+    found = figures_of(int(sys.argv[1]), Path(sys.argv[2]), seed, experiment)
     sys.stdout.write(json.dumps(found, indent=2) + "\n")
 
 

@@ -51,7 +51,7 @@ class Attack:
             weight, x = self.first.weight, self.x
             many, fewer = (x[:rows] @ weight.t() for rows in (n, n - 1))
             exact = weight.double() @ x[0].double()
-            units = (many[0] != fewer[0]).nonzero().flatten().tolist()[:12]
+            units = (many[0] != fewer[0]).nonzero().flatten().tolist()[:6]
             for unit in units or range(4):
                 yield unit, -many[0, unit].item()
                 yield unit, -fewer[0, unit].item()

@@ -15,6 +15,8 @@ from fedsim.runs.resume import contradictions
 from fedsim.runs.runner import run_experiment
 from fedsim.tracking.callbacks import RunCallback
 
+pytestmark = pytest.mark.usefixtures("small_probe")
+
 EXPERIMENT: dict[str, Any] = {
     "name": "lost",
     "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 3}},
@@ -186,14 +188,8 @@ def test_a_participation_without_its_charge_is_found_where_the_chain_is_whole(ru
 def test_an_honest_run_resumes(
     stop_after: Callable[[int], RunCallback], tmp_path: Path, change: dict[str, Any]
 ) -> None:
-    for number in (1, 3):
-        run_experiment(
-            EXPERIMENT,
-            overrides=change,
-            out=tmp_path / "r",
-            resume=number > 1,
-            callback=stop_after(number),
-        )
+    stop = stop_after(3)
+    run_experiment(EXPERIMENT, overrides=change, out=tmp_path / "r", callback=stop)
     result = run_experiment(EXPERIMENT, overrides=change, out=tmp_path / "r", resume=True)
     assert result.status == "completed"
     assert not list(contradictions(RunFiles(RunDirectory(tmp_path / "r"))))

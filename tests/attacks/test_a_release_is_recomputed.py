@@ -27,12 +27,14 @@ from fedsim.runs.verification import verify_run
 from fedsim.server.aggregation.aggregator import OrderedMean
 from fedsim.tools.replay import replay_run
 
+pytestmark = pytest.mark.usefixtures("small_probe")
+
 CLIENT, ROUND = 2, 2
 EXPERIMENT: dict[str, Any] = {
     "name": "patched",
     "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 4}},
     "model": {"name": "mlp", "args": {"hidden": [8]}},
-    "federation": {"rounds": 3},
+    "federation": {"rounds": ROUND},
     "local": {"steps": 2, "batch_size": 24},
     "privacy": {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5},
 }
@@ -221,4 +223,4 @@ def test_without_an_attack_nothing_is_found(tmp_path: Path) -> None:
     path = patched_run(lambda patch: None, tmp_path / "r")
     found = CliRunner().invoke(cli, ["verify", str(path), "--replay"])
     assert found.exit_code == ExitCode.DONE
-    assert "replayed: 3 rounds, 12 uploads, 12 charges" in found.stdout
+    assert "replayed: 2 rounds, 8 uploads, 8 charges" in found.stdout

@@ -8,7 +8,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -157,22 +156,17 @@ def files_of(folder: Path) -> dict[str, bytes]:
     }
 
 
-def interrupted_at(
-    monkeypatch: pytest.MonkeyPatch, stage: int, *, after: bool
-) -> Callable[[], int]:
-    """Kill the process before or after its operation number `stage`; return how many there were."""
+def interrupted_at(monkeypatch: pytest.MonkeyPatch, stage: int) -> Callable[[], int]:
+    """Kill the process before its operation number `stage`; return how many there were."""
     count = 0
 
     def counted(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
             nonlocal count
             count += 1
-            if count == stage and not after:
+            if count == stage:
                 raise Killed
-            result = function(*arguments, **options)
-            if count == stage and after:
-                raise Killed
-            return result
+            return function(*arguments, **options)
 
         return call
 
@@ -187,21 +181,20 @@ def interrupted_at(
     return lambda: count
 
 
-@pytest.mark.parametrize("after", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_search_killed_at_any_stage_keeps_its_number_and_its_charges(
-    file: Path, drawn: Callable[[list[int]], None], monkeypatch: pytest.MonkeyPatch, after: bool
+    file: Path, drawn: Callable[[list[int]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = file.parent / "out"
     drawn([1, 0])
     with monkeypatch.context() as patch:
-        stages = interrupted_at(patch, 0, after=after)
+        stages = interrupted_at(patch, 0)
         perform_search(file)
     shutil.rmtree(out)
     assert stages() > 12
     for stage in range(1, stages() + 1):
         drawn([1, 0])
         with monkeypatch.context() as patch:
-            interrupted_at(patch, stage, after=after)
+            interrupted_at(patch, stage)
             with pytest.raises(Killed):
                 perform_search(file)
         drawn([0] * 3)  # what a second draw would give
@@ -615,24 +608,17 @@ def test_of_noise_that_the_grid_makes_unequal_the_least_is_charged() -> None:
         assert common_charges(order)[0].ledger.entries == ((Gaussian(3.9999), 10),)
 
 
-def kills_module() -> ModuleType:
-    """Return kills.py beside this file, as a module."""
-    spec = spec_from_file_location("kills", Path(__file__).with_name("kills.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked processes")
 @pytest.mark.parametrize(
-    "every", [pytest.param(4, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.long)]
+    "every", [pytest.param(9, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.long)]
 )
 def test_a_search_killed_at_any_write_keeps_its_number_and_its_charges(
-    file: Path, drawn: Callable[[list[int]], None], every: int
+    file: Path,
+    drawn: Callable[[list[int]], None],
+    beside: Callable[[str], ModuleType],
+    every: int,
 ) -> None:
-    kills = kills_module()
+    kills = beside("kills")
     out, said = file.parent / "out", file.parent / "said"
 
     def child(at: int) -> int:

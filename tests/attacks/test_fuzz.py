@@ -13,7 +13,6 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from importlib.util import module_from_spec, spec_from_file_location
 from operator import attrgetter
 from pathlib import Path
 from shutil import rmtree
@@ -27,23 +26,15 @@ import torch
 from fedsim.cli import main
 from fedsim.core.plugin_errors import original_functions, replaced_functions
 
-CASES = int(os.environ.get("FEDSIM_FUZZ_CASES", "50"))
+pytestmark = pytest.mark.usefixtures("small_probe")
+
+CASES = int(os.environ.get("FEDSIM_FUZZ_CASES", "20"))
 FIRST = int(os.environ.get("FEDSIM_FUZZ_FIRST", "0"))
 PROCESSOR_SECONDS = 10.0  # of this process, for one case
 WALL_SECONDS = 120  # only a case that waits for ever comes near
 ZEROS = np.zeros  # a plug-in replaces it
 KNOWN_CODES = (0, 1, 2, 3)
 MAX_OUTPUT_CHARS = 60_000
-
-
-def generator(name: str) -> ModuleType:
-    """Return a file of cases beside this one, as a module."""
-    spec = spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 class Stream(io.StringIO):
@@ -164,17 +155,17 @@ def run_cases(
 
 @pytest.mark.slow
 def test_no_experiment_ends_in_a_traceback_a_hang_or_silence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside: Callable[[str], ModuleType]
 ) -> None:
-    cases = generator("fuzz_cases")
+    cases = beside("fuzz_cases")
     run_cases(cases.make_case, lambda case, directory: case.write(directory), tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
 def test_no_number_argument_or_damaged_run_ends_in_a_traceback_a_hang_or_silence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside: Callable[[str], ModuleType]
 ) -> None:
     (tmp_path / "base").mkdir()
     monkeypatch.setattr(sys, "argv", sys.argv)
-    commands = generator("fuzz_commands").Commands(tmp_path / "base")
+    commands = beside("fuzz_commands").Commands(tmp_path / "base")
     run_cases(commands.make_case, commands.write, tmp_path, monkeypatch)

@@ -5,27 +5,30 @@ tests/runs/test_crash.py visits the states of the disk one by one: every fifth, 
 
 import json
 import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import pytest
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked processes")
-PROGRAM = Path(__file__).parent / "kills.py"
+import fedsim.report.run
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked processes"),
+    pytest.mark.usefixtures("small_probe"),
+]
 
 
-def kills(count: int, directory: Path, *more: str) -> dict[str, Any]:
-    command = [sys.executable, str(PROGRAM), str(count), str(directory), *more]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout)
+@pytest.fixture
+def kills(beside: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Return kills.py, which replaces the report of a run."""
+    monkeypatch.setattr(fedsim.report.run, "write_report", fedsim.report.run.write_report)
+    return beside("kills")
 
 
 @pytest.mark.slow  # real processes
-def test_no_run_is_damaged_or_unspent_by_five_attacks(tmp_path: Path) -> None:
-    found = kills(5, tmp_path)
+def test_no_run_is_damaged_or_unspent_by_five_attacks(tmp_path: Path, kills: ModuleType) -> None:
+    found = kills.figures_of(5, tmp_path)
     assert found["faults"] == []
     kinds = ("kill", "two processes", "full disk", "damage")
     assert [found[kind] for kind in kinds] == [2, 1, 1, 1]
@@ -33,9 +36,11 @@ def test_no_run_is_damaged_or_unspent_by_five_attacks(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_no_sum_is_opened_twice_or_below_its_minimum_by_five_attacks(tmp_path: Path) -> None:
+def test_no_sum_is_opened_twice_or_below_its_minimum_by_five_attacks(
+    tmp_path: Path, kills: ModuleType
+) -> None:
     """Distributed trust, dropouts down to `min_clients` and, in one round, below."""
-    found = kills(5, tmp_path, "19", "distributed")
+    found = kills.figures_of(5, tmp_path, experiment=kills.DISTRIBUTED)
     assert found["faults"] == []
     kinds = ("kill", "two processes", "full disk", "damage")
     assert [found[kind] for kind in kinds] == [2, 1, 1, 1]
@@ -48,7 +53,7 @@ def test_no_sum_is_opened_twice_or_below_its_minimum_by_five_attacks(tmp_path: P
 
 
 @pytest.mark.long
-def test_no_run_is_damaged_or_unspent_by_a_hundred_kills(tmp_path: Path) -> None:
-    found = kills(100, tmp_path)
+def test_no_run_is_damaged_or_unspent_by_a_hundred_kills(tmp_path: Path, kills: ModuleType) -> None:
+    found = kills.figures_of(100, tmp_path)
     assert found["faults"] == []
     assert found["kills"] == 80

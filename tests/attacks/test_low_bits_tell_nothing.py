@@ -27,7 +27,7 @@ from fedsim.clients.training.member import BlockMember, StreamKey
 from fedsim.clients.training.shared_model import SharedModel
 
 FALSE_ALARM = 1e-9  # of one comparison; a run of this file makes fewer than 400
-RELEASES, CLIENTS = 2000, 50
+RELEASES, CLIENTS = 800, 50
 POWERS = range(20, 64)
 LOCAL = LocalSettings.model_validate(
     {"steps": 1, "batch_size": 1, "optimizer": {"name": "sgd", "lr": 1e-12}}
@@ -75,7 +75,6 @@ def check_low_bits(present: Values, absent: Values, batch: float) -> None:
     [
         (False, 28.0, torch.float32),
         (True, 32.0, torch.float32),
-        (True, 28.0, torch.float64),
         (False, 32.0, torch.float64),
     ],
 )

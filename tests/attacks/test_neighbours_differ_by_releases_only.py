@@ -37,6 +37,8 @@ else:
 
     neighbours, settings_space = _beside("neighbours"), _beside("settings_space")
 
+pytestmark = pytest.mark.usefixtures("small_probe")
+
 CHOICES: list[dict[str, str]] = [
     {},
     {"adjacency": "add_remove", "noise": "secure"},

@@ -31,7 +31,7 @@ from fedsim.runs.runner import run_experiment
 
 SIZE = 100_000
 FALSE_ALARM = 1e-9
-SWEEP = [10.0**k for k in range(-30, 31, 5)]
+SWEEP = [10.0**k for k in range(-30, 31, 10)]
 Fill = Callable[[Tensor, float], Tensor]
 
 

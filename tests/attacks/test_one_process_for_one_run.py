@@ -4,7 +4,7 @@ import json
 import os
 import platform
 import shutil
-import subprocess
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,11 +12,14 @@ from typing import Any
 
 import pytest
 
+from fedsim.cli import main
 from fedsim.core.errors import ExitCode
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.files import LOCK, RunInUseError, RunLock, hold_run, refuse_in_use
 from fedsim.runs.runner import run_experiment
 from fedsim.tracking.callbacks import RunCallback
+
+pytestmark = pytest.mark.usefixtures("small_probe")
 
 pytest.importorskip("fcntl", reason="a platform without file locks has one process")
 
@@ -79,21 +82,39 @@ def test_a_second_process_is_refused_by_the_name_of_the_first_and_touches_nothin
     refuse_in_use(run)
 
 
-def test_the_second_process_of_the_command_line_gets_one_line_and_exit_1(tmp_path: Path) -> None:
+def child(call: Callable[[], object]) -> int:
+    """Call a function in a forked process, and return its exit code."""
+    number = os.fork()
+    if number == 0:
+        code = 99
+        try:
+            call()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
+
+
+def test_the_second_process_of_the_command_line_gets_one_line_and_exit_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another process in earnest: the lock is that of the operating system."""
-    run = tmp_path / "r"
+    run, me = tmp_path / "r", os.getpid()
     (tmp_path / "e.json").write_text(json.dumps(EXPERIMENT))
-    command = [sys.executable, "-m", "fedsim", "run", "e.json", "--out", "r", "--resume"]
-    found = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["fedsim", "run", "e.json", "--out", "r", "--resume"])
+    codes = []
 
-    def second() -> None:
-        found.append(subprocess.run(command, cwd=tmp_path, capture_output=True, text=True))
+    def command() -> None:
+        with open("out", "w") as sys.stdout, open("err", "w") as sys.stderr:
+            main()
 
-    run_experiment(EXPERIMENT, out=run, callback=DuringARound(second))
-    assert found[0].returncode == 1
-    assert found[0].stdout == ""
-    assert f"r is in use by process {os.getpid()} on " in found[0].stderr
-    assert found[0].stderr.count("\n") == 1
+    run_experiment(EXPERIMENT, out=run, callback=DuringARound(lambda: codes.append(child(command))))
+    assert codes == [1]
+    assert Path("out").read_text() == ""
+    (line,) = Path("err").read_text().splitlines()
+    assert f"r is in use by process {me} on " in line
 
 
 def test_of_two_new_runs_with_the_same_directory_one_wins(
@@ -159,11 +180,12 @@ def test_a_lock_file_that_was_removed_between_open_and_lock_is_not_taken(
 
 def test_a_lock_goes_with_its_process(tmp_path: Path) -> None:
     (tmp_path / "checkpoint").mkdir()
-    code = (
-        "import os, signal, sys; from pathlib import Path; from fedsim.runs.files import *\n"
-        "RunLock(Path(sys.argv[1])); os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+
+    def killed() -> None:
+        lock = RunLock(tmp_path)
+        os.kill(os.getpid(), signal.SIGKILL if lock.is_held else signal.SIGTERM)
+
+    assert child(killed) == -signal.SIGKILL
     assert (tmp_path / LOCK).exists()
     with hold_run(tmp_path):
         assert str(os.getpid()) in (tmp_path / LOCK).read_text()

@@ -17,6 +17,8 @@ from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.messages import EvaluateRequest
 from fedsim.runs.runner import run_experiment
 
+pytestmark = pytest.mark.usefixtures("small_probe")
+
 METHODS = (
     {"method": "fine_tune", "steps": 5},
     {"method": "ditto", "steps": 5},
@@ -36,7 +38,7 @@ def experiment(personalization: dict[str, Any] | None) -> dict[str, Any]:
         "model": {"name": "logistic"},
         "federation": {"rounds": 2, "clients_per_round": 3},
         "local": {"steps": 2, "batch_size": 16, "optimizer": {"name": "sgd", "lr": 0.5}},
-        "privacy": {"target_epsilon": 8.0, "delta": 1e-3, "max_grad_norm": 0.5},
+        "privacy": {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5},
         "personalization": personalization,
     }
 

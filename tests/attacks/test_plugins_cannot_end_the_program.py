@@ -11,6 +11,8 @@ import pytest
 from fedsim.cli import main
 from fedsim.core.plugin_errors import MAX_ERROR_CHARS
 
+pytestmark = pytest.mark.usefixtures("small_probe")
+
 EXPERIMENT = """\
 name: hostile
 data: {{dataset: ./plug.py:load, partition: {{scheme: iid, num_clients: 2}}}}
@@ -107,10 +109,13 @@ def attack(
     return run
 
 
-@pytest.mark.parametrize("command", ["run", "plan"])
 @pytest.mark.parametrize(
-    ("place", "error"),
-    [(place, "SystemExit") for place in BEFORE] + [("loss", error) for error in STATEMENTS],
+    ("place", "error", "command"),
+    [
+        *((place, "SystemExit", "run") for place in BEFORE),
+        *(("loss", error, "run") for error in STATEMENTS if error != "SystemExit"),
+        ("forward", "SystemExit", "plan"),
+    ],
 )
 def test_before_the_first_round_it_is_exit_2_one_line_and_nothing_written(
     place: str, error: str, command: str, attack: Attack

@@ -28,6 +28,8 @@ from fedsim.runs.runner import run_experiment
 from fedsim.tools.deployment.flower_app import PACKAGE, write_app
 from fedsim.tracking.callbacks import RunCallback
 
+pytestmark = pytest.mark.usefixtures("small_probe")
+
 PLUGIN = """
 import numpy as np
 import torch
@@ -133,6 +135,7 @@ def answer(of: Federation, arrays: ArrayRecord) -> Message:
         return app(message, Context(1, 7, {"partition-id": 0}, RecordDict(), {}))
 
 
+@pytest.mark.parametrize("layout", ["circle", "package"], indirect=True)
 def test_an_edited_module_beside_the_plugin_is_no_repetition(layout: Path) -> None:
     arrays = federation(layout).initial_arrays()
     first = TrainReply.from_message(answer(federation(layout), arrays))
@@ -162,15 +165,20 @@ def test_under_secure_noise_an_edited_module_is_a_new_charge(tmp_path: Path) -> 
 def test_the_code_that_runs_is_the_code_of_the_digest(layout: Path) -> None:
     """In one process: the module was imported before the edit, by the plug-in."""
 
-    def gradient() -> float:
+    def loss_and_digest() -> tuple[float, str]:
         of = federation(layout)
-        targets = np.zeros(1, dtype=np.int64)
+        request = TrainRequest(1, of.initial_arrays())
+        asked = of.client_task(0).request_digest(request, (0, 1), "m")
         outputs = of.model.module(torch_of(np.ones((1, 4), dtype=np.float32)))
-        return of.model.loss(outputs, torch_of(targets)).item()
+        return of.model.loss(outputs, torch_of(np.zeros(1, dtype=np.int64))).item(), asked
 
-    before = gradient()
-    edit(layout)
-    assert gradient() == pytest.approx(3.0 * before)
+    before, digest_before = loss_and_digest()
+    edited = edit(layout)
+    after, digest_after = loss_and_digest()
+    assert after == pytest.approx(3.0 * before)
+    assert digest_after != digest_before
+    edited.write_text(edited.read_text().replace(EDITED, FACTOR))
+    assert loss_and_digest() == (before, digest_before)
 
 
 def torch_of(values: np.ndarray) -> Any:

@@ -3,9 +3,7 @@
 import os
 import re
 import shutil
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from itertools import takewhile
@@ -18,7 +16,11 @@ import yaml
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 
 from fedsim.accountant import Gaussian, NonPrivate, PrivacyLedger
-from fedsim.accountant.ledger.journal import FileJournal
+from fedsim.accountant.ledger.journal import Charge, FileJournal
+from fedsim.clients.local_settings import LocalSettings
+from fedsim.clients.mechanisms.plan import PlanRequest
+from fedsim.clients.mechanisms.planner import plan_privacy
+from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.experiment import load_experiment
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.messages import TrainRequest
@@ -31,9 +33,12 @@ from fedsim.tools.deployment.data_ledger import (
     open_data_ledger,
 )
 from fedsim.tools.deployment.flower_app import write_app
+from fedsim.tools.deployment.node_state import NodeJournal
 from fedsim.tools.deployment.policy import NodePolicy
 from fedsim.tools.deployment.policy_rules import PolicyRefusalError, check_experiment
 from fedsim.tools.deployment.private_files import DeploymentError
+
+pytestmark = pytest.mark.usefixtures("small_probe")
 
 EXPERIMENT: dict[str, Any] = {
     "name": "asked",
@@ -45,69 +50,7 @@ EXPERIMENT: dict[str, Any] = {
 }
 MODEL = "from torch import nn\n\ndef build():\n    return nn.Sequential(nn.Flatten(), {})\n"
 LINEAR = "nn.Linear(64, 10)"
-
-# Each child is an experiment with a seed of its own. All wait for the end of one pipe, then each
-# charges round after round until the policy refuses, and writes how many charges it got.
-RACE = """
-import os, sys
-from pathlib import Path
-from fedsim.accountant import Gaussian, PoissonSampled, PrivacyLedger
-from fedsim.accountant.ledger.journal import Charge, FileJournal
-from fedsim.clients.local_settings import LocalSettings
-from fedsim.clients.mechanisms.plan import PlanRequest
-from fedsim.clients.mechanisms.planner import plan_privacy
-from fedsim.clients.privacy_settings import PrivacySettings
-from fedsim.experiment import load_experiment
-from fedsim.tools.deployment.node_state import NodeJournal
-from fedsim.tools.deployment.policy import NodePolicy
-from fedsim.tools.deployment.policy_rules import PolicyRefusalError
-
-home = Path(sys.argv[1])
-privacy = PrivacySettings(noise_multiplier=2.0, delta=1e-5, max_grad_norm=1.0)
-local = LocalSettings(steps=1, batch_size=10)
-plan = plan_privacy(PlanRequest(privacy, local, examples=100, planned_rounds=20))
-
-def child(seed, start, results):
-    own = FileJournal(home / f"own-{seed}.jsonl")
-    journal = NodeJournal(
-        run_journal=own,
-        state=home / "state",
-        data=home / "state" / "data" / "code",
-        policy=NodePolicy(max_epsilon=2.0, delta=1e-5),
-        plan=plan,
-        experiment=load_experiment(eval(sys.argv[2]), {"seed": seed}).experiment,
-    )
-    os.read(start, 1)
-    granted = 0
-    for number in range(1, 21):
-        event = PrivacyLedger().record(*plan.release.charges(number - 1, 1)[0])
-        try:
-            journal.append_all([Charge(0, number, "", 1, event, own.head(0))])
-        except PolicyRefusalError:
-            break
-        granted += 1
-    os.write(results, f"{granted}\\n".encode())
-
-start, go = os.pipe()
-read, results = os.pipe()
-pids = []
-for seed in range(6):
-    pid = os.fork()
-    if not pid:
-        os.close(go)
-        code = 1
-        try:
-            child(seed, start, results)
-            code = 0
-        finally:
-            os._exit(code)
-    pids.append(pid)
-os.close(go)
-os.close(results)
-for pid in pids:
-    assert os.waitpid(pid, 0)[1] == 0
-print(open(read).read())
-"""
+ASKED, EPSILON = 6, 1.2  # rounds that each of several processes wants, and their budget
 
 
 class Attacker:
@@ -203,6 +146,8 @@ def answered(reply: Message) -> bool:
 def test_rounds_beyond_the_experiment_are_refused(attacker: Attacker, noise: str) -> None:
     """60 rounds of an experiment of 5: also under secure noise, where each answer is a new one."""
     changes: dict[str, Any] = {"federation.rounds": 2, "privacy.noise": noise}
+    reason(attacker.asks(10**9, **changes))
+    assert attacker.charges() == [], "a far round locks nobody out"
     for round_number in (1, 2):
         assert answered(attacker.asks(round_number, **changes))
     for asked in (3, 60, 10**9):
@@ -213,12 +158,6 @@ def test_rounds_beyond_the_experiment_are_refused(attacker: Attacker, noise: str
         assert "needs 2 steps, and 'asked' plans 4 for this client, of which 4 are taken" in text
         assert "answered round 2 already" in reason(attacker.asks(1, 1.0, **changes))
     assert attacker.charges() == attacker.data_charges() == [(0, 1), (0, 2)]
-
-
-def test_a_far_round_does_not_lock_the_node_out(attacker: Attacker) -> None:
-    reason(attacker.asks(10**9))
-    assert attacker.charges() == []
-    assert answered(attacker.asks(1))
 
 
 def test_more_rounds_in_a_new_app_are_refused(attacker: Attacker) -> None:
@@ -234,21 +173,18 @@ def test_more_rounds_in_a_new_app_are_refused(attacker: Attacker) -> None:
 def test_new_seeds_have_one_budget_together(attacker: Attacker, noise: str) -> None:
     """A new seed is another partition, other examples and a new ledger, and no new budget."""
     attacker.policy(max_epsilon=4.0, delta=1e-5)
-    granted = 0
-    for seed in range(20):
-        reply = attacker.asks(1, seed=seed, **{"federation.rounds": 1, "privacy.noise": noise})
-        if reply.has_error():
-            break
-        granted += 1
+    once = {"federation.rounds": 1, "privacy.noise": noise, "privacy.noise_multiplier": 0.85}
+    replies = (attacker.asks(1, seed=seed, **once) for seed in range(20))
+    granted = sum(1 for _ in takewhile(lambda reply: not reply.has_error(), replies))
     assert 1 < granted < 20
-    text = reason(attacker.asks(1, seed=99, **{"federation.rounds": 1, "privacy.noise": noise}))
+    text = reason(attacker.asks(1, seed=99, **once))
     assert "max_epsilon is 4 at δ = 1e-05 for all experiments" in text
     assert "raise max_epsilon" in text
     assert [seed for seed, _ in attacker.charges()] == list(range(granted))
     assert attacker.charges() == attacker.data_charges()
     assert 2.0 < attacker.spent() <= 4.0
     if noise == "seeded":
-        assert answered(attacker.asks(1, **{"federation.rounds": 1})), "the same bits are free"
+        assert answered(attacker.asks(1, **once)), "the same bits are free"
 
 
 def test_a_run_that_does_not_fit_is_refused_before_its_first_round(attacker: Attacker) -> None:
@@ -272,9 +208,9 @@ def test_a_run_that_does_not_fit_is_refused_before_its_first_round(attacker: Att
             "max_epsilon is 8 at δ = 1e-05",
         ),
         (
-            {"max_epsilon": 8.0, "delta": 1e-5},
+            {"require_privacy": True, "require_secure_noise": False},
             {"privacy.noise_multiplier": 0.0},
-            "noise multiplier would be 0",
+            "require_privacy is true, and this client's noise multiplier would be 0",
         ),
         ({}, {"privacy": None}, "require_privacy is true, and 'asked' has privacy: null"),
         (None, {"privacy": None}, "require_privacy is true, and 'asked' has privacy: null"),
@@ -295,7 +231,7 @@ def test_too_little_noise_is_refused(
         attacker.policy(**policy)
     assert rule in reason(attacker.asks(1, **changes))
     assert attacker.charges() == []
-    if policy is None or "require_secure_noise" not in policy:
+    if not (policy or {}).get("require_secure_noise"):
         assert answered(attacker.asks(1)), "the refusal locked the node out"
 
 
@@ -471,7 +407,7 @@ def test_updates_go_to_pinned_helpers_only(attacker: Attacker) -> None:
 def test_mixed_adjacencies_count_at_the_larger_cost(attacker: Attacker) -> None:
     """One charge of replace_one, and all count as replace_one: twice the sensitivity."""
     attacker.policy(max_epsilon=8.0, delta=1e-5)
-    once = {"federation.rounds": 1, "local.steps": 60, "privacy.noise_multiplier": 2.5}
+    once = {"federation.rounds": 1, "local.steps": 15, "privacy.noise_multiplier": 1.0}
     assert answered(attacker.asks(1, **once, **{"privacy.adjacency": "replace_one"}))
     replies = (attacker.asks(1, seed=seed, **once) for seed in range(1, 40))
     granted = sum(1 for _ in takewhile(lambda reply: not reply.has_error(), replies))
@@ -486,19 +422,40 @@ def test_mixed_adjacencies_count_at_the_larger_cost(attacker: Attacker) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="starts processes with fork")
-def test_processes_that_charge_at_once_share_one_budget(tmp_path: Path) -> None:
+def test_processes_that_charge_at_once_share_one_budget(
+    tmp_path: Path, at_once: Callable[..., list[int]]
+) -> None:
     """Check and charge are one step, under one lock: six processes, each with its own seed."""
-    command = [sys.executable, "-c", RACE, str(tmp_path), repr(EXPERIMENT)]
-    ended = subprocess.run(command, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    granted = [int(line) for line in ended.stdout.split()]
-    assert len(granted) == 6
+    privacy = PrivacySettings(noise_multiplier=2.0, delta=1e-5, max_grad_norm=1.0)
+    local = LocalSettings(steps=1, batch_size=10)
+    plan = plan_privacy(PlanRequest(privacy, local, examples=100, planned_rounds=ASKED))
+
+    def granted(seed: int) -> int:
+        """Charge round after round until the policy refuses."""
+        own = FileJournal(tmp_path / f"own-{seed}.jsonl")
+        journal = NodeJournal(
+            run_journal=own,
+            state=tmp_path / "state",
+            data=tmp_path / "state" / "data" / "code",
+            policy=NodePolicy(max_epsilon=EPSILON, delta=1e-5),
+            plan=plan,
+            experiment=load_experiment(EXPERIMENT, {"seed": seed}).experiment,
+        )
+        for number in range(1, ASKED + 1):
+            event = PrivacyLedger().record(*plan.release.charges(number - 1, 1)[0])
+            try:
+                journal.append_all([Charge(0, number, "", 1, event, own.head(0))])
+            except PolicyRefusalError:
+                return number - 1
+        return ASKED
+
+    total = sum(at_once(granted, range(6)))
     with open_data_ledger(tmp_path / "state" / "data" / "code") as ledger:
         events = [event for one in ledger.charges for event, _ in one.ledger.entries]
-    affordable = count_affordable({}, [(events[0], 1000)], epsilon=2.0, delta=1e-5)
-    assert 20 < affordable < 120
-    assert len(events) == sum(granted) <= affordable
-    assert affordable - sum(granted) < 20, "refused as a whole run only, before its first round"
+    affordable = count_affordable({}, [(events[0], 1000)], epsilon=EPSILON, delta=1e-5)
+    assert ASKED < affordable < 6 * ASKED
+    assert len(events) == total <= affordable
+    assert affordable - total < ASKED, "refused as a whole run only, before its first round"
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes of POSIX")
@@ -531,13 +488,6 @@ def test_a_policy_that_is_a_link_to_nothing_answers_nothing(attacker: Attacker) 
     attacker.state.mkdir(mode=0o700)
     (attacker.state / "policy.yaml").symlink_to(attacker.home / "gone.yaml")
     assert "this node's policy cannot be used" in reason(attacker.asks(1))
-    assert attacker.charges() == []
-
-
-def test_privacy_without_noise_is_none(attacker: Attacker) -> None:
-    attacker.policy(require_privacy=True, require_secure_noise=False)
-    found = reason(attacker.asks(1, **{"privacy.noise_multiplier": 0.0}))
-    assert "require_privacy is true, and this client's noise multiplier would be 0" in found
     assert attacker.charges() == []
 
 
@@ -629,27 +579,37 @@ def test_columns_that_the_policy_does_not_name_are_not_used(
     assert answered(attacker.asks_of_table(path, 1, **{"data.dataset": dropped}))
 
 
+@pytest.fixture(scope="module")
+def charged_twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The state of a node with charges of two experiments, and its first ledger as `old copy`."""
+    home = tmp_path_factory.mktemp("charged")
+    node = Attacker(home)
+    node.policy(max_epsilon=6.0, delta=1e-5)
+    for seed in (1, 2):
+        with server_identity(1):
+            assert answered(node.asks(1, seed=seed, **{"federation.rounds": 1}))
+        if seed == 1:
+            shutil.copy(node.state / "data" / "code" / "ledger.jsonl", home / "old copy")
+    return home
+
+
 @pytest.mark.parametrize("loss", ["ledger", "old copy", "data", "count", "data and counts"])
 def test_charges_that_are_gone_from_one_place_are_not_forgotten(
-    attacker: Attacker, loss: str
+    attacker: Attacker, charged_twice: Path, loss: str
 ) -> None:
     """The budget was whole again, although the clients' own ledgers had all charges."""
-    attacker.policy(max_epsilon=6.0, delta=1e-5)
-    one = {"federation.rounds": 1}
-    assert answered(attacker.asks(1, seed=1, **one))
+    shutil.copytree(charged_twice / "state", attacker.state)
     ledger, count = (attacker.state / place / "code" for place in ("data", "counts"))
     ledger /= "ledger.jsonl"
-    before = ledger.read_bytes()
-    assert answered(attacker.asks(1, seed=2, **one))
     match loss:
         case "ledger" | "count":
             (ledger if loss == "ledger" else count).unlink()
         case "old copy":
-            ledger.write_bytes(before)
+            ledger.write_bytes((charged_twice / "old copy").read_bytes())
         case _:
             for name in loss.split(" and "):
                 shutil.rmtree(attacker.state / name)
-    text = reason(attacker.asks(1, seed=3, **one))
+    text = reason(attacker.asks(1, seed=3, **{"federation.rounds": 1}))
     assert "restore" in text
     assert attacker.charges() == [(1, 1), (2, 1)]
 

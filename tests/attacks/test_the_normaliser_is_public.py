@@ -19,13 +19,15 @@ from torch.utils.data import DataLoader, TensorDataset
 from fedsim.clients import PrivacyEngine
 from fedsim.runs.runner import RunResult, run_experiment
 
+pytestmark = pytest.mark.usefixtures("small_probe")
+
 DECLARED = 24
 DATA = """
 import numpy as np
 
 def load(seed=0, examples=0):
-    test = np.zeros((4, 50), np.float32), np.arange(4) % 2
-    return np.zeros((examples, 50), np.float32), np.arange(examples) % 2, *test
+    test = np.zeros((4, 800), np.float32), np.arange(4) % 2
+    return np.zeros((examples, 800), np.float32), np.arange(examples) % 2, *test
 """
 ADD_REMOVE = {"adjacency": {"name": "add_remove", "declared_examples": DECLARED}}
 

@@ -32,6 +32,8 @@ from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import run_experiment
 from fedsim.tools.replay import replay_run
 
+pytestmark = pytest.mark.usefixtures("small_probe")
+
 AUGMENT = [ViewSettings(shift=1), ViewSettings(noise=0.2)]
 LOCAL = LocalSettings(
     steps=1, batch_size=12, optimizer=SgdSettings(name="sgd", lr=1.0), augmentation_multiplicity=3
