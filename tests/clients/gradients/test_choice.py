@@ -198,8 +198,10 @@ def both(add_clipped_sum: Callable[..., BatchStatistics]) -> Both:
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("name", UNITS)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*((name, torch.float64) for name in UNITS), ("inside", torch.float32)],
+)
 def test_what_has_no_rule_becomes_units(
     name: str, dtype: torch.dtype, caplog: pytest.LogCaptureFixture, both: Both
 ) -> None:
