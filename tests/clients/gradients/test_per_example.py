@@ -230,20 +230,12 @@ def frozen_statistics() -> nn.Module:
 
 Case = tuple[Callable[[], nn.Module], Callable[[], Tensor]]
 CASES: dict[str, Case] = {
-    "linear 2-D": (lambda: nn.Linear(4, 3), numbers(4)),
     "linear 3-D": (lambda: nn.Linear(4, 3), numbers(6, 4)),
-    "linear 4-D": (lambda: nn.Linear(4, 3, bias=False), numbers(2, 3, 4)),
-    "linear one step": (lambda: nn.Linear(4, 3), numbers(1, 4)),
     "mlp": (
         lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 2)),
         numbers(4),
     ),
-    "nested": (
-        lambda: nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Linear(4, 2)),
-        numbers(4),
-    ),
     "conv1d": (lambda: nn.Conv1d(2, 4, 3, stride=2, dilation=2, padding=1), numbers(2, 9)),
-    "conv1d same": (lambda: nn.Conv1d(2, 4, 4, padding="same", dilation=2), numbers(2, 9)),
     "conv2d groups": (
         lambda: nn.Conv2d(4, 6, (3, 2), stride=(2, 1), padding=(1, 0), groups=2),
         numbers(4, 6, 5),
@@ -318,6 +310,17 @@ NOT_TORCH_FUNC = {
 }
 
 
+IN_FLOAT32 = (
+    *("linear 3-D", "mlp", "conv1d", "conv stack", "embedding", "layer norm", "group norm"),
+    *("prelu", "positions", "tied words", "twice", "lstm", "cells"),
+)
+ONE_OF_A_KIND = (
+    *("linear 3-D", "mlp", "conv1d", "conv2d groups", "conv2d circular", "conv3d", "conv stack"),
+    *("embedding", "layer norm", "rms norm", "group norm", "instance norm", "prelu", "positions"),
+    *("tied words", "twice", "lstm deep", "gru", "cells", "looks"),
+)
+
+
 def case(name: str, dtype: torch.dtype) -> tuple[nn.Module, Tensor, Tensor]:
     torch.manual_seed(0)
     make, data = CASES[name]
@@ -331,7 +334,8 @@ def case(name: str, dtype: torch.dtype) -> tuple[nn.Module, Tensor, Tensor]:
 @pytest.mark.parametrize(
     ("name", "way", "dtype"),
     [
-        *((name, "rules", dtype) for name in CASES for dtype in (torch.float64, torch.float32)),
+        *((name, "rules", torch.float64) for name in CASES),
+        *((name, "rules", torch.float32) for name in IN_FLOAT32),
         *((name, "torch.func", torch.float64) for name in CASES if name not in NOT_TORCH_FUNC),
     ],
 )
@@ -367,8 +371,8 @@ def test_every_way_equals_one_example_at_a_time(
     assert (sums[0][0] - sums[1][0]).norm() <= 10 * tolerance * clip * EXAMPLES
 
 
-@pytest.mark.parametrize("name", sorted(CASES.keys() - {"frozen batch norm", "own backward"}))
-def test_the_whole_zoo_runs_by_rules_as_chosen(name: str) -> None:
+@pytest.mark.parametrize("name", ONE_OF_A_KIND)
+def test_every_kind_of_layer_runs_by_rules_as_chosen(name: str) -> None:
     model, x, y = case(name, torch.float64)
     gradients = gradients_for(model, squared, x, y, rules_only=True)
     assert isinstance(gradients, RuleGradients)
@@ -434,9 +438,9 @@ def test_train_and_eval_mode(training: bool, added: Added) -> None:
     assert model.training is training
 
 
-@pytest.mark.parametrize("trained", range(1, 16))
+@pytest.mark.parametrize("trained", [1, 2, 4, 8, 6, 9])
 def test_any_part_may_be_frozen(trained: int) -> None:
-    """Every subset of four parameters: what is frozen is not laid out and not stored."""
+    """One or two of four parameters: what is frozen is not laid out and not stored."""
     torch.manual_seed(2)
     model = nn.Sequential(nn.Conv1d(2, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(12, 2)).double()
     for k, parameter in enumerate(model.parameters()):
@@ -665,20 +669,6 @@ def test_scripted_layers_are_found() -> None:
     model = nn.Sequential(nn.Linear(3, 3), scripted)
     with pytest.raises(UncoveredParameterError, match=r"1\.weight"):
         RuleGradients(model, score).gradients(torch.randn(3, 3), torch.zeros(3))
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_scale_and_what_is_there_already(
-    way: Way, added: Added, add_clipped_sum: AddClippedSum
-) -> None:
-    model, x, y = case("mlp", torch.float64)
-    gradients, clipping = way(model, squared), FlatClipping(0.5)
-    groups = clipping.groups(gradients.parameters)
-    once, _ = added(gradients, x, y, clipping)
-    into = torch.ones_like(once)
-    for part in (slice(0, 2), slice(2, 5)):
-        add_clipped_sum(gradients, x[part], y[part], clipping, groups, into, scale=0.25)
-    torch.testing.assert_close(into, 1 + 0.25 * once)
 
 
 def test_statistics_add_up() -> None:

@@ -245,8 +245,8 @@ SAFE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     ("name", "dtype"),
     [
         *((name, torch.float32) for name in SAFE),
-        *((name, torch.bfloat16) for name in ("lstm", "deep", "saturated", "convolutions")),
-        *((name, torch.float64) for name in ("deep", "saturated")),
+        *((name, torch.bfloat16) for name in ("lstm", "deep", "convolutions")),
+        ("saturated", torch.float64),
     ],
 )
 def test_legitimate_models_are_accepted(name: str, dtype: torch.dtype) -> None:

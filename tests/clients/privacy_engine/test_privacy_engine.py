@@ -573,14 +573,6 @@ def test_calibrated_noise_meets_the_target_and_stops_there() -> None:
         assert engine.steps == 10
 
 
-def test_remaining_is_the_last_step_within_the_target() -> None:
-    engine = engine_for(net(), noise_multiplier=1.0, max_grad_norm=1.0)
-    left = engine.remaining(3.0, 1e-3)
-    event = engine.event
-    assert PldAccountant().compose(event, left).get_epsilon(1e-3) <= 3.0
-    assert PldAccountant().compose(event, left + 1).get_epsilon(1e-3) > 3.0
-
-
 def test_shuffled_passes_are_charged_when_they_start() -> None:
     x, y = data(20)
     model = net()

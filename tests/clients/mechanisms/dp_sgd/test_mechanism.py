@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 from torch import Tensor, nn
 
 from fedsim.accountant import (
@@ -49,7 +48,7 @@ from fedsim.noise.sources import NoiseSource, SecureNoise, SeededNoise
 Batches = Iterator[np.ndarray] | np.random.Generator
 
 Z, C, BATCH = 1.3, 0.5, 8.0
-FIRST, SECOND = 300_000, 200_000  # dimensions of the two layers of `Pair`
+FIRST, SECOND = 90_000, 60_000  # dimensions of the two layers of `Pair`
 
 
 def stream(seed: int = 0) -> np.random.Generator:
@@ -207,12 +206,6 @@ def test_noise_has_the_promised_deviation_in_each_group(name: str) -> None:
             check_noise(wrong, claimed=step)
 
 
-@pytest.mark.parametrize("noise", [seeded(), SecureNoise()])
-def test_noise_is_normal(noise: NoiseSource) -> None:
-    gradient = released(FLAT, torch.zeros(1, FIRST), noise=noise)
-    assert stats.kstest(gradient.numpy() * BATCH / (Z * C), "norm").pvalue > 1e-7
-
-
 def test_noise_too_small_for_the_grid_is_refused() -> None:
     least = 4 * BATCH * 2.0**24 / 2.0**51
     parameters = dirac().parameters
@@ -245,7 +238,7 @@ def test_groups_together_are_one_gaussian_with_z(name: str) -> None:
     )
     one = PldAccountant().compose(PoissonSampled(0.1, mechanism), 100).get_epsilon(1e-5)
     flat = PldAccountant().compose(PoissonSampled(0.1, Gaussian(Z)), 100).get_epsilon(1e-5)
-    assert flat < one < flat * (1 + 1e-3), "the grid of 500,000 values costs a little"
+    assert flat < one < flat * (1 + 1e-3), "the grid of 150,000 values costs a little"
 
 
 def energy(step: DpSgdMechanism, groups: Groups) -> float:
