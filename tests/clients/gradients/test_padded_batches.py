@@ -323,7 +323,7 @@ def cut(
 
 
 @pytest.mark.parametrize("small", [True, False])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_tiles_have_every_example_of_a_batch_once_and_zeros_elsewhere(
     small: bool, data: st.DataObject

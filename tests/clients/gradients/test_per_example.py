@@ -303,11 +303,10 @@ UNITS = {  # what no rule covers and runs through torch.func; else, the whole mo
     "conv2d depthwise": [""],
     "positions": [""],
 }
-# No batching rule; or torch's own trains the padding row of a table in a batch of batches.
-NOT_TORCH_FUNC = {
-    *("embedding", "tied words"),
-    *("lstm", "lstm deep", "gru", "rnn", "own backward", "cells"),
-}
+BY_TORCH_FUNC = (  # torch has no right batching rule for tables and fused recurrent layers
+    *("linear 3-D", "mlp", "conv2d circular", "conv2d depthwise", "conv3d", "conv stack"),
+    *("layer norm", "group norm", "prelu", "positions", "cell over time", "twice", "looks"),
+)
 
 
 IN_FLOAT32 = (
@@ -315,9 +314,8 @@ IN_FLOAT32 = (
     *("prelu", "positions", "tied words", "twice", "lstm", "cells"),
 )
 ONE_OF_A_KIND = (
-    *("linear 3-D", "mlp", "conv1d", "conv2d groups", "conv2d circular", "conv3d", "conv stack"),
-    *("embedding", "layer norm", "rms norm", "group norm", "instance norm", "prelu", "positions"),
-    *("tied words", "twice", "lstm deep", "gru", "cells", "looks"),
+    *("linear 3-D", "conv1d", "conv2d groups", "conv3d", "embedding", "layer norm", "rms norm"),
+    *("group norm", "instance norm", "prelu", "positions", "tied words", "lstm deep", "cells"),
 )
 
 
@@ -336,7 +334,7 @@ def case(name: str, dtype: torch.dtype) -> tuple[nn.Module, Tensor, Tensor]:
     [
         *((name, "rules", torch.float64) for name in CASES),
         *((name, "rules", torch.float32) for name in IN_FLOAT32),
-        *((name, "torch.func", torch.float64) for name in CASES if name not in NOT_TORCH_FUNC),
+        *((name, "torch.func", torch.float64) for name in BY_TORCH_FUNC),
     ],
 )
 def test_every_way_equals_one_example_at_a_time(
@@ -559,7 +557,7 @@ poisoned = st.one_of(entry, st.sampled_from([float("nan"), float("inf"), -float(
     ("way", "grouped"),
     [(by_rules, False), (by_rules, True), (by_torch_func, False), (OneAtATime, True)],
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.data(), st.floats(1e-3, 1e3), st.integers(1, 4), st.integers(1, 4))
 def test_removing_an_example_changes_the_sum_by_at_most_the_bound(
     added: Added, way: Way, grouped: bool, data: st.DataObject, bound: float, n: int, length: int

@@ -245,7 +245,7 @@ SAFE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     ("name", "dtype"),
     [
         *((name, torch.float32) for name in SAFE),
-        *((name, torch.bfloat16) for name in ("lstm", "deep", "convolutions")),
+        *((name, torch.bfloat16) for name in ("deep", "convolutions")),
         ("saturated", torch.float64),
     ],
 )
